@@ -59,6 +59,14 @@ class Metrics:
             registry=self.registry,
         )
 
+        self._ready = Gauge(
+            f"{METRIC_PREFIX}webhook_ready",
+            "1 while this operator's webhook can answer the API server, 0 while it cannot: /readyz "
+            "says why. Absent without a webhook.",
+            ("secret",),
+            registry=self.registry,
+        )
+
         self._certificate = Gauge(
             f"{METRIC_PREFIX}webhook_certificate_expiry_timestamp_seconds",
             "Time at which the webhook's certificate expires, by its Secret. Absent while the "
@@ -66,6 +74,10 @@ class Metrics:
             ("secret",),
             registry=self.registry,
         )
+
+    def webhook(self, secret: str, problem: Callable[[], str | None]) -> None:
+        """Show from now on whether the webhook with ``secret`` has no ``problem``."""
+        self._ready.labels(secret).set_function(lambda: float(problem() is None))
 
     def admitted(self, result: str, count: int = 1) -> None:
         """Count admission reviews by result.

@@ -41,7 +41,7 @@ WRONG = {
 }  # fmt: skip
 """Conditions of an InferenceService that are worth a look, with the status that says so."""
 LEAST_LEFT = datetime.timedelta(days=20)
-"""The operator renews a certificate 30 days before it expires."""
+"""Operator and cert-manager renew what they make before that."""
 INSTALL = "install the chart with --set webhook.enabled=true"
 
 

@@ -1,7 +1,8 @@
-"""The webhook's own certificate: self-signed, trusted by the API server through the caBundle.
+"""The webhook's certificates: a long-lived authority in a Secret, and a short-lived leaf each.
 
-A certificate is replaced while the one before is still valid, and the bundle holds both, so that a
-replica that serves the old one is trusted until it has read the new one.
+Every replica signs its own leaf, which never leaves its memory but for the files that TLS reads.
+The API server trusts the authority, through the caBundle: so a new leaf, which comes every few
+weeks, changes nothing that the API server has to know.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-VALID = datetime.timedelta(days=90)
-RENEW_BEFORE = VALID / 3
+AUTHORITY_VALID = datetime.timedelta(days=3 * 365)
+LEAF_VALID = datetime.timedelta(days=30)
+"""Each is replaced when a third of it is left."""
 BACKDATED = datetime.timedelta(minutes=5)
 """For clocks that are behind."""
 
@@ -47,53 +49,110 @@ class Certificate:
         return _general_name(host) in names
 
 
-def due(current: Certificate | None, host: str, now: datetime.datetime) -> bool:
-    """Whether a new certificate is due."""
-    if current is None:
-        return True
+def due(current: Certificate | None, now: datetime.datetime, valid: datetime.timedelta) -> bool:
+    """Whether a new one is due, of those that are ``valid`` for so long."""
     try:
-        return now >= current.expires - RENEW_BEFORE or not current.covers(host)
+        return current is None or now >= current.expires - valid / 3
     except ValueError:
         return True
 
 
-def make(
-    host: str,
-    now: datetime.datetime,
-    before: Certificate | None = None,
-    valid: datetime.timedelta = VALID,
-) -> Certificate:
-    """Make a certificate for ``host``; the bundle also trusts ``before`` until that has expired."""
+def authority(now: datetime.datetime, valid: datetime.timedelta = AUTHORITY_VALID) -> Certificate:
+    """Make an authority, which is its own bundle."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "plimsoll-webhook")])
+    name = _name(f"plimsoll-webhook-ca-{now:%Y%m%d%H%M%S}")
+    ends = x509.BasicConstraints(ca=True, path_length=0)
     made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - BACKDATED)
-        .not_valid_after(now + valid)
-        .add_extension(x509.SubjectAlternativeName([_general_name(host)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        _builder(name, name, key.public_key(), key.public_key(), now, now + valid)
+        .add_extension(ends, critical=True)
         .sign(key, hashes.SHA256())
     )
     text = made.public_bytes(serialization.Encoding.PEM)
-    private = key.private_bytes(
+    return Certificate(text, _pem(key), text)
+
+
+def leaf(
+    host: str,
+    signer: Certificate,
+    now: datetime.datetime,
+    valid: datetime.timedelta = LEAF_VALID,
+) -> Certificate:
+    """Make a certificate for ``host`` that ends with its signer at the latest.
+
+    ValueError where ``signer`` is no certificate with its key.
+    """
+    issuer = x509.load_pem_x509_certificate(signer.certificate)
+    signing = serialization.load_pem_private_key(signer.key, None)
+    if not isinstance(signing, ec.EllipticCurvePrivateKey):
+        raise ValueError("the authority's key is not of an elliptic curve")
+    key = ec.generate_private_key(ec.SECP256R1())
+    ends = min(now + valid, issuer.not_valid_after_utc)
+    purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    made = (
+        _builder(
+            _name("plimsoll-webhook"), issuer.subject, key.public_key(), signing.public_key(),
+            now, ends,
+        )
+        .add_extension(x509.SubjectAlternativeName([_general_name(host)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(purpose, critical=False)
+        .sign(signing, hashes.SHA256())
+    )  # fmt: skip
+    return Certificate(made.public_bytes(serialization.Encoding.PEM), _pem(key), signer.bundle)
+
+
+def signs(found: Certificate) -> bool:
+    """Whether it is an authority with its key."""
+    try:
+        made = x509.load_pem_x509_certificate(found.certificate)
+        key = serialization.load_pem_private_key(found.key, None)
+        ends = made.extensions.get_extension_for_class(x509.BasicConstraints).value
+    except (ValueError, TypeError, x509.ExtensionNotFound):
+        return False
+    mine = isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == made.public_key()
+    return mine and ends.ca
+
+
+def certificates(bundle: bytes) -> list[bytes]:
+    """Return each certificate of a bundle as a PEM text; none where it is not one."""
+    try:
+        found = x509.load_pem_x509_certificates(bundle)
+    except ValueError:
+        return []
+    return [one.public_bytes(serialization.Encoding.PEM) for one in found]
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    signer: ec.EllipticCurvePublicKey,
+    now: datetime.datetime,
+    ends: datetime.datetime,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - BACKDATED)
+        .not_valid_after(ends)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer), critical=False)
+    )
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    return Certificate(text, private, text + _still_trusted(before, now))
 
 
-def _still_trusted(before: Certificate | None, now: datetime.datetime) -> bytes:
-    """Return the previous certificate if it is valid: no others, so the bundle stays small."""
-    try:
-        return before.certificate if before is not None and before.expires > now else b""
-    except ValueError:
-        return b""
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
 def _general_name(host: str) -> x509.GeneralName:

@@ -30,9 +30,13 @@ class Reviewer:
     ) -> None:
         self._policies, self._images, self._count = policies, images, count
 
-    async def __call__(self, request: Any, **_: Any) -> Any:
-        """As kopf's webhook server calls it: the whole AdmissionReview in, the whole one out."""
-        return self.answer(request)
+    def answer_bytes(self, body: bytes) -> bytes:
+        """As :meth:`answer`, from JSON to JSON. ValueError where ``body`` is none."""
+        try:
+            review = json.loads(body)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        return json.dumps(self.answer(review)).encode()
 
     def answer(self, review: Any) -> Object:
         """Answer an AdmissionReview; if anything goes wrong, the pod is created unchanged."""

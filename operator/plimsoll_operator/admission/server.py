@@ -1,41 +1,163 @@
-"""kopf's webhook server, and what it serves with. Part of every replica, of standbys, too."""
+"""The webhook's server, and what it serves with. Part of every replica, of standbys, too.
+
+Whoever reaches the port may send what they like, and the loop that serves it also renews the
+leader's Lease. So connections, their lives, bodies and the reviews that wait are bounded, and a
+review is examined in a thread of a small pool. What finds no room is refused at once: the API
+server then creates the pod without a supervisor.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import shutil
+import socket
+import sys
 import tempfile
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import kopf
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
-from plimsoll_operator.admission.configuration import Address
+from plimsoll_operator.admission.configuration import TIMEOUT_S
 from plimsoll_operator.admission.policies import Policies
 from plimsoll_operator.admission.review import RESULTS, Reviewer
-from plimsoll_operator.admission.upkeep import Upkeep
+from plimsoll_operator.admission.upkeep import Tally, Upkeep
 from plimsoll_operator.config import Config, Webhook
 from plimsoll_operator.runtime.background import Background
 from plimsoll_operator.runtime.client import Api
 
 log = logging.getLogger(__name__)
 
-NEVER_S = 10 * 365 * 86_400.0
-"""kopf restarts its server for a new certificate. Ours is loaded in place instead, so that no
-request finds the port closed."""
+PATH = "/pods"
+ANSWER_S = TIMEOUT_S * 0.75
+"""A review that takes longer is not answered: the API server waits for :data:`TIMEOUT_S`."""
+MAX_BYTES = 1 << 20
+"""Of a review. A pod of a whole megabyte is created without a supervisor."""
+THREADS = 2
+SWITCH_S = 0.0005
+"""The loop lets go of the interpreter at each system call; a thread gives it back this late."""
+MAX_WAITING = 64
+"""Reviews that are examined or wait for a thread; one takes some 3 ms."""
+MAX_CONNECTIONS = 512
+MAX_BODIES = 32
+"""Bodies that are read at once: they share what memory is for them."""
+HANDSHAKE_S, HEAD_S, IDLE_S = 2.0, 5.0, 100.0
+"""Until a new connection must have sent the head of a request, and one that did the next: an API
+server keeps a connection for the next pod, and closes it after 90 s."""
+SAID_S = 10.0
+"""Between log lines on reviews without an answer: the metric counts them all."""
 
 
-class Tally(Protocol):
-    """What is counted of the webhook."""
+class Server:
+    """Answers reviews by ``review``, bytes in and bytes out, which runs in threads."""
 
-    def admitted(self, result: str, count: int = 1) -> None:
-        """``count`` reviews ended with ``result``."""
+    def __init__(self, review: Callable[[bytes], bytes], failed: Callable[[], None]) -> None:
+        """``failed`` is called for each review that is not answered."""
+        self._review, self._failed = review, failed
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="review")
+        self._waiting = 0
+        self._open: dict[RequestHandler, float] = {}
+        """Until when each connection may say nothing; the one that said something last is last."""
+        self._bodies = asyncio.Semaphore(MAX_BODIES)
+        self._said = float("-inf")
+        self.listening = asyncio.Event()
 
-    def certificate(self, secret: str, expires_s: float) -> None:
-        """Note that the certificate of ``secret`` is served until ``expires_s``, Unix seconds."""
+    async def run(self, port: int, context: Any) -> None:
+        """Serve on all interfaces until canceled; OSError if the port is taken."""
+        app = web.Application(client_max_size=MAX_BYTES)
+        app.add_routes([web.post(PATH, self._answer)])
+        runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        await runner.setup()
+        assert runner.server is not None
+        loop = asyncio.get_running_loop()
+        sys.setswitchinterval(SWITCH_S)
+        try:
+            server = await loop.create_server(
+                partial(self._accept, runner.server.__call__), None, port, ssl=context,
+                ssl_handshake_timeout=HANDSHAKE_S, reuse_address=True, reuse_port=_REUSE,
+            )  # fmt: skip
+            log.info("admission is served on port %d", port)
+            async with server:
+                self.listening.set()
+                await server.serve_forever()
+        finally:
+            self.listening.clear()
+            await runner.cleanup()
+
+    def _accept(self, make: Callable[[], RequestHandler]) -> RequestHandler:
+        """Make the protocol of a new connection; the quietest one gives way to it."""
+        if len(self._open) >= MAX_CONNECTIONS:
+            self._end(next(iter(self._open)))
+        handler = make()
+        self._alive(handler, HEAD_S)
+        self._watch(handler)
+        return handler
+
+    def _alive(self, handler: RequestHandler, for_s: float) -> None:
+        self._open.pop(handler, None)
+        self._open[handler] = asyncio.get_running_loop().time() + for_s
+
+    def _watch(self, handler: RequestHandler) -> None:
+        """End the connection once it has said nothing for too long."""
+        loop = asyncio.get_running_loop()
+        until = self._open.get(handler, 0.0)
+        if loop.time() >= until:
+            self._end(handler)
+        else:
+            loop.call_at(until, self._watch, handler)
+
+    def _end(self, handler: RequestHandler) -> None:
+        self._open.pop(handler, None)
+        if handler.transport is not None:
+            handler.transport.abort()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        """Answer a review in time or not at all."""
+        self._alive(request.protocol, IDLE_S)
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                async with self._bodies:
+                    body = await request.read()
+                if self._waiting >= MAX_WAITING:
+                    return self._refused("too many reviews wait", 429)
+                loop = asyncio.get_running_loop()
+                work = loop.run_in_executor(self._pool, self._review, body)
+                # A thread that has begun cannot be ended: it counts until it has finished.
+                self._waiting += 1
+                work.add_done_callback(self._finished)
+                text = await asyncio.shield(work)
+        except TimeoutError:
+            return self._refused(f"no answer within {ANSWER_S:g} s", 504)
+        except web.HTTPRequestEntityTooLarge:
+            return self._refused(f"the review is larger than {MAX_BYTES} bytes", 413)
+        except ValueError as error:
+            return self._refused(f"no AdmissionReview: {error}", 400)
+        return web.Response(body=text, content_type="application/json")
+
+    def _finished(self, work: asyncio.Future[bytes]) -> None:
+        self._waiting -= 1
+        if not work.cancelled():
+            work.exception()  # it was reported, or its request is gone
+
+    def _refused(self, why: str, status: int) -> web.Response:
+        self._failed()
+        now = asyncio.get_running_loop().time()
+        if now - self._said >= SAID_S:
+            self._said = now
+            log.warning("admission: %s; the pod is created without a supervisor", why)
+        return web.Response(text=f"{why}\n", status=status)
+
+    def stop(self) -> None:
+        """Let what waits go."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+_REUSE = hasattr(socket, "SO_REUSEPORT")
 
 
 class Admission:
@@ -54,19 +176,10 @@ class Admission:
             tally.admitted(result, 0)
         self._folder = Path(tempfile.mkdtemp(prefix="plimsoll-webhook-"))
         self._port = webhook.port
-        self._review = Reviewer(policies, config.images, tally.admitted)
-        self._upkeep = Upkeep(
-            api,
-            policies,
-            Address(webhook.namespace, webhook.name, webhook.url),
-            webhook.name,
-            config.namespaces,
-            leading,
-            self._folder,
-            webhook.provided,
-            partial(tally.certificate, f"{webhook.namespace}/{webhook.name}"),
-            clocks=config.clocks,
-        )
+        review = Reviewer(policies, config.images, tally.admitted)
+        self._server = Server(review.answer_bytes, partial(tally.admitted, "failed"))
+        self._upkeep = Upkeep(api, policies, webhook, config, leading, self._folder, tally)
+        tally.webhook(f"{webhook.namespace}/{webhook.name}", self.problem)
         self._tasks: list[asyncio.Task[None]] = []
 
     def current(self) -> bool:
@@ -75,6 +188,12 @@ class Admission:
         The answer is what this replica can tell.
         """
         return self._upkeep.current()
+
+    def problem(self) -> str | None:
+        """Say why this replica cannot answer the API server; None if it can."""
+        if problem := self._upkeep.problem():
+            return problem
+        return None if self._server.listening.is_set() else f"port {self._port} is not served"
 
     def start(self, background: Background) -> None:
         """Serve from now on. No failure of it ends the operator: pods start without it."""
@@ -91,18 +210,9 @@ class Admission:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._server.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _serve(self) -> None:
         await self._upkeep.serving.wait()
-        server = kopf.WebhookServer(
-            port=self._port,
-            host="localhost",
-            context=self._upkeep.context,
-            certfile=self._upkeep.certfile,
-            pkeyfile=self._upkeep.keyfile,
-            file_check_interval=NEVER_S,
-        )
-        async with server:
-            async for _ in server(self._review):
-                log.info("admission is served on port %d", self._port)
+        await self._server.run(self._port, self._upkeep.context)

@@ -1,8 +1,13 @@
 """Upkeep of what admission needs: policies, certificate and webhook configuration.
 
-Every replica reads policies and certificate; the leader alone writes the Secret and the
+Every replica reads policies and the Secret; the leader alone writes the Secret and the
 MutatingWebhookConfiguration. It lists and reads instead of watching: a standby has no watches, a
 list of policies is short, and nothing that a watch could miss stays missed.
+
+The Secret holds an authority, with which each replica signs its own certificate, or, where
+something else writes it, the certificate itself. What is served changes only once the
+configuration trusts the new one, and has done so for one interval of checks: other API servers
+of the cluster may see it later than this one.
 """
 
 from __future__ import annotations
@@ -14,15 +19,25 @@ import datetime
 import logging
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
-from plimsoll_operator.admission.certificate import Certificate, due, make
+from plimsoll_operator.admission.certificate import (
+    AUTHORITY_VALID,
+    LEAF_VALID,
+    Certificate,
+    authority,
+    certificates,
+    due,
+    leaf,
+    signs,
+)
 from plimsoll_operator.admission.configuration import Address, configuration, same
 from plimsoll_operator.admission.policies import Policies
-from plimsoll_operator.config import CLOCKS, Clocks
+from plimsoll_operator.config import Config, Webhook
 from plimsoll_operator.kinds import POLICY, Kind, Object
-from plimsoll_operator.runtime.client import Api
+from plimsoll_operator.runtime.client import Api, ApiError
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +49,22 @@ CONFIGURATION = Kind(
     "mutatingwebhookconfigurations",
     "",
 )
+OVERLAP = datetime.timedelta(days=1)
+"""For so long the leader lets the API server trust the bundle before, too."""
+KEYS = ("tls.crt", "tls.key", "ca.crt")
 
 
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)
+class Tally(Protocol):
+    """What is counted of the webhook."""
+
+    def admitted(self, result: str, count: int = 1) -> None:
+        """``count`` reviews ended with ``result``."""
+
+    def certificate(self, secret: str, expires_s: float) -> None:
+        """Note that the certificate of ``secret`` is served until ``expires_s``, Unix seconds."""
+
+    def webhook(self, secret: str, problem: Callable[[], str | None]) -> None:
+        """Count whether this replica's webhook can answer the API server: it has no problem."""
 
 
 class Upkeep:
@@ -47,29 +74,30 @@ class Upkeep:
         self,
         api: Api,
         policies: Policies,
-        address: Address,
-        name: str,
-        namespaces: Sequence[str],
+        webhook: Webhook,
+        config: Config,
         leading: Callable[[], bool],
         folder: Path,
-        provided: bool = False,
-        served: Callable[[float], None] = lambda _: None,
-        now: Callable[[], datetime.datetime] = _now,
-        clocks: Clocks = CLOCKS,
+        tally: Tally,
+        now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
-        """Prepare the upkeep; ``folder`` is for the files of the certificate that is served.
-
-        With ``provided``, somebody else, such as cert-manager, writes the Secret. ``served`` is
-        called with the expiry, in Unix seconds, of each certificate that is served from then on.
-        """
-        self._api, self._policies, self._address, self._name = api, policies, address, name
-        self._namespaces, self._leading = namespaces, leading
-        self._provided, self._served, self._now = provided, served, now
-        self._clocks = clocks
+        """Prepare the upkeep; ``folder`` is for the files of the certificate that is served."""
+        self._api, self._policies, self._webhook = api, policies, webhook
+        self._address = Address(webhook.namespace, webhook.name, webhook.url)
+        self._secret = f"{webhook.namespace}/{webhook.name}"
+        self._namespaces, self._clocks, self._leading = config.namespaces, config.clocks, leading
+        self._tally, self._now = tally, now
         self.certfile, self.keyfile = folder / "tls.crt", folder / "tls.key"
+        self._source: Certificate | None = None
+        """What the Secret holds: an authority, or the certificate where it is provided."""
+        self._before: tuple[bytes, datetime.datetime] | None = None
+        """The bundle before, and until when it is trusted."""
+        self._trusted: tuple[bytes, float] | None = None
+        """The bundle that the configuration was last seen to trust, and since when."""
         self._current: Certificate | None = None
         self._checked = self._turned = float("-inf")
         self._written: Object | None = None
+        self._trouble = f"Secret {self._secret} was not read yet"
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self.serving = asyncio.Event()
         """Set once there is a certificate to serve with."""
@@ -78,6 +106,20 @@ class Upkeep:
         """Whether the API server asks this webhook about the pods of the present policies."""
         recent = time.monotonic() - self._turned < self._clocks.webhook_current
         return recent and self.serving.is_set() and self._written is not None
+
+    def problem(self) -> str | None:
+        """Say why the API server cannot get an answer of this replica; None if it can."""
+        current = self._current
+        if current is None:
+            return self._trouble or "there is no certificate yet"
+        if current.expires <= self._now():
+            return f"the certificate has expired. {self._trouble}".strip()
+        if self._trusted is None:
+            return (
+                f"MutatingWebhookConfiguration {self._webhook.name} does not trust the "
+                "certificate yet: the leader writes it"
+            )
+        return None
 
     async def run(self) -> None:
         """Keep everything current until canceled.
@@ -96,60 +138,96 @@ class Upkeep:
             async for page, _ in self._api.pages(POLICY, namespace):
                 items += page
         self._policies.replace(items)
-        check = (
-            time.monotonic() - self._checked >= self._clocks.webhook_check or self._current is None
-        )
-        found = await self._secret() if check else self._current
-        if check and self._leading() and not self._provided:
-            found = await self._renewed(found)
-        if found is not None and self._leading():
-            # The API server must trust a certificate before anybody serves it.
-            await self._configure(found, check)
-        if found is not None and found != self._current:
-            self._load(found)
+        late = time.monotonic() - self._checked >= self._clocks.webhook_check
+        check = late or self.problem() is not None
+        if check:
+            self._adopt(await self._found())
+        if self._source is not None:
+            await self._configure(self._source, check)
+            self._serve(self._source)
         self._turned = time.monotonic()
         if check:
             self._checked = self._turned
 
-    async def _secret(self) -> Certificate | None:
-        secret = await self._api.get(SECRET, self._address.namespace, self._name)
-        data = (secret or {}).get("data") or {}
-        try:
-            texts = [base64.b64decode(data[key]) for key in ("tls.crt", "tls.key", "ca.crt")]
-            found = Certificate(*texts)
-            _ = found.expires
-        except (KeyError, ValueError, binascii.Error):
-            return None
+    async def _found(self) -> Certificate | None:
+        """Read the Secret; the leader writes it where it is its own and lacks something."""
+        secret = await self._api.get(SECRET, self._address.namespace, self._webhook.name)
+        found, trouble = _read(secret, self._secret)
+        if found is not None and not self._webhook.provided and not signs(found):
+            found, trouble = None, f"Secret {self._secret} holds no authority: the leader makes it"
+        if not self._webhook.provided and due(found, self._now(), AUTHORITY_VALID):
+            if self._leading():
+                found, trouble = await self._renewed(), ""
+            elif not trouble:
+                trouble = f"Secret {self._secret} has an old authority: the leader renews it"
+        if trouble and trouble != self._trouble:
+            log.error("webhook: %s", trouble)
+        self._trouble = trouble
         return found
 
-    async def _renewed(self, found: Certificate | None) -> Certificate | None:
-        now = self._now()
-        if not due(found, self._address.host, now):
-            return found
-        made = make(self._address.host, now, found)
-        data = {"tls.crt": made.certificate, "tls.key": made.key, "ca.crt": made.bundle}
-        await self._api.apply(
-            SECRET,
-            {
-                "apiVersion": "v1",
-                "kind": "Secret",
-                "metadata": {"name": self._name, "namespace": self._address.namespace},
-                "data": {key: base64.b64encode(text).decode() for key, text in data.items()},
-            },
-        )
-        log.info("the webhook has a new certificate, which ends %s", made.expires.isoformat())
+    async def _renewed(self) -> Certificate:
+        made = authority(self._now())
+        texts = zip(KEYS, (made.certificate, made.key, made.bundle), strict=True)
+        body = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": self._webhook.name, "namespace": self._address.namespace},
+            "data": {key: base64.b64encode(text).decode() for key, text in texts},
+        }
+        try:
+            await self._api.apply(SECRET, body)
+        except ApiError as error:
+            self._trouble = f"Secret {self._secret} cannot be written: {error}"
+            raise
+        log.info("the webhook has a new authority, which ends %s", made.expires.isoformat())
         return made
 
-    async def _configure(self, found: Certificate, check: bool) -> None:
-        policies = self._policies.all()
-        wanted = configuration(self._name, policies, self._address, found.bundle)
-        if wanted == self._written and not check:
+    def _adopt(self, found: Certificate | None) -> None:
+        """Take what the Secret holds now; without a Secret, what is served stays."""
+        if found is None:
             return
-        present = await self._api.get(CONFIGURATION, "", self._name)
-        if present is None or not same(wanted, present):
-            await self._api.apply(CONFIGURATION, wanted)
+        if self._source is not None and self._source.bundle != found.bundle:
+            self._before = (self._source.bundle, self._now() + OVERLAP)
+        self._source = found
+
+    async def _configure(self, source: Certificate, check: bool) -> None:
+        """See whom the API server trusts; the leader also writes the configuration."""
+        policies, bundle = self._policies.all(), source.bundle
+        if self._before is not None and self._now() < self._before[1]:
+            bundle += self._before[0]
+        wanted = configuration(self._webhook.name, policies, self._address, bundle)
+        unchanged = not self._leading() or wanted == self._written
+        if unchanged and not check:
+            return
+        present = await self._api.get(CONFIGURATION, "", self._webhook.name)
+        if self._leading() and (present is None or not same(wanted, present)):
+            present = await self._api.apply(CONFIGURATION, wanted)
             log.info("the webhook is configured for %d policies", len(policies))
-        self._written = wanted
+        if self._leading():
+            self._written = wanted
+        if present is None or not trusts(present, source.bundle):
+            self._trusted = None
+        elif self._trusted is None or self._trusted[0] != source.bundle:
+            self._trusted = (source.bundle, time.monotonic())
+
+    def _serve(self, source: Certificate) -> None:
+        """Serve with a certificate of ``source`` where another one is due and is trusted."""
+        current, now = self._current, self._now()
+        if current is not None and current.expires > now:
+            since = self._trusted[1] if self._trusted is not None else float("inf")
+            settled = time.monotonic() - since >= self._clocks.webhook_check
+            if current.bundle != source.bundle and not settled:
+                return
+        if self._webhook.provided:
+            if source != current:
+                self._load(source)
+        elif (
+            current is None
+            or current.bundle != source.bundle
+            or due(current, now, min(LEAF_VALID, source.expires - now))
+            or not current.covers(self._address.host)
+        ):
+            self._load(leaf(self._address.host, source, now))
 
     def _load(self, found: Certificate) -> None:
         """Serve new connections with this certificate; open ones go on with theirs."""
@@ -159,8 +237,37 @@ class Upkeep:
         try:
             self.context.load_cert_chain(self.certfile, self.keyfile)
         except ssl.SSLError as error:
-            log.error("Secret %s: certificate and key do not fit: %s", self._name, error)
+            self._trouble = f"Secret {self._secret}: tls.crt and tls.key do not fit: {error}"
+            log.error("webhook: %s", self._trouble)
             return
         self._current = found
-        self._served(found.expires.timestamp())
+        self._tally.certificate(self._secret, found.expires.timestamp())
         self.serving.set()
+
+
+def _read(secret: Object | None, name: str) -> tuple[Certificate | None, str]:
+    """Return what the Secret holds, or what it lacks and what to do."""
+    if secret is None:
+        return None, f"Secret {name} does not exist: create it, or restart what writes it"
+    data = secret.get("data") or {}
+    if lacks := [key for key in KEYS if not data.get(key)]:
+        return None, (
+            f"Secret {name} lacks {' and '.join(lacks)}: the API server must be told whom to trust."
+            " Use an issuer that provides ca.crt, or let the operator make the certificate"
+        )
+    try:
+        found = Certificate(*(base64.b64decode(data[key]) for key in KEYS))
+        _ = found.expires
+    except (ValueError, binascii.Error) as error:
+        return None, f"Secret {name}: tls.crt is no certificate: {error}"
+    if not certificates(found.bundle):
+        return None, f"Secret {name}: ca.crt is no certificate"
+    return found, ""
+
+
+def trusts(present: Object, bundle: bytes) -> bool:
+    """Whether every webhook of a configuration trusts all of ``bundle``."""
+    clients = [one.get("clientConfig") or {} for one in present.get("webhooks") or ()]
+    wanted = set(certificates(bundle))
+    bundles = {one.get("caBundle") or "" for one in clients}
+    return all(wanted <= set(certificates(base64.b64decode(one))) for one in bundles)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +26,15 @@ NAMED = re.compile(r"--(backend|engine|kind|framework)[= ](?P<engine>vllm|sglang
 """Options that say which engine a server is, such as those of KServe's huggingfaceserver."""
 FIRST_WORDS = 12
 """Of a command line: among them any word may be a program."""
+MAX_COMMAND = 1 << 16
+"""Characters of a container's command and arguments that are searched."""
+LEXEME = re.compile(
+    r"""(?P<space>[ \t\r\n]++) | (?P<plain>[^\s'"\\]++) | '(?P<single>[^']*+)'
+    | "(?P<double>(?:[^"\\]++|\\.)*+)" | \\(?P<escaped>.) | (?P<other>\s)""",
+    re.VERBOSE | re.DOTALL,
+)
+"""Parts of words of a shell script. No part of a text is looked at twice."""
+ESCAPED = re.compile(r"\\([\\\"])")
 SERVER = re.compile(r"(^|/)vllm$|vllm\.entrypoints\.|sglang\.launch_server")
 SEPARATORS = ("&&", "||", ";", "|", "&")
 KSERVE = "kserve-container"
@@ -83,12 +91,17 @@ def find(
     chosen = _choose(containers, where, named, unrecognized, field)
     if chosen is None:
         return None
+    path = f"{where}.containers[{chosen.get('name')}]"
+    if _command_length(chosen) > MAX_COMMAND:
+        raise InjectionError(
+            f"{path}: the command has more than {MAX_COMMAND} characters, so the engine's"
+            " flags are unknown: move the script into a file of the image or a ConfigMap"
+        )
     words = command_words(chosen)
     kind = kind or _type(chosen, words)
     if kind is EngineType.CUSTOM and not (unrecognized or named_is_custom):
         return None
     server = _server(words)
-    path = f"{where}.containers[{chosen.get('name')}]"
     limits = (chosen.get("resources") or {}).get("limits") or {}
     return EngineContainer(
         container=str(chosen["name"]),
@@ -139,14 +152,56 @@ def _choose(
 
 
 def command_words(container: Object) -> list[str]:
-    """Command and arguments as words, also those within a ``sh -c`` script."""
+    """Command and arguments as words, also those within a ``sh -c`` script.
+
+    What is beyond :data:`MAX_COMMAND` characters is left out, from the argument that it is in.
+    """
     words: list[str] = []
-    for part in [*(container.get("command") or []), *(container.get("args") or [])]:
-        try:
-            words += shlex.split(str(part).replace("\\\n", " "), comments=True)
-        except ValueError:
-            words += str(part).split()
+    left = MAX_COMMAND
+    for part in _command(container):
+        left -= len(part)
+        if left < 0:
+            break
+        words += _split(part.replace("\\\n", " "))
     return words
+
+
+def _command(container: Object) -> Iterator[str]:
+    for part in (*(container.get("command") or ()), *(container.get("args") or ())):
+        yield str(part)
+
+
+def _command_length(container: Object) -> int:
+    return sum(map(len, _command(container)))
+
+
+def _split(text: str) -> list[str]:
+    """Split a script into words, in one pass: ``shlex`` takes the square of a word's length.
+
+    What is between quotes is one word; a script whose quotes do not end is split at its spaces.
+    """
+    if not any(mark in text for mark in "'\"\\#"):
+        return text.split()
+    words: list[str] = []
+    word: list[str] | None = None
+    at = 0
+    while at < len(text):
+        found = LEXEME.match(text, at)
+        if found is None:
+            return text.split()
+        at = found.end()
+        kind, part = found.lastgroup, found[found.lastgroup or 0]
+        if kind == "space":
+            if word is not None:
+                words.append("".join(word))
+            word = None
+        elif word is None and kind == "plain" and part.startswith("#"):
+            line = text.find("\n", at)
+            at = line if line >= 0 else len(text)
+        else:
+            word = [] if word is None else word
+            word.append(ESCAPED.sub(r"\1", part) if kind == "double" else part)
+    return [*words, "".join(word)] if word is not None else words
 
 
 def _server(words: Sequence[str]) -> Sequence[str]:

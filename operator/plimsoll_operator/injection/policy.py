@@ -52,6 +52,8 @@ LWS_LEADER = "leaderworkerset.sigs.k8s.io/leader-name"
 """Annotation of a LeaderWorkerSet's workers. The label with their index is there only after the
 admission of LeaderWorkerSets, which may be called after ours."""
 MAX_LABEL = 63
+MAX_ANNOTATIONS = 1 << 18
+"""Bytes of all annotations: the API server refuses a pod that has more."""
 FIELDS = Fields(
     container="the policy's spec.engine.container",
     unrecognized="the policy's spec.engine.type: custom",
@@ -84,13 +86,19 @@ def admit(pod: Object, policy: SupervisionPolicy, images: Images) -> Admitted:
     except InjectionError as error:
         refused = copy.deepcopy(pod)
         reason = " ".join(str(error).split())[:MAX_REASON]
-        _put(refused["metadata"], "annotations", REFUSED, reason)
+        if _annotated_bytes(pod["metadata"]) + len(REFUSED) + 4 * MAX_REASON <= MAX_ANNOTATIONS:
+            _put(refused["metadata"], "annotations", REFUSED, reason)
         return Admitted(refused, reason)
     _put(changed["metadata"], "labels", POLICY_LABEL, policy.metadata.name)
     annotations = changed["metadata"].get("annotations") or {}
     if annotations.pop(REFUSED, None) is not None and not annotations:
         del changed["metadata"]["annotations"]
     return Admitted(changed)
+
+
+def _annotated_bytes(metadata: Object) -> int:
+    annotations = metadata.get("annotations") or {}
+    return sum(len(f"{key}{value}".encode()) for key, value in annotations.items())
 
 
 def _put(metadata: Object, field: str, key: str, value: str) -> None:

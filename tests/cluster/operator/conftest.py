@@ -139,8 +139,9 @@ def start(kubectl: Kubectl, operator_account: Path) -> Iterator[Callable[..., Op
     """Starts operators on the test's namespace; all are stopped and must have ended well."""
     started: list[Operator] = []
 
-    def make(*flags: str) -> Operator:
-        started.append(Operator(operator_account, kubectl.namespace, *flags, warm=True))
+    def make(*flags: str, ready: bool = True) -> Operator:
+        account, namespace = operator_account, kubectl.namespace
+        started.append(Operator(account, namespace, *flags, ready=ready, warm=True))
         return started[-1]
 
     yield make

@@ -10,6 +10,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 
-from plimsoll_operator.admission.certificate import Certificate, make
+from plimsoll_operator.admission.certificate import Certificate, authority, leaf
 from plimsoll_operator.injection.policy import admit
 from plimsoll_operator.render.containers import Images
 from tests.lab.faults import proxied
@@ -164,25 +165,66 @@ def test_an_expired_certificate_costs_no_pod_and_the_leader_replaces_it(
 ) -> None:
     kubectl.apply(policy())
     past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=2)
-    expired = make(HOST, past, valid=datetime.timedelta(days=1))
+    expired = leaf(HOST, authority(past), past, datetime.timedelta(days=1))
     put(kubectl, NAMESPACE, expired)
-    operator = start(*flags, "--webhook-certificate-provided")
+    operator = start(*flags, "--webhook-certificate-provided", ready=False)
     eventually(lambda: webhooks(kubectl), 60)
     assert not supervised(created(kubectl, pod())), "the API server does not trust it"
     assert operator.metric(EXPIRY) == expired.expires.timestamp()
+    assert not operator.ready()
+    assert operator.healthy(), "a restart would mend nothing"
     assert operator.stop() == 0
 
     operator = start(*flags)
     eventually(lambda: injects(kubectl), 60)
     renewed = served(kubectl)
-    assert renewed.expires > datetime.datetime.now(datetime.UTC)
-    assert operator.metric(EXPIRY) == renewed.expires.timestamp()
+    now = datetime.datetime.now(datetime.UTC)
+    assert now.timestamp() < operator.metric(EXPIRY) < renewed.expires.timestamp()
 
     # As the runbook of PlimsollWebhookCertificateExpiring says.
     empty = json.dumps({"data": None})
     kubectl("patch", "secret", NAME, "-n", NAMESPACE, "--type=merge", "-p", empty)
     eventually(lambda: served(kubectl).certificate not in (b"", renewed.certificate), 60)
     eventually(lambda: injects(kubectl), 60)
+
+
+def test_a_secret_that_is_deleted_is_made_again_and_pods_are_injected(
+    kubectl: Any, flags: tuple[str, ...], start: Callable[..., Any], eventually: Any
+) -> None:
+    kubectl.apply(policy())
+    operator = start(*flags, "--clock=webhook-check=2")
+    eventually(lambda: injects(kubectl), 60)
+    first = served(kubectl)
+
+    kubectl("delete", "secret", NAME, "-n", NAMESPACE)
+    eventually(lambda: served(kubectl).certificate not in (b"", first.certificate), 30)
+    assert injects(kubectl), "who serves with the one before is still trusted"
+    second = served(kubectl)
+    assert operator.stop() == 0
+
+    kubectl("delete", "secret", NAME, "-n", NAMESPACE)
+    kubectl("delete", "mutatingwebhookconfiguration", NAME)
+    start(*flags, "--clock=webhook-check=2")
+    assert served(kubectl).certificate not in (b"", second.certificate), "ready means that"
+    eventually(lambda: injects(kubectl), 30)
+
+
+def test_a_provided_secret_without_a_bundle_is_named_and_keeps_it_from_being_ready(
+    kubectl: Any, flags: tuple[str, ...], start: Callable[..., Any], eventually: Any
+) -> None:
+    kubectl.apply(policy())
+    now = datetime.datetime.now(datetime.UTC)
+    made = leaf(HOST, authority(now), now)
+    put(kubectl, NAMESPACE, replace(made, bundle=b""))
+    operator = start(*flags, "--webhook-certificate-provided", ready=False)
+    eventually(operator.healthy, 60)
+    eventually(lambda: f"Secret {NAMESPACE}/{NAME} lacks ca.crt" in operator.log.read_text(), 60)
+    assert operator.metric("plimsoll_operator_webhook_ready") == 0
+    assert not operator.ready()
+    put(kubectl, NAMESPACE, made)
+    eventually(operator.ready, 60)
+    eventually(lambda: injects(kubectl), 30)
+    assert operator.metric("plimsoll_operator_webhook_ready") == 1
 
 
 def served(kubectl: Any) -> Certificate:

@@ -10,13 +10,21 @@ import datetime
 import json
 import ssl
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
 
-from plimsoll_operator.admission.certificate import RENEW_BEFORE, VALID, Certificate, due, make
+from plimsoll_operator.admission.certificate import (
+    AUTHORITY_VALID,
+    LEAF_VALID,
+    Certificate,
+    authority,
+    due,
+    leaf,
+    signs,
+)
 from plimsoll_operator.admission.configuration import (
     MAX_WEBHOOKS,
     Address,
@@ -32,6 +40,7 @@ from tests.pod_specs import policy as parsed
 Object = dict[str, Any]
 IMAGES = Images("e", "s")
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+SECOND = datetime.timedelta(seconds=1)
 ADDRESS = Address("sys", "plimsoll-webhook")
 
 
@@ -224,7 +233,7 @@ def test_the_number_of_webhooks_is_bounded() -> None:
 def test_the_certificate_is_for_the_address(url: str | None, host: str, tmp_path: Path) -> None:
     address = Address("sys", "plimsoll-webhook", url)
     assert address.host == host
-    made = make(host, NOW)
+    made = leaf(host, authority(NOW), NOW)
     assert made.covers(host)
     assert not made.covers("other")
     certificate, key = tmp_path / "c", tmp_path / "k"
@@ -233,18 +242,22 @@ def test_the_certificate_is_for_the_address(url: str | None, host: str, tmp_path
     ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
 
 
-def test_a_certificate_is_replaced_in_time_and_the_one_before_stays_trusted() -> None:
-    first = make("h", NOW)
-    assert not due(first, "h", NOW)
-    assert due(first, "other", NOW)
-    assert due(None, "h", NOW)
-    assert due(Certificate(b"?", b"?", b"?"), "h", NOW)
-    assert not due(first, "h", NOW + VALID - RENEW_BEFORE - datetime.timedelta(seconds=1))
-    late = NOW + VALID - RENEW_BEFORE
-    assert due(first, "h", late)
-    second = make("h", late, first)
-    trusted = x509.load_pem_x509_certificates(second.bundle)
-    own = [x509.load_pem_x509_certificate(one.certificate) for one in (second, first)]
-    assert trusted == own
-    third = make("h", NOW + 2 * VALID, second)
-    assert len(x509.load_pem_x509_certificates(third.bundle)) == 1, "the second one has expired"
+def test_a_certificate_is_replaced_when_a_third_of_it_is_left() -> None:
+    first = authority(NOW)
+    left = AUTHORITY_VALID / 3
+    assert not due(first, NOW + AUTHORITY_VALID - left - SECOND, AUTHORITY_VALID)
+    assert due(first, NOW + AUTHORITY_VALID - left, AUTHORITY_VALID)
+    assert due(None, NOW, LEAF_VALID)
+    assert due(Certificate(b"?", b"?", b"?"), NOW, LEAF_VALID)
+    late = NOW + AUTHORITY_VALID - SECOND
+    assert leaf("h", first, late).expires == first.expires, "a leaf ends with its authority"
+    assert leaf("h", first, NOW).expires == NOW + LEAF_VALID
+
+
+def test_only_an_authority_with_its_own_key_signs() -> None:
+    first, second = authority(NOW), authority(NOW)
+    assert signs(first)
+    assert not signs(replace(first, key=second.key))
+    assert not signs(replace(first, key=b"?"))
+    assert not signs(leaf("h", first, NOW))
+    assert leaf("h", first, NOW).bundle == first.certificate

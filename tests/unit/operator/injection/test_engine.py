@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+import time
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from plimsoll_api.engines import EngineType
 from plimsoll_operator.injection import engine
+from plimsoll_operator.injection.errors import InjectionError
 
 Object = dict[str, Any]
 
@@ -41,3 +46,80 @@ def test_an_engine_is_what_runs_and_not_what_is_named(container: Object, kind: E
     found = engine.find(pod, "Pod p", unrecognized=True)
     assert found is not None
     assert found.type is kind
+
+
+SCRIPTS = st.lists(
+    st.sampled_from(
+        [
+            "vllm",
+            " ",
+            "serve",
+            "'",
+            '"',
+            "\\",
+            "\n",
+            "\t",
+            "a b",
+            "--port=1",
+            "$(x)",
+            ";",
+            "é",
+            " #",
+        ]
+    ),
+    max_size=12,
+).map("".join)
+
+
+@given(SCRIPTS)
+def test_a_script_is_split_as_a_shell_splits_it(script: str) -> None:
+    text = script.replace("\\\n", " ")
+    try:
+        wanted = shlex.split(text, comments=True)
+    except ValueError:
+        wanted = text.split()
+    found = engine.command_words({"command": ["sh", "-c", script]})
+    assert found[2:] == wanted or ("#" in script and found[2:] == text.split())
+
+
+def test_a_number_sign_within_a_word_is_no_comment() -> None:
+    assert engine.command_words({"args": ["a#b 'c d'#e # f\ng"]}) == ["a#b", "c d#e", "g"]
+
+
+HOSTILE = {
+    "one word": "y" * engine.MAX_COMMAND,
+    "one quoted word": "'" + "y" * (engine.MAX_COMMAND - 2) + "'",
+    "an open quote": "'" + "y" * (engine.MAX_COMMAND - 1),
+    "open quotes": "\"'" * (engine.MAX_COMMAND // 2 - 1) + "'",
+    "substitutions": "$(" * (engine.MAX_COMMAND // 2),
+    "backslashes": "\\" * engine.MAX_COMMAND,
+    "escaped quotes": '"' + '\\"' * (engine.MAX_COMMAND // 2 - 1),
+    "commands": "a;" * (engine.MAX_COMMAND // 2),
+    "short words": "a '" * (engine.MAX_COMMAND // 3),
+    "comments": "#\n" * (engine.MAX_COMMAND // 2),
+    "options": "--backend " * (engine.MAX_COMMAND // 10),
+}
+
+
+@pytest.mark.parametrize("shape", HOSTILE)
+def test_no_script_takes_longer_than_its_length(shape: str) -> None:
+    pod = {"containers": [{"name": "c", "image": "vllm/vllm:1", "args": [HOSTILE[shape]]}]}
+    began = time.process_time()
+    assert engine.find(pod, "Pod p") is not None
+    assert time.process_time() - began < 0.5
+
+
+@pytest.mark.parametrize(
+    "container",
+    [
+        {"command": ["sh", "-c", "vllm serve " + "y" * engine.MAX_COMMAND]},
+        {"args": ["serve", "x"] + ["a" * 8] * 80_000},
+    ],
+)
+def test_a_command_that_is_not_searched_to_its_end_is_refused(container: Object) -> None:
+    began = time.process_time()
+    with pytest.raises(InjectionError, match="has more than 65536 characters"):
+        engine.find({"containers": [{"name": "c", "image": "vllm/vllm:1", **container}]}, "Pod p")
+    assert time.process_time() - began < 0.5
+    other = {"containers": [{"name": "c", "image": "vllm/vllm:1"}, {"name": "d", **container}]}
+    assert engine.find(other, "Pod p") is not None, "of a container that is no engine"
