@@ -52,7 +52,8 @@ class Kind:
     """A kind of object that the operator reads or writes.
 
     ``selector`` limits lists and watches to what the operator made. A kind that is not ``watched``
-    is of an API that a cluster may lack or get later: each resync looks for it and lists it.
+    is of an API that a cluster may lack or get later: each resync looks for it and lists it. A list
+    is read in pages of ``page`` objects.
     """
 
     kind: str
@@ -61,6 +62,7 @@ class Kind:
     plural: str
     selector: str = OWNED_SELECTOR
     watched: bool = True
+    page: int = 200
 
     @property
     def group_path(self) -> str:
@@ -82,7 +84,8 @@ class Kind:
 
 
 SERVICE = Kind(SERVICE_KIND, API_GROUP, CRD_VERSION, SERVICE_PLURAL, "")
-INCIDENT = Kind(INCIDENT_KIND, API_GROUP, CRD_VERSION, INCIDENT_PLURAL, "")
+INCIDENT = Kind(INCIDENT_KIND, API_GROUP, CRD_VERSION, INCIDENT_PLURAL, "", page=20)
+"""Any supervised pod writes them: a page of 20 is below 1 MiB whatever they hold."""
 POLICY = Kind(POLICY_KIND, API_GROUP, CRD_VERSION, POLICY_PLURAL, "")
 DEFINED = (SERVICE, INCIDENT, POLICY)
 """The kinds that our own definitions make."""

@@ -96,8 +96,8 @@ class Controller:
             service = parse(item)
             plan = await self._carry_out(key, item, service, pods)
             again.append(self._peers.next_s(key))
-            incidents, now, clocks = self._incidents(key), self._clock(), self._config.clocks
-            look = attend(self._api, self._store, key, item, raw, incidents, now, clocks=clocks)
+            incidents, now, config = self._incidents(key), self._clock(), self._config
+            look = attend(self._api, self._store, key, item, raw, incidents, now, config)
             again.append(await look)
         except (InvalidSpec, NameConflict, ApiError) as problem:
             failure, error = self._refusals.judge(key, problem)
@@ -122,7 +122,6 @@ class Controller:
             pods,
             incidents,
             self._config.images,
-            self._config.kept_incidents,
             (self._store.service(key) or {}).get("status"),
             key.namespace not in self._config.unrestricted_namespaces,
             self._peers.text(key, replicas_of_service(pods), incidents, self._scraper.latest(key)),

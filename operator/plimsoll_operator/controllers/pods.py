@@ -1,7 +1,7 @@
 """What the operator reads from a service's pods and does about them.
 
-It writes incidents that only pods tell of, evicts pods whose supervisors ask for it, and reads
-Events of pods that tell nothing themselves.
+It writes incidents that only pods tell of, deletes old ones, evicts pods whose supervisors ask for
+it, and reads Events of pods that tell nothing themselves.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 
-from plimsoll_operator.config import CLOCKS, Clocks
+from plimsoll_operator.config import CLOCKS, Clocks, Config
+from plimsoll_operator.fleet.kept_incidents import surplus
 from plimsoll_operator.fleet.pod_incidents import examine
 from plimsoll_operator.fleet.pods import CREATING_S, PodView, again_s
 from plimsoll_operator.kinds import INCIDENT, Key, Object
@@ -24,13 +25,21 @@ MAX_PODS = 4
 
 async def attend(
     api: Api, store: Store, key: Key, item: Object, pods: list[Object], incidents: list[Object],
-    now: str, kept: Collection[str] = (), clocks: Clocks = CLOCKS,
+    now: str, config: Config, kept: Collection[str] = (),
 ) -> float | None:  # fmt: skip
-    """Write incidents and evict pods; return after how many seconds to look again.
+    """Write and delete incidents, and evict pods; return after how many seconds to look again.
 
     ``pods`` are all pods of the service or policy, terminating ones too. ``kept`` names those that
     nothing would create anew.
     """
+    elsewhere = store.count(INCIDENT.kind, key.namespace) - len(incidents) if incidents else 0
+    old = surplus(incidents, config.kept_incidents, now, elsewhere)
+    for one in old:
+        log.info("%s: deleting incident %s", key, one["metadata"]["name"])
+        if await api.delete(INCIDENT, one):
+            store.drop(one)
+    gone = {one["metadata"]["name"] for one in old}
+    incidents = [one for one in incidents if one["metadata"]["name"] not in gone]
     found = examine(item, pods, incidents, now)
     for incident in found.new:
         identity = {name: value for name, value in incident.items() if name != "status"}
@@ -42,7 +51,7 @@ async def attend(
     for pod in filter(lambda name: name not in kept, found.evict):
         log.info("%s: evicting %s at its supervisor's request", key, pod)
         if not await api.evict(key.namespace, pod):
-            again.append(clocks.evict_again)
+            again.append(config.clocks.evict_again)
     return min(again, default=None)
 
 

@@ -127,8 +127,8 @@ class PolicyController:
             failure = plan.failure
             look = await attend(
                 self._api, self._store, key, item, _brief(pods), self._incidents(key),
-                self._clock(), {one.name for one in pods if one.member.workload is None},
-                self._config.clocks,
+                self._clock(), self._config,
+                {one.name for one in pods if one.member.workload is None},
             )  # fmt: skip
             again = min(again, look) if look is not None else again
             said = await self._restart(key, item, policy, plan)
@@ -182,7 +182,6 @@ class PolicyController:
             {ref(one): one for one in self._store.of(key, _OWNED)},
             pods,
             incidents,
-            self._config.kept_incidents,
             self._clock(),
             item.get("status"),
             self._peers.text(key, replicas_of_policy(pods), incidents, latest),

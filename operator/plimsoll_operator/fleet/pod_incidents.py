@@ -48,7 +48,7 @@ def examine(service: Object, pods: list[Object], incidents: list[Object], now: s
     for pod in pods:
         for container in _statuses(pod):
             _kills(found, service, pod, container, incidents, known, now)
-            _crashes(found, service, pod, container, known, now)
+            _crashes(found, service, pod, container, incidents, known, now)
     _requests(found, pods, incidents)
     _orphans(found, pods, incidents, now)
     return found
@@ -70,7 +70,7 @@ def _kills(
         if ended.get("reason") != "OOMKilled" or when is None:
             continue
         pod_name = pod["metadata"]["name"]
-        name = f"{pod_name}-{container['name']}-oom-{int(when):x}"
+        name = _named(pod_name, container, f"oom-{int(when):x}")
         if name in known or _reported(pod_name, container["name"], at, incidents):
             continue
         age = _seconds(at, now)
@@ -93,17 +93,23 @@ def _kills(
 
 
 def _crashes(
-    found: Findings, service: Object, pod: Object, container: Object, known: dict[str, Object],
-    now: str,
+    found: Findings, service: Object, pod: Object, container: Object, incidents: list[Object],
+    known: dict[str, Object], now: str,
 ) -> None:  # fmt: skip
-    pod_name = pod["metadata"]["name"]
-    name = f"{pod_name}-{container['name']}-crashes"
+    """Find loops: one is an incident until the container is ready, the next one is another."""
+    pod_name, restarts = pod["metadata"]["name"], container.get("restartCount", 0)
     waiting = (container.get("state") or {}).get("waiting") or {}
-    looping = (
-        waiting.get("reason") == "CrashLoopBackOff" and container.get("restartCount", 0) >= CRASHES
-    )
-    incident = known.get(name)
-    if looping and incident is None:
+    looping = waiting.get("reason") == "CrashLoopBackOff" and restarts >= CRASHES
+    open_ = [
+        one
+        for one in incidents
+        if _open(one)
+        and (one["spec"]["kind"], one["spec"]["pod"]) == ("CrashLoop", pod_name)
+        and one["spec"].get("container") == container["name"]
+        and _lives(one, pod)
+    ]
+    name = _named(pod_name, container, f"crashes-{restarts}")
+    if looping and not open_ and name not in known:
         ended = (container.get("lastState") or {}).get("terminated") or {}
         code = ended.get("exitCode")
         status = {
@@ -114,8 +120,15 @@ def _crashes(
         }
         begun = ended.get("finishedAt") or now
         found.new.append(_incident(service, name, pod_name, container, "CrashLoop", begun, status))
-    elif incident is not None and container.get("ready") and _open(incident):
-        found.updates.append(_end(incident, "Resolved", "Recovered", "the container is ready", now))
+    elif container.get("ready"):
+        text = "the container is ready"
+        found.updates += [_end(one, "Resolved", "Recovered", text, now) for one in open_]
+
+
+def _named(pod: str, container: Object, what: str) -> str:
+    """Return the name of an incident of a container: at most 253 characters."""
+    end = f"-{container['name']}-{what}"
+    return pod[: 253 - len(end)] + end
 
 
 def _requests(found: Findings, pods: list[Object], incidents: list[Object]) -> None:

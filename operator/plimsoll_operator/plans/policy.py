@@ -23,7 +23,7 @@ from plimsoll_operator.fleet.workloads import (
 )
 from plimsoll_operator.kinds import LEASE, Object, Ref, owner_uid, ref
 from plimsoll_operator.plans.policy_objects import render
-from plimsoll_operator.plans.service import Failure, held_slots, old_incidents
+from plimsoll_operator.plans.service import Failure, held_slots
 
 MAX_ACCOUNTS = 100
 """Accounts in one RoleBinding."""
@@ -52,7 +52,6 @@ def reconcile(
     owned: Mapping[Ref, Object],
     pods: Sequence[SelectedPod],
     incidents: Sequence[Object],
-    kept_incidents: int,
     now: str,
     status: Object | None = None,
     peers: str = "",
@@ -81,7 +80,7 @@ def reconcile(
     ]
     return PolicyPlan(
         desired,
-        surplus + old_incidents(list(incidents), kept_incidents),
+        surplus,
         workloads,
         suspects(workloads, incidents, of_workloads(status or {})),
         too_many_accounts(accounts) or too_many_workloads(workloads, chosen),

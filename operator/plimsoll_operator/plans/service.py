@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plimsoll_api.incidents import ENDED
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import POD_HASH
 from plimsoll_operator.fleet import revisions
@@ -61,7 +60,6 @@ def reconcile(
     pods: Sequence[PodView],
     incidents: list[Object],
     images: Images,
-    kept_incidents: int,
     status: Object | None = None,
     restricted: bool = True,
     peers: str = "",
@@ -108,9 +106,7 @@ def reconcile(
     ]
     good = templates.get(revisions.last_good(known_revisions, update, templates, running))
     changed = changes(good, pinned) if suspect and good and pinned else []
-    return Plan(
-        desired, surplus + old_incidents(incidents, kept_incidents), course, suspect, changed
-    )
+    return Plan(desired, surplus, course, suspect, changed)
 
 
 def _templates(service: InferenceService, owned: Mapping[Ref, Object]) -> dict[str, Any]:
@@ -139,10 +135,3 @@ def held_slots(owned: Iterable[Object], pods: Collection[str]) -> list[str]:
         for item in owned
         if item["kind"] == "Lease" and (item.get("spec") or {}).get("holderIdentity") in pods
     ]
-
-
-def old_incidents(incidents: list[Object], kept: int) -> list[Object]:
-    """Return the oldest ended incidents beyond ``kept``."""
-    ended = [item for item in incidents if (item.get("status") or {}).get("phase") in ENDED]
-    ended.sort(key=lambda item: item["metadata"].get("creationTimestamp") or "")
-    return ended[: max(0, len(ended) - kept)]

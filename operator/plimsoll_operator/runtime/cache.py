@@ -172,6 +172,11 @@ class Store:
             if where.kind == kind
         ]
 
+    def count(self, kind: str, namespace: str) -> int:
+        """How many objects of a kind the services of a namespace have."""
+        some = (known for key, known in self._objects.items() if key.namespace == namespace)
+        return sum(where.kind == kind for known in some for where in known)
+
     def known(self) -> list[Key]:
         """All services, also those of which only leftovers are known."""
         return list(self._objects)

@@ -23,7 +23,6 @@ from plimsoll_operator.runtime.rate_limit import RateLimit
 
 log = logging.getLogger(__name__)
 
-PAGE = 200
 MAX_EVENTS = 50
 MATCHES_NOTHING = "1"
 """A resource version that no object has: etcd's first revision is the cluster's own."""
@@ -104,11 +103,13 @@ class Api:
     async def pages(
         self, kind: Kind, namespace: str | None
     ) -> AsyncIterator[tuple[list[Object], str]]:
-        """List all objects that the operator is concerned with, in pages of some hundred.
+        """List all objects that the operator is concerned with, page by page.
 
         Each page comes with the version that the whole list is of.
         """
-        query = {"limit": str(PAGE)} | ({"labelSelector": kind.selector} if kind.selector else {})
+        query = {"limit": str(kind.page)} | (
+            {"labelSelector": kind.selector} if kind.selector else {}
+        )
         while True:
             page = await self._call("GET", kind.path(namespace), query)
             # Items of a list lack these two.

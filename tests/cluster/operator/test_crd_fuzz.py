@@ -179,7 +179,7 @@ def decide(item: dict[str, Any]) -> str:
     item["metadata"].setdefault("uid", "u")
     try:
         service = parse(item)
-        plan = reconcile(service, {}, [], [], IMAGES, 10)
+        plan = reconcile(service, {}, [], [], IMAGES)
     except InvalidSpec as error:
         return "invalid" if "spec" in str(error) else "invalid, and no field is named"
     json.dumps(plan.desired)

@@ -128,12 +128,12 @@ def test_a_roll_back_runs_the_old_template_and_says_what_changed() -> None:
     owned = {
         ref(one): one
         for spec in (old, new)
-        for one in reconcile(parse(spec), {}, [], [], IMAGES, 10).desired
+        for one in reconcile(parse(spec), {}, [], [], IMAGES).desired
     }
     pods = [PodView.of(pod(f"qwen-aaa-{n}", hashes[1])) for n in range(3)]
     leaks = [incident(f"qwen-aaa-{n}") for n in range(3)]
     new["status"] = {"revisions": {"update": hashes[1], "current": hashes[0]}}
-    plan = reconcile(parse(new), owned, pods, leaks, IMAGES, 10, new["status"])
+    plan = reconcile(parse(new), owned, pods, leaks, IMAGES, new["status"])
     deployment = next(one for one in plan.desired if one["kind"] == "Deployment")
     assert deployment["metadata"]["annotations"]["plimsoll.dev/pod-hash"] == hashes[0]
     assert "--x" not in str(deployment["spec"]["template"])
@@ -152,7 +152,7 @@ def test_a_roll_back_runs_the_old_template_and_says_what_changed() -> None:
     assert conditions["SuspectRevision"]["status"] == "True"
     assert conditions["Stalled"]["reason"] == "RolledBackForLeak"
     # With the bad pods gone and their incidents aged it stays, and nothing moves in the status.
-    later = reconcile(parse(new), owned, [], [], IMAGES, 10, new["status"])
+    later = reconcile(parse(new), owned, [], [], IMAGES, new["status"])
     assert later.course.revision == hashes[0]
     again = status(new, parse(new), None, [], [], {}, None, "2026-01-02T00:00:00Z", plan=later)
     times = {one["type"]: one["lastTransitionTime"] for one in again["conditions"]}
@@ -370,6 +370,34 @@ def test_a_crash_loop_begins_and_ends() -> None:
     assert end["status"]["outcome"] == "Recovered"
     first = pod("qwen-aaa-0", state=waiting, lastState=ended, restartCount=1)
     assert examine(item(), [first], [], NOW).new == []
+
+
+def test_a_second_crash_loop_of_a_pod_is_another_incident() -> None:
+    ended = {"terminated": {"reason": "Error", "exitCode": 3, "finishedAt": at(50)}}
+    waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+
+    def looping(restarts: int) -> dict[str, Any]:
+        return pod("qwen-aaa-0", state=waiting, lastState=ended, restartCount=restarts)
+
+    (first,) = examine(item(), [looping(3)], [], NOW).new
+    first["metadata"]["creationTimestamp"] = at(59)
+    assert examine(item(), [looping(4)], [first], NOW).new == [], "it goes on"
+    well = pod("qwen-aaa-0", ready=True, restartCount=5)
+    (end,) = examine(item(), [well], [first], NOW).updates
+    over = first | {"status": end["status"]}
+    assert examine(item(), [well], [over], NOW).updates == []
+    (second,) = examine(item(), [looping(9)], [over], NOW).new
+    assert second["metadata"]["name"] != first["metadata"]["name"]
+    assert (second["spec"]["kind"], second["status"]["phase"]) == ("CrashLoop", "Confirmed")
+
+
+def test_the_names_of_incidents_are_valid_however_long_a_pods_is() -> None:
+    name = "p" * 253
+    waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
+    for one in (pod(name, lastState=KILLED), pod(name, state=waiting, restartCount=2_000_000_000)):
+        (new,) = examine(item(), [one], [], NOW).new
+        assert len(new["metadata"]["name"]) <= 253
+        assert new["metadata"]["name"].startswith("ppp")
 
 
 def test_a_requested_replacement_is_done_and_recorded() -> None:

@@ -81,7 +81,7 @@ class Fleet:
         """One reconcile; returns its action. Not ``told``: the operator ends before the status."""
         service = parse(self.item)
         pods = [PodView.of(one) for one in self.pods()] if self.owned else []
-        plan = reconcile(service, self.owned, pods, self.incidents(), IMAGES, 99, self.status)
+        plan = reconcile(service, self.owned, pods, self.incidents(), IMAGES, self.status)
         for one in plan.desired:
             self.owned[ref(one)] = one
         for one in plan.surplus:

@@ -242,12 +242,12 @@ def test_an_invalid_spec_is_stalled_and_keeps_what_was_known() -> None:
 )
 def test_a_pod_template_that_is_none_is_an_invalid_spec(template: Any) -> None:
     with pytest.raises(InvalidSpec, match=r"spec\.podTemplate"):
-        reconcile(parse(item(podTemplate=template)), {}, [], [], IMAGES, 10)
+        reconcile(parse(item(podTemplate=template)), {}, [], [], IMAGES)
 
 
 def test_what_is_not_wanted_goes_unless_it_is_somebody_elses_or_held() -> None:
     service = parse(item(supervision={"maxUnavailable": 3}))
-    owned = {ref(one): one for one in reconcile(service, {}, [], [], IMAGES, 10).desired}
+    owned = {ref(one): one for one in reconcile(service, {}, [], [], IMAGES).desired}
     names = {where.name: where for where in owned}
     owned[names["qwen-restart-2"]]["spec"] = {"holderIdentity": "pod-1"}
     owned[names["qwen-restart-1"]]["spec"] = {"holderIdentity": "gone"}
@@ -255,22 +255,8 @@ def test_what_is_not_wanted_goes_unless_it_is_somebody_elses_or_held() -> None:
     owned[ref(foreign)] = foreign
     pods = [PodView.of({"metadata": {"name": "pod-1"}})]
     fewer = parse(item(supervision={"maxUnavailable": 1}))
-    surplus = reconcile(fewer, owned, pods, [], IMAGES, 10).surplus
+    surplus = reconcile(fewer, owned, pods, [], IMAGES).surplus
     assert [one["metadata"]["name"] for one in surplus] == ["qwen-restart-1"]
-
-
-def test_the_oldest_ended_incidents_go() -> None:
-    incidents = [
-        {
-            "kind": "LeakIncident",
-            "metadata": {"name": f"i{n}", "creationTimestamp": f"2026-01-0{n}T00:00:00Z"},
-            "spec": {"pod": f"qwen-x-{n}", "kind": "Stall", "openedAt": NOW},
-            "status": {"phase": "Open" if n == 1 else "Resolved"},
-        }
-        for n in (3, 1, 2, 4)
-    ]
-    surplus = reconcile(parse(item()), {}, [], incidents, IMAGES, 2).surplus
-    assert [one["metadata"]["name"] for one in surplus] == ["i2"]
 
 
 def test_figures_from_a_metrics_page() -> None:

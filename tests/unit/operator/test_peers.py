@@ -158,7 +158,7 @@ def test_supervisors_find_it_beside_their_configuration() -> None:
     text = summary([Peer(name, "64d8", host=GROWN) for name in NAMES], {"qwen-0"})
 
     def objects(peers: str) -> list[list[dict[str, Any]]]:
-        plan = reconcile(parse(item), {}, [], [], Images("e:1", "s:1"), 10, peers=peers)
+        plan = reconcile(parse(item), {}, [], [], Images("e:1", "s:1"), peers=peers)
         return [plan.desired, render_policy(policy, [], peers=peers)]
 
     for quiet, told in zip(objects(""), objects(text), strict=True):

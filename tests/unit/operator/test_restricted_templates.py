@@ -23,7 +23,7 @@ def plan(template: Any, restricted: bool = True) -> Plan:
     meta = {"name": "qwen", "namespace": "ml", "uid": "u-1", "generation": 1}
     about = {"apiVersion": "plimsoll.dev/v1alpha1", "kind": "InferenceService", "metadata": meta}
     service = parse(about | {"spec": CREDENTIALS | {"podTemplate": template}})
-    return reconcile(service, {}, [], [], IMAGES, 10, None, restricted)
+    return reconcile(service, {}, [], [], IMAGES, None, restricted)
 
 
 @pytest.mark.parametrize(("spec", "said"), REFUSED)

@@ -134,7 +134,7 @@ def test_the_status_shows_the_workloads_that_matter_most() -> None:
     assert len(shown) == MAX_SHOWN_WORKLOADS
     assert [one["name"] for one in shown[:2]] == ["w29", "w28"]
     assert shown[0] == {
-        "kind": "Deployment", "name": "w29", "selected": 1, "supervised": 1,
+        "apiGroup": "apps", "kind": "Deployment", "name": "w29", "selected": 1, "supervised": 1,
         "waitingForRestart": 0, "openIncidents": 0, "consumedPercent": 145,
     }  # fmt: skip
     few = status(

@@ -34,9 +34,9 @@ def pod(
     return SelectedPod(name, account, state, member=VLLM, holds=holds)
 
 
-def plan(*pods: SelectedPod, owned: list[Object] | None = None, kept: int = 2, **more: Any) -> Any:
+def plan(*pods: SelectedPod, owned: list[Object] | None = None, **more: Any) -> Any:
     known = {ref(one): one for one in owned or []}
-    return reconcile(POLICY, known, pods, more.pop("incidents", []), kept, NOW, **more)
+    return reconcile(POLICY, known, pods, more.pop("incidents", []), NOW, **more)
 
 
 def lease(name: str, holder: str = "", restarts: str = "", at: str = NOW, uid: str = "u") -> Object:
@@ -106,20 +106,6 @@ def test_a_held_lease_stays_in_the_role() -> None:
     (role,) = [one for one in found.desired if one["kind"] == "Role"]
     (leases,) = [one for one in role["rules"] if one["resources"] == ["leases"]]
     assert "old-restart-0" in leases["resourceNames"]
-
-
-def test_old_incidents_are_surplus() -> None:
-    incidents = [
-        {
-            "kind": "LeakIncident",
-            "metadata": {"name": f"i-{n}", "creationTimestamp": f"2026-01-01T0{n}:00:00Z"},
-            "spec": {"pod": "a", "kind": "HostGrowth", "openedAt": NOW},
-            "status": {"phase": "Resolved" if n else "Open"},
-        }
-        for n in range(4)
-    ]
-    found = plan(pod("a"), incidents=incidents, kept=1)
-    assert [one["metadata"]["name"] for one in found.surplus] == ["i-1", "i-2"]
 
 
 def test_the_same_observation_gives_the_same_plan() -> None:
