@@ -224,6 +224,15 @@ def _operator() -> list[dict[str, Any]]:
             wait="1h",
             dashboard="operator",
         ),
+        _alert(
+            "PlimsollInjectionStopped",
+            "max by (supervisionpolicy) (plimsoll_operator_injection_stopped) == 1",
+            "warning",
+            "New pods of {{ $labels.supervisionpolicy }} get no supervisor",
+            "Several pods do not start with theirs, so the operator stopped the injection. The"
+            " condition InjectionStopped of the policy names a pod, the image and the error.",
+            dashboard="operator",
+        ),
     ]
 
 

@@ -53,7 +53,9 @@ def operator() -> Dashboard:
                            "suspect revisions")))
         .with_panel(lines("Pods of policies", COUNT, "Selected pods, by state.",
                           ("sum by (state) (max by (supervisionpolicy, state)"
-                           " (plimsoll_operator_policy_pods))", "{{state}}")))
+                           " (plimsoll_operator_policy_pods))", "{{state}}"),
+                          ("count(plimsoll_operator_injection_stopped == 1) or vector(0)",
+                           "policies without injection")))
         .with_panel(lines("Drained pods", COUNT, "Kept out of service by a person.",
                           ("sum(max by (inferenceservice, supervisionpolicy)"
                            " (plimsoll_operator_drained_pods)) or vector(0)", "drained")))

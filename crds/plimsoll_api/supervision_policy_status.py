@@ -22,6 +22,7 @@ class PolicyCondition(StrEnum):
     CONFLICTING = "Conflicting"
     SUSPECT_REVISION = "SuspectRevision"
     SLOW_LEAK = "SlowLeak"
+    INJECTION_STOPPED = "InjectionStopped"
 
 
 class RefusedPod(ResourceModel):
@@ -69,6 +70,55 @@ class PolicyWorkload(ResourceModel):
     )
 
 
+class InjectionStop(ResourceModel):
+    """Why new pods get no supervisor any more."""
+
+    pod: Annotated[str, StringConstraints(max_length=253)] = Field(
+        description="One of the pods that do not start."
+    )
+    reason: Annotated[str, StringConstraints(max_length=MAX_REASON)] = Field(
+        description="Container and image that do not start, and what the kubelet says of them."
+    )
+    time: str = Field(description="Time of the stop.", json_schema_extra={"format": "date-time"})
+    generation: int = Field(
+        description="Generation of the policy at the stop. Another one ends it.",
+        json_schema_extra={"format": "int64"},
+    )
+    retry: Annotated[str, StringConstraints(max_length=256)] = Field(
+        default="",
+        description="Value of the annotation `plimsoll.dev/retry-injection` at the stop. Another "
+        "one ends it.",
+    )
+
+
+class Injection(ResourceModel):
+    """Whether new pods get a supervisor."""
+
+    images: Annotated[str, StringConstraints(max_length=1026)] = Field(
+        description="Images that new pods get: that of the supervisor, and that of the probe if it "
+        "is another one."
+    )
+    proven: bool = Field(
+        default=False,
+        description="Whether a pod of the policy has run with these images. Until then, a few pods "
+        "at once get them, and the others start without a supervisor.",
+    )
+    waiting: int = Field(
+        default=0, description="Number of replicas that have not started with these images."
+    )
+    since: str | None = Field(
+        default=None,
+        description="Time of the newest try after a stop. Older pods do not count.",
+        json_schema_extra={"format": "date-time"},
+    )
+    stopped: InjectionStop | None = Field(
+        default=None,
+        description="Set if several pods do not start with these images. New pods then start "
+        "without a supervisor, until you change the policy or its annotation "
+        "`plimsoll.dev/retry-injection`, or the operator's images change.",
+    )
+
+
 class SupervisionPolicyStatus(ResourceModel):
     """The observed state."""
 
@@ -98,6 +148,9 @@ class SupervisionPolicyStatus(ResourceModel):
     open_incidents: int | None = Field(
         default=None, description="Number of LeakIncidents of the policy that have not ended."
     )
+    injection: Injection | None = Field(
+        default=None, description="Whether new pods get a supervisor."
+    )
     memory: MemoryStatus | None = Field(
         default=None, description="Memory of the worst supervised pod."
     )
@@ -119,7 +172,7 @@ class SupervisionPolicyStatus(ResourceModel):
     conditions: Annotated[list[Condition], Field(max_length=8)] | None = Field(
         default=None,
         description="Conditions of the policy, one for each type: `Ready`, `Conflicting`, "
-        "`SuspectRevision` and `SlowLeak`.",
+        "`SuspectRevision`, `SlowLeak` and `InjectionStopped`.",
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],

@@ -135,6 +135,7 @@ class Config:
     lease: tuple[str, str] | None = None
     identity: str = ""
     max_disruptions: int = 10
+    max_waiting_pods: int = 2
     resync_s: float = 600.0
     scrape_s: float = 15.0
     request_timeout_s: float = 30.0
@@ -166,6 +167,7 @@ def parse(
         workers=flags.workers,
         qps=flags.qps,
         max_disruptions=flags.max_disruptions,
+        max_waiting_pods=flags.max_waiting_pods,
         burst=flags.burst,
         lease=_named(parser, "--leader-election", flags.leader_election),
         identity=f"{env.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}",
@@ -243,6 +245,14 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
         default=10,
         metavar="N",
         help="maximum number of replicas in the cluster under remediation at the same time",
+    )
+    add(
+        "--max-waiting-pods",
+        type=_positive,
+        default=2,
+        metavar="N",
+        help="maximum number of replicas of a policy that wait for a supervisor's image with which "
+        "no pod has run yet; that many pods that cannot start with it stop the injection",
     )
     add(
         "--leader-election",

@@ -77,7 +77,10 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         api.may_write = election.holds
     breaker = Breaker(api, store, config.max_disruptions, clocks=config.clocks)
     background = Background()
-    age, suspects = health.canary_age_s, (controller.suspects, policies.suspects, policies.pods)
+    age, suspects = (
+        health.canary_age_s,
+        (controller.suspects, policies.suspects, policies.pods, policies.stopped),
+    )
     failures = background.failures
     parts = OperatorCollector(
         api, store, queue, watches, scraper, breaker, *suspects, age, voting, failures

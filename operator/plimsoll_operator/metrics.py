@@ -52,7 +52,8 @@ class Metrics:
 
         self._admissions = Counter(
             f"{METRIC_PREFIX}admissions",
-            "Pods that the webhook was asked about. result is injected, refused (no supervisor, "
+            "Pods that the webhook was asked about. result is injected, held (no supervisor, while "
+            "other pods do not start with theirs), refused (no supervisor, "
             "for a reason in the pod's annotation), unselected or failed (no supervisor, because "
             "of an error).",
             ("result",),
@@ -122,6 +123,7 @@ class OperatorCollector(Collector):
         suspects: Collection[Key],
         suspect_workloads: Mapping[Key, Collection[str]],
         policy_pods: Mapping[Key, Mapping[State, int]],
+        stopped: Mapping[Key, bool],
         canary_age_s: Callable[[], float],
         voting: Api | None,
         failures: Mapping[str, int],
@@ -132,6 +134,7 @@ class OperatorCollector(Collector):
         self._watches, self._scraper = watches, scraper
         self._suspects, self._canary_age_s = suspects, canary_age_s
         self._suspect_workloads, self._policy_pods = suspect_workloads, policy_pods
+        self._stopped = stopped
 
     def collect(self) -> Iterable[Metric]:
         """All of them, with their present values."""
@@ -194,6 +197,15 @@ class OperatorCollector(Collector):
             name, policy = f"{key.namespace}/{key.name}", key.kind == POLICY.kind
             drained.add_metric(("", name) if policy else (name, ""), count)
         yield drained
+        stopped = GaugeMetricFamily(
+            f"{METRIC_PREFIX}injection_stopped",
+            "1 while new pods of a SupervisionPolicy get no supervisor, because others do not start"
+            " with theirs.",
+            labels=("supervisionpolicy",),
+        )
+        for key, is_stopped in sorted(self._stopped.items()):
+            stopped.add_metric((f"{key.namespace}/{key.name}",), float(is_stopped))
+        yield stopped
         yield _counter("reconciles", "Reconciles, including failed ones.", self._queue.handled)
         yield _counter("reconcile_failures", "Reconciles that failed.", self._queue.failed)
         yield _counter("watch_events", "Events from all watches.", self._watches.events)

@@ -14,7 +14,15 @@ from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab
 from tests.lab.operator import Operator
 from tests.node import supervised_engines
-from tests.node.supervised import LISTED_S, POLICY, injects, policy, ready_since, supervised
+from tests.node.supervised import (
+    LISTED_S,
+    POLICY,
+    injects,
+    policy,
+    ready_since,
+    status,
+    supervised,
+)
 
 Start = Callable[..., Operator]
 LABELS = {"app": "llm"}
@@ -114,3 +122,50 @@ def probed(kube: Kube, wanted: dict[str, Any]) -> bool:
     made = kube("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(wanted))
     containers = json.loads(made)["spec"].get("initContainers", ())
     return [one["name"] for one in containers] == ["plimsoll-probe", "supervisor"]
+
+
+def test_a_supervisor_that_cannot_start_costs_two_pods_at_most(
+    node: Lab, kube: Kube, operator: Start, webhook: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The third pod of the workload serves without it, and so do all later ones."""
+    engine = supervised_engines.standin(node)
+    engine.prepare(kube, tmp_path)
+    absent = "localhost/absent:1"
+    running = operator(*webhook, f"--supervisor-image={absent}")
+    kube.apply(policy(LABELS, engine.memory))
+    eventually(lambda: injects(kube, pod(node, "first")), "new pods are injected", LISTED_S)
+    made = {"metadata": {"labels": LABELS}, "spec": engine.pod_spec}
+    spec = {"replicas": 3, "selector": {"matchLabels": LABELS}, "template": made}
+    metadata = {"name": "llm"}
+    kube.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec})
+
+    def serving(with_supervisor: bool) -> int:
+        found = kube.list("pods", "app=llm")
+        return sum(supervised(one) is with_supervisor and bool(ready_since(one)) for one in found)
+
+    eventually(lambda: serving(False) == 1, "the third pod serves without a supervisor", START_S)
+
+    def stopped() -> str:
+        held = status(kube).get("conditions") or ()
+        found = [one for one in held if one["type"] == "InjectionStopped"]
+        return str(found[0]["message"]) if found and found[0]["status"] == "True" else ""
+
+    said = eventually(stopped, "the policy says that the injection is stopped", LISTED_S + 60)
+    assert f"image {absent}" in said
+
+    def events() -> list[str]:
+        found = [one for one in kube.list("events") if one["reason"] == "InjectionStopped"]
+        return [one["type"] for one in found]
+
+    assert eventually(events, "an Event says it too", LISTED_S) == ["Warning"]
+    kube.delete("pod", selector="app=llm,plimsoll.dev/policy")
+    eventually(lambda: serving(False) == 3, "all pods serve without a supervisor", START_S)
+
+    kube("annotate", "plsp", POLICY, "plimsoll.dev/retry-injection=1", "--overwrite")
+    eventually(lambda: not stopped(), "a person asks for another try", LISTED_S)
+    running.stop()
+    operator(*webhook)
+    eventually(lambda: injects(kube, pod(node, "first")), "new pods are injected", LISTED_S)
+    kube("rollout", "restart", "deployment/llm")
+    eventually(lambda: serving(True) >= 2, "pods serve with a supervisor", START_S)
+    eventually(lambda: status(kube)["injection"]["proven"], "the image is proven", LISTED_S)

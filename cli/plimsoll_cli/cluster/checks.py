@@ -147,6 +147,9 @@ def of_status(policy: Object) -> Iterator[Check]:
     yield Check(name, is_ready and supervised_all, text)
     for one in status.get("refusals") or ():
         yield Check(f"{name} refused", False, f"pod {one['pod']}: {one['reason']}")
+    injection = found.get("InjectionStopped") or {}
+    if injection.get("status") == "True" or injection.get("reason") == "PodDoesNotStart":
+        yield Check(f"{name} injection", False, str(injection.get("message")))
     conflict = found.get("Conflicting") or {}
     if conflict.get("status") == "True":
         text = f"{conflict.get('message')}: narrow one of the selectors"

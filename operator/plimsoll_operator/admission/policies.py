@@ -17,12 +17,17 @@ class Policies:
     def __init__(self) -> None:
         self._versions: dict[str, frozenset[Version]] = {}
         self._by_namespace: dict[str, list[SupervisionPolicy]] = {}
+        self._statuses: dict[str, Object] = {}
 
     def replace(self, items: Iterable[Object]) -> None:
         """Take a list of all policies in."""
+        items = list(items)
         held: dict[str, list[Object]] = {}
         for item in items:
             held.setdefault(item["metadata"]["namespace"], []).append(item)
+        self._statuses = {
+            item["metadata"].get("uid", ""): item.get("status") or {} for item in items
+        }
         versions = {namespace: _versions(found) for namespace, found in held.items()}
         self._by_namespace = {
             namespace: self._by_namespace[namespace]
@@ -40,6 +45,10 @@ class Policies:
         """Find the policy that supervises a pod: the oldest of those that select it."""
         found = selecting(self._by_namespace.get(namespace, ()), labels)
         return found[0] if found else None
+
+    def status(self, policy: SupervisionPolicy) -> Object:
+        """Return the policy's status."""
+        return self._statuses.get(policy.metadata.uid, {})
 
 
 def _versions(items: Iterable[Object]) -> frozenset[Version]:

@@ -5,30 +5,49 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from plimsoll_api.names import SERVICE_LABEL
+from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_api.workloads import membership
 from plimsoll_operator.admission.policies import Policies
+from plimsoll_operator.injection.checks import supervisor_of
 from plimsoll_operator.injection.policy import admit
 from plimsoll_operator.kinds import Object
+from plimsoll_operator.plans.injection import held_back, images_of, known
 from plimsoll_operator.render.containers import Images
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER
 
 log = logging.getLogger(__name__)
 
-RESULTS = ("injected", "refused", "unselected", "failed")
+RESULTS = ("injected", "held", "refused", "unselected", "failed")
+TRIED_S = 30.0
+"""A pod that was injected so long ago stands in the policy's status, if it still waits."""
 MAX_WARNING = 240
 """The API server cuts longer warnings off where there are many."""
 
 
 class Reviewer:
-    """Answers by the policies that are known. ``count`` is told the result of each review."""
+    """Answers by the policies that are known. ``count`` is told the result of each review.
+
+    ``limit`` replicas of a policy may wait for images with which no pod has run yet.
+    """
 
     def __init__(
-        self, policies: Policies, images: Images, count: Callable[[str], None] = lambda _: None
+        self,
+        policies: Policies,
+        images: Images,
+        count: Callable[[str], None] = lambda _: None,
+        limit: int = 2,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._policies, self._images, self._count = policies, images, count
+        self._limit, self._clock = limit, clock
+        self._tries: dict[tuple[str, str], dict[str, float]] = {}
+        self._lock = threading.Lock()
 
     def answer_bytes(self, body: bytes) -> bytes:
         """As :meth:`answer`, from JSON to JSON. ValueError where ``body`` is none."""
@@ -66,6 +85,13 @@ class Reviewer:
         if policy is None or (labels.get(SERVICE_LABEL) and labels.get(MANAGED_BY) == MANAGER):
             return "unselected"
         admitted = admit(pod, policy, self._images)
+        name = f"SupervisionPolicy {policy.metadata.name}"
+        fresh = admitted.refusal is None and supervisor_of(pod["spec"]) is None
+        with self._lock:
+            why = self._held_back(request, policy) if fresh else ""
+        if why:
+            response["warnings"] = [f"{name}: not supervised: {why}"[:MAX_WARNING]]
+            return "held"
         operations = patch(pod, admitted.pod)
         if operations:
             text = json.dumps(operations, separators=(",", ":")).encode()
@@ -73,9 +99,28 @@ class Reviewer:
             response["patch"] = base64.b64encode(text).decode()
         if admitted.refusal is None:
             return "injected"
-        said = f"SupervisionPolicy {policy.metadata.name}: not supervised: {admitted.refusal}"
-        response["warnings"] = [said[:MAX_WARNING]]
+        response["warnings"] = [f"{name}: not supervised: {admitted.refusal}"[:MAX_WARNING]]
         return "refused"
+
+    def _held_back(self, request: Object, policy: SupervisionPolicy) -> str:
+        """Say why the pod gets no supervisor for now; empty if it gets one, which counts as a try.
+
+        The pods of a multi-node group are one replica.
+        """
+        images, now = images_of(policy, self._images), self._clock()
+        key = (policy.metadata.uid, images)
+        lately = {one: at for one, at in self._tries.pop(key, {}).items() if now - at < TRIED_S}
+        if lately:
+            self._tries[key] = lately
+        member = membership(request["object"]["metadata"])
+        replica = f"{member.workload} {member.group}" if member.group else str(request["uid"])
+        if replica in lately:
+            return ""
+        found = known(self._policies.status(policy))
+        why = held_back(policy, found, images, len(lately), self._limit)
+        if not why and not (found is not None and found.proven) and not request.get("dryRun"):
+            self._tries[key] = lately | {replica: now}
+        return why
 
 
 def patch(before: Object, after: Object) -> list[Object]:

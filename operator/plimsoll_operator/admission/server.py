@@ -176,7 +176,7 @@ class Admission:
             tally.admitted(result, 0)
         self._folder = Path(tempfile.mkdtemp(prefix="plimsoll-webhook-"))
         self._port = webhook.port
-        review = Reviewer(policies, config.images, tally.admitted)
+        review = Reviewer(policies, config.images, tally.admitted, config.max_waiting_pods)
         self._server = Server(review.answer_bytes, partial(tally.admitted, "failed"))
         self._upkeep = Upkeep(api, policies, webhook, config, leading, self._folder, tally)
         tally.webhook(f"{webhook.namespace}/{webhook.name}", self.problem)

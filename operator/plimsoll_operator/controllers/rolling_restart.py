@@ -16,6 +16,7 @@ from plimsoll_operator.kinds import Key, Kind
 from plimsoll_operator.plans.rolling_restart import (
     ASKED,
     MANAGER,
+    STOPPED,
     SUSPECT,
     WEBHOOK_AWAY,
     WEBHOOK_OFF,
@@ -82,11 +83,13 @@ class RollingRestarts:
         workloads: Sequence[Workload],
         suspects: Collection[WorkloadRef | None],
         now: str,
+        stopped: bool = False,
     ) -> tuple[dict[WorkloadRef | None, str], list[WorkloadRef]]:
         """Ask workloads with waiting pods to restart, at most :data:`MAX_AT_ONCE` a turn.
 
-        Returns what to say of each in the status, and those that were asked by this call. Raises
-        ApiError if the API server may answer another time.
+        ``stopped`` says that new pods get no supervisor. Returns what to say of each in the status,
+        and those that were asked by this call. Raises ApiError if the API server may answer another
+        time.
         """
         if policy.spec.rollout is not PolicyRollout.RESTART:
             self.forget(key)
@@ -107,6 +110,9 @@ class RollingRestarts:
             ref, kind = one.ref, kind_of(one)
             if ref is None or kind is None:
                 said[ref] = by_hand(ref)
+                continue
+            if stopped:
+                said[ref] = STOPPED
                 continue
             if self._webhook is None or ref in suspects:
                 said[ref] = SUSPECT if self._webhook else WEBHOOK_OFF

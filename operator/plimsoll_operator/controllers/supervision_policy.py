@@ -41,12 +41,18 @@ from plimsoll_operator.kinds import (
     read,
     ref,
 )
+from plimsoll_operator.plans.injection import decide, images_of, known
 from plimsoll_operator.plans.policy import PolicyPlan, reconcile
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.scraper import Scraper, address_of
-from plimsoll_operator.status.notices import refused, restart_asked, suspected
+from plimsoll_operator.status.notices import (
+    injection_stopped,
+    refused,
+    restart_asked,
+    suspected,
+)
 from plimsoll_operator.status.policy import status
 
 log = logging.getLogger(__name__)
@@ -98,6 +104,9 @@ class PolicyController:
         self.pods: dict[Key, dict[State, int]] = {}
         """How many pods of each policy are in each state; those that end are left out."""
 
+        self.stopped: dict[Key, bool] = {}
+        """Whether new pods of each policy get no supervisor, because others do not start."""
+
     async def handle(self, key: Key) -> None:
         """Make the policy ``key`` what its spec says, and its status what it is."""
         item = self._store.get(key, Ref(POLICY.kind, key.name))
@@ -109,6 +118,7 @@ class PolicyController:
             self._restarts.forget(key)
             self.suspects.pop(key, None)
             self.pods.pop(key, None)
+            self.stopped.pop(key, None)
             return
         if item["metadata"].get("deletionTimestamp"):
             return
@@ -164,7 +174,7 @@ class PolicyController:
             for pod in page:
                 labels = pod["metadata"].get("labels") or {}
                 names = [one.metadata.name for one in selecting(policies, labels)]
-                found = examine(pod, policy, names, self._config.images)
+                found = examine(pod, policy, names, self._config.images, self._clock())
                 pods.append(found)
                 if found.state is State.SUPERVISED and (address := address_of(pod)):
                     addresses[found.name] = address
@@ -196,7 +206,7 @@ class PolicyController:
     ) -> dict[WorkloadRef | None, str]:
         """Ask for rolling restarts; what waiting pods wait for, by workload."""
         said, asked = await self._restarts.turn(
-            key, policy, plan.workloads, plan.suspects, self._clock()
+            key, policy, plan.workloads, plan.suspects, self._clock(), self.stopped.get(key, False)
         )
         await self._recorder.write(item, [restart_asked(str(ref)) for ref in asked])
         return said
@@ -217,15 +227,27 @@ class PolicyController:
         figures, now = self._scraper.published(key), self._clock()
         views = [one.view for one in pods or () if one.view]
         events, again = await pod_events(self._api, key.namespace, views, now, self._config.clocks)
-        incidents = self._incidents(key)
-        wanted = status(item, pods, incidents, figures, failure, now, said, events)
+        incidents, injection = self._incidents(key), self._injection(item, pods)
+        wanted = status(item, pods, incidents, figures, failure, now, said, events, injection)
+        self.stopped[key] = "stopped" in (wanted.get("injection") or {})
         shown = of_workloads(wanted)
         self.suspects[key] = tuple(name for name in shown if "suspectRevision" in shown[name])
         if wanted == item.get("status"):
             return again
         if await write_status(self._api, self._store, POLICY, item, wanted):
-            await self._recorder.write(item, suspected(item.get("status") or {}, wanted))
+            before = item.get("status") or {}
+            notices = [*suspected(before, wanted), *injection_stopped(before, wanted)]
+            await self._recorder.write(item, notices)
         return again
+
+    def _injection(self, item: Object, pods: tuple[SelectedPod, ...] | None) -> Object | None:
+        """Decide whether new pods get a supervisor; None if the spec selects none."""
+        if pods is None:
+            return None
+        policy, config = read(SupervisionPolicy, item), self._config
+        images = images_of(policy, config.images)
+        before = known(item.get("status"))
+        return decide(before, policy, images, pods, config.max_waiting_pods, self._clock())
 
     def _incidents(self, key: Key) -> list[Object]:
         return self._store.of(key, {INCIDENT.kind})

@@ -16,11 +16,16 @@ from plimsoll_api.names import POLICY_LABEL, REFUSED, SERVICE_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
 from plimsoll_api.workloads import Membership, membership
-from plimsoll_operator.fleet.pods import OVER, PodView, clean
+from plimsoll_operator.fleet.pods import OVER, PodView, clean, seconds
 from plimsoll_operator.injection.policy import admit
 from plimsoll_operator.kinds import InvalidSpec, Object, read
 from plimsoll_operator.render.containers import Images
-from plimsoll_operator.render.names import MANAGED_BY, MANAGER, SUPERVISOR
+from plimsoll_operator.render.names import MANAGED_BY, MANAGER, PROBE, SUPERVISOR
+
+STUCK_AFTER_S = 30.0
+"""Age from which a pod counts as stuck: a registry may fail for a moment."""
+MAX_ENDS = 2
+"""Ends of a container that never started, from which it counts as one that cannot start."""
 
 
 class State(Enum):
@@ -30,6 +35,19 @@ class State(Enum):
     WAITING = "Waiting"
     REFUSED = "Refused"
     LEAVING = "Leaving"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How far a pod got past the containers that an injection added.
+
+    ``images`` are theirs, as :func:`joined` writes them; empty without any. ``stuck`` says why the
+    pod cannot go on, empty if it can.
+    """
+
+    images: str = ""
+    ran: bool = False
+    stuck: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +70,20 @@ class SelectedPod:
     holds: bool = False
     created: str = ""
     view: PodView | None = None
+    start: Start = Start()
 
 
 def examine(
-    pod: Object, policy: SupervisionPolicy, selecting: Sequence[str], images: Images
+    pod: Object,
+    policy: SupervisionPolicy,
+    selecting: Sequence[str],
+    images: Images,
+    now: str = "",
 ) -> SelectedPod:
     """Find out where ``pod`` stands with ``policy``.
 
-    ``selecting`` names all policies that select it, in the order in which they may have it.
+    ``selecting`` names all policies that select it, in the order in which they may have it. ``now``
+    is RFC 3339, empty if no time has passed.
     """
     meta, spec = pod["metadata"], pod.get("spec") or {}
     name = policy.metadata.name
@@ -87,7 +111,33 @@ def examine(
         holds=holds and state in (State.SUPERVISED, State.LEAVING),
         created=str(meta.get("creationTimestamp") or ""),
         view=None if view is None or view.ready else view,
+        start=_start(pod, view, now) if view is not None and holds else Start(),
     )
+
+
+def joined(images: Iterable[str]) -> str:
+    """Write down the images of a supervisor and of a probe."""
+    return ", ".join(dict.fromkeys(images))
+
+
+def _start(pod: Object, view: PodView, now: str) -> Start:
+    listed = {one["name"]: str(one.get("image")) for one in pod["spec"].get("initContainers") or ()}
+    own = [name for name in (SUPERVISOR, PROBE) if name in listed]
+    images = joined(listed[name] for name in own)
+    said = {one.name: one for one in view.inits if one.name in own}
+    # An engine that ran got past them once, whatever its supervisor does now.
+    begun = any(one.end or one.state == "running" for one in view.mains)
+    if begun or (SUPERVISOR in said and said[SUPERVISOR].started):
+        return Start(images, ran=True)
+    if not (view.created and now) or seconds(view.created, now) < STUCK_AFTER_S:
+        return Start(images)
+    for name, one in said.items():
+        why = one.cause(now)
+        fails = one.state == "waiting" or one.restarts >= MAX_ENDS
+        if fails and why.blocking and not one.done:
+            text = f"container {name}, image {listed[name]}: {why.message}"
+            return Start(images, stuck=clean(text, MAX_REASON))
+    return Start(images)
 
 
 def _state(pod: Object, policy: str, older: str) -> tuple[State, str]:

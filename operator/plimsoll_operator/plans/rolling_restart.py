@@ -23,6 +23,7 @@ RESTARTED_FOR = "plimsoll.dev/restarted-for"
 ASKED = "the operator asked for a rolling restart; if pods still wait after it, restart it yourself"
 WEBHOOK_OFF = "the operator runs without its webhook, so a restart would add no supervisor"
 WEBHOOK_AWAY = "waiting for the operator's webhook, which is not ready"
+STOPPED = "injection is stopped: see the condition InjectionStopped"
 SUSPECT = "held: most replicas of one of its revisions have the same leak"
 
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")

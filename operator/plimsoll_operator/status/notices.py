@@ -98,6 +98,15 @@ def suspected(before: Object, after: Object) -> list[Notice]:
     ]
 
 
+def injection_stopped(before: Object, after: Object) -> list[Notice]:
+    """By two statuses of a policy, one after the other: its new pods get no supervisor any more."""
+    was, now = ((one.get("injection") or {}).get("stopped") for one in (before, after))
+    if not now or was:
+        return []
+    text = f"new pods get no supervisor: pod {now['pod']} does not start: {now['reason']}"
+    return [Notice("InjectionStopped", text, "Warning")]
+
+
 def _suspects(status: Object) -> dict[tuple[str, str], tuple[str, int, int]]:
     return {
         (f"{one['kind']}/{one['name']}", found["revision"]): (

@@ -20,6 +20,7 @@ from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.fleet.suspects import suspects
 from plimsoll_operator.fleet.workloads import Workload, grouped, of_workloads
 from plimsoll_operator.kinds import Object
+from plimsoll_operator.plans.injection import RETRY
 from plimsoll_operator.plans.policy import name_of, named
 from plimsoll_operator.plans.rolling_restart import SUSPECT, by_hand
 from plimsoll_operator.plans.service import Failure
@@ -43,19 +44,20 @@ def status(
     now: str,
     said: Mapping[WorkloadRef | None, str] | None = None,
     events: Events = MappingProxyType({}),
+    injection: Object | None = None,
 ) -> Object:
     """Compute the status that ``item`` should have.
 
     ``pods`` is None if the spec is invalid: what the last status says of pods stays. ``figures`` is
     None until the supervisors were asked for the first time. ``now`` is RFC 3339. ``said`` is what
     waiting pods of a workload wait for, if they are to be recreated. ``events`` are those of pods
-    whose containers are not created, by the pod's name.
+    whose containers are not created, by the pod's name. ``injection`` is what was decided about it.
     """
     before: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
     counted = (
         *("selected", "supervised", "waitingForRestart", "refused", "refusals"),
-        *("workloadCount", "workloads"),
+        *("workloadCount", "workloads", "injection"),
     )
     after: Object = {"observedGeneration": generation}
     if pods is None:
@@ -69,6 +71,9 @@ def status(
     verdicts = [_ready(after, failure, said or {}, troubles, drained_pods(figures or {}))]
     if pods is not None:
         verdicts += [_conflicting(pods), _suspicion(after["workloads"])]
+        if injection is not None:
+            after["injection"] = injection
+            verdicts.append(_injection(injection, pods))
     elif not before.get("conditions"):
         text = "an invalid spec selects no pod"
         verdicts += [
@@ -229,6 +234,25 @@ def _troubles(pods: Sequence[SelectedPod], events: Events, now: str) -> list[tup
         for one in sorted(pods, key=lambda one: one.name)
         if one.view and (why := one.view.trouble(events.get(one.name, ()), now))
     ]
+
+
+def _injection(found: Object, pods: Sequence[SelectedPod]) -> Verdict:
+    kind = PolicyCondition.INJECTION_STOPPED
+    if stopped := found.get("stopped"):
+        text = (
+            f"new pods get no supervisor, because pod {stopped['pod']} and others do not start:"
+            f" {stopped['reason']}; fix this, then set the annotation {RETRY} to another value"
+        )
+        return Verdict(kind, True, "PodsDoNotStart", text[:MAX_MESSAGE])
+    stuck = sorted((one.name, one.start.stuck) for one in pods if one.start.stuck)
+    if stuck:
+        name, reason = stuck[0]
+        text = f"pod {name} does not start: {reason}"
+        return Verdict(kind, False, "PodDoesNotStart", text[:MAX_MESSAGE])
+    if not found["proven"]:
+        text = f"no pod has run with {found['images']} yet: few pods at once get a supervisor"
+        return Verdict(kind, False, "Unproven", text[:MAX_MESSAGE])
+    return Verdict(kind, False, "PodsStart", "pods have started with their supervisors")
 
 
 def _conflicting(pods: Sequence[SelectedPod]) -> Verdict:

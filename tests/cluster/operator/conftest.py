@@ -160,8 +160,8 @@ def webhook(kubectl: Kubectl) -> Iterator[Webhook]:
 
 @pytest.fixture
 def flags(webhook: Webhook) -> tuple[str, ...]:
-    """The operator's, to serve the webhook."""
-    return webhook.flags
+    """The operator's, to serve the webhook. Without a kubelet no pod starts."""
+    return (*webhook.flags, "--max-waiting-pods=1000")
 
 
 @pytest.fixture(name="eventually")

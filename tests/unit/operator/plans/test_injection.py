@@ -1,0 +1,378 @@
+"""The circuit breaker of injection: what it decides, and what the webhook does by it.
+
+Tests ``plans/injection.py``, and for it ``fleet/selected_pods.py`` and ``admission/review.py``.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from plimsoll_api.names import POLICY_LABEL
+from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_api.supervision_policy_status import Injection, InjectionStop
+from plimsoll_api.workloads import Membership, WorkloadRef
+from plimsoll_operator.admission.policies import Policies
+from plimsoll_operator.admission.review import TRIED_S, Reviewer
+from plimsoll_operator.fleet.selected_pods import SelectedPod, Start, State, examine
+from plimsoll_operator.injection.policy import admit
+from plimsoll_operator.plans.injection import RETRY, decide, held_back, images_of, known
+from plimsoll_operator.render.containers import Images
+from plimsoll_operator.status.notices import injection_stopped
+from plimsoll_operator.status.policy import status
+
+Object = dict[str, Any]
+IMAGES = Images("engine:1", "supervisor:1")
+NOW, EARLIER, LATER = "2026-11-26T10:00:00Z", "2026-11-26T09:00:00Z", "2026-11-26T10:05:00Z"
+WHY = "container supervisor, image supervisor:1: ErrImagePull: not found"
+SELECTED = {"app": "llm"}
+
+
+def manifest(generation: int = 1, retry: str | None = None, **spec: Any) -> Object:
+    metadata: Object = {"name": "engines", "namespace": "ml", "uid": "u", "generation": generation}
+    if retry is not None:
+        metadata["annotations"] = {RETRY: retry}
+    return {
+        "apiVersion": "plimsoll.dev/v1alpha1",
+        "kind": "SupervisionPolicy",
+        "metadata": metadata,
+        "spec": {"selector": {"matchLabels": SELECTED}} | spec,
+    }
+
+
+def policy(generation: int = 1, retry: str | None = None, **spec: Any) -> SupervisionPolicy:
+    return SupervisionPolicy.model_validate(manifest(generation, retry, **spec))
+
+
+def one(
+    name: str,
+    ran: bool = False,
+    stuck: str = "",
+    images: str = "supervisor:1",
+    created: str = EARLIER,
+    state: State = State.SUPERVISED,
+    member: Membership | None = None,
+) -> SelectedPod:
+    start = Start(images, ran, stuck)
+    return SelectedPod(
+        name, "default", state, created=created, start=start, member=member or Membership()
+    )
+
+
+def stop(generation: int = 1, retry: str = "") -> Injection:
+    stopped = InjectionStop(pod="a", reason=WHY, time=NOW, generation=generation, retry=retry)
+    return Injection(images="supervisor:1", waiting=2, stopped=stopped)
+
+
+GROUP = Membership(WorkloadRef("LeaderWorkerSet", "l"), "leaderworkerset.x-k8s.io", "0")
+PROVEN = Injection(images="supervisor:1", proven=True)
+AGAIN = Injection(images="supervisor:1", since=NOW)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "pods", "expected"),
+    [
+        pytest.param(None, policy(), [], {"waiting": 0}, id="no pod"),
+        pytest.param(None, policy(), [one("a")], {"waiting": 1}, id="a pod starts"),
+        pytest.param(None, policy(), [one("a", stuck=WHY)], {"waiting": 1}, id="one is stuck"),
+        pytest.param(
+            None,
+            policy(),
+            [one("b", stuck=WHY), one("a", stuck=WHY), one("c")],
+            {"waiting": 3, "stopped": "a"},
+            id="two are stuck",
+        ),
+        pytest.param(
+            PROVEN,
+            policy(),
+            [one("a", stuck=WHY), one("b", stuck=WHY), one("c", ran=True)],
+            {"waiting": 2, "stopped": "a"},
+            id="two are stuck beside one that runs",
+        ),
+        pytest.param(None, policy(), [one("a", ran=True)], {"proven": True}, id="one ran"),
+        pytest.param(PROVEN, policy(), [], {"proven": True}, id="it ran once"),
+        pytest.param(
+            Injection(images="supervisor:0", proven=True), policy(), [], {}, id="another image"
+        ),
+        pytest.param(stop(), policy(), [], {"stopped": "a"}, id="the stuck pods are gone"),
+        pytest.param(
+            stop(), policy(), [one("c", ran=True)], {"stopped": "a"}, id="one runs after all"
+        ),
+        pytest.param(
+            stop(),
+            policy(generation=2),
+            [one("a", stuck=WHY), one("b", stuck=WHY), one("c", ran=True)],
+            {"since": NOW},
+            id="the policy changed: older pods prove nothing",
+        ),
+        pytest.param(
+            stop(), policy(retry="again"), [one("a", stuck=WHY)], {"since": NOW}, id="a person asks"
+        ),
+        pytest.param(
+            stop(retry="again"), policy(retry="again"), [], {"stopped": "a"}, id="that was before"
+        ),
+        pytest.param(
+            AGAIN,
+            policy(generation=2),
+            [one("a", stuck=WHY), *(one(name, stuck=WHY, created=LATER) for name in ("d", "e"))],
+            {"since": NOW, "waiting": 2, "stopped": "d"},
+            id="the next try fails too",
+        ),
+        pytest.param(
+            AGAIN,
+            policy(generation=2),
+            [one("d", ran=True, created=LATER)],
+            {"since": NOW, "proven": True},
+            id="the next try succeeds",
+        ),
+        pytest.param(
+            None,
+            policy(),
+            [
+                one("a", stuck=WHY, images="supervisor:0"),
+                one("b", stuck=WHY, state=State.LEAVING),
+                one("c", stuck=WHY),
+            ],
+            {"waiting": 1},
+            id="others do not count",
+        ),
+        pytest.param(
+            None,
+            policy(),
+            [one("l-0", member=GROUP), one("l-0-1", member=GROUP)],
+            {"waiting": 1},
+            id="a group is one replica",
+        ),
+    ],
+)
+def test_a_decision(
+    before: Injection | None, now: SupervisionPolicy, pods: list[SelectedPod], expected: Object
+) -> None:
+    found = decide(before, now, "supervisor:1", pods, 2, NOW)
+    short = {key: value for key, value in found.items() if value and key != "images"}
+    if "stopped" in found:
+        short["stopped"] = found["stopped"]["pod"]
+    assert short == {key: value for key, value in expected.items() if value}
+    kept = known({"injection": found})
+    assert decide(kept, now, "supervisor:1", pods, 2, LATER) == found, "it survives a restart"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "tried", "held"),
+    [
+        (None, policy(), 0, ""),
+        (None, policy(), 1, ""),
+        (None, policy(), 2, "2 replicas wait for supervisor:1"),
+        (Injection(images="supervisor:1", waiting=2), policy(), 0, "2 replicas wait"),
+        (Injection(images="supervisor:0", waiting=2), policy(), 1, ""),
+        (PROVEN, policy(), 9, ""),
+        (stop(), policy(), 0, "injection is stopped, because pod a does not start"),
+        (stop(), policy(retry="again"), 0, ""),
+        (stop(), policy(generation=2), 2, "2 replicas wait"),
+    ],
+)
+def test_a_pod_is_held_back(
+    before: Injection | None, now: SupervisionPolicy, tried: int, held: str
+) -> None:
+    said = held_back(now, before, "supervisor:1", tried, 2)
+    assert said.startswith(held)
+    assert bool(said) == bool(held)
+
+
+def pod(name: str = "vllm-1", **status: Any) -> Object:
+    container = {"name": "engine", "image": "vllm/vllm-openai:v0.24.0"}
+    metadata = {"name": name, "labels": SELECTED, "creationTimestamp": EARLIER}
+    made: Object = {"metadata": metadata, "spec": {"containers": [container]}}
+    return made | ({"status": status} if status else {})
+
+
+def injected(**said: Any) -> SelectedPod:
+    """A pod with the supervisor and the probe, of whose containers the kubelet says this."""
+    wanted = policy(probe={"enabled": True})
+    made = admit(pod(), wanted, IMAGES).pod
+    assert made["metadata"]["labels"][POLICY_LABEL] == "engines"
+    listed = [{"name": name.replace("_", "-")} | one for name, one in said.items()]
+    engine = [one for one in listed if one["name"] == "engine"]
+    status = {
+        "containerStatuses": engine,
+        "initContainerStatuses": [one for one in listed if one not in engine],
+    }
+    return examine(made | {"status": status}, wanted, ["engines"], IMAGES, NOW)
+
+
+def waiting(reason: str, message: str = "", **more: Any) -> Object:
+    return {"state": {"waiting": {"reason": reason, "message": message}}} | more
+
+
+DONE = {"state": {"terminated": {"exitCode": 0}}, "restartCount": 0}
+FAILED = {"terminated": {"exitCode": 1, "message": "no module"}}
+
+
+@pytest.mark.parametrize(
+    ("said", "ran", "stuck"),
+    [
+        ({}, False, ""),
+        ({"supervisor": waiting("PodInitializing")}, False, ""),
+        (
+            {"plimsoll_probe": waiting("ErrImagePull", "not\u202e found"),
+             "supervisor": waiting("PodInitializing")},
+            False,
+            "container plimsoll-probe, image supervisor:1: ImagePullBackOff (not found)",
+        ),
+        (
+            {"plimsoll_probe": DONE, "supervisor": waiting("ImagePullBackOff", "no such host")},
+            False,
+            "container supervisor, image supervisor:1: ImagePullBackOff (no such host)",
+        ),
+        (
+            {"supervisor": waiting("CrashLoopBackOff", "back-off", lastState=FAILED,
+                                   restartCount=3)},
+            False,
+            "container supervisor, image supervisor:1: ended: exit code 1 (no module)",
+        ),
+        (
+            {"supervisor": {"state": FAILED, "restartCount": 2, "started": False}},
+            False,
+            "container supervisor, image supervisor:1: ended: exit code 1 (no module)",
+        ),
+        ({"supervisor": {"state": FAILED, "restartCount": 0, "started": False}}, False, ""),
+        (
+            {"plimsoll_probe": DONE, "supervisor": {"state": {"running": {}}, "started": True},
+             "engine": waiting("ImagePullBackOff")},
+            True,
+            "",
+        ),
+        (
+            {"supervisor": waiting("CrashLoopBackOff", started=False, restartCount=9),
+             "engine": waiting("CrashLoopBackOff", lastState=FAILED)},
+            True,
+            "",
+        ),
+    ],
+)  # fmt: skip
+def test_how_far_a_pod_got(said: Object, ran: bool, stuck: str) -> None:
+    start = injected(**said).start
+    assert (start.images, start.ran, start.stuck) == ("supervisor:1", ran, stuck)
+
+
+def test_a_young_pod_is_not_stuck_and_a_foreign_one_says_nothing() -> None:
+    wanted = policy()
+    made = admit(pod(), wanted, IMAGES).pod
+    made["metadata"]["creationTimestamp"] = NOW
+    failed = {"initContainerStatuses": [{"name": "supervisor"} | waiting("ErrImagePull")]}
+    young = examine(made | {"status": failed}, wanted, ["engines"], IMAGES, NOW)
+    assert (young.start.images, young.start.stuck) == ("supervisor:1", "")
+    plain = examine(pod(), wanted, ["engines"], IMAGES, NOW)
+    assert plain.start == Start()
+
+
+def test_the_images_are_those_that_a_new_pod_gets() -> None:
+    own = Images("e", "s:1", "p:1")
+    assert images_of(policy(), own) == "s:1"
+    assert images_of(policy(probe={"enabled": True}), own) == "s:1, p:1"
+    assert images_of(policy(probe={"enabled": True}), IMAGES) == "supervisor:1"
+
+
+def test_the_status_and_an_event_say_what_a_person_can_do() -> None:
+    item = manifest()
+    pods = [one(name, stuck=WHY) for name in ("a", "b")]
+    found = decide(None, policy(), "supervisor:1", pods, 2, NOW)
+    after = status(item, pods, [], None, None, NOW, injection=found)
+    (condition,) = [c for c in after["conditions"] if c["type"] == "InjectionStopped"]
+    assert (condition["status"], condition["reason"]) == ("True", "PodsDoNotStart")
+    assert WHY in condition["message"]
+    assert f"set the annotation {RETRY} to another value" in condition["message"]
+    (notice,) = injection_stopped({}, after)
+    assert (notice.reason, notice.type) == ("InjectionStopped", "Warning")
+    assert injection_stopped(after, after) == []
+    invalid = status(item | {"status": after}, None, [], None, None, NOW)
+    assert invalid["injection"] == found, "what is known stays while the spec is invalid"
+    lone = decide(None, policy(), "supervisor:1", pods[:1], 2, NOW)
+    after = status(item, pods[:1], [], None, None, NOW, injection=lone)
+    (condition,) = [c for c in after["conditions"] if c["type"] == "InjectionStopped"]
+    assert (condition["status"], condition["reason"]) == ("False", "PodDoesNotStart")
+    assert WHY in condition["message"]
+
+
+class Webhook:
+    """A replica's webhook with one policy, at a time that the test sets."""
+
+    def __init__(self, **found: Any) -> None:
+        self.now, self.count = 0.0, 0
+        self.policies, self.results = Policies(), list[str]()
+        self.show(**found)
+        self._review = Reviewer(
+            self.policies, IMAGES, self.results.append, limit=2, clock=lambda: self.now
+        )
+
+    def show(self, version: str = "1", **found: Any) -> None:
+        item = manifest()
+        item["metadata"]["resourceVersion"] = version
+        self.policies.replace([item | {"status": found}])
+
+    def create(self, wanted: Object | None = None, **request: Any) -> Object:
+        self.count += 1
+        wanted = wanted or pod()
+        whole = {
+            "uid": f"{self.count}",
+            "operation": "CREATE",
+            "kind": {"kind": "Pod"},
+            "namespace": "ml",
+            "object": wanted,
+        }
+        answer: Object = self._review.answer({"request": whole | request})["response"]
+        assert answer["allowed"]
+        return answer
+
+
+def test_the_webhook_gives_a_supervisor_to_few_pods_until_one_ran() -> None:
+    webhook = Webhook()
+    for _ in range(3):
+        webhook.create(dryRun=True)
+    first = webhook.create()
+    webhook.create()
+    third = webhook.create()
+    assert webhook.results == ["injected"] * 5 + ["held"]
+    assert "patch" not in third
+    assert "with which no pod has run yet" in third["warnings"][0]
+    # Another webhook changed the pod, and the API server asks again.
+    operations = json.loads(base64.b64decode(first["patch"]))
+    again = pod() | {"spec": pod()["spec"] | {
+        one["path"].removeprefix("/spec/"): one["value"]
+        for one in operations if one["path"].startswith("/spec/")
+    }}  # fmt: skip
+    webhook.create(again)
+    assert webhook.results[-1] == "injected"
+    webhook.now = TRIED_S
+    webhook.create()
+    assert webhook.results[-1] == "injected", "the status says that none waits"
+    webhook.show("2", injection={"images": "supervisor:1", "waiting": 2})
+    webhook.create()
+    assert webhook.results[-1] == "held"
+    webhook.show("3", injection={"images": "supervisor:1", "proven": True})
+    for _ in range(9):
+        webhook.create()
+    assert webhook.results[-9:] == ["injected"] * 9
+
+
+def test_the_webhook_injects_a_group_as_a_whole_and_no_policy_that_is_stopped() -> None:
+    webhook = Webhook()
+    owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": "r", "controller": True}
+    head = pod()
+    head["metadata"] |= {
+        "ownerReferences": [owner],
+        "labels": SELECTED | {"ray.io/cluster": "r", "ray.io/node-type": "head"},
+    }
+    for _ in range(5):
+        webhook.create(head)
+    webhook.create()
+    assert webhook.results == ["injected"] * 6
+    stopped = stop().model_dump(mode="json", by_alias=True, exclude_none=True)
+    webhook = Webhook(injection=stopped)
+    answer = webhook.create()
+    assert webhook.results == ["held"]
+    assert "injection is stopped, because pod a does not start" in answer["warnings"][0]
+    assert known({"injection": {"images": 7}}) is None
