@@ -24,7 +24,7 @@ from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_sidecar.signals.probe.probe_socket import ask_all
 from plimsoll_sidecar.signals.probe.probes import REPORT
-from plimsoll_sidecar.signals.process.process_id import ProcessId, identify
+from plimsoll_sidecar.signals.process.process_table import ProcessId, identify
 from plimsoll_sidecar.signals.process.programs import PROGRAMS
 from tests.conformance.peers import CHECKPOINT, LARGE, Peer
 from tests.conformance.rig import START_S, Rig, until

@@ -51,7 +51,7 @@ TOOLS = (
 IGNORED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     # `python -m plimsoll_api.generate` runs on developers' machines only.
     "operator": {"DEP001": ("yaml",), "DEP003": ("yaml",)},
-    "sidecar": {"DEP002": ("psutil",)},
+    "sidecar": {},
     "engine": {"DEP002": (FORMS,)},
     "cli": {},
     # vLLM loads the plugins of the conformance tests; its environment is not ours.

@@ -42,7 +42,7 @@ from plimsoll_sidecar.signals.group import (
     workers_of,
 )
 from plimsoll_sidecar.signals.peers_file import PeersFile
-from plimsoll_sidecar.signals.process.process_id import ProcessId
+from plimsoll_sidecar.signals.process.process_table import ProcessId
 from plimsoll_sidecar.signals.sampler import Sampler
 from plimsoll_sidecar.signals.shared_memory.orphaned_memory import OrphanedMemory
 from plimsoll_sidecar.supervisor import Supervisor

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll_sidecar.act.sweep import FOLLOW_S, Sweep
-from plimsoll_sidecar.signals.process.process_id import identify
+from plimsoll_sidecar.signals.process.process_table import identify
 from plimsoll_sidecar.signals.shared_memory import shared_files
 from plimsoll_sidecar.signals.shared_memory.orphaned_memory import (
     MIN_AGE_S,

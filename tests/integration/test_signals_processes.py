@@ -12,7 +12,7 @@ import pytest
 
 from plimsoll_api.admin import ProcessMemory, Role
 from plimsoll_sidecar.signals.process import resident_memory
-from plimsoll_sidecar.signals.process.process_id import identify
+from plimsoll_sidecar.signals.process.process_table import identify
 from plimsoll_sidecar.signals.process.resident_memory import Processes
 
 MIB = 1 << 20

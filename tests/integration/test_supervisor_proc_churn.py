@@ -16,8 +16,8 @@ from plimsoll_api.admin import EngineState, Load, ProcessMemory, Role, Status
 from plimsoll_sidecar.record import diagnostics
 from plimsoll_sidecar.record.diagnostics import Diagnostics
 from plimsoll_sidecar.signals import sampler
-from plimsoll_sidecar.signals.process import cgroup, resident_memory
-from plimsoll_sidecar.signals.process.process_id import ProcessId, identify
+from plimsoll_sidecar.signals.process import cgroup, process_table, resident_memory
+from plimsoll_sidecar.signals.process.process_table import ProcessId, identify
 from plimsoll_sidecar.signals.process.resident_memory import Processes
 
 MIB = 1 << 20
@@ -114,14 +114,14 @@ def test_a_sum_is_whole_or_unknown_while_processes_come_and_go(start: Start) -> 
 def test_no_reader_fails_on_a_process_that_vanishes(start: Start) -> None:
     churning, _ = start(CHURN)
     readers: list[Callable[[int], object]] = [
-        resident_memory.resident, resident_memory.children, identify,
-        cgroup.membership, cgroup.Cgroup.of,
+        resident_memory.resident, process_table.children, identify,
+        process_table.membership, cgroup.Cgroup.of,
     ]  # fmt: skip
     met = 0
     deadline = time.monotonic() + 60
     while met < 300:
         assert time.monotonic() < deadline, "processes do not come and go"
-        for pid in resident_memory.children(churning.pid) or ():
+        for pid in process_table.children(churning.pid) or ():
             met += 1
             for read in readers:
                 read(pid)
@@ -146,7 +146,7 @@ def test_a_name_in_no_encoding_is_no_obstacle(start: Start) -> None:
     processes = Processes()
     processes.name(frontend(odd.pid))
     assert (processes.read().rss_anon or 0) > MIB
-    assert cgroup.membership(odd.pid) is not None
+    assert process_table.membership(odd.pid) is not None
 
 
 def test_more_processes_than_can_be_read_are_unknown(

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plimsoll_api.units import format_bytes
-from plimsoll_sidecar.signals.process.process_id import ProcessId, age_s, identify
+from plimsoll_sidecar.signals.process.process_table import ProcessId, age_s, lives
 from plimsoll_sidecar.signals.shared_memory import shared_files
 from plimsoll_sidecar.signals.shared_memory.orphaned_memory import SHM, is_pods_own
 from plimsoll_sidecar.signals.shared_memory.shared_files import SharedFile, UnknownError
@@ -52,7 +52,7 @@ class Sweep:
         It sweeps for a while after that one's end where that is ``asked`` for.
         """
         now = self._now()
-        alive = main is not None and identify(main.pid) == main
+        alive = main is not None and lives(main)
         if self._main is not None and (not alive or main != self._main):
             # What was written in the last moments of its life may be the next engine's already.
             self._ended_at, self._until = self._alive_at, now + FOLLOW_S

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from plimsoll_sidecar.signals.process.cgroup import Cgroup, CgroupMemory, membership
+from plimsoll_sidecar.signals.process.cgroup import Cgroup, CgroupMemory
+from plimsoll_sidecar.signals.process.process_table import membership
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:

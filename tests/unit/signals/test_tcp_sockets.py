@@ -1,6 +1,6 @@
 """Who listens at a port: by sock_diag, and by /proc where the kernel has none.
 
-Tests ``signals/process/tcp_sockets.py`` and ``signals/process/sock_diag.py``.
+Tests ``signals/process/tcp_sockets.py``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from plimsoll_sidecar.signals.process import sock_diag
+from plimsoll_sidecar.signals.process import tcp_sockets as sock_diag
 from plimsoll_sidecar.signals.process.tcp_sockets import ESTABLISHED, LISTEN, listed, sockets
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from plimsoll_api.admin import Diagnostic, ProcessMemory, StandbyStatus, Status
 from plimsoll_sidecar.act.adapters.termination import Ending
 from plimsoll_sidecar.govern.command import Command, Result
-from plimsoll_sidecar.signals.process.process_id import ProcessId
+from plimsoll_sidecar.signals.process.process_table import ProcessId
 
 
 class EngineAdapter(Protocol):

@@ -11,7 +11,7 @@ from plimsoll_api.admin import Diagnostic, ProcessMemory
 from plimsoll_sidecar.govern.command import Command
 from plimsoll_sidecar.signals.probe.probes import Probes
 from plimsoll_sidecar.signals.process import stacks
-from plimsoll_sidecar.signals.process.process_id import identify
+from plimsoll_sidecar.signals.process.process_table import identify
 
 
 def gather(

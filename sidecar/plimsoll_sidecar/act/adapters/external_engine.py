@@ -37,10 +37,9 @@ from plimsoll_sidecar.govern.command import Command, Outcome, Result
 from plimsoll_sidecar.signals.device.gpu_identity import GpuIdentity
 from plimsoll_sidecar.signals.probe.probes import Probes
 from plimsoll_sidecar.signals.process.engine_processes import Members, NoEngine
-from plimsoll_sidecar.signals.process.process_id import ProcessId, age_s
+from plimsoll_sidecar.signals.process.process_table import ProcessId, age_s
 from plimsoll_sidecar.signals.process.programs import parts_of
-from plimsoll_sidecar.signals.process.tcp_sockets import ESTABLISHED, LISTEN, sockets
-from plimsoll_sidecar.signals.serving.unanswered import unanswered
+from plimsoll_sidecar.signals.process.tcp_sockets import ESTABLISHED, LISTEN, sockets, unanswered
 
 log = logging.getLogger(__name__)
 

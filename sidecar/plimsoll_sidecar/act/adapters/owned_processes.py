@@ -13,8 +13,7 @@ from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.termination import TERM_GRACE_S, Ender, Ending
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.signals.process.engine_processes import EngineFinder, Members, NoEngine, is_in
-from plimsoll_sidecar.signals.process.process_id import ProcessId, age_s, identify
-from plimsoll_sidecar.signals.process.process_table import command_line
+from plimsoll_sidecar.signals.process.process_table import ProcessId, age_s, command_line, lives
 from plimsoll_sidecar.signals.process.programs import has_title, named
 
 log = logging.getLogger(__name__)
@@ -78,16 +77,16 @@ class OwnedProcesses:
         with self._lock:
             known = self._members
             fresh = self._clock() - self._looked < REFRESH_S
-            if fresh and known is not None and known.main is not None and _lives(known.main):
+            if fresh and known is not None and known.main is not None and lives(known.main):
                 return known
             return self._look()
 
     def _look(self) -> Members:
         self._looked = self._clock()
         before = self._members
-        if before is not None and (before.main is None or not _lives(before.main)):
+        if before is not None and (before.main is None or not lives(before.main)):
             self._left |= set(before.helpers if before.main is not None else self._parts(before))
-        self._left = {process for process in self._left if _lives(process)}
+        self._left = {process for process in self._left if lives(process)}
         try:
             self._members = self._identity.find()
         except NoEngine as none:
@@ -140,7 +139,7 @@ class OwnedProcesses:
         """
         with self._lock:
             members = self._members
-            left = {process for process in self._left if _lives(process)}
+            left = {process for process in self._left if lives(process)}
             if not left or members is None or members.main is None:
                 return ""
             kept = {members.main, *members.helpers}
@@ -160,7 +159,7 @@ class OwnedProcesses:
             except NoEngine as none:
                 # What is remembered of the engine may still be ended by its start time.
                 members = Members(main, (main,) if main is not None else ())
-                if main is None or not _lives(main):
+                if main is None or not lives(main):
                     return Ending(f"no process was running ({none})")
         if main is not None and members.main is not None and members.main != main:
             left = tuple(p for p in members.everyone if p.started < members.main.started)
@@ -171,7 +170,7 @@ class OwnedProcesses:
 def sweep(members: Members) -> Ending:
     """End what an engine left that ended by itself; nothing while its main process lives."""
     deadline = time.monotonic() + SWEEP_S
-    while members.main is not None and _lives(members.main):
+    while members.main is not None and lives(members.main):
         if time.monotonic() > deadline:
             return Ending("")
         time.sleep(POLL_S)
@@ -183,7 +182,3 @@ def _ender(members: Members, parts: Iterable[ProcessId] = ()) -> Ender:
     return Ender(
         members.everyone, lambda process: container is None or is_in(process.pid, container), parts
     )
-
-
-def _lives(process: ProcessId) -> bool:
-    return identify(process.pid) == process

@@ -12,12 +12,18 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 import msgspec
+import psutil
 
-from plimsoll_sidecar.signals.process.process_id import ProcessId, identify, send
-from plimsoll_sidecar.signals.process.process_table import descendants, parents
+from plimsoll_sidecar.signals.process.process_table import (
+    ProcessId,
+    descendants,
+    identify,
+    lives,
+    parents,
+    send,
+)
 
 TERM_GRACE_S = 5.0
 """A frontend that hangs does not run its handler; one that is only slow can still end cleanly."""
@@ -64,13 +70,13 @@ class Ender:
         The grace is short once its parts have ended.
         """
         summary: list[str] = []
-        if main is not None and identify(main.pid) == main:
+        if main is not None and lives(main):
             self._everyone.add(main)
             self._living()
             begin = time.monotonic()
             number = self._one(main, grace_s)
             took = time.monotonic() - begin
-            if identify(main.pid) != main:
+            if not lives(main):
                 summary.append(_sentence(main, number, took))
             self._wait(self._everyone - {main}, FOLLOW_S if number is signal.SIGTERM else 0.0)
         else:
@@ -99,7 +105,7 @@ class Ender:
             self._wait({process}, grace_s, until=self._is_alone)
             deadline = min(deadline, time.monotonic() + ALONE_S)
         self._wait({process}, deadline - time.monotonic())
-        if identify(process.pid) != process:
+        if not lives(process):
             return signal.SIGTERM
         self._send(process, signal.SIGKILL)
         self._wait({process}, KILL_WAIT_S)
@@ -107,7 +113,7 @@ class Ender:
 
     def _living(self) -> set[ProcessId]:
         """Those that live, and what they have started since."""
-        alive = {process for process in self._everyone if identify(process.pid) == process}
+        alive = {process for process in self._everyone if lives(process)}
         children = descendants({process.pid for process in alive}, parents())
         alive |= {found for pid in children if (found := identify(pid)) is not None}
         alive = {process for process in alive if self._allowed(process)}
@@ -116,7 +122,7 @@ class Ender:
 
     def _is_alone(self) -> bool:
         """Whether every part has ended."""
-        return not any(identify(part.pid) == part for part in self._parts)
+        return not any(lives(part) for part in self._parts)
 
     def _wait(
         self,
@@ -128,23 +134,21 @@ class Ender:
         deadline = time.monotonic() + seconds
         waited = list(processes)
         while time.monotonic() < deadline and not until():
-            waited = [
-                one for one in waited if identify(one.pid) == one and one not in self._refused
-            ]
+            waited = [one for one in waited if lives(one) and one not in self._refused]
             if not waited:
                 return
             time.sleep(POLL_S)
 
     def _send(self, process: ProcessId, number: signal.Signals) -> None:
         try:
-            owner = Path(f"/proc/{process.pid}").stat().st_uid
+            owner = psutil.Process(process.pid).uids().effective
             if owner != os.geteuid():
                 self._refused[process] = (
                     f"it runs as UID {owner}, the supervisor as UID {os.geteuid()}"
                 )
                 return
             send(process, number, self._allowed)
-        except (FileNotFoundError, ProcessLookupError):
+        except (psutil.NoSuchProcess, ProcessLookupError):
             return
         except OSError as error:
             self._refused[process] = str(error.strerror)

@@ -49,7 +49,7 @@ def devices(pids: Iterable[int], proc: Path = PROC) -> list[str]:
 def _opened(folder: str) -> set[tuple[int, int]]:
     """Major and minor numbers of NVIDIA's device files that a process has open.
 
-    By strings: see proc_file.py.
+    By strings: see process_table.read.
     """
     found: set[tuple[int, int]] = set()
     try:

@@ -21,8 +21,8 @@ from plimsoll_api.supervisor_config import PROBE_DIR_ENV
 from plimsoll_sidecar.signals.probe import probe_report
 from plimsoll_sidecar.signals.probe.probe_report import Report
 from plimsoll_sidecar.signals.probe.probe_socket import TEXT_BYTES, Exchange, ask_all
-from plimsoll_sidecar.signals.process.process_id import ProcessId, identify
-from plimsoll_sidecar.signals.process.resident_memory import MAX_PROCESSES, children
+from plimsoll_sidecar.signals.process.process_table import ProcessId, children, identify, lives
+from plimsoll_sidecar.signals.process.resident_memory import MAX_PROCESSES
 
 REPORT_S = 0.3
 """For the reports of all processes, within a sample; they take a millisecond."""
@@ -177,7 +177,7 @@ class Probes:
             report = decode(answer, Report)
         except Malformed:
             report = None
-        if report is not None and report.pid == process.pid and identify(process.pid) == process:
+        if report is not None and report.pid == process.pid and lives(process):
             known.report, known.at, known.next = report, now - report.age_s, 0.0
             known.prompt = now - known.asked <= REPORT_S
         else:
@@ -233,7 +233,7 @@ class Probes:
     def _ask(
         self, request: dict[str, object] | dict[str, str], timeout_s: float, limit: int = 1 << 16
     ) -> dict[int, bytes]:
-        alive = [p.pid for p in self._answering if identify(p.pid) == p]
+        alive = [p.pid for p in self._answering if lives(p)]
         if self._folder is None or not alive:
             return {}
         line = json.dumps(request).encode() + b"\n"

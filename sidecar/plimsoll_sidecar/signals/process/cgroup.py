@@ -13,8 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from plimsoll_api.control_group import MemoryGroup, memory_group
-from plimsoll_sidecar.signals.process import proc_file
+from plimsoll_sidecar.signals.process.process_table import membership
 
 ROOT = Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 60
@@ -75,14 +74,6 @@ class Cgroup:
     def read(self) -> CgroupMemory:
         """Return the group's files at this instant; what cannot be read is None."""
         return _version1(self.folder) if self.version == 1 else _version2(self.folder)
-
-
-def membership(pid: int) -> MemoryGroup | None:
-    """Return the process's group; None where that cannot be read."""
-    try:
-        return memory_group(os.fsdecode(proc_file.read(pid, "cgroup")))
-    except OSError:
-        return None
 
 
 def _another_root(pid: int) -> bool | None:

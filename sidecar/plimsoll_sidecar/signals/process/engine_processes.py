@@ -22,16 +22,18 @@ import msgspec
 
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import CONTAINER_ENV
-from plimsoll_sidecar.signals.process.process_id import ProcessId, identify
 from plimsoll_sidecar.signals.process.process_table import (
     Container,
+    ProcessId,
     ancestors,
     command_line,
     command_name,
     container_of,
     descendants,
     environment,
+    identify,
     is_nested,
+    lives,
     parents,
 )
 from plimsoll_sidecar.signals.process.programs import (
@@ -98,7 +100,7 @@ class EngineFinder:
             everyone = set(containers) | descendants(set(containers), tree)
         else:
             container, everyone = None, set()
-        alive = {p for p in self._known if identify(p.pid) == p}
+        alive = {p for p in self._known if lives(p)}
         everyone |= {p.pid for p in alive} | descendants({p.pid for p in alive}, tree)
         return self._members(everyone & candidates, set(signs), tree, container, listening)
 

@@ -9,22 +9,21 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
+
+import psutil
 
 from plimsoll_api.trace import OpenFiles
 
-PROC = Path("/proc")
 PERIOD_S = 15.0
 MAX_COUNTED = 65_536
 """Entries of one process that are counted one by one, on kernels before 6.2; more is unknown."""
-LIMIT = "Max open files"
 
 
 class OpenFilesReader:
     """Reads at intervals, and returns the newest reading in between."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, proc: Path = PROC) -> None:
-        self._clock, self._proc = clock, proc
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._next = 0.0
         self._newest: OpenFiles | None = None
 
@@ -37,16 +36,15 @@ class OpenFilesReader:
         now = self._clock()
         if now >= self._next:
             self._next = now + PERIOD_S
-            self._newest = nearest(processes(), self._proc)
+            self._newest = nearest(processes())
         return self._newest
 
 
-def nearest(processes: Mapping[int, str], proc: Path = PROC) -> OpenFiles | None:
+def nearest(processes: Mapping[int, str]) -> OpenFiles | None:
     """Return the process with the largest share of its limit in use; None if none can be read."""
     found = []
     for pid, name in processes.items():
-        # By strings: see proc_file.py.
-        count, limit = _open(f"{proc}/{pid}/fd"), _limit(f"{proc}/{pid}/limits")
+        count, limit = _open(f"/proc/{pid}/fd"), _limit(pid)
         if count is not None and limit is not None:
             found.append(OpenFiles(process=name, open=count, limit=limit))
     return max(found, key=lambda one: one.ratio, default=None)
@@ -64,12 +62,10 @@ def _open(folder: str) -> int | None:
     return count if count <= MAX_COUNTED else None
 
 
-def _limit(file: str) -> int | None:
+def _limit(pid: int) -> int | None:
     """Return the soft limit; None where there is none, or it cannot be read."""
     try:
-        with open(file, encoding="ascii", errors="replace") as limits:
-            lines = limits.read().splitlines()
-        soft = next(line for line in lines if line.startswith(LIMIT)).removeprefix(LIMIT).split()[0]
-        return int(soft) or None
-    except (OSError, ValueError, StopIteration, IndexError):
+        soft, _ = psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE)
+    except (psutil.Error, OSError):
         return None
+    return soft if soft > 0 else None

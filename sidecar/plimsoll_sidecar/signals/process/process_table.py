@@ -1,21 +1,101 @@
-"""What ``/proc`` tells of any process: parents, command line, environment, container.
+"""The processes that this one sees: psutil's account of them, and what psutil does not tell.
 
 Everything here is a hint of one moment. Whoever acts on a process fences it by its start time
-(:class:`~plimsoll_sidecar.signals.process.process_id.ProcessId`).
+(:class:`ProcessId`). What a process may write itself, its arguments and its environment, is read up
+to a bound; psutil reads and splits all of it (docs/decisions/0002-libraries.md).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator, Mapping
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from plimsoll_sidecar.signals.process import proc_file
-from plimsoll_sidecar.signals.process.cgroup import membership
+import msgspec
+import psutil
+
+from plimsoll_api.control_group import MemoryGroup, memory_group
 
 MAX_ANCESTORS = 64
 MAX_WORDS = 64
-"""Words of a command line that are looked at: a fork bomb's may be megabytes."""
+MAX_LINE = 64 << 10
+"""Words and bytes of a command line that are looked at: a fork bomb's may be megabytes."""
+MAX_ENVIRONMENT = 1 << 20
+"""Bytes of an environment; Linux starts no program with more than 2 MiB by default."""
+TRIES = 3
+"""To read the children of a process whose threads come and go."""
+ENDED = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
+
+
+def read(pid: int, name: str, limit: int = -1) -> bytes:
+    """Return what ``/proc/PID/NAME`` holds, up to ``limit`` bytes; raise OSError without it.
+
+    pathlib interns each part of a path. With the numbers of processes and threads among them, the
+    interpreter's table of such strings is built anew every few hundred samples, which takes a
+    megabyte for a moment, and the heap may keep it.
+    """
+    with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
+        if limit < 0:
+            return file.read()
+        pieces, left = [], limit
+        while left > 0 and (piece := file.read(left)):  # a page at a time
+            pieces.append(piece)
+            left -= len(piece)
+        return b"".join(pieces)
+
+
+class ProcessId(msgspec.Struct, frozen=True):
+    """One process, by its PID and its start time, so that a reused PID is never mistaken for it.
+
+    ``started`` is in clock ticks since boot (field 22 of /proc/PID/stat), which no clock moves.
+    """
+
+    pid: int
+    started: int
+
+
+def identify(pid: int) -> ProcessId | None:
+    """Return the process that has this PID now; None where there is none, or only a zombie."""
+    try:
+        stat = read(pid, "stat")  # a name is in no certain encoding
+    except OSError:
+        return None
+    fields = stat.rpartition(b")")[2].split()
+    if len(fields) < 20 or fields[0] in (b"Z", b"X"):
+        return None
+    return ProcessId(pid, int(fields[19]))
+
+
+def lives(process: ProcessId) -> bool:
+    """Return whether this process still runs."""
+    return identify(process.pid) == process
+
+
+def age_s(process: ProcessId) -> float:
+    """Seconds since the process started."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - process.started / ticks)
+
+
+def send(
+    process: ProcessId,
+    number: int,
+    allowed: Callable[[ProcessId], bool] = lambda process: True,
+) -> None:
+    """Send a signal to this process and no other.
+
+    Its descriptor stays its own, whichever process gets its PID. Raises ``ProcessLookupError``
+    where it has ended.
+    """
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        if lives(process) and allowed(process):
+            signal.pidfd_send_signal(descriptor, number)
+    finally:
+        os.close(descriptor)
 
 
 class Container(NamedTuple):
@@ -40,6 +120,14 @@ class Container(NamedTuple):
         return self.cgroup == other.cgroup and (not known or self.mounts == other.mounts)
 
 
+def membership(pid: int) -> MemoryGroup | None:
+    """Return the process's memory control group; None where that cannot be read."""
+    try:
+        return memory_group(os.fsdecode(read(pid, "cgroup")))
+    except OSError:
+        return None
+
+
 def container_of(pid: int) -> Container | None:
     """Return the container of a process; None where there is no such process."""
     group = membership(pid)
@@ -55,7 +143,7 @@ def container_of(pid: int) -> Container | None:
 def is_nested(pid: int) -> bool:
     """Whether the process is in a PID namespace below ours, or gone."""
     try:
-        status = proc_file.read(pid, "status")
+        status = read(pid, "status")
     except OSError:
         return True
     # One number for each namespace from ours on. Kernels before 4.1 do not tell.
@@ -63,23 +151,15 @@ def is_nested(pid: int) -> bool:
 
 
 def parents() -> dict[int, int]:
-    """Return the parent of every process that can be seen, from one look at ``/proc``."""
+    """Return the parent of every process that can be seen and has not ended."""
     found: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            parent = parent_of(int(name))
-            if parent is not None:
-                found[int(name)] = parent
+    for pid in psutil.pids():
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            with process.oneshot():
+                if process.status() not in ENDED:
+                    found[pid] = process.ppid()
     return found
-
-
-def parent_of(pid: int) -> int | None:
-    """None where there is no such process, or only a zombie."""
-    try:
-        fields = proc_file.read(pid, "stat").rpartition(b")")[2].split()
-        return None if fields[0] in (b"Z", b"X") else int(fields[1])
-    except (OSError, ValueError, IndexError):
-        return None
 
 
 def ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
@@ -106,16 +186,50 @@ def descendants(pids: set[int], parents: Mapping[int, int]) -> set[int]:
     return found
 
 
-def command_line(pid: int) -> list[str]:
-    """Return the words that the process was started with; empty where unknown.
+def children(pid: int) -> list[int] | None:
+    """Direct children, those that any of the process's threads started.
 
-    Or what it made of them.
+    Empty where it has ended, or the kernel does not say; None where its threads changed while they
+    were read. psutil scans all of /proc for it.
+    """
+    folder = f"/proc/{pid}/task"
+    for _ in range(TRIES):
+        found: list[int] = []
+        try:
+            tasks = os.listdir(folder)
+        except OSError:
+            return found
+        for task in tasks:
+            try:
+                found += map(int, read(pid, f"task/{task}/children").split())
+            except (OSError, ValueError):
+                if os.path.exists(f"{folder}/{task}"):
+                    return found
+                break  # its children have gone over to another thread, maybe to one read before
+        else:
+            return found
+    return None
+
+
+def cpu_s(pid: int) -> float | None:
+    """Seconds that the process and its ended children have computed; None where it is gone."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return None
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def command_line(pid: int) -> list[str]:
+    """Return the words that the process was started with, or what it made of them.
+
+    Empty where unknown; at most :data:`MAX_WORDS`.
     """
     try:
-        line = proc_file.read(pid, "cmdline")
+        line = read(pid, "cmdline", MAX_LINE)
     except OSError:
         return []
-    return [word.decode(errors="replace") for word in line.split(b"\0")[:MAX_WORDS]]
+    return [word.decode(errors="replace") for word in line.split(b"\0", MAX_WORDS)[:MAX_WORDS]]
 
 
 def environment(pid: int, name: str) -> str | None:
@@ -124,18 +238,16 @@ def environment(pid: int, name: str) -> str | None:
     None where it has none or may not be read.
     """
     try:
-        entries = proc_file.read(pid, "environ").split(b"\0")
+        entries = b"\0" + read(pid, "environ", MAX_ENVIRONMENT)
     except OSError:
         return None
-    prefix = name.encode() + b"="
-    return next(
-        (e[len(prefix) :].decode(errors="replace") for e in entries if e.startswith(prefix)), None
-    )
+    _, begin, rest = entries.partition(b"\0" + name.encode() + b"=")
+    return rest.partition(b"\0")[0].decode(errors="replace") if begin else None
 
 
 def command_name(pid: int) -> str:
     """Return the kernel's name of the process, at most 15 characters; empty where it has ended."""
     try:
-        return proc_file.read(pid, "comm").decode(errors="replace").strip()
+        return read(pid, "comm").decode(errors="replace").strip()
     except OSError:
         return ""

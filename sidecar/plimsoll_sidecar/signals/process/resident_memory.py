@@ -7,21 +7,24 @@ smaller. Files are read as bytes: a process may give itself a name in any encodi
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 import msgspec
+import psutil
 
 from plimsoll_api.admin import STANDBY, ProcessMemory, Role
 from plimsoll_api.trace import Host, RoleRss
-from plimsoll_sidecar.signals.process import proc_file
-from plimsoll_sidecar.signals.process.process_id import ProcessId, identify
+from plimsoll_sidecar.signals.process.process_table import (
+    ProcessId,
+    children,
+    cpu_s,
+    identify,
+    lives,
+)
 
 MAX_PROCESSES = 256
 """An engine has a handful; a fork bomb beside it must not stop the sampler. Beyond it the sum is
 unknown."""
-TRIES = 3
-"""To read the children of a process whose threads come and go."""
 
 
 class Resident(msgspec.Struct, frozen=True):
@@ -48,13 +51,14 @@ class Processes:
 
     def __init__(self) -> None:
         self._named: dict[ProcessId, ProcessMemory] = {}
+        own = psutil.Process()
+        self._own = {own.pid, *(ancestor.pid for ancestor in own.parents())}
 
     def name(self, processes: Iterable[ProcessMemory]) -> None:
         """Take over what the engine says. A PID of our own comes from another PID namespace."""
-        own = _ancestors(os.getpid())
         named: dict[ProcessId, ProcessMemory] = {}
         for process in processes:
-            identity = identify(process.pid) if process.pid not in own else None
+            identity = identify(process.pid) if process.pid not in self._own else None
             if identity is not None:
                 named[identity] = process
         self._named = named
@@ -62,7 +66,7 @@ class Processes:
     @property
     def first(self) -> ProcessId | None:
         """A living process of the engine; the frontend where it is known."""
-        alive = [p for p in self._named if identify(p.pid) == p]
+        alive = [p for p in self._named if lives(p)]
         alive.sort(key=lambda p: self._named[p].role is not Role.FRONTEND)
         return alive[0] if alive else None
 
@@ -70,7 +74,7 @@ class Processes:
     def frontend_lives(self) -> bool | None:
         """Whether the process that the others end with is alive; None where none was named."""
         frontends = [p for p, one in self._named.items() if one.role is Role.FRONTEND]
-        return any(identify(p.pid) == p for p in frontends) if frontends else None
+        return any(lives(p) for p in frontends) if frontends else None
 
     def read(self) -> Host:
         """Sum over all processes; everything unknown when one of them could not be read."""
@@ -117,7 +121,7 @@ class Processes:
 
     def _living(self) -> dict[int, ProcessMemory] | None:
         """Return the processes by PID; None where not all of them can be known."""
-        named = {p.pid: one for p, one in self._named.items() if identify(p.pid) == p}
+        named = {p.pid: one for p, one in self._named.items() if lives(p)}
         found = dict(named)
         waiting = list(named)
         while waiting:
@@ -174,49 +178,3 @@ def total(sizes: Iterable[int | None]) -> int | None:
             return None
         result += size
     return result
-
-
-def cpu_s(pid: int) -> float | None:
-    """Seconds that the process and its ended children have computed; None where it is gone."""
-    try:
-        fields = proc_file.read(pid, "stat").rpartition(b")")[2].split()
-        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError):
-        return None
-
-
-def children(pid: int) -> list[int] | None:
-    """Direct children, those that any of the process's threads started.
-
-    Empty where it has ended, or the kernel does not say; None where its threads changed while they
-    were read.
-    """
-    folder = f"/proc/{pid}/task"
-    for _ in range(TRIES):
-        found: list[int] = []
-        try:
-            tasks = os.listdir(folder)
-        except OSError:
-            return found
-        for task in tasks:
-            try:
-                found += map(int, proc_file.read(pid, f"task/{task}/children").split())
-            except (OSError, ValueError):
-                if os.path.exists(f"{folder}/{task}"):
-                    return found
-                break  # its children have gone over to another thread, maybe to one read before
-        else:
-            return found
-    return None
-
-
-def _ancestors(pid: int) -> set[int]:
-    found: set[int] = set()
-    while pid > 0 and pid not in found:
-        found.add(pid)
-        try:
-            stat = proc_file.read(pid, "stat")
-            pid = int(stat.rpartition(b")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            break
-    return found

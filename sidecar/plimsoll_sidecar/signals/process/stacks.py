@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from plimsoll_sidecar.signals.process import proc_file
-from plimsoll_sidecar.signals.process.process_id import ProcessId, identify, send
+from plimsoll_sidecar.signals.process.process_table import ProcessId, lives, send
+from plimsoll_sidecar.signals.process.process_table import read as read_file
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def by_py_spy(processes: Iterable[ProcessId]) -> dict[int, bytes]:
     deadline = time.monotonic() + PY_SPY_S
     for process in processes if program is not None else ():
         left = deadline - time.monotonic()
-        if left <= 0 or identify(process.pid) != process:
+        if left <= 0 or not lives(process):
             continue
         text, status = _run(
             [str(program), "dump", "--nonblocking", "--pid", str(process.pid)], left
@@ -96,7 +96,7 @@ def _run(command: list[str], timeout_s: float) -> tuple[bytes, int]:
 def handles(pid: int, number: int = SIGNAL) -> bool:
     """Whether the process has a handler for the signal, which would end it otherwise."""
     try:
-        for line in proc_file.read(pid, "status").splitlines():
+        for line in read_file(pid, "status").splitlines():
             if line.startswith(b"SigCgt:"):
                 return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     except (OSError, ValueError, IndexError):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from plimsoll_sidecar.signals.process.process_id import ProcessId, age_s, identify
+from plimsoll_sidecar.signals.process.process_table import ProcessId, age_s, identify
 from plimsoll_sidecar.signals.shared_memory import shared_files
 from plimsoll_sidecar.signals.shared_memory.shared_files import UnknownError
 

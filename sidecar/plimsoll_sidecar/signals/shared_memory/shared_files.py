@@ -208,7 +208,7 @@ def _opened(folder: Path, wanted: set[FileId]) -> set[FileId]:
             # To ask for a file of a network that hangs would hang, too: only likely ones are.
             if _inode(folder, name) not in {None, *inodes}:
                 continue
-            # By strings: see proc_file.py.
+            # By strings: see process_table.read.
             status = os.stat(f"{folder}/fd/{name}")
         except (FileNotFoundError, ProcessLookupError):
             continue  # closed meanwhile

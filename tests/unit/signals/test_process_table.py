@@ -1,0 +1,122 @@
+"""What is read of the processes of this machine.
+
+Tests ``signals/process/process_table.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+
+from plimsoll_sidecar.signals.process.open_files import nearest
+from plimsoll_sidecar.signals.process.process_table import (
+    MAX_WORDS,
+    ProcessId,
+    age_s,
+    children,
+    command_line,
+    command_name,
+    cpu_s,
+    environment,
+    identify,
+    lives,
+    parents,
+    read,
+)
+from plimsoll_sidecar.signals.process.resident_memory import resident
+
+WORDS = 300_000
+
+
+@pytest.fixture
+def talkative() -> Iterator[int]:
+    """A process with more words in its arguments, and more in its environment, than are read."""
+    program = "import sys; print('ready', flush=True); sys.stdin.read()"
+    large = {f"A{number}": "x" * 100_000 for number in range(5)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *["ab"] * (WORDS // 4)],
+        env={**large, "WANTED": "yes", "UNWANTED": "no"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    yield process.pid
+    process.communicate(timeout=10)
+
+
+def test_arguments_and_environment_of_any_size_take_little_memory(talkative: int) -> None:
+    tracemalloc.start()
+    try:
+        line = command_line(talkative)
+        _, peak = tracemalloc.get_traced_memory()
+        found = environment(talkative, "WANTED"), environment(talkative, "WANT")
+    finally:
+        tracemalloc.stop()
+    assert line[:2] == [sys.executable, "-c"]
+    assert len(line) == MAX_WORDS
+    assert peak < 1 << 20
+    assert found == ("yes", None)
+
+
+def test_parents_ages_and_time_are_those_of_the_process() -> None:
+    own = identify(os.getpid())
+    assert own is not None
+    assert lives(own)
+    assert not lives(ProcessId(own.pid, own.started + 1))
+    assert parents()[own.pid] == os.getppid()
+    assert 0 < age_s(own) < 86_400
+    times = os.times()
+    spent = cpu_s(own.pid)
+    assert spent is not None
+    assert abs(spent - sum(times[:4])) < 0.5
+    assert cpu_s(2**22) is None
+
+
+def test_an_ended_process_that_nobody_waited_for_has_no_parent() -> None:
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert ended.pid not in parents()
+        assert identify(ended.pid) is None
+
+
+def test_a_file_is_read_whole_and_one_that_is_not_there_is_an_error() -> None:
+    assert read(os.getpid(), "comm").strip().decode() == command_name(os.getpid())
+    assert len(read(os.getpid(), "maps")) > 4096
+    with pytest.raises(OSError, match="No such file"):
+        read(os.getpid(), "nothing")
+
+
+def test_what_is_read_with_each_sample_interns_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    interned: list[str] = []
+    intern = sys.intern
+
+    class Noting:
+        """The module ``sys``, as pathlib sees it."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(sys, name)
+
+        @staticmethod
+        def intern(text: str) -> str:
+            interned.append(text)
+            return intern(text)
+
+    pid = os.getpid()
+    monkeypatch.setattr(sys.modules[pathlib.PurePath.__module__], "sys", Noting())
+    str(pathlib.Path("/proc/12345"))
+    assert "12345" in interned, "pathlib interns no more: process_table.read has lost its reason"
+    interned.clear()
+    assert identify(pid) is not None
+    assert parents()[pid] == os.getppid()
+    assert children(pid) is not None
+    assert cpu_s(pid) is not None
+    assert resident(pid) is not None
+    assert nearest({pid: "this"}) is not None
+    assert not any(text.isdigit() for text in interned), interned
