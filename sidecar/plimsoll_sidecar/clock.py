@@ -28,7 +28,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 def since_boot() -> float:
-    """Seconds that nobody sets and that go on while the machine is suspended."""
+    """Return seconds since boot, suspend included (CLOCK_BOOTTIME)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

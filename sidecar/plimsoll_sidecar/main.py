@@ -17,9 +17,13 @@ from plimsoll_api.names import ENGINE_CONTAINER, METRICS_PORT, PROBE_PORT, TOKEN
 from plimsoll_api.peers import PEERS_FILE
 from plimsoll_api.supervisor_config import SupervisorConfig
 from plimsoll_sidecar.act.actuator import Actuator
-from plimsoll_sidecar.act.adapters.adapter_choice import adapter_for
+from plimsoll_sidecar.act.adapters.engine_adapter import adapter_for
 from plimsoll_sidecar.act.restart_slots.budget_reset import pod_uid
-from plimsoll_sidecar.act.restart_slots.endpoints import Leaving, Unseen, endpoints_of_pod
+from plimsoll_sidecar.act.restart_slots.endpoints import (
+    FixedDelayExit,
+    ServiceExit,
+    endpoints_of_pod,
+)
 from plimsoll_sidecar.act.restart_slots.slots import LeaseSlots, LocalSlots, Slots
 from plimsoll_sidecar.clients.endpoint_slices import EndpointSlices
 from plimsoll_sidecar.clients.kube import ACCOUNT, KubeClient
@@ -44,7 +48,7 @@ from plimsoll_sidecar.signals.group import (
 from plimsoll_sidecar.signals.peers_file import PeersFile
 from plimsoll_sidecar.signals.process.process_table import ProcessId
 from plimsoll_sidecar.signals.sampler import Sampler
-from plimsoll_sidecar.signals.shared_memory.orphaned_memory import OrphanedMemory
+from plimsoll_sidecar.signals.shared_memory import OrphanedMemory
 from plimsoll_sidecar.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -86,7 +90,7 @@ def build(
     namespace = current.service.namespace
     publisher: Publisher | None = None
     group: GroupMembers | None = None
-    endpoints: Leaving | None = Unseen() if os.environ.get("POD_NAME") else None
+    endpoints: ServiceExit | None = FixedDelayExit() if os.environ.get("POD_NAME") else None
     slots: Slots = LocalSlots()
     group_serves: Callable[[], bool] | None = None
     if kube is not None and current.service.uid:

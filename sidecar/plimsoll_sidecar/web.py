@@ -25,7 +25,7 @@ MAX_HEAD = 16 << 10
 REQUEST_S = 5.0
 """From the connection to the end of the request's headers."""
 WRITE_S = 10.0
-"""From the begin of the answer until the client has read it and closed. We do not close first: that
+"""From the start of the answer until the client has read it and closed. We do not close first: that
 could destroy what it has not read."""
 BACKLOG = 1024
 ACCEPTS = 16

@@ -25,7 +25,7 @@ from plimsoll_api.trace import Sample
 from plimsoll_operator.fleet import slots
 from plimsoll_operator.render import disruption, rbac
 from plimsoll_sidecar.act.actuator import Actuator
-from plimsoll_sidecar.act.adapters.adapter_choice import adapter_for
+from plimsoll_sidecar.act.adapters.engine_adapter import adapter_for
 from plimsoll_sidecar.act.restart_slots import budget_reset, lease_counts
 from plimsoll_sidecar.act.restart_slots.endpoints import ServicesOfPod
 from plimsoll_sidecar.act.restart_slots.slots import DURATION_S, LeaseSlots

@@ -19,7 +19,7 @@ import pytest
 from plimsoll_api.admin import EngineState, Parts, Role
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import CONTAINER_ENV, EngineEndpoint
-from plimsoll_sidecar.act.adapters import external_engine, owned_processes
+from plimsoll_sidecar.act.adapters import external_engine, processes
 from plimsoll_sidecar.act.adapters.external_engine import ExternalEngine
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.detect.stalls.stall import StallWatch
@@ -325,7 +325,7 @@ def test_an_engine_that_was_killed_before_anybody_saw_it_has_ended(
     sampler = Sampler(adapter)
     host = sampler.sample().host
     assert (host.processes, host.frontend_lives) == (2, None), "a start may be on its way"
-    monkeypatch.setattr(owned_processes, "LEFT_S", 0.0)
+    monkeypatch.setattr(processes, "LEFT_S", 0.0)
     watch, world = StallWatch(120.0, 1.0), World()
     world.answers = world.suspect = False
     command, second = None, 0

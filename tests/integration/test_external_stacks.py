@@ -16,7 +16,7 @@ from plimsoll_api.admin import Diagnostic, EngineState, Load, ProcessMemory, Rol
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import PROBE_DIR_ENV
 from plimsoll_probe.install import install
-from plimsoll_sidecar.act.adapters.external_diagnostics import gather
+from plimsoll_sidecar.act.adapters.external_engine import gather
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command, Verb
 from plimsoll_sidecar.record.diagnostics import Diagnostics

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from plimsoll_sidecar.act.sweep import FOLLOW_S, Sweep
+from plimsoll_sidecar.signals import shared_memory
 from plimsoll_sidecar.signals.process.process_table import identify
-from plimsoll_sidecar.signals.shared_memory import shared_files
-from plimsoll_sidecar.signals.shared_memory.orphaned_memory import (
+from plimsoll_sidecar.signals.shared_memory import (
     MIN_AGE_S,
     SCAN_S,
     Orphaned,
@@ -135,11 +135,11 @@ def test_a_file_is_held_by_a_mapping_and_by_a_descriptor(
     path = shm / "held"
     path.write_bytes(bytes(4 * MIB))
     holder = start(program, path)
-    listed = shared_files.files(shm)
-    found = shared_files.holders(listed, pod)
+    listed = shared_memory.files(shm)
+    found = shared_memory.holders(listed, pod)
     assert {file.id for file in listed} == found.files
     kill(holder)
-    assert not shared_files.holders(listed, pod).files
+    assert not shared_memory.holders(listed, pod).files
 
 
 def test_a_young_file_is_not_counted(shm: Path, start: Start, pod: Path) -> None:
@@ -161,7 +161,7 @@ def test_too_many_files_are_unknown_and_it_says_so(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(shared_files, "MAX_FILES", 3)
+    monkeypatch.setattr(shared_memory, "MAX_FILES", 3)
     for number in range(4):
         (shm / f"f{number}").touch()
     main, at = start(OPENS, __file__), Time()
@@ -182,19 +182,19 @@ def test_each_bound_of_a_scan_says_which_it_was(
 ) -> None:
     (shm / "file").write_bytes(b"x")
     main = start(OPENS, __file__)
-    listed = shared_files.files(shm)
+    listed = shared_memory.files(shm)
     for name, said in (
         ("MAX_PROCESSES", "the pod has more than 0 processes"),
         ("MAX_DESCRIPTORS", f"process {main.pid} has more than 0 open files"),
         ("MAX_MAPS", f"process {main.pid} has more than 0 MiB of mappings"),
     ):
         with monkeypatch.context() as patched:
-            patched.setattr(shared_files, name, 0)
-            with pytest.raises(shared_files.UnknownError, match=said):
-                shared_files.holders(listed, pod)
-    shared_files.holders(listed, pod)
-    with pytest.raises(shared_files.UnknownError, match="No such file"):
-        shared_files.files(shm / "absent")
+            patched.setattr(shared_memory, name, 0)
+            with pytest.raises(shared_memory.UnknownError, match=said):
+                shared_memory.holders(listed, pod)
+    shared_memory.holders(listed, pod)
+    with pytest.raises(shared_memory.UnknownError, match="No such file"):
+        shared_memory.files(shm / "absent")
 
 
 def test_a_sweep_takes_only_what_the_dead_engine_left(shm: Path, start: Start, pod: Path) -> None:
@@ -246,11 +246,11 @@ def test_who_cannot_be_read_may_hold_what_he_may_open(shm: Path) -> None:
     for name, mode in (("private", 0o600), ("open", 0o666)):
         (shm / name).touch()
         (shm / name).chmod(mode)
-    listed = {Path(file.path).name: file for file in shared_files.files(shm)}
-    strangers = shared_files.Holders(frozenset(), strangers=True)
+    listed = {Path(file.path).name: file for file in shared_memory.files(shm)}
+    strangers = shared_memory.Holders(frozenset(), strangers=True)
     assert strangers.may_hold(listed["open"])
     assert not strangers.may_hold(listed["private"])
-    assert not shared_files.Holders(frozenset(), strangers=False).may_hold(listed["open"])
+    assert not shared_memory.Holders(frozenset(), strangers=False).may_hold(listed["open"])
 
 
 SYSV = """key shmid perms size cpid lpid nattch uid gid cuid cgid atime dtime ctime rss swap
@@ -263,13 +263,13 @@ SYSV = """key shmid perms size cpid lpid nattch uid gid cuid cgid atime dtime ct
 def test_segments_that_nobody_has_attached_for_a_minute(tmp_path: Path) -> None:
     (tmp_path / "self/ns").mkdir(parents=True)
     (tmp_path / "self/ns/ipc").touch()
-    assert shared_files.segments(60, 1000, tmp_path) == 0, "a kernel without such segments"
+    assert shared_memory.segments(60, 1000, tmp_path) == 0, "a kernel without such segments"
     (tmp_path / "sysvipc").mkdir()
     (tmp_path / "sysvipc/shm").write_text(SYSV)
-    assert shared_files.segments(60, 1000, tmp_path) == (4 << 20) + 4096
+    assert shared_memory.segments(60, 1000, tmp_path) == (4 << 20) + 4096
     (tmp_path / "sysvipc/shm").write_text("key shmid\n1 nonsense\n")
-    with pytest.raises(shared_files.UnknownError, match="sysvipc/shm"):
-        shared_files.segments(60, 1000, tmp_path)
+    with pytest.raises(shared_memory.UnknownError, match="sysvipc/shm"):
+        shared_memory.segments(60, 1000, tmp_path)
 
 
 def test_too_many_segments_are_unknown_not_a_part_of_them(
@@ -279,8 +279,8 @@ def test_too_many_segments_are_unknown_not_a_part_of_them(
     (tmp_path / "self/ns/ipc").touch()
     (tmp_path / "sysvipc").mkdir()
     (tmp_path / "sysvipc/shm").write_text(SYSV)
-    monkeypatch.setattr(shared_files, "MAX_FILES", 3)
-    assert shared_files.segments(60, 1000, tmp_path) > 0
-    monkeypatch.setattr(shared_files, "MAX_FILES", 2)
-    with pytest.raises(shared_files.UnknownError, match="more than 2 SysV segments"):
-        shared_files.segments(60, 1000, tmp_path)
+    monkeypatch.setattr(shared_memory, "MAX_FILES", 3)
+    assert shared_memory.segments(60, 1000, tmp_path) > 0
+    monkeypatch.setattr(shared_memory, "MAX_FILES", 2)
+    with pytest.raises(shared_memory.UnknownError, match="more than 2 SysV segments"):
+        shared_memory.segments(60, 1000, tmp_path)

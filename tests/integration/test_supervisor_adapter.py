@@ -13,7 +13,7 @@ from plimsoll_api.admin import Diagnostic, EngineState, Epoch, Status
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
-from plimsoll_sidecar.act.adapters.termination import Ender
+from plimsoll_sidecar.act.adapters.processes import Terminator
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from plimsoll_sidecar.signals.process.process_table import identify
@@ -122,9 +122,9 @@ def test_a_pid_of_another_process_is_never_signalled(rig: Rig) -> None:
     process = identify(rig.process.pid)
     assert process is not None
     stranger = type(process)(process.pid, process.started + 1)
-    assert Ender([stranger]).end(stranger).trouble is None
-    assert Ender([process], lambda one: False).end(None).trouble is None
+    assert Terminator([stranger]).end(stranger).trouble is None
+    assert Terminator([process], lambda one: False).end(None).trouble is None
     assert rig.process.poll() is None
-    assert Ender([process]).end(process).trouble is None
+    assert Terminator([process]).end(process).trouble is None
     assert rig.process.wait(5) == -15
     assert identify(rig.process.pid) is None

@@ -16,7 +16,7 @@ from plimsoll_api.incidents import WaitReason
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
-from plimsoll_sidecar.act.restart_slots.endpoints import LEAVE_S, Leaving
+from plimsoll_sidecar.act.restart_slots.endpoints import LEAVE_S, ServiceExit
 from plimsoll_sidecar.act.restart_slots.lease_counts import UnreadableError
 from plimsoll_sidecar.act.restart_slots.slots import RENEW_S, Slots
 from plimsoll_sidecar.act.standby import StandbyLease
@@ -48,7 +48,7 @@ class Actuator:
         self,
         engine: EngineAdapter,
         slots: Slots,
-        endpoints: Leaving | None,
+        endpoints: ServiceExit | None,
         diagnose: Diagnose,
         state_dir: Path,
         policy: RestartBudget,

@@ -15,10 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plimsoll_api.units import format_bytes
+from plimsoll_sidecar.signals import shared_memory
 from plimsoll_sidecar.signals.process.process_table import ProcessId, age_s, lives
-from plimsoll_sidecar.signals.shared_memory import shared_files
-from plimsoll_sidecar.signals.shared_memory.orphaned_memory import SHM, is_pods_own
-from plimsoll_sidecar.signals.shared_memory.shared_files import SharedFile, UnknownError
+from plimsoll_sidecar.signals.shared_memory import SHM, SharedFile, UnknownError, is_pods_own
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +32,7 @@ class Sweep:
         self,
         root: Path = SHM,
         now: Callable[[], float] = time.time,
-        proc: Path = shared_files.PROC,
+        proc: Path = shared_memory.PROC,
     ) -> None:
         self._root, self._now, self._proc = root, now, proc
         self._main: ProcessId | None = None
@@ -67,15 +66,15 @@ class Sweep:
 
     def _sweep(self, ended_at: float) -> int:
         try:
-            listed = shared_files.files(self._root)
+            listed = shared_memory.files(self._root)
             left = [file for file in listed if self._is_theirs(file, ended_at)]
-            holders = shared_files.holders(left, self._proc)
+            holders = shared_memory.holders(left, self._proc)
         except UnknownError as error:
             log.warning("cannot clean up %s: %s", self._root, error)
             return 0
         removed = 0
         for file in left:
-            if holders.may_hold(file) or shared_files.file_at(file.path) != file:
+            if holders.may_hold(file) or shared_memory.file_at(file.path) != file:
                 continue
             with contextlib.suppress(OSError):
                 os.unlink(file.path)

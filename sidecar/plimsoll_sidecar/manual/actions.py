@@ -21,8 +21,7 @@ from plimsoll_api.admin import Capability, DrainMode
 from plimsoll_api.names import ASK_MODULE, DRAIN_S, TOKEN_FILE
 from plimsoll_api.supervisor_config import CONFIG_FILE, SupervisorConfig
 from plimsoll_sidecar.act import readiness
-from plimsoll_sidecar.act.adapters.adapter_choice import adapter_for
-from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
+from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter, adapter_for
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.config import ConfigError, ConfigFile
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, Verb
@@ -154,7 +153,7 @@ def _restart_engine(engine: EngineAdapter, config: SupervisorConfig, command: Co
         try:
             found.wait_until_left(endpoints.LEAVE_S)
         except KubeError:
-            endpoints.Unseen().wait_until_left(endpoints.LEAVE_S)
+            endpoints.FixedDelayExit().wait_until_left(endpoints.LEAVE_S)
     finished = engine.finish(command)
     return engine.restart_engine(command) if finished.outcome is Outcome.SUCCEEDED else finished
 
@@ -176,7 +175,7 @@ def _sees(
     from plimsoll_sidecar.signals.device import nvml
     from plimsoll_sidecar.signals.device.exporters import AmdExporter, Dcgm, Pod
     from plimsoll_sidecar.signals.sampler import Sampler
-    from plimsoll_sidecar.signals.shared_memory.orphaned_memory import OrphanedMemory
+    from plimsoll_sidecar.signals.shared_memory import OrphanedMemory
 
     mine, orphaned = Pod.of_environment(container), OrphanedMemory.of_pod()
     sampler = Sampler(

@@ -29,7 +29,7 @@ from plimsoll_sidecar.signals.process.cgroup import Cgroup, CgroupMemory
 from plimsoll_sidecar.signals.process.open_files import OpenFilesReader
 from plimsoll_sidecar.signals.process.process_table import ProcessId
 from plimsoll_sidecar.signals.process.resident_memory import Processes
-from plimsoll_sidecar.signals.shared_memory.orphaned_memory import OrphanedMemory
+from plimsoll_sidecar.signals.shared_memory import OrphanedMemory
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Whether a server says that it is paused, and how often it is asked.
 
-Tests ``act/adapters/external_pause.py``.
+Tests ``act/adapters/external_load.py``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from plimsoll_sidecar.act.adapters import external_pause
-from plimsoll_sidecar.act.adapters.external_load import SILENT_S, ExternalLoad
-from plimsoll_sidecar.act.adapters.external_pause import AGAIN_S, PauseReader
+from plimsoll_sidecar.act.adapters import external_load
+from plimsoll_sidecar.act.adapters.external_load import AGAIN_S, SILENT_S, ExternalLoad, PauseReader
 from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM
 from plimsoll_sidecar.clients.http import HttpClient
 
@@ -119,7 +118,7 @@ def test_what_is_no_answer_is_unknown_and_seldom_asked_for(
 def test_a_server_that_hangs_is_not_waited_for_again_and_again(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(external_pause, "ANSWER_S", 0.1)
+    monkeypatch.setattr(external_load, "PAUSE_ANSWER_S", 0.1)
     server.hangs.set()
     reader = PauseReader(server.client, "/is_paused", Clock())
     assert [reader.read() for _ in range(5)] == [None] * 5

@@ -1,7 +1,7 @@
 """Pages of an engine that are written to end its supervisor: each is an answer that says nothing.
 
 Tests ``act/adapters/external_load.py``, ``act/adapters/external_server.py``,
-``act/adapters/external_pause.py`` and the probes' answers (``signals/probe/probes.py``).
+``act/adapters/external_load.py`` and the probes' answers (``signals/probe/probes.py``).
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll_api.admin import Diagnostic
-from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
-from plimsoll_sidecar.act.adapters.external_pause import PauseReader
+from plimsoll_sidecar.act.adapters.external_load import ExternalLoad, PauseReader
 from plimsoll_sidecar.act.adapters.external_profile import VLLM
 from plimsoll_sidecar.act.adapters.external_server import engine_type, server_version
 from plimsoll_sidecar.clients.http import HttpClient

@@ -1,13 +1,13 @@
 """A trim is judged by the memory that came back; what was not measured is unknown.
 
-Tests ``act/adapters/trim_effect.py``.
+Tests ``act/adapters/external_engine.py``.
 """
 
 import os
 
 import pytest
 
-from plimsoll_sidecar.act.adapters.trim_effect import held, trim_effect
+from plimsoll_sidecar.act.adapters.processes import held, trim_effect
 from plimsoll_sidecar.govern.command import Outcome
 
 MIB = 1 << 20

@@ -58,12 +58,12 @@ def test_its_pod_leaves_and_its_requests_end_before_the_engine_does(
 ) -> None:
     waited: list[float] = []
 
-    def wait(self: endpoints.Unseen, timeout_s: float) -> bool:
+    def wait(self: endpoints.FixedDelayExit, timeout_s: float) -> bool:
         waited.append(timeout_s)
         assert not readiness.is_ready(str(tmp_path))
         return True
 
-    monkeypatch.setattr(endpoints.Unseen, "wait_until_left", wait)
+    monkeypatch.setattr(endpoints.FixedDelayExit, "wait_until_left", wait)
     monkeypatch.setenv("POD_NAME", "vllm-0")
     engine = Engine(tmp_path, finishes)
     arguments = ["restart", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]

@@ -1,14 +1,18 @@
-"""The verbs that every kind of engine is spoken to with.
+"""The verbs that every kind of engine is spoken to with, and which adapter speaks them.
 
 What an engine cannot do is absent from the capabilities of its status, and the ladder skips it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from plimsoll_api.admin import Diagnostic, ProcessMemory, StandbyStatus, Status
-from plimsoll_sidecar.act.adapters.termination import Ending
+from plimsoll_api.engines import EngineType
+from plimsoll_api.supervisor_config import EngineEndpoint
+from plimsoll_sidecar.act.adapters.processes import TerminationResult
 from plimsoll_sidecar.govern.command import Command, Result
 from plimsoll_sidecar.signals.process.process_table import ProcessId
 
@@ -51,7 +55,7 @@ class EngineAdapter(Protocol):
         """Replace the worker alone; its requests are carried over."""
 
     def restart_engine(self, command: Command) -> Result:
-        """End the whole engine, for its container to start anew."""
+        """End the whole engine, so that its container restarts."""
 
     def processes(self) -> list[ProcessMemory]:
         """Return the engine's living processes, found without its answer.
@@ -72,7 +76,7 @@ class EngineAdapter(Protocol):
         Says what was ended, empty where nothing was.
         """
 
-    def end(self, frontend: ProcessId | None) -> Ending:
+    def end(self, frontend: ProcessId | None) -> TerminationResult:
         """End all of the engine's processes by signals, for an engine that does not answer.
 
         ``frontend`` is the main process that was known last.
@@ -83,3 +87,20 @@ class EngineAdapter(Protocol):
 
     def stacks(self, command: Command) -> bytes | None:
         """Stacks of an engine that gives no status; None where nobody can have them from here."""
+
+
+def adapter_for(
+    endpoint: EngineEndpoint, token_file: Path, group_serves: Callable[[], bool] | None = None
+) -> EngineAdapter:
+    """Return the adapter of ``endpoint.type``; only our own protocol needs the token.
+
+    ``group_serves`` is there for the worker of a multi-node group.
+    """
+    # Imported here: each brings what a replica of the other kind never needs.
+    if endpoint.type is EngineType.PLIMSOLL:
+        from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
+
+        return PlimsollEngine(endpoint, token_file)
+    from plimsoll_sidecar.act.adapters.external_engine import ExternalEngine
+
+    return ExternalEngine(endpoint, group_serves=group_serves)

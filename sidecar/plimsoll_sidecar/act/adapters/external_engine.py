@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 import msgspec
@@ -22,22 +22,21 @@ from plimsoll_api.admin import (
     DrainMode,
     EngineState,
     Load,
+    ProcessMemory,
     Status,
 )
 from plimsoll_api.supervisor_config import EngineEndpoint
-from plimsoll_sidecar.act.adapters.external_diagnostics import gather
 from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
 from plimsoll_sidecar.act.adapters.external_profile import PROFILES
-from plimsoll_sidecar.act.adapters.external_server import Facts
-from plimsoll_sidecar.act.adapters.owned_processes import OwnedEngine
-from plimsoll_sidecar.act.adapters.termination import TERM_GRACE_S
-from plimsoll_sidecar.act.adapters.trim_effect import held, trim_effect
+from plimsoll_sidecar.act.adapters.external_server import ServerInfo
+from plimsoll_sidecar.act.adapters.processes import TERM_GRACE_S, OwnedEngine, held, trim_effect
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.govern.command import Command, Outcome, Result
 from plimsoll_sidecar.signals.device.gpu_identity import GpuIdentity
 from plimsoll_sidecar.signals.probe.probes import Probes
+from plimsoll_sidecar.signals.process import stacks
 from plimsoll_sidecar.signals.process.engine_processes import Members, NoEngine
-from plimsoll_sidecar.signals.process.process_table import ProcessId, age_s
+from plimsoll_sidecar.signals.process.process_table import ProcessId, age_s, identify
 from plimsoll_sidecar.signals.process.programs import parts_of
 from plimsoll_sidecar.signals.process.tcp_sockets import ESTABLISHED, LISTEN, sockets, unanswered
 
@@ -77,7 +76,7 @@ class ExternalEngine(OwnedEngine):
         self._lock = threading.Lock()
         self._process: ProcessId | None = None
         self._served = self._drained = self._joined = False
-        self._facts = Facts(endpoint, self._server, self._owned)
+        self._info = ServerInfo(endpoint, self._server, self._owned)
         self._gpus = GpuIdentity()
         self._newest: Status | None = None
 
@@ -94,12 +93,12 @@ class ExternalEngine(OwnedEngine):
             assert found is not None
             state = self._state()
             if state is EngineState.SERVING and self._served:
-                self._facts.learn()
+                self._info.learn()
             newest = self._load.newest() if self._served else None
             seen = Status(
                 state=EngineState.DRAINED if self._drained else state,
                 epoch=self._epoch(found),
-                version=self._facts.version,
+                version=self._info.version,
                 model=self._endpoint.model,
                 uptime_s=age_s(found),
                 load=newest[0] if newest else Load(),
@@ -107,7 +106,7 @@ class ExternalEngine(OwnedEngine):
                 load_age_s=newest[1] if newest else None,
                 processes=self._owned.listed(members),
                 devices=self._gpus.devices(found.pid, [p.pid for p in members.everyone]),
-                capabilities=self._facts.capabilities,
+                capabilities=self._info.capabilities,
             )
             seen = self._probes.complete(seen)
             parts = parts_of(seen.processes, self._endpoint.type)
@@ -134,7 +133,7 @@ class ExternalEngine(OwnedEngine):
         if found != self._process:
             self._process = found
             self._served = self._drained = self._joined = False
-            self._facts.forget()
+            self._info.forget()
             self._gpus.forget()
             self._load.forget()
         return members
@@ -161,7 +160,7 @@ class ExternalEngine(OwnedEngine):
                 raise
             return EngineState.STARTING
         if not self._served:
-            self._facts.meet()
+            self._info.verify_type()
         if status < 500:
             self._served = True
             return EngineState.SERVING
@@ -211,7 +210,7 @@ class ExternalEngine(OwnedEngine):
         deadline = time.monotonic() + TRIM_S
         trouble: str | None = None
         for path in self._profile.trims:
-            if trouble is None and path in self._facts.routes:
+            if trouble is None and path in self._info.routes:
                 trouble = self._post(path, None, max(0.1, deadline - time.monotonic()))
                 asked += [path] if trouble is None else []
         trimmed = None if trouble else self._probes.trim(idle=self._work() == 0)
@@ -238,7 +237,7 @@ class ExternalEngine(OwnedEngine):
             return _answer(command, Outcome.REFUSED, reason)
         summary = self._wait_idle(command)
         pause = self._profile.pause
-        if pause and pause in self._facts.routes:
+        if pause and pause in self._info.routes:
             trouble = self._post(pause, self._profile.pause_body)
             summary += f"; not paused: {trouble}" if trouble else "; paused"
         with self._lock:
@@ -260,7 +259,7 @@ class ExternalEngine(OwnedEngine):
         if self._fence_of(epoch) is not None:
             return  # a new process was never drained
         resume = self._profile.resume
-        if resume and resume in self._facts.routes:
+        if resume and resume in self._info.routes:
             trouble = self._post(resume, b"{}")
             if trouble is not None:
                 raise EngineError(trouble)
@@ -338,3 +337,29 @@ class ExternalEngine(OwnedEngine):
 
 def _answer(command: Command, outcome: Outcome, message: str) -> Result:
     return Result(operation_id=command.operation_id, outcome=outcome, message=message)
+
+
+def gather(
+    kind: Diagnostic, command: Command, processes: Sequence[ProcessMemory], probes: Probes
+) -> bytes | None:
+    """Return the texts of all processes that have one, the suspected ones first; None without any.
+
+    Without a probe there are stacks alone, where py-spy can read them.
+
+    A process that hangs and cannot answer is sent a signal only where it is to be ended anyway.
+    """
+    texts: dict[int, bytes] = dict(probes.texts(kind))
+    if kind is Diagnostic.STACKS:
+        silent = [p for p in processes if p.pid not in texts]
+        known = [identity for p in silent if (identity := identify(p.pid)) is not None]
+        if command.stalled and probes.folder is not None:
+            texts |= stacks.by_signal(probes.folder, known)
+        texts |= stacks.by_py_spy(p for p in known if p.pid not in texts)
+    answered = [p for p in command.suspected_first(processes) if p.pid in texts]
+    parts = [_part(process, texts[process.pid], command) for process in answered]
+    return b"\n".join(parts) if parts else None
+
+
+def _part(process: ProcessMemory, text: bytes, command: Command) -> bytes:
+    suspected = ", suspected" if process.label == command.process else ""
+    return f"==== {process.label}, process {process.pid}{suspected}\n".encode() + text + b"\n"

@@ -1,8 +1,12 @@
-"""An external engine's load: its metrics page, and what it counts where requests enter.
+"""An external engine's load: its metrics page, what it counts where requests enter, and pauses.
 
 Both known engines write their gauges in the process that makes the steps. When that hangs while it
 is idle, requests that come later leave them at zero. So requests are counted at the door, too: by
 the server's own count where it has one, and by connections that wait for their answer.
+
+vLLM says in its development mode, at ``/is_paused``, whether it holds its requests because somebody
+paused it. SGLang does not: its ``/ready`` answers 503 while it is paused, but also once a health
+check failed, as that of an engine that hangs does.
 """
 
 from __future__ import annotations
@@ -16,7 +20,6 @@ import msgspec
 
 from plimsoll_api.admin import Load
 from plimsoll_api.decoding import Malformed, decode
-from plimsoll_sidecar.act.adapters.external_pause import PauseReader
 from plimsoll_sidecar.act.adapters.external_profile import EngineProfile
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.signals.metrics_page import summed
@@ -25,6 +28,11 @@ SCRAPE_S = 2.0
 SILENT_S = 1.0
 """The next page is read so soon while work waits and nothing moves."""
 ANSWER_S = 2.0
+PAUSE_ANSWER_S = 1.0
+"""The server may pass the question on to a process that hangs."""
+AGAIN_S = 10.0
+"""Until a server that did not answer, or not properly, is asked again."""
+NOT_FOUND = 404
 
 
 class ExternalLoad:
@@ -193,3 +201,40 @@ class Aborts:
         self._least = max(self._least, min(missing, self._before))
         self._before = missing
         return int((counted or 0) + self._least)
+
+
+class _Answer(msgspec.Struct):
+    is_paused: bool
+
+
+class PauseReader:
+    """Asks ``path`` of a server; without one, or with none there, a pause is unknown."""
+
+    def __init__(
+        self,
+        server: HttpClient,
+        path: str | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._server, self._path, self._clock = server, path, clock
+        self._absent, self._next = False, 0.0
+
+    def forget(self) -> None:
+        """Another process serves, which may have the route."""
+        self._absent, self._next = False, 0.0
+
+    def read(self) -> bool | None:
+        """Return whether the engine is paused; None where the server does not say."""
+        now = self._clock()
+        if self._path is None or self._absent or now < self._next:
+            return None
+        self._next = now + AGAIN_S
+        try:
+            status, body = self._server.call("GET", self._path, PAUSE_ANSWER_S)
+            self._absent = status == NOT_FOUND
+            paused = decode(body, _Answer).is_paused if status == 200 else None
+        except (EngineError, Malformed):
+            return None
+        if paused is not None:
+            self._next = now
+        return paused

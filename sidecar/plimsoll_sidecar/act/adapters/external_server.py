@@ -19,7 +19,7 @@ from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.external_profile import PROFILES, EngineProfile
-from plimsoll_sidecar.act.adapters.owned_processes import OwnedProcesses
+from plimsoll_sidecar.act.adapters.processes import OwnedProcesses
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.signals.process.process_table import command_line
 from plimsoll_sidecar.signals.process.programs import is_engine
@@ -31,13 +31,13 @@ IDENTIFY_S = 2.0
 VERSION_AGAIN_S = 30.0
 
 
-class Facts:
+class ServerInfo:
     """``routes`` are those of its profile that the server has, ``version`` is its own word."""
 
     def __init__(self, endpoint: EngineEndpoint, server: HttpClient, owned: OwnedProcesses) -> None:
         self._endpoint, self._profile = endpoint, PROFILES[endpoint.type]
         self._server, self._owned = server, owned
-        self._stranger = ""
+        self._mismatch = ""
         self.version = endpoint.version
         self.forget()
 
@@ -60,7 +60,7 @@ class Facts:
             found.insert(0, Capability.TRIM)
         return found
 
-    def meet(self) -> None:
+    def verify_type(self) -> None:
         """Raise EngineError unless what answers is the type of engine that is looked after."""
         wanted = self._endpoint.type
         if wanted is EngineType.CUSTOM:
@@ -72,9 +72,9 @@ class Facts:
             trouble = f"the server on port {port} is {found.value}, not {wanted.value}"
         elif found is None and not self._looks_right():
             trouble = f"the server on port {port} does not identify itself as {wanted.value}"
-        if trouble and trouble != self._stranger:
+        if trouble and trouble != self._mismatch:
             log.warning("no engine: %s", trouble)
-        self._stranger = trouble
+        self._mismatch = trouble
         if trouble:
             raise EngineError(trouble)
 

@@ -20,7 +20,7 @@ from plimsoll_api.admin import (
 )
 from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.supervisor_config import EngineEndpoint
-from plimsoll_sidecar.act.adapters.owned_processes import OwnedEngine, sweep
+from plimsoll_sidecar.act.adapters.processes import OwnedEngine, sweep
 from plimsoll_sidecar.clients.http import Answer, EngineError, HttpClient, NoAnswer, pool, request
 from plimsoll_sidecar.govern.command import Command, Outcome, Result
 

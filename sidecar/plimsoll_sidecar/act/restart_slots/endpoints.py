@@ -19,7 +19,7 @@ UNSEEN_S = 10.0
 """Probe period, endpoints and proxies, generously, where nobody can be asked."""
 
 
-class Leaving(Protocol):
+class ServiceExit(Protocol):
     """How a pod leaves the endpoints of its service."""
 
     def is_last_ready(self) -> bool:
@@ -29,7 +29,7 @@ class Leaving(Protocol):
         """Wait until this replica is out of the Service's endpoints; False after ``timeout_s``."""
 
 
-class Unseen:
+class FixedDelayExit:
     """Endpoints of a pod that may not read EndpointSlices, as ``plimsoll inject`` makes it.
 
     Nobody knows who else is ready, and leaving takes a fixed time.
@@ -105,7 +105,7 @@ class ServicesOfPod:
         """
         names = self._names()
         if not names:
-            return Unseen().wait_until_left(timeout_s)
+            return FixedDelayExit().wait_until_left(timeout_s)
         deadline = time.monotonic() + timeout_s
         while any(pods.get(self._pod, False) for pods in self._ready(names)):
             if time.monotonic() >= deadline:
@@ -119,13 +119,13 @@ def endpoints_of_pod(
     service: ServiceRef,
     pod: str,
     replicas: Callable[[], Sequence[Sequence[str]]] = tuple,
-) -> Leaving:
+) -> ServiceExit:
     """Return how ``pod`` leaves the Services that route to it.
 
     ``service`` is what it belongs to, and ``replicas`` gives the pods of its workload, by replica.
     """
     if kube is None or not service.uid:
-        return Unseen()
+        return FixedDelayExit()
     slices = EndpointSlices(kube, service.namespace)
     if service.kind != POLICY_KIND:
         return ServicesOfPod(slices, pod, service.name)

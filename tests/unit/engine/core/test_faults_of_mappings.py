@@ -19,7 +19,7 @@ from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.process import host_memory
 from plimsoll_faults import inject
 from plimsoll_faults.defects import WorkerFaults
-from plimsoll_sidecar.signals.shared_memory import shared_files
+from plimsoll_sidecar.signals import shared_memory
 from tests.swap import swap_file
 
 MIB = 1 << 20
@@ -113,9 +113,9 @@ def test_files_in_dev_shm_outlive_the_process_that_left_them(leaver: Any, tmp_pa
         if not alive:
             process.kill()
             process.wait(30)
-        files = [f for name in names if (f := shared_files.file_at(name)) is not None]
+        files = [f for name in names if (f := shared_memory.file_at(name)) is not None]
         assert sum(file.bytes for file in files) == 2 * MIB
-        holders = shared_files.holders(files, tmp_path)
+        holders = shared_memory.holders(files, tmp_path)
         assert not any(map(holders.may_hold, files)), "who wrote them has let go of them"
 
 
@@ -133,8 +133,8 @@ def test_sysv_segments_outlive_the_process_that_left_them(leaver: Any) -> None:
     process.wait(30)
     assert orphaned() == 2 * MIB
     try:
-        seen = shared_files.segments(AGE_S, time.time() + AGE_S + 1)
-    except shared_files.UnknownError as error:
+        seen = shared_memory.segments(AGE_S, time.time() + AGE_S + 1)
+    except shared_memory.UnknownError as error:
         assert "namespace of its node" in str(error)  # noqa: PT017 - it depends on the machine
     else:
         assert seen >= 2 * MIB
