@@ -49,6 +49,10 @@ REFUSED: list[tuple[Spec, str]] = [
     ({"securityContext": {"appArmorProfile": {"type": "Unconfined"}}}, "appArmorProfile"),
     ({"securityContext": {"sysctls": [{"name": "kernel.msgmax", "value": "1"}]}}, "sysctls"),
     ({"securityContext": {"seLinuxOptions": {"type": "spc_t"}}}, "seLinuxOptions"),
+    ({"securityContext": {"seLinuxOptions": {"user": "system_u"}}}, "seLinuxOptions"),
+    (context(seLinuxOptions={"role": "r", "type": "container_t"}), "seLinuxOptions"),
+    ({"securityContext": {"sysctls": [{"name": "net.ipv4.tcp_rmem", "value": "1"},
+                                      {"name": "net.core.somaxconn", "value": "1"}]}}, "sysctls"),
     ({"securityContext": {"windowsOptions": {"hostProcess": True}}}, "windowsOptions"),
     (context(privileged=True), "privileged"),
     (context(runAsUser=0), "runAsUser"),
@@ -90,7 +94,26 @@ REFUSED: list[tuple[Spec, str]] = [
     (proxy(envFrom=[{"secretRef": {"name": "bucket-keys"}}]), "Secret"),
 ]  # fmt: skip
 
+NO_DOWNLOAD = {"model": {"uri": "file:///m"}}
+"""The spec of a service whose pods download nothing: it has no container of that name."""
+
+REFUSED_WITHOUT_DOWNLOAD: list[tuple[Spec, str]] = [
+    ({kind: [{"name": "model-download", "image": "x"} | fields]},
+     f"{kind}[model-download].securityContext")
+    for kind in ("initContainers", "containers")
+    for fields in (
+        {},
+        {"securityContext": {"capabilities": {"drop": ["ALL"]}}},
+        {"securityContext": {"allowPrivilegeEscalation": False}},
+    )
+]  # fmt: skip
+
 ALLOWED: list[Spec] = [
+    {"securityContext": {"sysctls": [{"name": "net.ipv4.tcp_rmem", "value": "1"}]}},
+    {"securityContext": {"seLinuxOptions": {"type": "container_t", "level": "s0"}}},
+    {"securityContext": {"windowsOptions": {"hostProcess": False}}},
+    context(seLinuxOptions={"level": "s0:c1,c2"}),
+    {"initContainers": [{"name": "model-download", "env": [{"name": "A", "value": "b"}]}]},
     {"nodeSelector": {"a": "b"}, "tolerations": [{"operator": "Exists"}]},
     {"priorityClassName": "high", "runtimeClassName": "nvidia", "hostNetwork": False},
     {"securityContext": {"runAsUser": 2000, "fsGroup": 2000}},

@@ -130,8 +130,8 @@ class Config:
     images: Images = DEFAULT_IMAGES
     http_port: int = 8080
     workers: int = 8
-    qps: float = 400.0
-    burst: int = 800
+    qps: float = 50.0
+    burst: int = 100
     lease: tuple[str, str] | None = None
     identity: str = ""
     max_disruptions: int = 10
@@ -169,6 +169,7 @@ def parse(
         max_disruptions=flags.max_disruptions,
         max_waiting_pods=flags.max_waiting_pods,
         burst=flags.burst,
+        kept_incidents=flags.kept_incidents,
         lease=_named(parser, "--leader-election", flags.leader_election),
         identity=f"{env.get('POD_NAME') or socket.gethostname()}_{uuid.uuid4().hex[:8]}",
         resync_s=flags.resync,
@@ -228,21 +229,21 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
     add(
         "--qps",
         type=_positive,
-        default=400,
+        default=Config.qps,
         metavar="N",
         help="average limit of requests per second to the API server",
     )
     add(
         "--burst",
         type=_positive,
-        default=800,
+        default=Config.burst,
         metavar="N",
         help="burst limit of requests to the API server",
     )
     add(
         "--max-disruptions",
         type=_positive,
-        default=10,
+        default=Config.max_disruptions,
         metavar="N",
         help="maximum number of replicas in the cluster under remediation at the same time",
     )
@@ -253,6 +254,13 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
         metavar="N",
         help="maximum number of replicas of a policy that wait for a supervisor's image with which "
         "no pod has run yet; that many pods that cannot start with it stop the injection",
+    )
+    add(
+        "--kept-incidents",
+        type=_positive,
+        default=Config.kept_incidents,
+        metavar="N",
+        help="ended LeakIncidents that are kept of each service and policy",
     )
     add(
         "--leader-election",

@@ -13,7 +13,13 @@ import yaml
 
 from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab, namespace
-from tests.pod_templates import ALLOWED, CREDENTIALS, REFUSED
+from tests.pod_templates import (
+    ALLOWED,
+    CREDENTIALS,
+    NO_DOWNLOAD,
+    REFUSED,
+    REFUSED_WITHOUT_DOWNLOAD,
+)
 
 ROOT = Path(__file__).parents[2]
 POLICY = ROOT / "config" / "pod-template-policy.yaml"
@@ -31,12 +37,12 @@ def kube(cluster: Lab) -> Iterator[Kube]:
     cluster.kube("delete", "-f", str(POLICY))
 
 
-def service(name: str, template: Any) -> dict[str, Any]:
+def service(name: str, template: Any, spec: Any = CREDENTIALS) -> dict[str, Any]:
     return {
         "apiVersion": "plimsoll.dev/v1alpha1",
         "kind": "InferenceService",
         "metadata": {"name": name},
-        "spec": CREDENTIALS | ({"podTemplate": template} if template is not None else {}),
+        "spec": spec | ({"podTemplate": template} if template is not None else {}),
     }
 
 
@@ -44,10 +50,10 @@ def write(kube: Kube, template: Any, *more: str) -> subprocess.CompletedProcess[
     return apply(kube, [service("qwen", template)], *more)
 
 
-def refusals(kube: Kube, templates: list[Any]) -> list[str]:
+def refusals(kube: Kube, templates: list[Any], spec: Any = CREDENTIALS) -> list[str]:
     """What the API server says of each template, empty where it lets one in."""
     names = [f"template-{at}" for at in range(len(templates))]
-    done = apply(kube, [service(*one) for one in zip(names, templates, strict=True)])
+    done = apply(kube, [service(*one, spec) for one in zip(names, templates, strict=True)])
     said = done.stderr.splitlines()
     return [" ".join(line for line in said if f'"{name}"' in line) for name in names]
 
@@ -65,7 +71,10 @@ def apply(kube: Kube, items: list[Any], *more: str) -> subprocess.CompletedProce
 
 def test_what_goes_beyond_the_standard_is_refused_by_its_field(kube: Kube) -> None:
     templates = [{"spec": spec} for spec, _ in REFUSED]
-    for (spec, said), refusal in zip(REFUSED, refusals(kube, templates), strict=True):
+    found = [*zip(REFUSED, refusals(kube, templates), strict=True)]
+    others = [{"spec": spec} for spec, _ in REFUSED_WITHOUT_DOWNLOAD]
+    found += zip(REFUSED_WITHOUT_DOWNLOAD, refusals(kube, others, NO_DOWNLOAD), strict=True)
+    for (spec, said), refusal in found:
         assert "spec.podTemplate." in refusal, f"{spec}: {refusal}"
         assert said.partition("[")[0] in refusal, f"{spec}: {refusal}"
         assert "resulted in error" not in refusal, refusal

@@ -97,11 +97,10 @@ def _problems(
     if spec.get("ephemeralContainers"):
         yield f"{at}.ephemeralContainers must not be set"
     annotations = template.get("metadata", {}).get("annotations") or {}
-    for key, value in annotations.items():
-        if key.startswith("container.apparmor.security.beta.kubernetes.io/") and not (
-            value == "runtime/default" or str(value).startswith("localhost/")
-        ):
-            yield f"spec.podTemplate.metadata.annotations[{key}] must be runtime/default"
+    for key in annotations:
+        if key.startswith("container.apparmor.security.beta.kubernetes.io/"):
+            where = f"spec.podTemplate.metadata.annotations[{key}]"
+            yield f"{where} must not be set: use appArmorProfile in a securityContext"
     context = spec.get("securityContext") or {}
     yield from _context(context, {}, f"{at}.securityContext")
     for one in context.get("sysctls") or ():
@@ -160,7 +159,7 @@ def _context(context: dict[str, Any], pod: dict[str, Any], at: str) -> Iterator[
     if (whole.get("appArmorProfile") or {}).get("type", "RuntimeDefault") not in PROFILES:
         yield f"{at}.appArmorProfile.type must be RuntimeDefault or Localhost"
     labels = whole.get("seLinuxOptions") or {}
-    if labels.get("user") or labels.get("role") or labels.get("type", "") not in SELINUX:
+    if labels.keys() - {"level", "type"} or labels.get("type", "") not in SELINUX:
         yield f"{at}.seLinuxOptions must be those of a container"
     if (whole.get("windowsOptions") or {}).get("hostProcess"):
         yield f"{at}.windowsOptions.hostProcess must not be true"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from plimsoll_operator.kinds import SERVICE, Key, Object, Ref, key_of, ref
+from plimsoll_operator.kinds import INCIDENT, POLICY, SERVICE, Key, Object, Ref, key_of, ref
 
 
 class _Packed(NamedTuple):
@@ -61,8 +61,16 @@ class Listed(NamedTuple):
     kept: _Packed
 
 
+OWNERS = (SERVICE.kind, POLICY.kind)
+MAX_OWNED_BYTES = 16 << 20
+"""Packed, of the objects that one service or policy has: some thousand pods."""
+
+
 class Store:
     """Newest known version of each object. What is returned is the caller's own.
+
+    Anybody may create objects with our labels. So what a watch or a list brings counts only where
+    it is :meth:`expected`: where its owner is known, and has room left.
 
     ``changes`` counts by kind what was taken in or forgotten.
     """
@@ -70,7 +78,20 @@ class Store:
     def __init__(self) -> None:
         self._objects: dict[Key, dict[Ref, _Packed]] = {}
         self._gone: set[str] = set()
+        self._bytes: Counter[Key] = Counter()
         self.changes: Counter[str] = Counter()
+
+    def expected(self, item: Object, owners: Container[Key] = ()) -> bool:
+        """Whether ``item`` is a service, a policy or an incident, or belongs to a known one.
+
+        ``owners`` are known besides those in the store.
+        """
+        key = key_of(item)
+        if key is None or item["kind"] in OWNERS or item["kind"] == INCIDENT.kind:
+            return key is not None
+        known = self._objects.get(key, {})
+        owned = Ref(key.kind, key.name) in known or key in owners
+        return ref(item) in known or (owned and self._bytes[key] < MAX_OWNED_BYTES)
 
     def knows(self, item: Object) -> bool:
         """Whether just this version of ``item`` is known."""
@@ -90,6 +111,7 @@ class Store:
         before = known.get(where)
         if before is None or not fresh.older(before):
             known[where] = fresh
+            self._bytes[key] += len(fresh.packed) - (len(before.packed) if before else 0)
             self.changes[where.kind] += 1
 
     def drop(self, item: Object) -> Key | None:
@@ -105,20 +127,25 @@ class Store:
         before = known.get(where)
         if before and before.uid == uid:
             del known[where]
+            self._bytes[key] -= len(before.packed)
             self.changes[where.kind] += 1
         if not known:
             self._objects.pop(key, None)
+            self._bytes.pop(key, None)
 
     def begin_listing(self) -> None:
         """Begin a list: :meth:`replace` does not take back in what is deleted from now on."""
         self._gone = set()
 
-    def listed(self, items: Iterable[Object]) -> list[Listed]:
-        """Packs some of a list for :meth:`replace`; what is known already takes no more room."""
+    def listed(self, items: Iterable[Object], owners: Container[Key] = ()) -> list[Listed]:
+        """Packs some of a list for :meth:`replace`; what is known already takes no more room.
+
+        ``owners`` were listed before.
+        """
         found = []
         for item in items:
             key = key_of(item)
-            if key is not None:
+            if key is not None and self.expected(item, owners):
                 where = ref(item)
                 before = self._objects.get(key, {}).get(where)
                 if before is None or not before.is_of(item["metadata"]):

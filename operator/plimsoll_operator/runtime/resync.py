@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from plimsoll_operator.config import CLOCKS, Clocks
 from plimsoll_operator.kinds import OPTIONAL, WATCHED, Key, Kind
-from plimsoll_operator.runtime.cache import Listed, Store
+from plimsoll_operator.runtime.cache import OWNERS, Listed, Store
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.runtime.watches import Watches
 
@@ -67,7 +67,13 @@ class Resync:
         optional = [kind for kind in OPTIONAL if await self._api.serves(kind)]
         self.served.clear()
         self.served.update(kind.kind for kind in optional)
-        lists = [(kind, *await self._list(kind)) for kind in (*WATCHED, *optional)]
+        owners: set[Key] = set()
+        lists = []
+        for kind in (*WATCHED, *optional):  # services and policies come first
+            items, version = await self._list(kind, owners)
+            if kind.kind in OWNERS:
+                owners.update(one.key for one in items)
+            lists.append((kind, items, version))
         if not self._first:
             await asyncio.sleep(self._clocks.event)
         for kind, items, version in lists:
@@ -78,14 +84,14 @@ class Resync:
         for key in self._store.known():
             self._add(key)
 
-    async def _list(self, kind: Kind) -> tuple[list[Listed], str]:
+    async def _list(self, kind: Kind, owners: Container[Key]) -> tuple[list[Listed], str]:
         """All objects of a kind, and the version of the list: the oldest one of several lists."""
         items: list[Listed] = []
         versions = []
         for namespace in self._namespaces or (None,):
             async for page, version in self._api.pages(kind, namespace):
                 # Packed at once: unpacked, all of them are ten times as large.
-                items += self._store.listed(page)
+                items += self._store.listed(page, owners)
                 versions.append(version)
         return items, min(versions, key=lambda text: int(text) if text.isdigit() else 0)
 

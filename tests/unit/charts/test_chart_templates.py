@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from plimsoll_operator import config
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "charts" / "plimsoll"
@@ -229,7 +232,8 @@ def test_the_webhook_has_objects_and_just_the_rights_on_them(helm: str) -> None:
     assert "data" not in of(items, "Secret", "plimsoll-webhook")
     assert of(items, "Service", "plimsoll-webhook")["spec"]["ports"][0]["targetPort"] == "webhook"
     (rule,) = of(items, "Role", "plimsoll-webhook")["rules"]
-    assert (rule["resourceNames"], rule["verbs"]) == (["plimsoll-webhook"], ["get", "patch"])
+    assert rule["resourceNames"] == ["plimsoll-webhook"]
+    assert rule["verbs"] == ["get", "create", "patch"]
     configuration, *rest = of(items, "ClusterRole", "plimsoll-webhook")["rules"]
     assert configuration["resourceNames"] == ["plimsoll-webhook"]
     rollouts = {
@@ -273,3 +277,41 @@ def test_cert_manager_writes_the_webhooks_secret(helm: str) -> None:
     items = rendered(helm, values={"webhook": given})
     assert "Issuer" not in kinds(items)
     assert of(items, "Certificate", "plimsoll-webhook")["spec"]["issuerRef"] == issuer
+
+
+EVERY_FLAG = {
+    "probeImage": "probe:1",
+    "namespaces": ["ml"],
+    "podTemplate": {"unrestrictedNamespaces": ["open"]},
+    "supervisor": {"imagePullSecrets": [{"name": "s"}], "resources": {"limits": {"cpu": "1"}}},
+    "webhook": {"enabled": True, "certManager": True, "url": "https://hook.example/pods"},
+    "intervals": {"clocks": {"canary": 1.5}},
+}
+NO_VALUE = {"--help", "--kubeconfig", "--all-namespaces"}
+"""The pod's own account and all namespaces are the defaults."""
+
+
+def test_each_flag_of_the_operator_has_a_value(helm: str) -> None:
+    deployment = of(rendered(helm, values=EVERY_FLAG), "Deployment")
+    arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    (commands,) = [one for one in config._parser({})._actions if one.choices]
+    assert commands.choices is not None
+    flags = {
+        flag
+        for one in dict(commands.choices)["run"]._actions
+        for flag in one.option_strings
+        if flag.startswith("--")
+    }
+    assert {one.partition("=")[0] for one in arguments[1:]} == flags - NO_VALUE
+    assert config.parse(arguments, {}).clocks.canary == 1.5
+
+
+def test_the_chart_has_the_defaults_of_the_operator(helm: str) -> None:
+    deployment = of(rendered(helm), "Deployment")
+    arguments = deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+    found, wanted = config.parse(arguments, {}), config.parse(["run"], {})
+    differs = {
+        one.name for one in fields(found) if getattr(found, one.name) != getattr(wanted, one.name)
+    }
+    assert differs == {"lease", "identity"}
+    assert (found.qps, found.burst) == (50, 100)

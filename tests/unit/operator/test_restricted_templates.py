@@ -14,15 +14,21 @@ from hypothesis import strategies as st
 from plimsoll_operator.kinds import InvalidSpec
 from plimsoll_operator.plans.service import Plan, parse, reconcile
 from plimsoll_operator.render import Images
-from tests.pod_templates import ALLOWED, CREDENTIALS, REFUSED
+from tests.pod_templates import (
+    ALLOWED,
+    CREDENTIALS,
+    NO_DOWNLOAD,
+    REFUSED,
+    REFUSED_WITHOUT_DOWNLOAD,
+)
 
 IMAGES = Images("engine:1", "supervisor:1")
 
 
-def plan(template: Any, restricted: bool = True) -> Plan:
+def plan(template: Any, restricted: bool = True, spec: Any = CREDENTIALS) -> Plan:
     meta = {"name": "qwen", "namespace": "ml", "uid": "u-1", "generation": 1}
     about = {"apiVersion": "plimsoll.dev/v1alpha1", "kind": "InferenceService", "metadata": meta}
-    service = parse(about | {"spec": CREDENTIALS | {"podTemplate": template}})
+    service = parse(about | {"spec": spec | {"podTemplate": template}})
     return reconcile(service, {}, [], [], IMAGES, None, restricted)
 
 
@@ -36,15 +42,23 @@ def test_what_goes_beyond_is_refused_by_its_field(spec: dict[str, Any], said: st
     assert plan({"spec": spec}, restricted=False).desired, "an administrator may open a namespace"
 
 
+@pytest.mark.parametrize(("spec", "said"), REFUSED_WITHOUT_DOWNLOAD)
+def test_a_container_is_ours_only_where_we_render_it(spec: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidSpec) as refused:
+        plan({"spec": spec}, spec=NO_DOWNLOAD)
+    assert said in str(refused.value)
+
+
 @pytest.mark.parametrize("spec", ALLOWED)
 def test_what_stays_within_is_rendered(spec: dict[str, Any]) -> None:
     assert plan({"spec": spec}).desired
 
 
-def test_an_old_annotation_does_not_unconfine_a_container() -> None:
+@pytest.mark.parametrize("profile", ["unconfined", "runtime/default"])
+def test_an_old_annotation_sets_no_profile(profile: str) -> None:
     key = "container.apparmor.security.beta.kubernetes.io/engine"
     with pytest.raises(InvalidSpec, match=r"metadata\.annotations"):
-        plan({"metadata": {"annotations": {key: "unconfined"}}})
+        plan({"metadata": {"annotations": {key: profile}}})
 
 
 FIELDS = st.sampled_from(

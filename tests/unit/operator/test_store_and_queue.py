@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import tracemalloc
 from typing import Any
 
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from plimsoll_operator.kinds import BY_KIND, Key, Ref, key_of
 from plimsoll_operator.plans.service import parse
 from plimsoll_operator.render import Images, render
-from plimsoll_operator.runtime.cache import Store
+from plimsoll_operator.runtime.cache import MAX_OWNED_BYTES, Store
 from plimsoll_operator.runtime.queue import BACKOFF_MAX_S, WorkQueue, backoff
 from plimsoll_operator.runtime.watches import Watches
 
@@ -197,7 +198,7 @@ def test_a_list_does_not_undo_what_came_while_it_was_read() -> None:
     store.put(pod(2, "stale", "stale"))
     store.begin_listing()
     listed = store.listed(
-        [pod(2, "old", "changed"), pod(3, "deleted", "deleted"), pod(3, "told", "told")]
+        [pod(2, "old", "changed"), pod(3, "deleted", "deleted"), pod(3, "told", "told")], {KEY}
     )
     store.put(pod(9, "old", "changed"))
     store.put(pod(8, "new", "new"))
@@ -273,3 +274,62 @@ def test_a_queue_that_begins_again_forgets_nothing() -> None:
         return handled
 
     assert "slow" in asyncio.run(run())
+
+
+def service(name: str = "qwen") -> dict[str, Any]:
+    meta = {"name": name, "namespace": "ml", "uid": name, "resourceVersion": "1"}
+    return {"kind": "InferenceService", "metadata": meta, "spec": {}}
+
+
+def labelled(number: int, service: str = "qwen", kind: str = "ConfigMap") -> dict[str, Any]:
+    """An object that anybody may create: with our labels."""
+    made = pod(number, uid=f"u{number}", name=f"x{number}")
+    made["metadata"]["labels"]["plimsoll.dev/service"] = service
+    return made | {"kind": kind}
+
+
+def test_objects_with_our_labels_and_an_unknown_owner_take_no_room() -> None:
+    store, queue = Store(), WorkQueue[Key](1)
+    watches = Watches(store, queue)
+    kind = BY_KIND["ConfigMap"]
+    for number in range(1000):
+        watches.take(kind, "ADDED", labelled(number, service=f"nobody-{number}"))
+        assert not store.listed([labelled(number, service=f"nobody-{number}")])
+    assert store.known() == []
+    assert len(queue) == 0
+
+
+def test_what_a_known_owner_has_is_kept_and_bounded() -> None:
+    store = Store()
+    watches = Watches(store, WorkQueue[Key](1))
+
+    async def play() -> None:
+        watches.take(BY_KIND["InferenceService"], "ADDED", service())
+        noise = random.Random(1)
+        for number in range(300):
+            item = labelled(number)
+            item["data"] = {"a": noise.randbytes(1 << 16).hex()}
+            watches.take(BY_KIND["ConfigMap"], "ADDED", item)
+        kept = len(store.of(KEY, {"ConfigMap"}))
+        assert MAX_OWNED_BYTES / (1 << 17) < kept < 300
+        changed = labelled(0) | {"data": {}}
+        changed["metadata"]["resourceVersion"] = "99"
+        watches.take(BY_KIND["ConfigMap"], "MODIFIED", changed)
+        found = store.get(KEY, Ref("ConfigMap", "x0"))
+        assert found is not None
+        assert found["data"] == {}, "what is known follows"
+        for number in range(300):
+            watches.take(BY_KIND["ConfigMap"], "DELETED", labelled(number))
+        watches.take(BY_KIND["ConfigMap"], "ADDED", labelled(301))
+        assert len(store.of(KEY, {"ConfigMap"})) == 1, "there is room again"
+
+    asyncio.run(play())
+
+
+def test_a_list_knows_the_owners_that_it_listed_before() -> None:
+    store = Store()
+    assert not store.listed([labelled(1)])
+    assert len(store.listed([labelled(1)], {KEY})) == 1
+    incident = {"kind": "LeakIncident", "metadata": {"name": "i", "namespace": "ml"}}
+    incident["spec"] = {"workloadRef": {"kind": "InferenceService", "name": "gone"}}
+    assert len(store.listed([incident])) == 1, "an incident outlives its service"
