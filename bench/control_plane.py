@@ -48,12 +48,15 @@ class Admin:
 
     @staticmethod
     @asynccontextmanager
-    async def connect(lab: Lab) -> AsyncIterator[Admin]:
+    async def connect(lab: Lab, token: str = "") -> AsyncIterator[Admin]:
+        """As the administrator, or as the account of ``token``."""
         pki = lab.plane.pki
         context = ssl.create_default_context(cafile=str(pki / "ca.crt"))
-        context.load_cert_chain(pki / "admin.crt", pki / "admin.key")
-        connector = aiohttp.TCPConnector(ssl=context, limit=AT_ONCE)
-        async with aiohttp.ClientSession(connector=connector) as session:
+        if not token:
+            context.load_cert_chain(pki / "admin.crt", pki / "admin.key")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        connector = aiohttp.TCPConnector(ssl=context, limit=AT_ONCE if not token else 0)
+        async with aiohttp.ClientSession(connector=connector, headers=headers) as session:
             yield Admin(lab, session)
 
     async def call(self, method: str, path: str, body: Any = None, kind: str = "json") -> Any:

@@ -74,7 +74,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         timeout_s = config.clocks.renew / 2
         voting = await Api.connect(config.kubeconfig, timeout_s, RateLimit(5.0, 10), tries=1)
         election = Election(voting, *config.lease, config.identity, clocks=config.clocks)
-        api.may_write = election.holds
+        api.left_s = election.left_s
     breaker = Breaker(api, store, config.max_disruptions, clocks=config.clocks)
     background = Background()
     age, suspects = (

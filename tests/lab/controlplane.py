@@ -44,6 +44,8 @@ class ControlPlane:
     api_port: int = field(default_factory=free_port)
     etcd_port: int = field(default_factory=free_port)
     peer_port: int = field(default_factory=free_port)
+    api_flags: tuple[str, ...] = ()
+    """More of the API server's."""
 
     @property
     def home(self) -> Path:
@@ -137,6 +139,7 @@ class ControlPlane:
                 "--allow-privileged=true",
                 "--profiling=false",
                 f"--cert-dir={pki}",
+                *self.api_flags,
             ],
         )
 

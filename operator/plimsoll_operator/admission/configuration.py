@@ -1,13 +1,15 @@
 """The MutatingWebhookConfiguration: which pods the API server asks about, and where.
 
 One webhook a policy, with the policy's own selector, so that no other pod waits for an answer. The
-number of webhooks is bounded: beyond it, the namespaces of the policies that are left share some.
+number of webhooks is bounded: each namespace has its turn, and beyond the bound the namespaces of
+the policies that are left share some.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +56,8 @@ def configuration(
 ) -> Object:
     """Build the whole MutatingWebhookConfiguration for server-side apply."""
     client = address.client_config(bundle)
-    own, shared = policies[:MAX_WEBHOOKS], policies[MAX_WEBHOOKS:]
+    fair = in_turn(policies)
+    own, shared = fair[:MAX_WEBHOOKS], fair[MAX_WEBHOOKS:]
     webhooks = [
         _webhook(
             f"{_digest(one.metadata.namespace, one.metadata.name)}.pods.plimsoll.dev",
@@ -75,6 +78,16 @@ def configuration(
         "metadata": {"name": name, "namespace": ""},
         "webhooks": webhooks,
     }
+
+
+def in_turn(policies: Sequence[SupervisionPolicy]) -> list[SupervisionPolicy]:
+    """Order them so that no namespace comes a second time before each has come once."""
+    seen: Counter[str] = Counter()
+    ranked = []
+    for one in policies:
+        ranked.append((seen[one.metadata.namespace], one))
+        seen[one.metadata.namespace] += 1
+    return [one for _, one in sorted(ranked, key=lambda pair: pair[0])]
 
 
 def same(wanted: Object, found: Object) -> bool:

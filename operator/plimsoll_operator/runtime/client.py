@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -59,7 +60,8 @@ class Api:
     Every call raises :class:`ApiError`, or OSError or TimeoutError if the server does not answer
     within ``timeout_s``. ``writes`` counts by verb and kind what is done for services, ``requests``
     all that was sent, and ``refusals`` how often the server asked for patience, which is had for
-    ``tries`` requests. While ``may_write`` says no, nothing but reads is sent.
+    ``tries`` requests. Writes have to end within ``left_s``, and
+    none is sent where nothing is left.
     """
 
     def __init__(
@@ -67,7 +69,7 @@ class Api:
     ) -> None:
         self._client, self._timeout_s, self.limit = connection, timeout_s, limit
         self._tries = tries
-        self.may_write: Callable[[], bool] = lambda: True
+        self.left_s: Callable[[], float] = lambda: math.inf
         self.writes: Counter[tuple[str, str]] = Counter()
         self.requests = 0
         self.refusals = 0
@@ -228,8 +230,8 @@ class Api:
     ) -> Object:
         for left in reversed(range(self._tries if patient else 1)):
             await self.limit.turn()
-            if method != "GET" and not self.may_write():
-                raise OSError(f"{method} {path}: not sent, another operator may lead by now")
+            if method != "GET":
+                query = (query or {}) | self._bounded(method, path)
             self.requests += 1
             status, data, wait = await self._send(method, path, query, body, content_type)
             if status != 429:
@@ -247,6 +249,13 @@ class Api:
         for one in (found, *(found.get("items") or ())):
             one.get("metadata", {}).pop("managedFields", None)
         return found
+
+    def _bounded(self, method: str, path: str) -> dict[str, str]:
+        """Return the parameter that bounds how long the API server keeps a write waiting."""
+        left_s = self.left_s()
+        if left_s <= 0.0:
+            raise OSError(f"{method} {path}: not sent, another operator may lead by now")
+        return {"timeout": f"{math.ceil(min(left_s, self._timeout_s))}s"}
 
     async def _send(
         self, method: str, path: str, query: dict[str, str] | None, body: Any, content_type: str

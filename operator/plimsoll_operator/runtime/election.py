@@ -3,8 +3,9 @@
 As in client-go, a holder counts as dead when its Lease did not change for its duration by the
 observer's own clock; clocks of two machines are never compared. Who cannot renew in time ends its
 process. A renewal counts from before it was sent, each try ends within the time that is left, and
-:meth:`Election.holds` guards each write: a process that was stopped for a while writes nothing
-when it goes on, although nothing has ended it yet. So two never work at once.
+:meth:`Election.left_s` bounds each write: a process that was stopped for a while writes nothing
+when it goes on, although nothing has ended it yet, and what waits in the API server is given up
+there. So two never work at once.
 """
 
 from __future__ import annotations
@@ -54,7 +55,17 @@ class Election:
 
     def holds(self) -> bool:
         """Whether this process leads and nobody can have taken its place yet."""
-        return self.leading and self._left_s() > 0
+        return self.left_s() > 0
+
+    def left_s(self) -> float:
+        """Seconds in which nobody can take its place, unless it renews; 0 where it does not lead.
+
+        They end before the Lease does: what a leader sends within them may take as long to have
+        its effect as ``renew`` is shorter than ``lease``.
+        """
+        if not self.leading:
+            return 0.0
+        return max(0.0, self._renewed + self._clocks.renew - self._clock())
 
     async def acquire(self) -> None:
         """Wait until this process leads."""
@@ -78,11 +89,11 @@ class Election:
         It may be called again after it was canceled: what counts is when the Lease was renewed.
         """
         while self.holds():
-            await asyncio.sleep(min(self._clocks.retry, self._left_s()))
+            await asyncio.sleep(min(self._clocks.retry, self.left_s()))
             if not self.holds():
                 break
             try:
-                holder = await self._try(self._left_s())
+                holder = await self._try(self.left_s())
             except (ApiError, OSError, TimeoutError) as error:
                 log.warning("renewing the leader's lease: %s", error or repr(error))
             else:
@@ -90,10 +101,6 @@ class Election:
                     raise LeadershipLost(f"{self._name} is held by {holder}")
         self.leading = False
         raise LeadershipLost(f"not renewed for {self._clock() - self._renewed:.0f} s")
-
-    def _left_s(self) -> float:
-        """Seconds until a leader that does not renew has to stop."""
-        return self._renewed + self._clocks.renew - self._clock()
 
     async def release(self) -> None:
         """Give the Lease back, so that the next one need not wait; a failure only costs time."""

@@ -221,6 +221,17 @@ def test_the_number_of_webhooks_is_bounded() -> None:
     assert "matchLabels" not in last["objectSelector"]
 
 
+def test_no_namespace_takes_the_webhooks_of_the_others() -> None:
+    crowd = [policy(f"p{number:03}", "aaa") for number in range(MAX_WEBHOOKS + 5)]
+    late = [policy("p", namespace) for namespace in ("zzy", "zzz")]
+    made = configuration("w", known(*crowd, *late).all(), ADDRESS, b"B")
+    own = [one for one in made["webhooks"] if not one["name"].startswith("shared")]
+    where = Counter(one["namespaceSelector"]["matchExpressions"][0]["values"][0] for one in own)
+    assert where == {"aaa": MAX_WEBHOOKS - 2, "zzy": 1, "zzz": 1}
+    (shared,) = made["webhooks"][MAX_WEBHOOKS:]
+    assert shared["namespaceSelector"]["matchExpressions"][0]["values"] == ["aaa"]
+
+
 @pytest.mark.parametrize(
     ("url", "host"),
     [

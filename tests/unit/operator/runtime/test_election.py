@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -49,6 +50,7 @@ class Server:
         self.after: Callable[[str], float] = lambda _: 0.0
         self.status: Callable[[str], int | None] = lambda _: None
         self.writes: list[Object] = []
+        self.timeouts: list[str] = []
 
     def api(self) -> Api:
         limit = RateLimit(1e6, 10**6, clock(), asyncio.sleep)
@@ -60,7 +62,8 @@ class Server:
     async def param_serialize(self, method: str, path: str, **rest: Any) -> Any:
         return method, path, rest["header_params"], rest["body"], None
 
-    async def call_api(self, method: str, _: str, __: Any, body: Any, **rest: Any) -> Any:
+    async def call_api(self, method: str, url: str, _: Any, body: Any, **rest: Any) -> Any:
+        self.timeouts += parse_qs(urlsplit(url).query).get("timeout", [])
         async with asyncio.timeout(rest["_request_timeout"]):
             await asyncio.sleep(self.before(method))
             code = self.status(method)
@@ -348,11 +351,12 @@ def test_a_process_that_was_stopped_writes_nothing_when_it_goes_on() -> None:
         election = Election(server.api(), "ns", "l", "me", lambda: now)
         await election.acquire()
         work = server.api()
-        work.may_write = election.holds
+        work.left_s = election.left_s
         lease = await work.get(LEASE, "ns", "l")
         assert lease is not None
-        now = 9.9
+        now = 9.1
         lease = await work.replace(LEASE, await work.get(LEASE, "ns", "l") or {})
+        assert server.timeouts[-1] == "1s", "the API server gives up what it cannot do in time"
         now = 10.1  # a signal, a debugger or the machine held all of it up
         sent = work.requests
         with pytest.raises(OSError, match="not sent, another operator may lead by now"):

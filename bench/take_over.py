@@ -1,0 +1,263 @@
+"""Two operators at many services on an API server that throttles: does ever more than one write?
+
+    python -m bench.take_over                      # 5,000 services
+    python -m bench.take_over --services 200
+
+The leader is stopped for longer than its Lease lasts and goes on, then its successor is killed, all
+while somebody else asks the API server for more than it has. Who wrote what, and when, is read from
+the API server's audit log: each operator has a token of its own. ``bench/hostile.py`` publishes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from bench.control_plane import NAMESPACE, Admin, all_made, create, settled, until
+from plimsoll_operator.config import CLOCKS
+from plimsoll_operator.kinds import BY_KIND, SERVICE
+from tests.lab.kube import Kube
+from tests.lab.lab import Lab, new_lab
+from tests.lab.operator import Operator, operator_kubeconfig
+
+SERVICES = 5000
+LEASE = "operator"
+ACCOUNT = "system:serviceaccount:plimsoll-system:plimsoll-operator"
+CREDENTIAL = "authentication.kubernetes.io/credential-id"
+IN_FLIGHT = ("--max-requests-inflight=16", "--max-mutating-requests-inflight=8")
+"""Some 24 seats for all; of its own an API server has 600."""
+FLOOD = 48
+"""Requests of somebody else that wait at any time, each of all ConfigMaps."""
+CHANGES_PER_S = 4.0
+PAUSE_S = CLOCKS.lease + 10.0
+LIMIT_S = 900.0
+AUDIT = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {"level": "Metadata", "users": [ACCOUNT],
+         "verbs": ["create", "update", "patch", "delete"]},
+        {"level": "None"},
+    ],
+}  # fmt: skip
+
+
+class Write(NamedTuple):
+    """One write of an operator, by its token, and when it was answered."""
+
+    answered: datetime.datetime
+    who: str
+    lease: bool
+    done: bool
+
+
+def writes_of(lines: Iterable[str]) -> Iterator[Write]:
+    """Read the writes from an audit log; the rest of it is left out."""
+    for line in lines:
+        event = json.loads(line)
+        if event["stage"] != "ResponseComplete" or event["user"]["username"] != ACCOUNT:
+            continue
+        what = event.get("objectRef") or {}
+        extra = event["user"].get("extra") or {}
+        yield Write(
+            datetime.datetime.fromisoformat(event["stageTimestamp"]),
+            (extra.get(CREDENTIAL) or ["?"])[0],
+            what.get("resource") == "leases" and what.get("name") == LEASE,
+            event["responseStatus"]["code"] < 300,
+        )
+
+
+def two_leaders(found: Iterable[Write]) -> tuple[int, int]:
+    """Count the writes that ended while another operator held the Lease, and all of them.
+
+    An operator holds it from when its first write of the Lease was answered until another one's
+    was.
+    """
+    in_order = sorted(found, key=lambda one: one.answered)
+    terms = [one for one in in_order if one.lease and one.done]
+    starts = [
+        (one.answered, one.who)
+        for before, one in zip([None, *terms], terms, strict=False)
+        if before is None or before.who != one.who
+    ]
+    wrong = count = 0
+    for one in in_order:
+        if one.lease:
+            continue
+        count += 1
+        holder = [who for at, who in starts if at <= one.answered]
+        wrong += not holder or holder[-1] != one.who
+    return wrong, count
+
+
+@contextmanager
+def throttled() -> Iterator[tuple[Lab, Path]]:
+    """A control plane with few seats and an audit log; all of it ends with the block."""
+    lab = new_lab(node=False)
+    log = lab.plane.home / "audit.log"
+    policy = lab.plane.home / "audit.yaml"
+    lab.plane.api_flags = (
+        *IN_FLIGHT, f"--audit-policy-file={policy}", f"--audit-log-path={log}",
+    )  # fmt: skip
+    try:
+        lab.plane.home.mkdir(parents=True, exist_ok=True)
+        policy.write_text(yaml.safe_dump(AUDIT))
+        lab.start()
+        lab.kube("create", "namespace", NAMESPACE)
+        yield lab, log
+    finally:
+        lab.stop()
+
+
+class Replicas:
+    """Operators that stand by for one another, each with a token of its own."""
+
+    def __init__(self, kube: Kube, folder: Path) -> None:
+        self._kube, self._folder = kube, folder
+        self._numbers = itertools.count()
+        self.running: list[Operator] = []
+
+    def start(self) -> Operator:
+        """Start one more, which may lead or stand by."""
+        folder = self._folder / f"replica-{next(self._numbers)}"
+        folder.mkdir()
+        account = operator_kubeconfig(self._kube, folder / "kubeconfig")
+        flags = ("--qps", "1000", "--burst", "2000", f"--leader-election={NAMESPACE}/{LEASE}")
+        made = Operator(account, NAMESPACE, *flags, ready=False)
+        self.running.append(made)
+        return made
+
+    def stop(self) -> None:
+        for one in self.running:
+            one.kill()
+
+
+async def measure(lab: Lab, log: Path, services: int) -> dict[str, Any]:
+    """Run the story and return its figures."""
+    replicas = Replicas(lab.kube, log.parent)
+    try:
+        async with Admin.connect(lab) as admin:
+            first = replicas.start()
+            await until(lambda: leads(first), "one leads", LIMIT_S)
+            tell("creating")
+            await create(admin, [f"s{index:05d}" for index in range(services)])
+            await until(lambda: all_made(admin, services), "all children and status", LIMIT_S)
+            await settled(first)
+            second = replicas.start()
+            await until(lambda: ready(second), "the standby is ready", LIMIT_S)
+            beside = [asyncio.create_task(one) for one in (flood(lab), changing(admin, services))]
+            await asyncio.sleep(10.0)
+            tell("the leader is stopped")
+            os.kill(first.pid, signal.SIGSTOP)
+            paused_s = await taken_over(second)
+            await asyncio.sleep(max(0.0, PAUSE_S - paused_s))
+            os.kill(first.pid, signal.SIGCONT)
+            ended = await asyncio.to_thread(first.ended)
+            assert ended == 1, "it ends by itself"
+            replicas.running.remove(first)
+            third = replicas.start()
+            await until(lambda: working(second), "the successor has listed all", LIMIT_S)
+            await asyncio.sleep(10.0)
+            tell("its successor is killed")
+            replicas.running.remove(second)
+            second.kill()
+            killed_s = await taken_over(third)
+            await until(lambda: working(third), "the third one has listed all", LIMIT_S)
+            await asyncio.sleep(10.0)
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+    finally:
+        replicas.stop()
+    with log.open() as lines:
+        wrong, count = two_leaders(writes_of(lines))
+    return {
+        "services_count": services,
+        "two_leaders_count": wrong,
+        "audited_writes_count": count,
+        "takeover_s": killed_s,
+        "takeover_from_stopped_s": paused_s,
+    }
+
+
+async def ready(operator: Operator) -> bool:
+    return await asyncio.to_thread(operator.ready)
+
+
+async def working(operator: Operator) -> bool:
+    """Whether it has listed everything."""
+    return "watching" in await asyncio.to_thread(operator.log.read_text)
+
+
+async def taken_over(wanted: Operator) -> float:
+    """Seconds until ``wanted`` says that it leads."""
+    return await until(lambda: leads(wanted), "another one leads", LIMIT_S)
+
+
+async def leads(operator: Operator) -> bool:
+    try:
+        return await asyncio.to_thread(operator.metric, "plimsoll_operator_leader") == 1
+    except OSError:
+        return False
+
+
+async def flood(lab: Lab) -> None:
+    """Ask for all ConfigMaps, :data:`FLOOD` times at once, as an account of the cluster."""
+    lab.kube("create", "serviceaccount", "flood", "-n", NAMESPACE)
+    lab.kube("create", "rolebinding", "flood", "-n", NAMESPACE, "--clusterrole=view",
+             f"--serviceaccount={NAMESPACE}:flood")  # fmt: skip
+    token = lab.kube("create", "token", "flood", "-n", NAMESPACE).strip()
+    async with Admin.connect(lab, token) as client:
+        path = BY_KIND["ConfigMap"].path(NAMESPACE)
+
+        async def ask() -> None:
+            while True:
+                try:
+                    await client.call("GET", f"{path}?limit=500")
+                except (RuntimeError, OSError, TimeoutError):
+                    await asyncio.sleep(0.1)
+
+        await asyncio.gather(*(ask() for _ in range(FLOOD)))
+
+
+async def changing(admin: Admin, services: int) -> None:
+    """Change a service now and then, so that whoever leads has something to write."""
+    for turn in itertools.count():
+        patch = {"spec": {"memory": {"host": {"growthBudget": f"{turn + 1}Mi"}}}}
+        path = SERVICE.path(NAMESPACE, f"s{turn * 37 % services:05d}")
+        await admin.call("PATCH", path, patch, "merge-patch+json")
+        await asyncio.sleep(1.0 / CHANGES_PER_S)
+
+
+def tell(text: str) -> None:
+    print(f"{time.strftime('%T')} {text}", file=sys.stderr, flush=True)
+
+
+def run(services: int = SERVICES) -> dict[str, Any]:
+    """Return the figures, from a control plane of its own."""
+    with throttled() as (lab, log):
+        return asyncio.run(measure(lab, log, services))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--services", type=int, default=SERVICES, metavar="N")
+    print(json.dumps(run(parser.parse_args().services), indent=2))
+
+
+if __name__ == "__main__":
+    main()
