@@ -87,7 +87,9 @@ async def measure(lab: Lab, kubeconfig: Path, seconds: float, pods: int) -> Figu
         "metadata": {"name": "engines"},
         "spec": {"selector": {"matchLabels": {"app": "vllm"}}},
     }
-    operator = Operator(kubeconfig, NAMESPACE, "--scrape=15", *webhook.flags)
+    operator = Operator(
+        kubeconfig, NAMESPACE, "--scrape=15", *webhook.flags, "--max-waiting-pods=1000000"
+    )
     try:
         async with Admin.connect(lab) as admin:
             await admin.call("POST", POLICY.path(NAMESPACE), policy)

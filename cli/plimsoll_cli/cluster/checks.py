@@ -246,6 +246,8 @@ def answers(cluster: Cluster, policy: Object) -> Iterator[Check]:
     """Whether a new pod that ``policy`` selects would get a supervisor."""
     meta = policy["metadata"]
     name = f"webhook for policy {meta['name']}"
+    if ((policy.get("status") or {}).get("injection") or {}).get("stopped"):
+        return  # it gets none; the policy's own check says why
     pod = trial(policy)
     if pod is None:
         yield Check(name, None, "no pod for a trial could be made from spec.selector")

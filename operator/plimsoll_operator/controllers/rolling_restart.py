@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 from plimsoll_api.supervision_policy import PolicyRollout, SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON as MAX_SAID
+from plimsoll_api.supervision_policy_status import Injection
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.config import CLOCKS, Clocks
+from plimsoll_operator.fleet.selected_pods import State
 from plimsoll_operator.fleet.workloads import Workload
 from plimsoll_operator.kinds import Key, Kind
 from plimsoll_operator.plans.rolling_restart import (
@@ -18,6 +20,7 @@ from plimsoll_operator.plans.rolling_restart import (
     MANAGER,
     STOPPED,
     SUSPECT,
+    UNPROVEN,
     WEBHOOK_AWAY,
     WEBHOOK_OFF,
     by_hand,
@@ -38,7 +41,7 @@ MAX_AT_ONCE = 10
 class _Look(NamedTuple):
     """What was found of a workload for one generation of a policy, and when."""
 
-    generation: tuple[str, int]
+    generation: tuple[str, int, bool]
     at: float
     said: str
 
@@ -68,7 +71,7 @@ class RollingRestarts:
         """
         self._api, self._webhook, self._clock = api, webhook, clock
         self._clocks = clocks
-        self._seen: dict[Key, tuple[tuple[str, int], float]] = {}
+        self._seen: dict[Key, tuple[tuple[str, int, bool], float]] = {}
         self._looks: dict[Key, dict[WorkloadRef, _Look]] = {}
 
     def forget(self, key: Key) -> None:
@@ -83,35 +86,40 @@ class RollingRestarts:
         workloads: Sequence[Workload],
         suspects: Collection[WorkloadRef | None],
         now: str,
-        stopped: bool = False,
+        injection: Injection | None = None,
+        limit: int = 0,
     ) -> tuple[dict[WorkloadRef | None, str], list[WorkloadRef]]:
         """Ask workloads with waiting pods to restart, at most :data:`MAX_AT_ONCE` a turn.
 
-        ``stopped`` says that new pods get no supervisor. Returns what to say of each in the status,
-        and those that were asked by this call. Raises ApiError if the API server may answer another
-        time.
+        ``injection`` is what was decided about it. Until a pod has run, ``limit`` pods at once get
+        a supervisor; if more wait, one workload is asked first. Returns what to say of each in the
+        status, and those that were asked by this call. Raises ApiError if the API server may answer
+        another time.
         """
         if policy.spec.rollout is not PolicyRollout.RESTART:
             self.forget(key)
             return {}, []
-        generation, at = (policy.metadata.uid, policy.metadata.generation), self._clock()
+        wanting, at = waiting(workloads), self._clock()
+        many = sum(one.count(State.WAITING) for one in wanting) > limit
+        trial = injection is not None and not injection.proven and many
+        generation = policy.metadata.uid, policy.metadata.generation, trial
         seen = self._seen.get(key)
         if seen is None or seen[0] != generation:
             seen = self._seen[key] = (generation, at)
         settled = at - seen[1] >= self._clocks.rollout_settle
         looks = self._looks.setdefault(key, {})
-        wanting = waiting(workloads)
         for gone in looks.keys() - {one.ref for one in wanting}:
             del looks[gone]
         said: dict[WorkloadRef | None, str] = {}
         asked: list[WorkloadRef] = []
         looked = 0
+        busy = trial and any(one.asked and one.generation == generation for one in looks.values())
         for one in wanting:
             ref, kind = one.ref, kind_of(one)
             if ref is None or kind is None:
                 said[ref] = by_hand(ref)
                 continue
-            if stopped:
+            if injection is not None and injection.stopped is not None:
                 said[ref] = STOPPED
                 continue
             if self._webhook is None or ref in suspects:
@@ -124,20 +132,30 @@ class RollingRestarts:
                 and not known.asked
                 and at - known.at >= self._clocks.rollout_again
             )
+            if busy and (known is None or not known.asked):
+                said[ref] = UNPROVEN
+                continue
             if (old or late) and not self._webhook():
                 said[ref] = WEBHOOK_AWAY
                 continue
             if (old or late) and settled and looked < MAX_AT_ONCE:
                 looked += 1
-                text, new = await self._ask(kind, key.namespace, ref.name, policy, now)
+                text, new = await self._ask(kind, key.namespace, ref.name, policy, now, trial)
                 known = looks[ref] = _Look(generation, at, text)
                 asked += [ref] if new else []
+                busy = trial and known.asked
             if known is not None and known.generation == generation:
                 said[ref] = known.said
         return said, asked
 
     async def _ask(
-        self, kind: Kind, namespace: str, name: str, policy: SupervisionPolicy, now: str
+        self,
+        kind: Kind,
+        namespace: str,
+        name: str,
+        policy: SupervisionPolicy,
+        now: str,
+        trial: bool,
     ) -> tuple[str, bool]:
         """Ask one workload; return what to say of it, and whether this call asked it."""
         try:
@@ -145,14 +163,14 @@ class RollingRestarts:
             if live is None:
                 return "it does not exist any more", False
             live |= {"apiVersion": f"{kind.group}/{kind.version}", "kind": kind.kind}
-            if was_asked(live, policy):
+            if was_asked(live, policy, trial):
                 return ASKED, False
             if found := obstacle(live, policy):
                 return found, False
             log.info(
                 "%s/%s: asking %s %s to restart", namespace, policy.metadata.name, kind.kind, name
             )
-            await self._api.apply(kind, request(live, policy, now), manager=MANAGER)
+            await self._api.apply(kind, request(live, policy, now, trial), manager=MANAGER)
         except ApiError as error:
             if not error.lasting:
                 raise

@@ -206,7 +206,13 @@ class PolicyController:
     ) -> dict[WorkloadRef | None, str]:
         """Ask for rolling restarts; what waiting pods wait for, by workload."""
         said, asked = await self._restarts.turn(
-            key, policy, plan.workloads, plan.suspects, self._clock(), self.stopped.get(key, False)
+            key,
+            policy,
+            plan.workloads,
+            plan.suspects,
+            self._clock(),
+            known(item.get("status")),
+            self._config.max_waiting_pods,
         )
         await self._recorder.write(item, [restart_asked(str(ref)) for ref in asked])
         return said

@@ -10,7 +10,7 @@ import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plimsoll_api.names import POLICY_LABEL, REFUSED, object_name
+from plimsoll_api.names import METRICS_PORT, POLICY_LABEL, PROBE_PORT, REFUSED, object_name
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
 from plimsoll_api.supervisor_config import POD_ENGINE_ENV, GroupMember, PodEngine
@@ -48,6 +48,8 @@ AT = "spec"
 ALLOW_GROUP_RESTARTS = "plimsoll.dev/allow-group-restarts"
 """Annotation of the pods of a LeaderWorkerSet: ``true`` accepts that the group restarts whenever
 the supervisor does."""
+ALLOW_HOST_PORTS = "plimsoll.dev/allow-host-ports"
+"""Annotation of pods on their node's network: ``true`` accepts that a node runs one of them."""
 LWS_LEADER = "leaderworkerset.sigs.k8s.io/leader-name"
 """Annotation of a LeaderWorkerSet's workers. The label with their index is there only after the
 admission of LeaderWorkerSets, which may be called after ours."""
@@ -109,6 +111,13 @@ def _check(pod: Object) -> None:
     """InjectionError for a pod whose shape rules a supervisor out, whatever its engine is."""
     meta, spec = pod["metadata"], pod["spec"]
     check_shape(spec, AT, FIELDS)
+    annotations = meta.get("annotations") or {}
+    if spec.get("hostNetwork") and annotations.get(ALLOW_HOST_PORTS) != "true":
+        raise InjectionError(
+            f"{AT}.hostNetwork: true: the supervisor's ports {METRICS_PORT} and {PROBE_PORT} would"
+            " be the node's, and a second supervised pod on it could not start: set the annotation"
+            f" {ALLOW_HOST_PORTS} to true in the pod template if each node runs one such pod"
+        )
     _check_group(meta)
     if not _has_ours(pod):
         check_names(spec, AT)

@@ -23,6 +23,7 @@ RESTARTED_FOR = "plimsoll.dev/restarted-for"
 ASKED = "the operator asked for a rolling restart; if pods still wait after it, restart it yourself"
 WEBHOOK_OFF = "the operator runs without its webhook, so a restart would add no supervisor"
 WEBHOOK_AWAY = "waiting for the operator's webhook, which is not ready"
+UNPROVEN = "waiting until a pod of another workload has started with its supervisor"
 STOPPED = "injection is stopped: see the condition InjectionStopped"
 SUSPECT = "held: most replicas of one of its revisions have the same leak"
 
@@ -56,10 +57,14 @@ def by_hand(ref: WorkloadRef | None) -> str:
     return f"a {ref.kind} has no rolling restart that the operator can ask for: restart it yourself"
 
 
-def was_asked(live: Object, policy: SupervisionPolicy) -> bool:
-    """Whether the workload was restarted for this generation of the policy already."""
+def was_asked(live: Object, policy: SupervisionPolicy, trial: bool = False) -> bool:
+    """Whether the workload was restarted for this generation of the policy already.
+
+    A restart in a ``trial``, while few pods get a supervisor, does not count after it.
+    """
     annotations = live["metadata"].get("annotations") or {}
-    return bool(annotations.get(RESTARTED_FOR) == _mark(policy))
+    marks = {_mark(policy), _mark(policy, trial)}
+    return annotations.get(RESTARTED_FOR) in marks
 
 
 def obstacle(live: Object, policy: SupervisionPolicy) -> str:
@@ -80,7 +85,7 @@ def obstacle(live: Object, policy: SupervisionPolicy) -> str:
     return ""
 
 
-def request(live: Object, policy: SupervisionPolicy, now: str) -> Object:
+def request(live: Object, policy: SupervisionPolicy, now: str, trial: bool = False) -> Object:
     """Build what the operator applies to the workload, under a field manager of its own.
 
     The UID makes the API server refuse another object of the same name.
@@ -93,7 +98,7 @@ def request(live: Object, policy: SupervisionPolicy, now: str) -> Object:
             "name": meta["name"],
             "namespace": meta["namespace"],
             "uid": meta["uid"],
-            "annotations": {RESTARTED_FOR: _mark(policy)},
+            "annotations": {RESTARTED_FOR: _mark(policy, trial)},
         },
         "spec": {"template": {"metadata": {"annotations": {RESTARTED_AT: now}}}},
     }
@@ -110,5 +115,5 @@ def _under_way(kind: str, meta: Object, status: Object) -> bool:
     return bool(status.get("updatedReplicas", 0) < status.get("replicas", 0))
 
 
-def _mark(policy: SupervisionPolicy) -> str:
-    return f"{policy.metadata.uid}/{policy.metadata.generation}"
+def _mark(policy: SupervisionPolicy, trial: bool = False) -> str:
+    return f"{policy.metadata.uid}/{policy.metadata.generation}" + ("/trial" if trial else "")

@@ -140,6 +140,27 @@ def test_a_pod_under_a_policy_is_injected_and_starts_when_the_operator_is_gone(
     assert "plimsoll.dev/not-supervised" not in late["metadata"].get("annotations", {})
 
 
+def test_pods_that_are_rejected_with_a_supervisor_come_without_one(
+    kubectl: Any, webhook: Any, start: Callable[..., Any], eventually: Any
+) -> None:
+    """Quotas, limit ranges and other people's admission count the supervisor, too."""
+    kubectl.apply(policy())
+    start(*webhook.flags, "--max-waiting-pods=2")
+    eventually(lambda: injects(kubectl), 60)
+    least = {"type": "Container", "min": {"cpu": "100m"}}
+    kubectl.apply({"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "least"},
+                   "spec": {"limits": [least]}})  # fmt: skip
+    spec = pod()["spec"]
+    spec["containers"][0]["resources"] = {"requests": {"cpu": "200m"}}
+    labels = {"app": "vllm", "of": "deployment"}
+    template = {"metadata": {"labels": labels}, "spec": spec}
+    wanted = {"selector": {"matchLabels": labels}, "template": template}
+    made = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "vllm"}}
+    kubectl.apply(made | {"spec": wanted})
+    (found,) = eventually(lambda: kubectl.list("pods", "of=deployment"), 60)
+    assert not supervised(found)
+
+
 def test_a_standby_serves_too(
     kubectl: Any, flags: tuple[str, ...], start: Callable[..., Any], eventually: Any
 ) -> None:

@@ -17,7 +17,12 @@ from plimsoll_api.names import POLICY_LABEL, REFUSED
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervisor_config import POD_ENGINE_ENV
 from plimsoll_api.workloads import service_of_ray
-from plimsoll_operator.injection.policy import ALLOW_GROUP_RESTARTS, Admitted, admit
+from plimsoll_operator.injection.policy import (
+    ALLOW_GROUP_RESTARTS,
+    ALLOW_HOST_PORTS,
+    Admitted,
+    admit,
+)
 from plimsoll_operator.render.containers import Images
 from tests.pod_specs import SELECTED, pods, policies, policy, without_supervisor
 
@@ -71,7 +76,7 @@ def test_an_engine_gets_its_supervisor_and_the_supervisor_its_engine() -> None:
             "version": "",
         },
         "memory_limit_bytes": 20 << 30,
-        "workload": {"kind": "Deployment", "name": "vllm"},
+        "workload": {"api_group": "apps", "kind": "Deployment", "name": "vllm"},
     }
     assert made.pod["metadata"]["labels"][POLICY_LABEL] == "fuzz"
     volumes = {one["name"]: one for one in made.pod["spec"]["volumes"]}
@@ -79,6 +84,13 @@ def test_an_engine_gets_its_supervisor_and_the_supervisor_its_engine() -> None:
     mounts = {one["name"]: one["mountPath"] for one in supervisor(made)["volumeMounts"]}
     assert mounts["plimsoll-token"] == "/var/run/secrets/kubernetes.io/serviceaccount"
     assert set(mounts) <= set(volumes)
+
+
+def test_a_pod_on_the_nodes_network_is_supervised_with_consent() -> None:
+    """The scheduler finds no node for a second pod with the same ports."""
+    given = pod(hostNetwork=True)
+    given["metadata"]["annotations"] = {ALLOW_HOST_PORTS: "true"}
+    assert supervisor(admit(given, policy(), IMAGES))["name"] == "supervisor"
 
 
 def test_a_dollar_in_a_models_name_is_no_reference_to_a_variable() -> None:
@@ -104,6 +116,7 @@ def test_the_policy_says_the_engine_where_the_pod_does_not() -> None:
     ("refused", "spec", "reason"),
     [
         (pod(hostPID=True), {}, "spec.hostPID: true"),
+        (pod(hostNetwork=True), {}, "set the annotation plimsoll.dev/allow-host-ports to true"),
         (
             pod(vllm(lifecycle={"preStop": {"exec": {"command": ["sh", "-c", "kill -TERM 1"]}}})),
             {},
@@ -234,7 +247,7 @@ def test_a_ray_worker_is_watched_and_its_head_speaks_for_it(
     found = engine_of(admit(of_ray("worker", *containers), policy(engine=engine), IMAGES))
     service = service_of_ray("fuzz", "llm")
     assert found["group"] == {"index": "llm", "subdomain": service, "worker": True}
-    assert found["workload"] == {"kind": "RayCluster", "name": "llm"}
+    assert found["workload"] == {"api_group": "ray.io", "kind": "RayCluster", "name": "llm"}
     assert (found["engine"]["container"], found["engine"]["type"]) == expected
     assert found["engine"]["serves"] is False
 

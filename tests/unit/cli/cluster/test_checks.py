@@ -120,6 +120,12 @@ def test_what_the_status_of_a_policy_says() -> None:
     assert "compare spec.selector with the labels of the pods" in none.text
     (whole,) = of_status(policy(selector, selected=2, supervised=2, **counted))
     assert whole.ok is True
+    why = "pod a does not start: container supervisor, image s:1: ImagePullBackOff"
+    for state, reason in (("True", "PodsDoNotStart"), ("False", "PodDoesNotStart")):
+        stopped = {"type": "InjectionStopped", "status": state, "reason": reason, "message": why}
+        both = {"observedGeneration": 2, "conditions": [ready, stopped]}
+        _, stuck = of_status(policy(selector, selected=2, supervised=2, **both))
+        assert (stuck.name, stuck.ok, stuck.text) == ("policy p injection", False, why)
     refusals = [{"pod": "a", "reason": "spec.hostPID is true"}]
     partly, refused = of_status(
         policy(selector, selected=2, supervised=1, refusals=refusals, **counted)

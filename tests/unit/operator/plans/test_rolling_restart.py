@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_api.supervision_policy_status import Injection, InjectionStop
 from plimsoll_api.workloads import Membership, WorkloadRef
 from plimsoll_operator.config import CLOCKS
 from plimsoll_operator.controllers.rolling_restart import RollingRestarts
@@ -88,15 +89,39 @@ class Server:
 
     def turn(
         self, *workloads: Workload, generation: int = 1, suspects: tuple[WorkloadRef, ...] = (),
-        mode: str = "Restart",
+        mode: str = "Restart", injection: Injection | None = None,
     ) -> tuple[dict[WorkloadRef | None, str], list[WorkloadRef]]:  # fmt: skip
-        call = self.restarts.turn(KEY, policy(generation, mode), workloads, suspects, NOW)
+        wanted = policy(generation, mode)
+        call = self.restarts.turn(KEY, wanted, workloads, suspects, NOW, injection, 1)
         return asyncio.run(call)
 
     def settle(self, *workloads: Workload, **more: Any) -> Any:
         self.turn(*workloads, **more)
         self.now += CLOCKS.rollout_settle
         return self.turn(*workloads, **more)
+
+
+def test_one_workload_tries_the_supervisor_before_the_others() -> None:
+    """Until a pod has run with it, few pods at once get one: the others would wait once more."""
+    other = WorkloadRef("Deployment", "other")
+    second = live()
+    second["metadata"] |= {"name": "other", "uid": "o"}
+    server = Server(live(), second)
+    both = owned(other), owned(VLLM)
+    unproven = Injection(images="s:1")
+    said, asked = server.settle(*both, injection=unproven)
+    assert (said, asked) == ({other: rollout.ASKED, VLLM: rollout.UNPROVEN}, [other])
+    server.restarts = server.started()
+    assert server.settle(*both, injection=unproven) == (said, []), "another operator goes on"
+    proven = Injection(images="s:1", proven=True)
+    said, asked = server.settle(*both, injection=proven)
+    assert said == {other: rollout.ASKED, VLLM: rollout.ASKED}
+    assert asked == [other, VLLM], "the first one has pods that got none in the trial"
+    assert server.settle(*both, injection=proven)[1] == []
+    stop = InjectionStop(pod="a", reason="x", time=NOW, generation=1)
+    stopped = Injection(images="s:1", stopped=stop)
+    said, asked = server.settle(*both, generation=2, injection=stopped)
+    assert (set(said.values()), asked) == ({rollout.STOPPED}, [])
 
 
 def test_a_workload_is_asked_once_and_by_server_side_apply_of_two_annotations() -> None:
