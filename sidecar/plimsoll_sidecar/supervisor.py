@@ -137,7 +137,8 @@ class Supervisor:
     def run(self, stopped: Callable[[float], bool]) -> None:
         """Until ``stopped``, which waits the seconds it is given, says that it is time to end."""
         _set_log_level(self._config.current)
-        self._actuator.start(self._governor.state.slot_holder)
+        self._follow_slot()
+        self._actuator.start()
         if self._publisher is not None:
             self._publisher.start()
         if self._group is not None:
@@ -215,6 +216,7 @@ class Supervisor:
         for event in turn.events:
             self._unwritten[event.incident.name] = event.incident
             _log(event)
+        self._follow_slot()
         if turn.changed or learned or self._unwritten or self._hold is not None:
             written = self._write()
             if written:
@@ -236,6 +238,14 @@ class Supervisor:
             self._actuator.standby.follow(engine.epoch, wanted)
         self._acknowledge()
         self._show(now, assessment, engine, turn.events, out_of_service)
+
+    def _follow_slot(self) -> None:
+        """Say for whom the slot is, as the journal knew it last: its volume may be read-only now.
+
+        Before the journal was read nobody knows.
+        """
+        if self._journal is not None:
+            self._actuator.follow_slot(self._governor.state.slot_wish)
 
     def _of_group(self, own: Assessment) -> Assessment:
         """Return what the governor judges: at a group's leader, what is known of all its pods."""
@@ -294,6 +304,7 @@ class Supervisor:
         self._unwritten = {incident.name: incident for incident in (*ended, *joined)}
         counted, self._governor.state = self._governor.counted(), state
         self._governor.adopt(counted)
+        self._follow_slot()
         if state.pending is not None:
             self._actuator.send(state.pending)
 

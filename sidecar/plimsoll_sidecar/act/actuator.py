@@ -7,6 +7,7 @@ restart of the supervisor does no harm (see the adapter).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 from collections.abc import Callable
@@ -18,22 +19,23 @@ from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.restart_slots.endpoints import LEAVE_S, ServiceExit
 from plimsoll_sidecar.act.restart_slots.lease_counts import UnreadableError
-from plimsoll_sidecar.act.restart_slots.slots import RENEW_S, Slots
+from plimsoll_sidecar.act.restart_slots.slots import RENEW_S, SlotLostError, Slots
 from plimsoll_sidecar.act.standby import StandbyLease
 from plimsoll_sidecar.background import Part, once
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.clients.kube import KubeError
-from plimsoll_sidecar.govern.command import Command, Outcome, Refusal, Result, Verb
+from plimsoll_sidecar.govern.command import Command, Outcome, Refusal, Result, SlotWish, Verb
 from plimsoll_sidecar.govern.policy.restart_budget import ReplicaRestarts
 from plimsoll_sidecar.signals.process.process_table import ProcessId
 
 log = logging.getLogger(__name__)
 
-LEASES = (KubeError, UnreadableError)
+LEASES = (KubeError, UnreadableError, SlotLostError)
 """What keeps a slot Lease from being used."""
 EVICTED_S = 120.0
 """Time in which an operator that is there evicts a pod which was left by its requests."""
 
+NOBODY = SlotWish(None)
 Diagnose = Callable[[Command], tuple[str, ...]]
 
 
@@ -63,13 +65,11 @@ class Actuator:
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self._commander = Part("actuator", self._next_command)
         self._keeper = Part("slot", self._keep_slot, LEASES, longest_s=RENEW_S / 2)
-        self._slot_for: str | None = None
         self._stored: queue.SimpleQueue[ReplicaRestarts] = queue.SimpleQueue()
-        self._loaded = self._adopted = self._given_back = False
+        self._loaded = self._adopted = False
 
-    def start(self, slot_for: str | None = None) -> None:
-        """``slot_for`` is the incident that held a slot before a restart of the supervisor."""
-        self._slot_for = slot_for
+    def start(self) -> None:
+        """Begin to take commands, and to keep the slot."""
         self._commander.start()
         self._keeper.start()
 
@@ -90,6 +90,17 @@ class Actuator:
         while not self._results.empty():
             found.append(self._results.get_nowait())
         return found
+
+    def follow_slot(self, wish: SlotWish) -> None:
+        """Take over which incident the slot is for, by the journal. Before a command is sent."""
+        if wish == self._slots.wanted:
+            return
+        self._slots.wanted = wish
+        if wish == NOBODY:
+            # One that cannot be removed ends by itself.
+            with contextlib.suppress(OSError):
+                readiness.clear(self._folder, readiness.DRAIN)
+        self._keeper.wake()
 
     def stored(self) -> ReplicaRestarts | None:
         """Once, as soon as it is known: what is kept of this replica outside of its journal."""
@@ -126,7 +137,6 @@ class Actuator:
             self._renew_slot,
             self._load_stored,
             self._keep,
-            self._give_back,
             self._sweep,
         ):
             try:
@@ -147,23 +157,8 @@ class Actuator:
         if self._adopted:
             self._slots.keep(self.policy)
 
-    def _give_back(self) -> None:
-        """Once: a slot that the pod before held, which a StatefulSet gave the same name.
-
-        Not before the journal has joined what was kept, for it may hold that slot.
-        """
-        if self._adopted and not self._given_back:
-            if self._slot_for is None:
-                self._slots.release()
-            self._given_back = True
-
     def _renew_slot(self) -> None:
-        """Renew the slot: one that expires is taken by others."""
-        incident = self._slot_for
-        if incident is not None and not self._slots.held():
-            refusal = self._slots.take(incident, self.policy)
-            if refusal is not None:
-                log.warning("the restart slot was lost: %s", refusal.message)
+        self._slots.follow(self.policy)
 
     def _sweep(self) -> None:
         """End processes that an engine left beside the one that followed it."""
@@ -195,7 +190,6 @@ class Actuator:
                 return self._engine.trim(command)
             case Verb.TAKE_SLOT:
                 refusal = self._take_slot(command)
-                self._slot_for = command.incident if refusal is None else None
                 if refusal is None:
                     return _result(command, Outcome.SUCCEEDED, "")
                 return Result(
@@ -204,13 +198,6 @@ class Actuator:
                     message=refusal.message,
                     waits=refusal.reason,
                 )
-            case Verb.RELEASE_SLOT:
-                self._slot_for = None
-                try:
-                    readiness.clear(self._folder, readiness.DRAIN)
-                finally:  # a volume that went read-only must not keep others from their restart
-                    self._slots.release()
-                return _result(command, Outcome.SUCCEEDED, "")
             case Verb.LEAVE:
                 return self._with_slot(command, self._leave)
             case Verb.DRAIN:
@@ -238,12 +225,10 @@ class Actuator:
             return Refusal(WaitReason.API_SERVER_UNREACHABLE, "the API server does not answer")
 
     def _with_slot(self, command: Command, act: Callable[[Command], Result]) -> Result:
-        if not self._slots.held():
-            refusal = self._slots.take(command.incident, self.policy)
-            if refusal is not None:
-                message = f"the restart slot was lost: {refusal.message}"
-                return _result(command, Outcome.REFUSED, message)
-        self._slot_for = command.incident
+        refusal = self._slots.held(command.incident, self.policy)
+        if refusal is not None:
+            message = f"the restart slot was lost: {refusal.message}"
+            return _result(command, Outcome.REFUSED, message)
         return act(command)
 
     def _leave(self, command: Command) -> Result:

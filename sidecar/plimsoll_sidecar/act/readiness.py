@@ -64,7 +64,7 @@ def holding(state_dir: str) -> dict[str, float]:
         except (OSError, ValueError):
             continue
         left = until - time.clock_gettime(time.CLOCK_BOOTTIME)
-        if 0 < left <= MAX_S:
+        if 0 < left <= MAX_S + 1.0:  # what is written is rounded
             found[reason] = left
     return found
 

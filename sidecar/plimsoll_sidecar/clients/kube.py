@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import ssl
+import time
 from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
@@ -100,6 +102,8 @@ class KubeClient:
     ) -> None:
         self._server = server.rstrip("/")
         self._token_file = token_file
+        self._answered: tuple[float, float] | None = None
+        """The server's time of its newest answer, and when that came by the monotonic clock."""
         self._http = pool(
             maxsize=4,
             ssl_context=_tls(own_ca=ca_file is not None),
@@ -117,6 +121,16 @@ class KubeClient:
         port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         host = f"[{host}]" if ":" in host else host
         return cls(f"https://{host}:{port}", ACCOUNT / "token", ACCOUNT / "ca.crt")
+
+    def now(self) -> float:
+        """Return Unix seconds by the server's clock; by ours before its first answer.
+
+        What pods of several nodes compare must be of one clock.
+        """
+        if self._answered is None:
+            return time.time()
+        then, at = self._answered
+        return then + time.monotonic() - at
 
     def get(self, path: str) -> Object:
         """Read the object at ``path``. Raises KubeError."""
@@ -188,6 +202,9 @@ class KubeClient:
         except NoAnswer as error:
             failed = TooLarge if isinstance(error, TooLong) else KubeError
             raise failed(0, f"{method} {path}: {error}") from error
+        date = _date(answer)
+        if date is not None:
+            self._answered = date, time.monotonic()
         if answer.status < 300:
             return answer
         message = f"{method} {path}: {_reason(answer)}"
@@ -228,6 +245,14 @@ def _reason(answer: Answer) -> str:
     except Malformed:
         message = None
     return message[:MAX_MESSAGE] if message else f"HTTP {answer.status}"
+
+
+def _date(answer: Answer) -> float | None:
+    """Return when the server answered, in Unix seconds; None where it does not say."""
+    try:
+        return parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return None
 
 
 def _retry_after_s(answer: Answer) -> float | None:

@@ -23,7 +23,6 @@ class Verb(StrEnum):
     DRAIN = "drain"
     RESTART_WORKER = "restart-worker"
     RESTART_ENGINE = "restart-engine"
-    RELEASE_SLOT = "release-slot"
 
 
 class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -50,6 +49,16 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     def suspected_first(self, processes: Iterable[ProcessMemory]) -> list[ProcessMemory]:
         """In the order of evidence: whatever has bounds keeps what matters most."""
         return sorted(processes, key=lambda process: process.label != self.process)
+
+
+class SlotWish(msgspec.Struct, frozen=True):
+    """Which incident the restart slot is for, by the journal; None for nobody.
+
+    While a command is ``taking`` one, that command decides.
+    """
+
+    incident: str | None
+    taking: bool = False
 
 
 class Refusal(msgspec.Struct, frozen=True):

@@ -211,9 +211,6 @@ class Governor:
         if pending is None or pending.operation_id != result.operation_id:
             return
         self.state.pending, context.turn.changed = None, True
-        if pending.verb is Verb.RELEASE_SLOT:
-            self.state.slot_holder = None
-            return
         for incident in self.state.incidents:
             if incident.name == pending.incident:
                 finished(context, incident, pending, result)
@@ -270,9 +267,10 @@ class Governor:
         One whose restart was refused begins anew, and others may come first.
         """
         holder = self.state.slot_holder
-        if holder is None or any(i.name == holder and i.needs_slot for i in self.state.incidents):
-            return
-        release_slot(context)
+        if holder is not None and not any(
+            one.name == holder and one.needs_slot for one in self.state.incidents
+        ):
+            release_slot(context)
 
 
 def _rank(suspicion: Suspicion) -> tuple[bool, float, int]:

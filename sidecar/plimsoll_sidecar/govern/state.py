@@ -6,7 +6,7 @@ import msgspec
 
 from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
-from plimsoll_sidecar.govern.command import Command
+from plimsoll_sidecar.govern.command import Command, SlotWish, Verb
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.policy import ladder
 from plimsoll_sidecar.govern.policy.restart_budget import Restart
@@ -68,7 +68,7 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
     ``pending`` is the one command under way: after a restart of the supervisor it is sent again,
     with the same operation id. ``exhausted`` is the hard stop of the restart budget.
     ``by_hand`` are the newest epochs that a person asked to end, ``starts`` what the engine needed
-    after its newest starts.
+    after its newest starts. ``slot_holder`` is the incident that the restart slot is for.
     """
 
     incidents: list[Incident] = []
@@ -81,6 +81,12 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
     epoch: str | None = None
     by_hand: list[str] = []
     starts: Starts = msgspec.field(default_factory=Starts)
+
+    @property
+    def slot_wish(self) -> SlotWish:
+        """Which incident the restart slot is for."""
+        pending = self.pending
+        return SlotWish(self.slot_holder, pending is not None and pending.verb is Verb.TAKE_SLOT)
 
     def bound(self, now: float) -> None:
         """Cut every wait to the length that it was begun with.

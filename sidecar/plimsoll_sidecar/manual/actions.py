@@ -33,6 +33,7 @@ VERBS = {
     "trim": Verb.TRIM,
     "drain": Verb.DRAIN,
     "restart": Verb.RESTART_WORKER,
+    "resume": Verb.DRAIN,  # which it ends
 }
 AWAY_S = 900.0
 """A replica that was drained by hand goes back into service by itself after this time."""
@@ -197,7 +198,7 @@ def _sees(
 
 def _command(arguments: argparse.Namespace, note: ManualAction) -> Command:
     return Command(
-        verb=VERBS.get(arguments.what, Verb.RELEASE_SLOT),
+        verb=VERBS[arguments.what],
         operation_id=f"{note.id}-{arguments.what}",
         incident=note.id,
         epoch=note.epoch,

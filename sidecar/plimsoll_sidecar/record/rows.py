@@ -21,9 +21,13 @@ from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.state import GovernorState
 
 LARGEST = 1 << 63
-_RENAMED = {b'"doubtful":': b'"unconfirmed":', b'"remembered":': b'"checkpoint":'}
-"""Keys as older versions wrote them. A quote within a JSON text is escaped, so that no text has
-them."""
+_RENAMED = {
+    b'"doubtful":': b'"unconfirmed":',
+    b'"remembered":': b'"checkpoint":',
+    b'"verb":"release-slot"': b'"verb":"take-slot"',  # what is taken for nobody is given back
+}
+"""Keys and commands as older versions wrote them. A quote within a JSON text is escaped, so that no
+text has them."""
 
 
 class Damaged(Exception):

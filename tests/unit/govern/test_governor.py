@@ -8,7 +8,7 @@ from plimsoll_api.assessment import Segment, Suspicion
 from plimsoll_api.incident_record import Reason, StepOutcome
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.supervision import Action, Mode, RestartBudget, Supervision
-from plimsoll_sidecar.govern.command import EventType, Outcome, Result, Verb
+from plimsoll_sidecar.govern.command import EventType, Outcome, Result, SlotWish, Verb
 from plimsoll_sidecar.govern.state import BACK_OFF_MAX_S, BACK_OFF_S, ROUND, SETTLE_S, GovernorState
 from tests.unit.govern.governed import BASELINE, World, done
 
@@ -21,9 +21,7 @@ def test_a_leak_is_trimmed_confirmed_and_cured_by_a_worker_restart() -> None:
     assert restart.epoch == "boot:1"
     assert world.open[0].phase is IncidentPhase.RESTARTING
     world.renew(growth=10_000_000)
-    release = world.answer(restart)
-    assert release.verb is Verb.RELEASE_SLOT
-    world.tick(done(release))
+    world.run(20, done(restart))
     (incident,) = world.ended
     assert (incident.phase, incident.reason) == (IncidentPhase.RESOLVED, Reason.WORKER_RESTART)
     assert incident.returned_bytes == 490_000_000
@@ -352,8 +350,7 @@ def test_the_restart_budget_stops_the_ladder_until_a_reset() -> None:
     world.growth = 500_000_000
     restart = world.to(Verb.RESTART_WORKER)
     world.renew()
-    world.answer(restart)
-    world.tick(done(world.commands[-1]))
+    world.run(20, done(restart))
     world.growth, world.suspect = 500_000_000, True
     sent = len(world.commands)
     while len(world.ended) < 2:
@@ -379,11 +376,12 @@ def test_a_refused_restart_is_not_counted_and_is_decided_anew() -> None:
     world.tick(done(restart, Outcome.REFUSED, "another operation is under way"))
     assert world.open[0].refusals == 1
     assert world.governor.state.restarts == []
-    release = world.governor.state.pending
-    assert release is not None
-    assert release.verb is Verb.RELEASE_SLOT, "others may restart meanwhile"
-    take = world.answer(release)
+    wishes = []
+    while (take := world.tick()) is None:
+        wishes.append(world.governor.state.slot_wish)
+    assert wishes == [SlotWish(None)] * 4, "others may restart meanwhile"
     assert take.verb is Verb.TAKE_SLOT
+    assert world.governor.state.slot_wish == SlotWish(None, taking=True)
     again = world.answer(take)
     assert again.verb is Verb.RESTART_WORKER
     assert again.operation_id != restart.operation_id
@@ -404,7 +402,7 @@ def test_refusals_without_end_end_the_incident() -> None:
     assert world.ended[0].reason is Reason.REFUSED
     assert world.governor.state.restarts == []
     world.run(3)
-    assert world.commands[-1].verb is Verb.RELEASE_SLOT, "or no other replica could ever restart"
+    assert world.governor.state.slot_holder is None, "or no other replica could ever restart"
 
 
 def test_a_starting_engine_is_not_restarted_for_its_memory() -> None:
@@ -424,8 +422,8 @@ def test_a_crash_of_the_engine_renews_the_incident_and_counts_as_a_restart() -> 
     world.growth = 500_000_000
     world.to(Verb.TAKE_SLOT)
     world.renew()
-    release = world.answer(world.commands[-1])
-    assert release.verb is Verb.RELEASE_SLOT
+    world.run(20, done(world.commands[-1]))
+    assert world.governor.state.slot_holder is None
     crash, leak = world.ended
     assert (crash.kind, crash.reason) == (IncidentKind.ENGINE_CRASH, Reason.WORKER_RESTARTED)
     assert (leak.kind, leak.reason) == (IncidentKind.HOST_GROWTH, Reason.NEW_EPOCH)
@@ -447,9 +445,9 @@ def test_an_unknown_effect_ends_the_incident_as_in_a_replay() -> None:
     world = World()
     world.growth = 500_000_000
     restart = world.to(Verb.RESTART_WORKER)
-    world.answer(restart, Outcome.UNKNOWN)
+    world.run(3, done(restart, Outcome.UNKNOWN))
     assert world.ended[0].reason is Reason.EFFECT_UNKNOWN
-    world.run(100, done(world.commands[-1]))
+    world.run(100)
     assert world.open == []
 
 

@@ -43,7 +43,8 @@ def test_its_incident_waits_for_the_resume_and_goes_on_then(
 def test_a_slot_that_was_taken_meanwhile_goes_to_others(world: World) -> None:
     take = world.to(Verb.TAKE_SLOT)
     world.manually_drained = True
-    assert world.answer(take).verb is Verb.RELEASE_SLOT
+    world.run(3, done(take))
+    assert world.governor.state.slot_holder is None
     assert world.open[0].waits is WaitReason.MANUALLY_DRAINED
 
 
@@ -52,7 +53,8 @@ def test_no_restart_follows_a_drain_that_a_person_joined(world: World) -> None:
     drain = world.to(Verb.DRAIN)
     assert world.governor.restarts_left(world.now) == 2
     world.manually_drained = True
-    assert world.answer(drain).verb is Verb.RELEASE_SLOT
+    world.run(3, done(drain))
+    assert world.governor.state.slot_holder is None
     assert world.open[0].phase is IncidentPhase.CONFIRMED
     assert world.governor.restarts_left(world.now) == 3, "nothing was restarted"
 
@@ -69,5 +71,5 @@ def test_a_replacement_is_asked_for_anew_after_the_resume() -> None:
     assert incident.timeline[-1].outcome is not StepOutcome.REQUESTED, "the operator evicts nobody"
     assert incident.waits is WaitReason.MANUALLY_DRAINED
     world.manually_drained = False
-    world.run(3, done(world.answer(world.commands[-1])))
+    world.run(3, done(world.to(Verb.TAKE_SLOT)))
     assert incident.timeline[-1].outcome is StepOutcome.REQUESTED

@@ -23,7 +23,7 @@ from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, Superviso
 from plimsoll_api.trace import Sample
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.detect.leak.baseline import Checkpoint
-from plimsoll_sidecar.govern.command import Command, Result
+from plimsoll_sidecar.govern.command import Command, Outcome, Result, SlotWish, Verb
 from plimsoll_sidecar.govern.policy.restart_budget import ReplicaRestarts
 from plimsoll_sidecar.record import journal
 from plimsoll_sidecar.record.metrics import Metrics
@@ -68,6 +68,8 @@ class Hands:
         self.sent: list[Command] = []
         self.standby = self
         self.leases: set[str | None] = set()
+        self.slots: list[SlotWish] = []
+        self.answers: list[Result] = []
 
     def follow(self, epoch: str, wanted: bool) -> None:
         self.leases.add(epoch if wanted else None)
@@ -76,10 +78,19 @@ class Hands:
         self.sent.append(command)
 
     def results(self) -> list[Result]:
-        return []
+        found, self.answers = self.answers, []
+        return found
+
+    def did(self) -> None:
+        """Succeed with what was sent last."""
+        done = self.sent[-1].operation_id
+        self.answers.append(Result(operation_id=done, outcome=Outcome.SUCCEEDED))
 
     def stored(self) -> None:
         return None
+
+    def follow_slot(self, wish: SlotWish) -> None:
+        self.slots.append(wish)
 
     def keep(self, known: ReplicaRestarts) -> None:
         pass
@@ -136,3 +147,31 @@ def test_nothing_is_sent_until_the_volume_can_be_written(
         watching.tick(1_100.0 + second)
     assert [command.verb for command in hands.sent] == ["diagnose"]
     assert b"plimsoll_supervisor_journal_writable 1.0" in metrics.text()
+
+
+def test_the_slot_goes_to_others_when_the_volume_fails_as_it_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watching, hands, _ = supervisor(tmp_path)
+    now = 1_000.0
+    for _ in range(100):
+        watching.tick(now := now + 1.0)
+        pending = watching._governor.state.pending
+        if pending is not None and pending.verb in (Verb.DIAGNOSE, Verb.TAKE_SLOT):
+            hands.did()
+    assert hands.slots[-1].incident is not None
+    assert pending is not None
+    assert pending.verb is Verb.RESTART_WORKER
+    hands.did()
+    broken = journal.JournalError("read-only")
+
+    def write(*_: object) -> None:
+        raise broken
+
+    monkeypatch.setattr(journal.Journal, "write", write)
+    watching._governor.state.incidents.clear()
+    sent = len(hands.sent)
+    for _ in range(3):
+        watching.tick(now := now + 1.0)
+    assert hands.slots[-1] == SlotWish(None)
+    assert len(hands.sent) == sent, "nothing is done to the engine"

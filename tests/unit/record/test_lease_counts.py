@@ -61,7 +61,7 @@ def test_replicas_that_count_no_more_are_forgotten() -> None:
     one = lease()
     lease_counts.keep_replica(one, "old", ReplicaRestarts((NOW,)), WINDOW_S, NOW)
     lease_counts.keep_replica(one, "stopped", ReplicaRestarts((NOW,), True), WINDOW_S, NOW)
-    later = NOW + WINDOW_S + 1
+    later = NOW + WINDOW_S + lease_counts.SKEW_S + 1
     lease_counts.keep_replica(one, "new", ReplicaRestarts((later,)), WINDOW_S, later)
     assert lease_counts.of_replica(one, "old") == NONE
     assert lease_counts.of_replica(one, "stopped").exhausted

@@ -47,7 +47,8 @@ def clear(
     for name in config.slots:
         path = f"/apis/coordination.k8s.io/v1/namespaces/{config.service.namespace}/leases/{name}"
         cleared += _update(kube, path, lambda lease: _clear(lease, uid or pod, pod, whole_service))
-        left += _left(kube.get(path), config.supervision.restart_budget.window_s)
+        window_s = config.supervision.restart_budget.window_s
+        left += len(lease_counts.service_restarts(kube.get(path), window_s, kube.now()))
     limit = config.supervision.restart_budget.count * len(config.slots)
     whose = "of the service" if whole_service else "of this replica"
     text = f"cleared {cleared} restarts {whose} from the slot Leases"
@@ -61,10 +62,6 @@ def clear(
 def _clear(lease: Object, uid: str, pod: str, whole_service: bool) -> int:
     count = lease_counts.clear_replica(lease, uid, pod)
     return count + (lease_counts.clear_service(lease) if whole_service else 0)
-
-
-def _left(lease: Object, window_s: float) -> int:
-    return len(lease_counts.service_restarts(lease, window_s, time.time()))
 
 
 def _update(kube: KubeClient, path: str, change: Callable[[Object], int]) -> int:

@@ -4,6 +4,9 @@
 ``plimsoll.dev/replica-restarts`` keeps what each replica's journal counts, by the pod's UID: the
 count outlives the journal and ends with the pod. Both are written by whoever may update the Lease,
 so they are bounded, and one that cannot be read stands for a spent budget, never for zero.
+
+``now`` is the API server's time throughout, by which the service's restarts are counted. Those of a
+replica have the time of its own node, which may be wrong.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ MAX_KEPT_REPLICAS = 64
 """Replicas kept on one Lease, those that restarted last. With MAX_OF_REPLICA they need less than
 96 KiB, of the 256 KiB that an object's annotations may have."""
 MAX_BYTES = 1 << 17
+SKEW_S = 86_400.0
+"""By how much the clock of another replica's node may be wrong: until then beyond the window, what
+that replica counted is kept for it."""
 
 
 class ServiceRestart(msgspec.Struct):
@@ -72,7 +78,9 @@ def keep_replica(
     known = _read(lease, REPLICA_RESTARTS, _Replicas, b"{}")
     known[uid] = ReplicaRestarts(restarts.at[-MAX_OF_REPLICA:], restarts.exhausted)
     living = {
-        name: one for name, one in known.items() if one.exhausted or one.within(window_s, now)
+        name: one
+        for name, one in known.items()
+        if one.exhausted or one.within(window_s + SKEW_S, now)
     }
     newest = sorted(living, key=lambda name: (name == uid, max(living[name].at, default=0.0)))
     _write(lease, REPLICA_RESTARTS, {name: living[name] for name in newest[-MAX_KEPT_REPLICAS:]})

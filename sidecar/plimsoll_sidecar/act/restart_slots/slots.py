@@ -3,7 +3,10 @@
 The operator creates them; a supervisor takes, renews and releases them by PUT with the resource
 version it read, so that of two supervisors one always loses. A holder is expired when the
 spec of its Lease did not change for its duration *by this machine's clock*: clocks of two nodes are
-never compared.
+never compared. What is counted has the API server's time.
+
+What the Leases shall be is said by the journal alone, as ``wanted``: the incident that a slot is
+for, or nobody. :meth:`Slots.follow` makes it so every few seconds.
 
 Restarts are counted in annotations that are written by the same PUT that takes the slot (see
 :mod:`plimsoll_sidecar.act.restart_slots.lease_counts`): nobody can restart without being counted.
@@ -30,7 +33,7 @@ from plimsoll_sidecar.clients.kube import (
     NotFound,
     Object,
 )
-from plimsoll_sidecar.govern.command import Refusal
+from plimsoll_sidecar.govern.command import Refusal, SlotWish
 from plimsoll_sidecar.govern.policy.restart_budget import NONE, ReplicaRestarts
 
 DURATION_S = 60
@@ -40,10 +43,19 @@ NOT_YET = (Forbidden, NotFound)
 """What the API server says of a slot that the operator has not made, or not for this pod."""
 
 
+class SlotLostError(Exception):
+    """The slot of a restart that is under way is held by another replica."""
+
+
 class Slots(Protocol):
-    """``known`` is what this replica's journal counts; whoever writes the journal sets it."""
+    """``known`` and ``wanted`` are what this replica's journal says, set by whoever writes it.
+
+    ``known`` are its restarts, ``wanted`` says for which incident it wants a slot; None until the
+    journal has been read.
+    """
 
     known: ReplicaRestarts
+    wanted: SlotWish | None
 
     def take(self, incident: str, policy: RestartBudget, at: float | None = None) -> Refusal | None:
         """Take a slot; return None if one is held, else the reason why not.
@@ -52,11 +64,11 @@ class Slots(Protocol):
         one. None takes a slot back that was lost.
         """
 
-    def held(self) -> bool:
-        """Whether the slot is still ours, renewed when it is time for it."""
+    def held(self, incident: str, policy: RestartBudget) -> Refusal | None:
+        """Renew the slot or take it back; return why there is none, None where one is held."""
 
-    def release(self) -> None:
-        """Give back whatever this replica holds, even from before its own restart."""
+    def follow(self, policy: RestartBudget) -> None:
+        """Make the Leases what is wanted: renew the slot, or give it back."""
 
     def stored(self) -> ReplicaRestarts:
         """Read the restarts of this replica that are kept outside of its journal."""
@@ -69,17 +81,18 @@ class LocalSlots:
     """Without a cluster there is one replica, and it may always restart."""
 
     known = NONE
+    wanted: SlotWish | None = None
 
     def take(self, incident: str, policy: RestartBudget, at: float | None = None) -> Refusal | None:
         """Never refuses."""
         return None
 
-    def held(self) -> bool:
-        """Return True: nobody can take the slot away."""
-        return True
+    def held(self, incident: str, policy: RestartBudget) -> Refusal | None:
+        """Return None: nobody can take the slot away."""
+        return None
 
-    def release(self) -> None:
-        """Nothing to give back."""
+    def follow(self, policy: RestartBudget) -> None:
+        """Nothing to renew or to give back."""
         return
 
     def stored(self) -> ReplicaRestarts:
@@ -94,9 +107,8 @@ class LocalSlots:
 class LeaseSlots:
     """Restart slots as Leases of the API server. Safe to use from several threads.
 
-    ``uid`` is that of the pod: what is kept of a replica ends with it. All methods but ``held``
-    raise KubeError when the API server does not answer, and UnreadableError for a count that cannot
-    be read.
+    ``uid`` is that of the pod: what is kept of a replica ends with it. The methods raise KubeError
+    when the API server does not answer, and UnreadableError for a count that cannot be read.
     """
 
     def __init__(
@@ -114,9 +126,12 @@ class LeaseSlots:
         self._seen: dict[str, tuple[Object, float]] = {}
         self._mine: str | None = None
         self._renewed = 0.0
+        self._free = False
+        """Whether it is sure that this replica holds no slot: a process before it may have."""
         self._kept: ReplicaRestarts | None = None
         self._lock = threading.RLock()
         self.known = NONE
+        self.wanted: SlotWish | None = None
 
     def take(self, incident: str, policy: RestartBudget, at: float | None = None) -> Refusal | None:
         """Take the replica's own slot again, or one that is free or expired.
@@ -160,36 +175,57 @@ class LeaseSlots:
             return Refusal(WaitReason.NO_SLOT, "the service has no restart slot")
         return Refusal(refusals[0].reason, "; ".join(one.message for one in refusals))
 
-    def held(self) -> bool:
-        """Renew the Lease when it is due. False once another holder may have it."""
+    def held(self, incident: str, policy: RestartBudget) -> Refusal | None:
+        """Renew the slot when that is due, or take it back; return why there is none."""
         with self._lock:
-            if self._mine is None:
-                return False
-            age = self._clock() - self._renewed
-            if age < RENEW_S:
-                return True
-            try:
-                lease = self._kube.get(f"{self._path}/{self._mine}")
-                if _holder(lease) == self._holder:
-                    lease["spec"]["renewTime"] = _now()
-                    self._kube.put(f"{self._path}/{self._mine}", lease)
-                    self._renewed = self._clock()
-                    return True
-            except KubeError as error:
-                if error.transient or isinstance(error, Conflict):
-                    return age < DURATION_S
-            self._mine = None
+            return None if self._renewed_in_time() else self.take(incident, policy)
+
+    def follow(self, policy: RestartBudget) -> None:
+        """Renew the slot for as long as it is wanted, then free it for the next replica.
+
+        Raises SlotLostError where it is wanted and others have it.
+        """
+        with self._lock:
+            # Read under the lock: a command that took a slot meanwhile has said so before.
+            wanted = self.wanted
+            if wanted is None or wanted.taking:
+                return
+            if wanted.incident is None:
+                self.release()
+            elif (refusal := self.held(wanted.incident, policy)) is not None:
+                raise SlotLostError(f"the restart slot was lost: {refusal.message}")
+
+    def _renewed_in_time(self) -> bool:
+        """Whether the slot is ours, renewed when it is due; False once another may have it."""
+        if self._mine is None:
             return False
+        age = self._clock() - self._renewed
+        if age < RENEW_S:
+            return True
+        try:
+            lease = self._kube.get(f"{self._path}/{self._mine}")
+            if _holder(lease) == self._holder:
+                lease["spec"]["renewTime"] = self._now()
+                self._kube.put(f"{self._path}/{self._mine}", lease)
+                self._renewed = self._clock()
+                return True
+        except KubeError as error:
+            if error.transient or isinstance(error, Conflict):
+                return age < DURATION_S
+        self._mine = None
+        return False
 
     def release(self) -> None:
-        """Free every slot of this holder for the next replica, and note this restart's time."""
+        """Free every slot of this holder, also from before its own restart. Once."""
         with self._lock:
+            if self._free:
+                return
             for lease in self._leases():
                 if _holder(lease) == self._holder:
                     spec = lease["spec"]
-                    spec.update(holderIdentity="", renewTime=_now(), leaseDurationSeconds=1)
+                    spec.update(holderIdentity="", renewTime=self._now(), leaseDurationSeconds=1)
                     self._kube.put(self._url(lease), lease)
-            self._mine = None
+            self._mine, self._free = None, True
 
     def stored(self) -> ReplicaRestarts:
         """Read the restarts that the Leases count for this replica; they outlive its journal."""
@@ -207,9 +243,14 @@ class LeaseSlots:
             for number, lease in enumerate(self._leases()):
                 kept = known if number == 0 else NONE
                 if lease_counts.of_replica(lease, self._uid) != kept:
-                    lease_counts.keep_replica(lease, self._uid, kept, policy.window_s, time.time())
+                    now = self._kube.now()
+                    lease_counts.keep_replica(lease, self._uid, kept, policy.window_s, now)
                     self._kube.put(self._url(lease), lease)
             self._kept = known
+
+    def _now(self) -> str:
+        """Return the present time as the API writes a MicroTime."""
+        return rfc3339_micro(self._kube.now())
 
     def _leases(self) -> list[Object]:
         return [self._kube.get(f"{self._path}/{name}") for name in self._names]
@@ -227,7 +268,7 @@ class LeaseSlots:
         self, leases: list[Object], policy: RestartBudget, at: float | None
     ) -> Refusal | None:
         """Whether the budget of the service or of this replica forbids one more restart."""
-        now, within = time.time(), f"within {policy.window_s:.0f} s"
+        now, within = self._kube.now(), f"within {policy.window_s:.0f} s"
         counts = [len(lease_counts.service_restarts(one, policy.window_s, now)) for one in leases]
         limit = policy.count * len(leases)
         if sum(counts) >= limit:
@@ -236,7 +277,8 @@ class LeaseSlots:
                 f"the service had {sum(counts)} restarts {within}; the limit is {limit}",
             )
         mine = self._stored(leases).joined(self.known)
-        count = len(mine.within(policy.window_s, now))
+        # By the clock that counted them: that of this replica's journal.
+        count = 0 if at is None else len(mine.within(policy.window_s, at))
         if at is None or at in mine.at or not (mine.exhausted or count >= policy.count):
             return None
         return Refusal(
@@ -267,17 +309,20 @@ class LeaseSlots:
         self, lease: Object, leases: list[Object], incident: str, policy: RestartBudget,
         at: float | None,
     ) -> Refusal | None:  # fmt: skip
-        metadata, spec, now = lease["metadata"], lease.get("spec") or {}, time.time()
+        metadata, spec, now = lease["metadata"], lease.get("spec") or {}, self._kube.now()
         if spec.get("holderIdentity") != self._holder:
             spec["leaseTransitions"] = (spec.get("leaseTransitions") or 0) + 1
-            spec["acquireTime"] = _now()
-        spec.update(holderIdentity=self._holder, renewTime=_now(), leaseDurationSeconds=DURATION_S)
+            spec["acquireTime"] = self._now()
+        spec.update(
+            holderIdentity=self._holder, renewTime=self._now(), leaseDurationSeconds=DURATION_S
+        )
         lease["spec"] = spec
         lease_counts.count_service(lease, incident, policy.window_s, now)
         mine = self._stored(leases).joined(self.known)
         if at is not None:
             mine = mine.joined(ReplicaRestarts((at,)))
         lease_counts.keep_replica(lease, self._uid, mine, policy.window_s, now)
+        self._free = False  # an answer that is lost may have been a success
         try:
             self._kube.put(self._url(lease), lease)
         except Conflict:
@@ -291,8 +336,3 @@ class LeaseSlots:
 
 def _holder(lease: Object) -> str:
     return (lease.get("spec") or {}).get("holderIdentity") or ""
-
-
-def _now() -> str:
-    """Return the present time as the API writes a MicroTime."""
-    return rfc3339_micro(time.time())

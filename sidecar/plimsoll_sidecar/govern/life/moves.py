@@ -7,12 +7,12 @@ from plimsoll_api.incidents import IncidentKind, IncidentPhase, WaitReason
 from plimsoll_api.supervision import Action, Mode
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.detect.losses.capacity_loss import SPENT_RATIO
-from plimsoll_sidecar.govern.command import Command, EventType, Verb
+from plimsoll_sidecar.govern.command import EventType, Verb
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.life.conditions import EXHAUSTED
 from plimsoll_sidecar.govern.life.context import TurnContext
 from plimsoll_sidecar.govern.policy import maintenance_window, restart_budget
-from plimsoll_sidecar.govern.state import MAX_REFUSALS, MIN_TRIMMED, ROUND
+from plimsoll_sidecar.govern.state import MAX_REFUSALS, MIN_TRIMMED, ROUND, SLOT_RETRY_S
 
 WITHIN_BUDGET = "deferred: the leak budget is not spent, and memory will outlast a drain"
 MANUALLY_DRAINED = "a person drained this replica: no restart until plimsoll resume"
@@ -154,15 +154,14 @@ def hold_within_budget(context: TurnContext, incident: Incident) -> None:
 
 
 def release_slot(context: TurnContext) -> None:
-    """Give back the slot that the state says is held."""
-    holder = context.state.slot_holder
-    assert holder is not None
-    context.state.pending = context.turn.command = Command(
-        verb=Verb.RELEASE_SLOT,
-        operation_id=f"{holder.rpartition('-')[2]}-release-slot",
-        incident=holder,
-        epoch=context.state.epoch or "",
-    )
+    """Want the slot for nobody: whoever keeps the Lease makes it so.
+
+    The incident that had it asks again a while later, so that others may come first.
+    """
+    for incident in context.state.incidents:
+        if incident.name == context.state.slot_holder:
+            incident.retry_at = context.now + SLOT_RETRY_S
+    context.state.slot_holder = None
     context.turn.changed = True
 
 

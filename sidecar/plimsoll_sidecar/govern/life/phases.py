@@ -228,7 +228,7 @@ def replacing(context: TurnContext, incident: Incident) -> None:
         return
     late = context.now - incident.phase_since > SLOT_WAIT_S
     holds = context.state.slot_holder == incident.name
-    if late and holds and context.free:
+    if late and holds:
         release_slot(context)
 
 

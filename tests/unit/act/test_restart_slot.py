@@ -1,0 +1,188 @@
+"""One replica's restart slot: the Lease is what its journal wants (``act/restart_slots/slots.py``).
+
+Races with real API servers are in ``tests/cluster/test_supervisor_kube.py``.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from plimsoll_api.names import SERVICE_RESTARTS
+from plimsoll_api.supervision import RestartBudget
+from plimsoll_sidecar.act.restart_slots import lease_counts
+from plimsoll_sidecar.act.restart_slots.slots import DURATION_S, LeaseSlots, SlotLostError
+from plimsoll_sidecar.clients.kube import Conflict, KubeClient, KubeError
+from plimsoll_sidecar.govern.command import SlotWish
+
+POLICY = RestartBudget(count=3, window_s=3600.0)
+NOBODY = SlotWish(None)
+
+
+class Kube:
+    """One Lease, with the compare-and-swap of an API server and its clock."""
+
+    def __init__(self) -> None:
+        self.lease: dict[str, Any] = {"metadata": {"name": "slot-0", "resourceVersion": "1"}}
+        self.time = 1_700_000_000.0
+        self.calls = 0
+        self.away = False
+        self.before_get: Callable[[], None] = lambda: None
+
+    def now(self) -> float:
+        return self.time
+
+    def get(self, path: str) -> dict[str, Any]:
+        self._called()
+        self.before_get()
+        return copy.deepcopy(self.lease)
+
+    def put(self, path: str, lease: dict[str, Any]) -> dict[str, Any]:
+        self._called()
+        version = self.lease["metadata"]["resourceVersion"]
+        if lease["metadata"]["resourceVersion"] != version:
+            raise Conflict(409, "changed")
+        self.lease = copy.deepcopy(lease)
+        self.lease["metadata"]["resourceVersion"] = str(int(version) + 1)
+        return lease
+
+    def _called(self) -> None:
+        self.calls += 1
+        if self.away:
+            raise KubeError(0, "no answer")
+
+    @property
+    def holder(self) -> str:
+        return str(self.lease.get("spec", {}).get("holderIdentity", ""))
+
+
+@pytest.fixture
+def kube() -> Kube:
+    return Kube()
+
+
+def slots(
+    kube: Kube, pod: str = "pod-0", clock: Callable[[], float] = time.monotonic
+) -> LeaseSlots:
+    return LeaseSlots(cast(KubeClient, kube), "n", ("slot-0",), pod, clock)
+
+
+def test_it_is_kept_while_wanted_and_given_back_once(kube: Kube) -> None:
+    mine = slots(kube)
+    mine.wanted = SlotWish(None, taking=True)
+    assert mine.take("pod-0-1", POLICY, kube.time) is None
+    mine.wanted = SlotWish("pod-0-1")
+    mine.follow(POLICY)
+    assert kube.holder == "pod-0"
+    mine.wanted = NOBODY
+    kube.away = True
+    with pytest.raises(KubeError):
+        mine.follow(POLICY)
+    assert kube.holder == "pod-0"
+    kube.away = False
+    mine.follow(POLICY)
+    assert kube.holder == ""
+    calls = kube.calls
+    mine.follow(POLICY)
+    assert kube.calls == calls, "nothing is asked of the API server at rest"
+
+
+def test_a_slot_from_before_our_own_restart_is_given_back_once_the_journal_was_read(
+    kube: Kube,
+) -> None:
+    assert slots(kube).take("pod-0-1", POLICY, kube.time) is None
+    after = slots(kube)
+    after.follow(POLICY)
+    assert kube.holder == "pod-0", "nobody knows what the journal says"
+    after.wanted = NOBODY
+    after.follow(POLICY)
+    assert kube.holder == ""
+
+
+def test_a_wanted_slot_is_taken_back_after_our_own_restart(kube: Kube) -> None:
+    now = 0.0
+    assert slots(kube).take("pod-0-1", POLICY, kube.time) is None
+    after, other = slots(kube), slots(kube, "pod-1", lambda: now)
+    after.wanted = SlotWish("pod-0-1")
+    after.follow(POLICY)
+    assert other.take("pod-1-1", POLICY, kube.time) is not None
+    assert len(lease_counts.service_restarts(kube.lease, 3600.0, kube.time)) == 1, "counted once"
+
+
+def test_a_slot_that_others_took_is_an_error(kube: Kube) -> None:
+    now = 0.0
+    mine, other = slots(kube, clock=lambda: now), slots(kube, "pod-1", lambda: now)
+    assert mine.take("pod-0-1", POLICY, kube.time) is None
+    mine.wanted = SlotWish("pod-0-1")
+    assert other.take("pod-1-1", POLICY, kube.time) is not None
+    now = DURATION_S + 1.0
+    assert other.take("pod-1-1", POLICY, kube.time) is None
+    with pytest.raises(SlotLostError, match="held by pod-1"):
+        mine.follow(POLICY)
+
+
+def test_a_follower_that_is_late_does_not_give_back_what_was_just_taken(kube: Kube) -> None:
+    """It asks the API server as the governor takes the slot: the newer wish counts."""
+    mine = slots(kube)
+    mine.wanted = NOBODY
+    asked, go = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        asked.set()
+        assert go.wait(10)
+
+    kube.before_get = wait
+    follower = threading.Thread(target=mine.follow, args=(POLICY,))
+    follower.start()
+    assert asked.wait(10)
+    mine.wanted = SlotWish(None, taking=True)
+    taker = threading.Thread(target=mine.take, args=("pod-0-1", POLICY, kube.time))
+    taker.start()
+    kube.before_get = lambda: None
+    go.set()
+    follower.join(10)
+    taker.join(10)
+    mine.follow(POLICY)
+    assert kube.holder == "pod-0"
+
+
+def test_a_slot_whose_taking_got_no_answer_is_given_back(kube: Kube) -> None:
+    mine = slots(kube)
+    mine.wanted = NOBODY
+    mine.follow(POLICY)
+    put = kube.put
+
+    def unanswered(path: str, lease: dict[str, Any]) -> dict[str, Any]:
+        put(path, lease)
+        raise KubeError(0, "the answer was lost")
+
+    kube.put = unanswered  # type: ignore[method-assign]
+    with pytest.raises(KubeError):
+        mine.take("pod-0-1", POLICY, kube.time)
+    assert kube.holder == "pod-0"
+    kube.put = put  # type: ignore[method-assign]
+    mine.follow(POLICY)
+    assert kube.holder == ""
+
+
+@pytest.mark.parametrize("ahead_s", [7200.0, -7200.0])
+def test_a_node_whose_clock_is_wrong_drops_no_count(
+    kube: Kube, monkeypatch: pytest.MonkeyPatch, ahead_s: float
+) -> None:
+    for number in range(2):
+        good = slots(kube, f"pod-{number}")
+        assert good.take(f"pod-{number}-1", POLICY, kube.time) is None
+        good.release()
+    monkeypatch.setattr(time, "time", lambda: kube.time + ahead_s)
+    wrong = slots(kube, "pod-2")
+    assert wrong.take("pod-2-1", POLICY, kube.time + ahead_s) is None
+    wrong.release()
+    assert kube.lease["metadata"]["annotations"][SERVICE_RESTARTS].count("incident") == 3
+    assert slots(kube, "pod-0").stored().at == (kube.time,), "its own count is kept as well"
+    refusal = slots(kube, "pod-3").take("pod-3-1", POLICY, kube.time + ahead_s)
+    assert refusal is not None, "the service's budget is spent, whatever the clock"
