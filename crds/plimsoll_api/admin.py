@@ -37,6 +37,7 @@ from typing import Annotated
 import msgspec
 
 from plimsoll_api.open_enum import OpenEnum
+from plimsoll_api.units import whole_number
 
 ADMIN_PREFIX = "/admin/v1"
 
@@ -65,9 +66,10 @@ class Epoch(msgspec.Struct, frozen=True, order=True):
     def parse(cls, text: str) -> Epoch:
         """Parse ``BOOT_ID:NUMBER``; raise ValueError for anything else."""
         boot_id, separator, number = text.rpartition(":")
-        if not separator or not boot_id or not number.isdigit():
+        value = whole_number(number)
+        if not separator or not boot_id or value is None:
             raise ValueError(f"epoch {text!r}: expected BOOT_ID:NUMBER, for example 3f9c21d0:4")
-        return cls(boot_id, int(number))
+        return cls(boot_id, value)
 
 
 class EngineState(OpenEnum):

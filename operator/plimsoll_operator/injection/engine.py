@@ -9,6 +9,7 @@ from typing import Any
 
 from plimsoll_api import engines
 from plimsoll_api.engines import EngineType
+from plimsoll_api.units import MAX_DIGITS, whole_number
 from plimsoll_operator.injection.errors import InjectionError
 
 Object = dict[str, Any]
@@ -262,8 +263,9 @@ def _port(container: Object, words: Sequence[str], kind: EngineType, path: str) 
     for flag in PORT_FLAGS:
         found = _flag(words, flag)
         # A reference to a variable is not resolved here; the container's port says the same.
-        if found is not None and found.isdigit():
-            return _checked(int(found), f"{path}: {flag}")
+        number = None if found is None else whole_number(found[:MAX_DIGITS])
+        if number is not None:
+            return _checked(number, f"{path}: {flag}")
     ports = container.get("ports") or []
     if ports:
         declared = ports[0].get("containerPort") if isinstance(ports[0], dict) else None

@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 import aiohttp
 from kubernetes.aio import client, config
 
+from plimsoll_api.units import MAX_DIGITS, whole_number
 from plimsoll_operator.kinds import EVENT, POD, Kind, Object
 from plimsoll_operator.render.names import MANAGER
 from plimsoll_operator.runtime.rate_limit import RateLimit
@@ -274,7 +275,8 @@ class Api:
         except aiohttp.ClientError as error:
             raise OSError(f"{method} {path}: {error or repr(error)}") from error
         retry_after = str((answer.headers or {}).get("Retry-After") or "1")
-        wait = float(retry_after) if retry_after.isdigit() else 1.0
+        seconds = whole_number(retry_after[:MAX_DIGITS])
+        wait = 1.0 if seconds is None else float(seconds)
         return answer.status, data, min(wait, MAX_WAIT_S)
 
 

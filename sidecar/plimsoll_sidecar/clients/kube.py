@@ -18,6 +18,7 @@ import msgspec
 from urllib3.util.ssl_ import create_urllib3_context
 
 from plimsoll_api.decoding import Malformed, decode
+from plimsoll_api.units import MAX_DIGITS, whole_number
 from plimsoll_sidecar.clients.http import Answer, NoAnswer, TooLong, pool, request
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -90,7 +91,7 @@ class _Page(msgspec.Struct, Generic[T]):
 
 
 class KubeClient:
-    """``headers`` and certificates other than the pod's own are for use outside a cluster."""
+    """Certificates other than the pod's own are for use outside a cluster."""
 
     def __init__(
         self,
@@ -257,5 +258,5 @@ def _date(answer: Answer) -> float | None:
 
 def _retry_after_s(answer: Answer) -> float | None:
     """Return the header's seconds; None without one, or with a date."""
-    text = answer.headers.get("Retry-After", "")
-    return min(float(text), MAX_RETRY_AFTER_S) if text.isascii() and text.isdigit() else None
+    seconds = whole_number(answer.headers.get("Retry-After", "")[:MAX_DIGITS])
+    return None if seconds is None else min(float(seconds), MAX_RETRY_AFTER_S)

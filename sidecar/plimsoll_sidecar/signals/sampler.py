@@ -124,7 +124,7 @@ class Sampler:
             return None
 
     def _follow_epoch(self, status: Status) -> None:
-        """Return a number for the epoch's text; it only grows."""
+        """Count the epochs by their text; what was known of the last one ends with it."""
         if status.epoch != self._epoch_text:
             self._epoch_text = status.epoch
             self._epoch += 1

@@ -6,6 +6,7 @@ Tests ``signals/process/cgroup.py``.
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 
 from plimsoll_sidecar.signals.process.cgroup import Cgroup, CgroupMemory
@@ -88,3 +89,19 @@ def test_a_group_shared_with_the_supervisor_says_nothing_about_the_engine() -> N
 
 def test_a_process_that_is_gone_has_no_group() -> None:
     assert Cgroup.of(2**22 + 1) is None
+
+
+def test_a_pipe_or_a_huge_file_in_place_of_one_is_unknown_and_holds_nobody(tmp_path: Path) -> None:
+    """The folder is in the engine's mount namespace, where it may mount what it likes."""
+    for name in ("memory.stat", "memory.events", "memory.swap.current"):
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "memory.max").mkdir()
+    (tmp_path / "memory.pressure").write_bytes(b"\xff" * 100)
+    (tmp_path / "memory.current").write_bytes(b"1" * (1 << 20))
+    tracemalloc.start()
+    try:
+        assert Cgroup(tmp_path, 2).read() == CgroupMemory()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 19

@@ -68,6 +68,9 @@ def test_ports() -> None:
     assert not may_serve(["vllm", "serve", "m"], 81, default_port(VLLM))
     assert may_serve(["vllm", "serve", "m"], 8000, default_port(VLLM))
     assert may_serve(["vllm", "serve", "m", "--port", "$PORT"], 81, None)
+    # int() refuses both, and isdigit() does not: a process in the pod ended the supervisor.
+    assert may_serve(["vllm", "serve", "m", "--port=²"], 81, None)
+    assert may_serve(["vllm", "serve", "m", "--port", "8" * 5000], 81, None)
 
 
 def test_two_sessions_of_one_machine_are_no_containers() -> None:

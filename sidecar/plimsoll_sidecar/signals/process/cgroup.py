@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from stat import S_ISREG
 
 import msgspec
 
+from plimsoll_api.units import whole_number
 from plimsoll_sidecar.signals.process.process_table import membership
 
 ROOT = Path("/sys/fs/cgroup")
+MAX_BYTES = 1 << 16
+"""Of one file; memory.stat has 2 KiB."""
 UNLIMITED = 1 << 60
 """Version 1 writes ``no limit`` as the largest multiple of a page, near 2**63."""
 
@@ -122,11 +126,24 @@ def _version1(folder: Path) -> CgroupMemory:
     )
 
 
-def _number(path: Path) -> int | None:
+def _read(path: Path) -> str:
+    """Return the file's text; empty where it cannot be read.
+
+    The folder is in the engine's mount namespace: a pipe there would hold the reader, and a file of
+    any size be read whole.
+    """
     try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb", buffering=0) as file:
+            if not S_ISREG(os.fstat(descriptor).st_mode):
+                return ""
+            return (file.read(MAX_BYTES) or b"").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> int | None:
+    return whole_number(_read(path).strip())
 
 
 def _less(whole: int | None, part: int | None) -> int | None:
@@ -136,27 +153,19 @@ def _less(whole: int | None, part: int | None) -> int | None:
 
 def _table(path: Path) -> dict[str, int]:
     table: dict[str, int] = {}
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return table
-    for line in lines:
+    for line in _read(path).splitlines():
         key, _, value = line.partition(" ")
-        if value.isdigit():
-            table[key] = int(value)
+        if (number := whole_number(value)) is not None:
+            table[key] = number
     return table
 
 
 def _pressure(path: Path) -> dict[str, float]:
     """``total`` of each line in seconds; none where the kernel was built or started without PSI."""
     found: dict[str, float] = {}
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return found
-    for line in lines:
+    for line in _read(path).splitlines():
         share, _, values = line.partition(" ")
-        total = values.rpartition("total=")[2]
-        if total.isdigit():
-            found[share] = int(total) / 1e6
+        total = whole_number(values.rpartition("total=")[2])
+        if total is not None:
+            found[share] = total / 1e6
     return found

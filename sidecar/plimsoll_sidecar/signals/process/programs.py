@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from plimsoll_api.admin import Parts, ProcessMemory, Role
 from plimsoll_api.engines import EngineType
+from plimsoll_api.units import whole_number
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,8 @@ def may_serve(line: Sequence[str], port: int, otherwise: int | None) -> bool:
         elif word.startswith("--port="):
             value = word.partition("=")[2]
         if value is not None:
-            return not value.isdigit() or int(value) == port
+            number = whole_number(value)
+            return number is None or number == port
     return otherwise == port
 
 

@@ -123,3 +123,15 @@ def test_a_command_that_is_not_searched_to_its_end_is_refused(container: Object)
     assert time.process_time() - began < 0.5
     other = {"containers": [{"name": "c", "image": "vllm/vllm:1"}, {"name": "d", **container}]}
     assert engine.find(other, "Pod p") is not None, "of a container that is no engine"
+
+
+def test_a_port_that_is_no_number_is_not_one_and_a_long_one_is_refused() -> None:
+    """``isdigit`` lets both through, and ``int`` refuses them: the webhook failed."""
+
+    def found(port: str) -> object:
+        container = {"name": "c", "image": "vllm/vllm:1", "args": [f"--port={port}"]}
+        return engine.find({"containers": [container]}, "Pod p")
+
+    assert found("²") == found("$(PORT)")
+    with pytest.raises(InjectionError, match="not a port number"):
+        found("8" * 5000)
