@@ -13,20 +13,42 @@ from pathlib import Path
 
 import yaml
 
+from tests.lab import binaries
+from tests.lab.helm import CHART, RELEASE, Helm
 from tests.lab.images import ROOT
 from tests.lab.kube import Kube, eventually
 from tests.lab.processes import die_with_parent
 from tests.lab.warm import WarmProcess
 
 STOP_S = 20.0
+SYSTEM = "plimsoll-system"
 
 
 def operator_kubeconfig(kube: Kube, target: Path) -> Path:
     """A kubeconfig of the operator's service account with the ClusterRole of ``config/``."""
-    system = Kube(kube.kubectl, kube.kubeconfig, "plimsoll-system")
+    system = Kube(kube.kubectl, kube.kubeconfig, SYSTEM)
     for path in ("config/namespace.yaml", "config/rbac.yaml"):
         system("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / path))
-    token = system("create", "token", "plimsoll-operator", "--duration=1h").strip()
+    return account_kubeconfig(system, "plimsoll-operator", target)
+
+
+def chart_kubeconfig(kube: Kube, target: Path, *namespaces: str) -> Path:
+    """A kubeconfig of the account that the chart makes for an operator of these namespaces: Roles
+    in each; a ClusterRole for all namespaces where none is named."""
+    system = Kube(kube.kubectl, kube.kubeconfig, SYSTEM)
+    system("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / "config/namespace.yaml"))
+    values = {"namespaces": [*namespaces], "rbac": {"aggregate": False}}
+    parts = (f"--show-only=templates/{name}.yaml" for name in ("serviceaccount", "rbac"))
+    helm = Helm(binaries.helm(4), system)
+    version = f"--kube-version={binaries.VERSION}"
+    text = helm("template", RELEASE, str(CHART), version, *parts, values=values)
+    system("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=text)
+    return account_kubeconfig(system, RELEASE, target)
+
+
+def account_kubeconfig(kube: Kube, account: str, target: Path) -> Path:
+    """A kubeconfig of a service account of the namespace."""
+    token = kube("create", "token", account, "--duration=1h").strip()
     config = yaml.safe_load(kube.kubeconfig.read_text())
     config["users"] = [{"name": "operator", "user": {"token": token}}]
     config["contexts"][0]["context"]["user"] = "operator"
@@ -48,7 +70,7 @@ def _cold(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 class Operator:
-    """``plimsoll-operator run`` on one namespace."""
+    """``plimsoll-operator run`` on one namespace, on all of them where it is empty."""
 
     def __init__(
         self, kubeconfig: Path, namespace: str, *flags: str, ready: bool = True, warm: bool = False
@@ -59,7 +81,8 @@ class Operator:
             self.port: int = probe.getsockname()[1]
         self.log = kubeconfig.parent / f"operator-{self.port}.log"
         self._given_up = False
-        arguments = ["run", "--kubeconfig", str(kubeconfig), "--namespace", namespace]
+        arguments = ["run", "--kubeconfig", str(kubeconfig)]
+        arguments += ["--namespace", namespace] if namespace else []
         arguments += ["--http-port", str(self.port), "--scrape", "1", *flags]
         self._process = (WarmProcess if warm else _cold)(arguments, self.log)
         if ready:

@@ -11,7 +11,7 @@ import pytest
 from tests.lab import images
 from tests.lab.kube import Kube
 from tests.lab.lab import Lab, mounted, namespace
-from tests.lab.operator import Operator, operator_kubeconfig
+from tests.lab.operator import Operator, chart_kubeconfig, operator_kubeconfig
 from tests.lab.services import image_flags, on_cpu
 from tests.lab.webhook import Webhook
 
@@ -47,6 +47,26 @@ def operator(node: Lab, kube: Kube, tmp_path: Path) -> Iterator[Callable[..., Op
 
     def start(*flags: str) -> Operator:
         started.append(Operator(account, kube.namespace, *image_flags(node), *flags, warm=True))
+        return started[-1]
+
+    yield start
+    for operator in started:
+        operator.stop()
+
+
+@pytest.fixture
+def charted(
+    request: pytest.FixtureRequest, node: Lab, kube: Kube, tmp_path: Path
+) -> Iterator[Callable[[], Operator]]:
+    """Starts operators with the rights that the chart gives them: the ClusterRole of one for all
+    namespaces, or the Role of one for this namespace and no more."""
+    named = [kube.namespace] if request.param == "one namespace" else []
+    account = chart_kubeconfig(node.kube, tmp_path / "kubeconfig", *named)
+    started: list[Operator] = []
+
+    def start() -> Operator:
+        flags = image_flags(node)
+        started.append(Operator(account, "".join(named), *flags, warm=True))
         return started[-1]
 
     yield start

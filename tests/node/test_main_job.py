@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.lab.kube import Kube, eventually
 from tests.lab.operator import Operator
 from tests.node.streams import SILENCE_S, Streams
@@ -24,11 +26,12 @@ LEAK = "request_cycle:payload_bytes=2Mi"
 Manifest = Callable[..., dict[str, Any]]
 
 
+@pytest.mark.parametrize("charted", ["all namespaces"], indirect=True)
 def test_a_leak_is_found_cured_and_reported(
-    kube: Kube, operator: Callable[[], Operator], manifest: Manifest
+    kube: Kube, charted: Callable[[], Operator], manifest: Manifest
 ) -> None:
     """While no operator runs: the supervisor needs none, and the next one catches up."""
-    first = operator()
+    first = charted()
     applied = time.monotonic()
     kube.apply(manifest(LEAK))
     kube("wait", f"plinf/{SERVICE}", "--for=condition=Ready", f"--timeout={READY_S}s")
@@ -48,7 +51,7 @@ def test_a_leak_is_found_cured_and_reported(
     assert restart_counts(after) == restart_counts(before), "no container was restarted"
     assert service_status(kube).get("lastIncident") is None, "nobody wrote the status meanwhile"
 
-    operator()
+    charted()
     the_service_tells(kube, incident)
     reasons = {event["reason"] for event in kube.list("events")}
     assert any("Restarting" in reason or "Resolved" in reason for reason in reasons), reasons
@@ -58,11 +61,12 @@ def test_a_leak_is_found_cured_and_reported(
     eventually(lambda: leftovers(kube) == [], "deletion leaves nothing", timeout_s=120)
 
 
+@pytest.mark.parametrize("charted", ["one namespace"], indirect=True)
 def test_a_hang_is_seen_and_ended(
-    kube: Kube, operator: Callable[[], Operator], manifest: Manifest
+    kube: Kube, charted: Callable[[], Operator], manifest: Manifest
 ) -> None:
     """The worker spins in an eviction that cannot progress, and /health stays green."""
-    operator()
+    charted()
     kube.apply(manifest("eviction_loop:after_requests=12", stall={"timeout": "5s"}))
     kube("wait", f"plinf/{SERVICE}", "--for=condition=Ready", f"--timeout={READY_S}s")
     before = the_pod(kube)

@@ -49,3 +49,34 @@ runAsGroup: 10001
 seccompProfile:
   type: RuntimeDefault
 {{- end -}}
+
+{{/* Other releases whose operator may do its work in a namespace of this one, by their roles. A
+release that watches all namespaces has a ClusterRole; whoever may not create one may not list
+them either, so that is only looked for with the cluster's objects. */}}
+{{- define "plimsoll.overlap" -}}
+{{- $others := list -}}
+{{- $found := list -}}
+{{- if .Values.namespaces -}}
+{{- range .Values.namespaces -}}
+{{- $found = concat $found (dig "items" list (lookup "rbac.authorization.k8s.io/v1" "Role" . "")) -}}
+{{- end -}}
+{{- else -}}
+{{- $found = dig "items" list (lookup "rbac.authorization.k8s.io/v1" "Role" "" "") -}}
+{{- end -}}
+{{- if or (not .Values.namespaces) (ne .Values.clusterObjects "Exclude") -}}
+{{- $found = concat $found (dig "items" list (lookup "rbac.authorization.k8s.io/v1" "ClusterRole" "" "")) -}}
+{{- end -}}
+{{- range $found -}}
+{{- $labels := default dict .metadata.labels -}}
+{{- $notes := default dict .metadata.annotations -}}
+{{- $ours := eq (get $labels "app.kubernetes.io/name") $.Chart.Name -}}
+{{- $watches := eq (get $labels "plimsoll.dev/operator-rights") "true" -}}
+{{- $name := get $notes "meta.helm.sh/release-name" -}}
+{{- $namespace := get $notes "meta.helm.sh/release-namespace" -}}
+{{- $same := and (eq $name $.Release.Name) (eq $namespace $.Release.Namespace) -}}
+{{- if and $ours $watches (not $same) -}}
+{{- $others = append $others (printf "release %s of namespace %s" $name $namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- join ", " ($others | uniq) -}}
+{{- end -}}

@@ -68,6 +68,7 @@ def test_it_lints(helm: str) -> None:
         ({"replicas": 0}, "replicas"),
         ({"replicas": "two"}, "replicas"),
         ({"crds": {"enable": True}}, "crds"),
+        ({"clusterObjects": "None"}, "clusterObjects"),
         ({"image": {"digest": "latest"}}, "digest"),
         ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
         ({"namespaces": ["Not_A_Name"]}, "namespaces"),
@@ -205,6 +206,19 @@ def test_toggles(helm: str) -> None:
     mortal = rendered(helm, values={"crds": {"keep": False}})
     crds = [item for item in mortal if item["kind"] == "CustomResourceDefinition"]
     assert not any("annotations" in crd["metadata"] for crd in crds)
+
+
+ONCE = {"CustomResourceDefinition", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+
+
+def test_what_a_cluster_has_once_is_installed_with_without_or_apart(helm: str) -> None:
+    named = {"namespaces": ["a"], "replicas": 2, "webhook": {"enabled": False}}
+    assert kinds(rendered(helm, values=named)) >= {*ONCE, "Deployment", "ClusterRole"}
+    without = kinds(rendered(helm, values=named | {"clusterObjects": "Exclude"}))
+    assert not without & {*ONCE, "ClusterRole", "ClusterRoleBinding"}
+    assert "Deployment" in without
+    apart = rendered(helm, values=named | {"clusterObjects": "Only", "webhook": {"enabled": True}})
+    assert kinds(apart) == {*ONCE, "ClusterRole"}
 
 
 def test_a_digest_wins_over_a_tag(helm: str) -> None:
