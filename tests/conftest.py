@@ -18,6 +18,7 @@ from hypothesis import settings
 
 from tests.durations import Durations
 from tests.lab.errors import MissingError
+from tests.leftovers import watch_over_this_run
 
 if TYPE_CHECKING:
     from tests.lab.definitions import Definitions
@@ -37,6 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        watch_over_this_run()
     target = None if hasattr(config, "workerinput") else config.option.durations_file
     if target is not None or "PYTEST_XDIST_WORKER" in os.environ:
         config.pluginmanager.register(Durations(target), "durations-file")
