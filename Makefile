@@ -25,11 +25,13 @@ help:
 $(READY): requirements/dev.txt pyproject.toml faults/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Python >= 3.11 is needed; name one with: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo 'setup: create $(VENV) and install the locked packages (PyTorch is 3 GB; some 3 minutes) ...'
 	@$(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv"; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9'
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --require-hashes -r requirements/dev.txt
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable . --editable ./faults
 	@touch $@
+	@echo 'setup: done'
 
 setup: $(READY)
 

@@ -7,10 +7,14 @@ one-node Kubernetes running, with the chart of this checkout installed, and prin
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +28,8 @@ from tests.lab.processes import Processes, alive
 from tests.lab.slot import Slot, held
 
 SYSTEM = "plimsoll-system"
+SILENT_S = 1.0
+"""A step that takes less needs no line."""
 TOOLS = {"promtool": "prometheus", "prometheus": "prometheus", "chromium": "chromium"}
 """What tests of dashboards, alerts and the supervisor's page run, and its Debian package."""
 
@@ -48,18 +54,37 @@ def setup() -> int:
         packages += build.PACKAGES if build.missing() is not None else ()
         absent = tuple(TOOLS[tool] for tool in TOOLS if shutil.which(tool) is None)
         if packages or absent:
-            install_packages(packages + absent)
-        binaries.find(node=node.missing() is None)
-        binaries.kubelab()
+            with step(f"install {' '.join(packages + absent)}", "some 2 minutes"):
+                install_packages(packages + absent)
+        with step("build Kubernetes and etcd", "some 7 minutes"):
+            binaries.find(node=node.missing() is None)
+            binaries.kubelab()
         for major in binaries.HELM:
-            binaries.helm(major)
-        binaries.leader_worker_set()
+            with step(f"build Helm {major}", "some 2 minutes"):
+                binaries.helm(major)
+        with step("build the controller of LeaderWorkerSets", "some 3 minutes"):
+            binaries.leader_worker_set()
         if node.missing() is None:
-            build.archive("supervisor", images.SUPERVISOR)
-            build.archive("operator", images.OPERATOR)
+            for target, name in (("supervisor", images.SUPERVISOR), ("operator", images.OPERATOR)):
+                with step(f"build the {target}'s image", "some 3 minutes the first time"):
+                    build.archive(target, name)
     except MissingError as missing:
         print(f"lab: {missing}", file=sys.stderr)
     return 0
+
+
+@contextlib.contextmanager
+def step(what: str, about: str) -> Iterator[None]:
+    """Say what is done, and how long it takes and took, unless it is there already."""
+    begin = time.monotonic()
+    line = threading.Timer(SILENT_S, print, (f"lab: {what} ({about}) ...",), {"flush": True})
+    line.start()
+    try:
+        yield
+    finally:
+        line.cancel()
+    if (took := time.monotonic() - begin) > SILENT_S:
+        print(f"lab: {what}: done in {took:.0f} s", flush=True)
 
 
 def up() -> int:
