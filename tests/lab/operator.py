@@ -42,7 +42,7 @@ def chart_kubeconfig(kube: Kube, target: Path, *namespaces: str) -> Path:
     helm = Helm(binaries.helm(4), system)
     version = f"--kube-version={binaries.VERSION}"
     text = helm("template", RELEASE, str(CHART), version, *parts, values=values)
-    system("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=text)
+    system.apply(*filter(None, yaml.safe_load_all(text)), force=True)
     return account_kubeconfig(system, RELEASE, target)
 
 
