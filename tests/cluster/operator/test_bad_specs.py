@@ -41,14 +41,12 @@ def test_a_person_reads_what_a_field_is_for(admin: Any) -> None:
 @pytest.mark.parametrize(
     ("template", "reason", "message"),
     [
-        ({"spec": "none"}, "InvalidSpec", "spec.podTemplate"),
         ({"spec": {"nonsense": 1}}, "ApplyFailed", ".spec.template.spec.nonsense"),
         (
             {"spec": {"containers": [{"name": "extra", "securityContext": SAFE}]}},
             "ApplyFailed",
             "containers[1].image",
         ),
-        ({"spec": {"hostNetwork": True}}, "InvalidSpec", "spec.podTemplate.spec.hostNetwork"),
     ],
 )
 def test_a_pod_template_that_cannot_be_is_said_in_the_status(

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
-
 SELECTOR = "plimsoll.dev/service=tiny"
 SLOW_S = 150.0
 """Each look takes half a dozen kubectls, seconds each on a busy machine."""
@@ -38,11 +36,6 @@ def progress(kubectl: Any, eventually: Any) -> None:
         return bool(seen and found["reason"] in ("RolloutComplete", "RolledBackOnRequest"))
 
     eventually(complete, SLOW_S)
-
-
-def arguments(kubectl: Any) -> str:
-    template = kubectl.get("deployment", "tiny")["spec"]["template"]
-    return str(template["spec"]["containers"][0]["command"])
 
 
 def test_a_roll_out_that_serves_stays_ready_and_is_told_in_events(
@@ -83,59 +76,6 @@ def test_a_roll_out_that_serves_stays_ready_and_is_told_in_events(
     eventually(lambda: operator.metric("plimsoll_operator_reconciles_total") > done)
     eventually(lambda: operator.metric("plimsoll_operator_queue_length") == 0)
     assert operator.metric("plimsoll_operator_writes_total") == before
-
-
-def test_a_spec_that_changes_during_a_roll_back_does_not_bring_the_bad_one_back(
-    kubectl: Any, start: Callable[..., Any], manifest: dict[str, Any], eventually: Any
-) -> None:
-    start()
-    kubectl.apply(manifest)
-    eventually(lambda: kubectl.list("pods", SELECTOR))
-    progress(kubectl, eventually)
-    good = arguments(kubectl)
-    args = manifest["spec"]["engine"]["args"]
-    manifest["spec"]["engine"]["args"] = [*args, "--max-num-seqs=6"]
-    kubectl.apply(manifest)
-    eventually(lambda: "--max-num-seqs=6" in arguments(kubectl))
-    progress(kubectl, eventually)
-
-    kubectl.patch("plinf", "tiny", {"spec": {"rollout": {"revision": "LastGood"}}})
-    eventually(lambda: arguments(kubectl) == good)
-    # Nobody plays the kubelet: the pods of the roll-back are not ready yet.
-    manifest["spec"]["engine"]["args"] = [*args, "--max-num-seqs=7"]
-    manifest["spec"]["rollout"] = {"revision": "LastGood"}
-    kubectl.apply(manifest)
-    generation = kubectl.get("plinf", "tiny")["metadata"]["generation"]
-    eventually(lambda: kubectl.get("plinf", "tiny")["status"]["observedGeneration"] == generation)
-    assert arguments(kubectl) == good
-    progress(kubectl, eventually)
-    assert arguments(kubectl) == good
-    (begun,) = events(kubectl, "RollbackStarted")
-    assert begun["type"] == "Normal"
-    assert eventually(lambda: events(kubectl, "RollbackFinished"))
-
-    kubectl.patch("plinf", "tiny", {"spec": {"rollout": {"revision": "Spec"}}})
-    eventually(lambda: "--max-num-seqs=7" in arguments(kubectl))
-
-
-def test_a_refused_apply_is_told_in_the_api_servers_words(
-    kubectl: Any, start: Callable[..., Any], manifest: dict[str, Any], eventually: Any
-) -> None:
-    start()
-    extra = {
-        "name": "extra",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "capabilities": {"drop": ["ALL"]},
-            "runAsNonRoot": True,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-    }
-    manifest["spec"]["podTemplate"] = {"spec": {"containers": [extra]}}
-    kubectl.apply(manifest)
-    (refused,) = eventually(lambda: events(kubectl, "ApplyFailed"))
-    assert refused["type"] == "Warning"
-    assert "containers[1].image" in refused["message"]
 
 
 def stuck(kubectl: Any) -> dict[str, Any]:
@@ -211,19 +151,3 @@ def test_why_a_container_cannot_start_stands_in_the_condition(
 
     kubectl.play_kubelet("tiny")
     eventually(lambda: kubectl.condition("tiny", "EngineReady")["status"] == "True")
-
-
-@pytest.mark.parametrize("field", ["engine", "supervisor"])
-def test_the_end_of_a_failing_containers_log_is_kept(
-    kubectl: Any,
-    start: Callable[..., Any],
-    manifest: dict[str, Any],
-    eventually: Any,
-    field: str,
-) -> None:
-    start()
-    kubectl.apply(manifest)
-    (pod,) = eventually(lambda: kubectl.list("pods", SELECTOR))
-    containers = [*pod["spec"]["containers"], *pod["spec"]["initContainers"]]
-    (found,) = [one for one in containers if one["name"] == field]
-    assert found["terminationMessagePolicy"] == "FallbackToLogsOnError"
