@@ -104,7 +104,8 @@ def test_a_deployment_is_adopted(
         ["supervisor"],
     ]
     engine = found[0]["spec"]["initContainers"][0]["env"][-1]["value"]
-    assert json.loads(engine)["workload"] == {"kind": "Deployment", "name": "vllm"}
+    workload = {"api_group": "apps", "kind": "Deployment", "name": "vllm"}
+    assert json.loads(engine)["workload"] == workload
 
     assert "incidents" in shell(incidents)
     shell(recover)
