@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from plimsoll_operator.kinds import BY_KIND, EVENT, POD, SERVICE, Object
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER
-from plimsoll_operator.runtime import client
 from plimsoll_operator.runtime.client import Api, ApiError, Conflict
 
 MAP, ACCOUNT, WORKLOAD = (
@@ -162,7 +162,8 @@ async def a_list_comes_in_pages_of_one_version(api: Api, namespace: str) -> None
     other = made("ConfigMap", namespace, "not-ours")
     del other["metadata"]["labels"]
     await api.apply(MAP, other, manager="other")
-    pages = [page async for page in api.pages(MAP, namespace)]
+    small = replace(MAP, page=3)
+    pages = [page async for page in api.pages(small, namespace)]
     assert [len(items) for items, _ in pages] == [3, 3, 1]
     assert len({of for _, of in pages}) == 1
     items = [item for found, _ in pages for item in found]
@@ -224,9 +225,3 @@ CASES: list[Callable[[Api, str], Awaitable[None]]] = [
 ]
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-
-
-@pytest.fixture
-def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages of three objects."""
-    monkeypatch.setattr(client, "PAGE", 3)

@@ -5,16 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
 from plimsoll_operator.runtime.client import Api
 from plimsoll_operator.runtime.rate_limit import RateLimit
-from tests.api_cases import CASES, small_pages
-
-__all__ = ["small_pages"]
+from tests.api_cases import CASES
 
 
-@pytest.mark.usefixtures("small_pages")
 def test_a_server_answers_as_its_fake(kubectl: Any) -> None:
     """All cases in one namespace's life: each leaves nothing that the next one meets."""
     asyncio.run(_all(kubectl))

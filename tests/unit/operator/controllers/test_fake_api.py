@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from plimsoll_operator.runtime.client import ApiError
-from tests.api_cases import MAP, each_case, made, small_pages
+from tests.api_cases import MAP, each_case, made
 from tests.fake_api import FakeApi
 
 if TYPE_CHECKING:
     from tests.lab.definitions import Definitions
 
-__all__ = ["small_pages"]
-
 
 @each_case
-@pytest.mark.usefixtures("small_pages")
 def test_it_answers_as_an_api_server(definitions: Definitions, case: Any) -> None:
     api = FakeApi(definitions)
     api.lacking = {"PodMonitor", "PrometheusRule"}
