@@ -48,7 +48,7 @@ from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.scraper import Scraper, address_of
 from plimsoll_operator.status.notices import (
-    injection_stopped,
+    not_starting,
     refused,
     restart_asked,
     suspected,
@@ -242,7 +242,7 @@ class PolicyController:
             return again
         if await write_status(self._api, self._store, POLICY, item, wanted):
             before = item.get("status") or {}
-            notices = [*suspected(before, wanted), *injection_stopped(before, wanted)]
+            notices = [*suspected(before, wanted), *not_starting(before, wanted)]
             await self._recorder.write(item, notices)
         return again
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from plimsoll_api.names import POD_HASH, RESTART_ID
+from plimsoll_api.supervision_policy_status import PolicyCondition
 from plimsoll_operator.fleet.pods import clean
 from plimsoll_operator.fleet.revisions import Course
 from plimsoll_operator.kinds import Object
@@ -98,13 +99,20 @@ def suspected(before: Object, after: Object) -> list[Notice]:
     ]
 
 
-def injection_stopped(before: Object, after: Object) -> list[Notice]:
-    """By two statuses of a policy, one after the other: its new pods get no supervisor any more."""
-    was, now = ((one.get("injection") or {}).get("stopped") for one in (before, after))
-    if not now or was:
+def not_starting(before: Object, after: Object) -> list[Notice]:
+    """By two statuses of a policy, one after the other: pods do not get past their supervisor."""
+    was, now = (_condition(one, PolicyCondition.INJECTION_STOPPED) for one in (before, after))
+    if now.get("reason") == was.get("reason"):
         return []
-    text = f"new pods get no supervisor: pod {now['pod']} does not start: {now['reason']}"
-    return [Notice("InjectionStopped", text, "Warning")]
+    if now.get("status") == "True":
+        return [Notice("InjectionStopped", now["message"], "Warning")]
+    if now.get("reason") == "PodDoesNotStart":
+        return [Notice("PodDoesNotStart", now["message"], "Warning")]
+    return []
+
+
+def _condition(status: Object, kind: str) -> Object:
+    return next((one for one in status.get("conditions") or () if one["type"] == kind), {})
 
 
 def _suspects(status: Object) -> dict[tuple[str, str], tuple[str, int, int]]:

@@ -21,7 +21,7 @@ from plimsoll_operator.fleet.selected_pods import SelectedPod, Start, State, exa
 from plimsoll_operator.injection.policy import admit
 from plimsoll_operator.plans.injection import RETRY, decide, held_back, images_of, known
 from plimsoll_operator.render.containers import Images
-from plimsoll_operator.status.notices import injection_stopped
+from plimsoll_operator.status.notices import not_starting
 from plimsoll_operator.status.policy import status
 
 Object = dict[str, Any]
@@ -285,9 +285,9 @@ def test_the_status_and_an_event_say_what_a_person_can_do() -> None:
     assert (condition["status"], condition["reason"]) == ("True", "PodsDoNotStart")
     assert WHY in condition["message"]
     assert f"set the annotation {RETRY} to another value" in condition["message"]
-    (notice,) = injection_stopped({}, after)
+    (notice,) = not_starting({}, after)
     assert (notice.reason, notice.type) == ("InjectionStopped", "Warning")
-    assert injection_stopped(after, after) == []
+    assert not_starting(after, after) == []
     invalid = status(item | {"status": after}, None, [], None, None, NOW)
     assert invalid["injection"] == found, "what is known stays while the spec is invalid"
     lone = decide(None, policy(), "supervisor:1", pods[:1], 2, NOW)
@@ -295,6 +295,8 @@ def test_the_status_and_an_event_say_what_a_person_can_do() -> None:
     (condition,) = [c for c in after["conditions"] if c["type"] == "InjectionStopped"]
     assert (condition["status"], condition["reason"]) == ("False", "PodDoesNotStart")
     assert WHY in condition["message"]
+    (notice,) = not_starting({}, after)
+    assert (notice.reason, notice.type) == ("PodDoesNotStart", "Warning")
 
 
 class Webhook:
