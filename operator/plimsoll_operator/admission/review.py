@@ -12,10 +12,9 @@ from typing import Any
 
 from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
-from plimsoll_api.workloads import membership
 from plimsoll_operator.admission.policies import Policies
 from plimsoll_operator.injection.checks import supervisor_of
-from plimsoll_operator.injection.policy import admit
+from plimsoll_operator.injection.policy import admit, group_of
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.injection import held_back, images_of, known
 from plimsoll_operator.render.containers import Images
@@ -112,8 +111,7 @@ class Reviewer:
         lately = {one: at for one, at in self._tries.pop(key, {}).items() if now - at < TRIED_S}
         if lately:
             self._tries[key] = lately
-        member = membership(request["object"]["metadata"])
-        replica = f"{member.workload} {member.group}" if member.group else str(request["uid"])
+        replica = group_of(request["object"]["metadata"]) or str(request["uid"])
         if replica in lately:
             return ""
         found = known(self._policies.status(policy))

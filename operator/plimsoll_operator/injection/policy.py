@@ -145,6 +145,19 @@ def _in_group(labels: Object) -> bool:
     return LWS_NAME in labels or LWS_WORKER in labels
 
 
+def group_of(metadata: Object) -> str:
+    """Name the multi-node group that a new pod is a part of; empty if it is a replica by itself.
+
+    The webhook of LeaderWorkerSets may add the group's index later. A worker names its leader.
+    """
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    if cluster := membership(metadata).ray_cluster:
+        return f"RayCluster {cluster}"
+    if _in_group(labels):
+        return str(annotations.get(LWS_LEADER) or metadata.get("name") or "")
+    return ""
+
+
 def _group(pod: Object, policy: str) -> GroupMember | None:
     """Return the pod's place in a RayCluster or a LeaderWorkerSet; None if it is in none."""
     meta = pod["metadata"]

@@ -372,6 +372,17 @@ def test_the_webhook_injects_a_group_as_a_whole_and_no_policy_that_is_stopped() 
         webhook.create(head)
     webhook.create()
     assert webhook.results == ["injected"] * 6
+    webhook = Webhook()
+    for name in ("l-0", "l-0-1", "l-0-2", "l-0-3"):
+        member = pod(name)
+        member["metadata"]["labels"] = SELECTED | {"leaderworkerset.sigs.k8s.io/name": "l"}
+        leader = {} if name == "l-0" else {"leaderworkerset.sigs.k8s.io/leader-name": "l-0"}
+        consent = {"plimsoll.dev/allow-group-restarts": "true"}
+        member["metadata"]["annotations"] = consent | leader
+        webhook.create(member)
+    webhook.create()
+    webhook.create()
+    assert webhook.results == ["injected"] * 5 + ["held"]
     stopped = stop().model_dump(mode="json", by_alias=True, exclude_none=True)
     webhook = Webhook(injection=stopped)
     answer = webhook.create()
