@@ -39,9 +39,8 @@ def act(
     """Have a supervisor carry out an action, fenced by the engine's epoch; return its answer.
 
     A person who confirms sees the replica first, and the action is fenced by the epoch that was
-    shown. With ``yes`` nobody looks: the supervisor fences it by the epoch that it finds, in one
-    call. Raises RunError if the supervisor does not answer, and if it refuses; UsageError without a
-    terminal.
+    shown. With ``yes`` the supervisor fences it by the epoch that it finds, in one call. Raises
+    RunError if the supervisor does not answer, and if it refuses; UsageError without a terminal.
     """
     epoch = CURRENT
     if not yes:

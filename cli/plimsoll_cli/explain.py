@@ -1,4 +1,4 @@
-"""``plimsoll explain``: the story of one incident, for whoever is on call."""
+"""``plimsoll explain``: the story of one incident, for the person on call."""
 
 from __future__ import annotations
 

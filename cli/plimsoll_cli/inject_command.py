@@ -38,7 +38,7 @@ def inject(
         typer.Argument(metavar="FILE", help="Manifest to read, or - for standard input."),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", metavar="FILE", help="The same as FILE.")
+        Path | None, typer.Option("--file", "-f", metavar="FILE", help="Same as the argument FILE.")
     ] = None,
     policy: Annotated[
         Path | None,
@@ -79,12 +79,15 @@ def inject(
         str, typer.Option(metavar="TYPE", help="Type of the engine: auto, vllm, sglang or custom.")
     ] = "auto",
     container: Annotated[
-        str | None, typer.Option(help="Container of the engine, if ambiguous.")
+        str | None, typer.Option(help="Container of the engine, if the pod has several.")
     ] = None,
     port: Annotated[
         int | None,
         typer.Option(
-            min=1, max=65_535, metavar="PORT", help="Port of the engine, if the manifest hides it."
+            min=1,
+            max=65_535,
+            metavar="PORT",
+            help="Port of the engine, if the manifest does not show it.",
         ),
     ] = None,
     run_as_user: Annotated[

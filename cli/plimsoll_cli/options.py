@@ -35,13 +35,11 @@ Local = Annotated[
 ]
 Kubeconfig = Annotated[
     Path | None,
-    typer.Option(
-        "--kubeconfig", metavar="FILE", help="Kubeconfig file. Default: the same as kubectl."
-    ),
+    typer.Option("--kubeconfig", metavar="FILE", help="Kubeconfig file (default: as kubectl)."),
 ]
 Context = Annotated[str | None, typer.Option("--context", help="Context in the kubeconfig.")]
 Namespace = Annotated[
-    str | None, typer.Option("--namespace", "-n", help="Namespace. Default: that of the context.")
+    str | None, typer.Option("--namespace", "-n", help="Namespace (default: the context's).")
 ]
 Everywhere = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Use all namespaces.")]
 Form = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]

@@ -92,7 +92,7 @@ def bench(
         ]
         show(["FIGURE", "VALUE"], rows, out)
     else:
-        # A key on a command line is nobody else's business.
+        # The key is a secret: it stays out of the result.
         arguments = [one for one in sys.argv[1:] if load.api_key is None or load.api_key not in one]
         whole: dict[str, Any] = result("bench", values, ["plimsoll", *arguments])
         write(whole, output)

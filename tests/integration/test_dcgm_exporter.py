@@ -171,7 +171,7 @@ def test_why_a_source_is_not_in_use_is_said() -> None:
         told = reasons({"dcgm": dcgm}, None, ["GPU-a"])
     assert told[0] == "nvml: not tried"
     assert told[1] == "dcgm: GET /metrics: HTTP 500"
-    assert told[2] == "amd: no port is set (spec.supervisor.amdExporterPort)"
+    assert told[2] == "amd: no port is set (amdExporterPort, or --amd-exporter-port of plimsoll inject)"
     assert "names a device of the engine" in reasons({}, None, [])[0]
     with exporter([(200, PAGE)]) as port:
         dcgm = Dcgm(f"http://127.0.0.1:{port}", pod=MINE)

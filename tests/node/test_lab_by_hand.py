@@ -12,7 +12,7 @@ import pytest
 
 from tests.lab import __main__ as by_hand
 from tests.lab import binaries
-from tests.lab.helm import RELEASE, Helm
+from tests.lab.helm import CHART, RELEASE, Helm
 from tests.lab.images import ROOT
 from tests.lab.kube import Kube, eventually
 from tests.lab.slot import Slot
@@ -56,6 +56,30 @@ def test_the_chart_and_the_examples_work_as_they_are(
     eventually(answered, "a chat completion through the Service")
     system = replace(kube, namespace=by_hand.SYSTEM)
     release = Helm(binaries.helm(max(binaries.HELM)), system)
+    adopt(kube, release)
     assert "Succeeded" in release("test", RELEASE, "--timeout=1m")
     (operator,) = system.list("pods", "app.kubernetes.io/component=operator")
     assert operator["spec"]["containers"][0]["image"].startswith("localhost/plimsoll-operator")
+
+
+def adopt(kube: Kube, release: Helm) -> None:
+    """docs/adopt.md on this cluster, from its webhook to the supervised stand-in."""
+    flags = ("--reset-then-reuse-values", "--set=webhook.enabled=true", "--wait", "--timeout=2m")
+    release("upgrade", "--install", RELEASE, str(CHART), *flags)
+    standin = ROOT / "tests" / "integration" / "standin_external.py"
+    kube("create", "configmap", "standin", f"--from-file={standin}")
+    kube("apply", "-f", str(ROOT / "examples" / "standin-vllm.yaml"))
+    kube("rollout", "status", "deployment/vllm", "--timeout=120s")
+    kube("apply", "-f", str(ROOT / "examples" / "supervision-policy.yaml"))
+
+    def supervised() -> bool:
+        kube("rollout", "restart", "deployment/vllm")
+        kube("rollout", "status", "deployment/vllm", "--timeout=120s")
+        return len(kube.list("pods", "plimsoll.dev/policy=engines")) >= 2
+
+    eventually(supervised, "new pods have a supervisor", 180)
+    eventually(
+        lambda: ((kube.get("plsp", "engines") or {}).get("status") or {}).get("supervised") == 2,
+        "the status counts them",
+        60,
+    )

@@ -37,8 +37,8 @@ class Assigns(Protocol):
 
 
 NOT_ASKED = {
-    "dcgm": "no port is set (spec.supervisor.dcgmExporterPort)",
-    "amd": "no port is set (spec.supervisor.amdExporterPort)",
+    "dcgm": "no port is set (dcgmExporterPort, or --dcgm-exporter-port of plimsoll inject)",
+    "amd": "no port is set (amdExporterPort, or --amd-exporter-port of plimsoll inject)",
 }
 
 
