@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from plimsoll_cli.demo.prompts import PROMPTS
-from plimsoll_cli.demo.streams import End, Reply, ask, now
+from plimsoll_cli.demo.streams import PROMPTS, End, Reply, ask, now
 
 READY_S = 0.5
 ANSWER_S = 60.0

@@ -98,9 +98,9 @@ def _do(
         typer.echo(f"{what} {pod}: {answer.message or 'done'}")
 
     if local or run_dir is not None:
-        from plimsoll_cli.local import ask, root
+        from plimsoll_cli.local import run_dir as folders
 
-        reach = ask.in_supervisor(run_dir or root.of(target))
+        reach = folders.in_supervisor(run_dir or folders.of(target))
         tell(target, act(reach, what, target, yes, deadline, typer.confirm, service))
         return
     from plimsoll_cli.cluster.actions import act_on_all, check_not_last, in_supervisor

@@ -68,13 +68,11 @@ def incidents(
         # A run directory is one service's, whatever it is called.
         wanted = listing.Filter(None, phase, kind, open_only)
     else:
-        from plimsoll_cli.cluster import leak_incidents
-
         cluster = options.cluster(kubeconfig, context, namespace, everywhere)
 
         def read() -> list[IncidentView]:
             with waiting("reading incidents") as tell:
-                return leak_incidents.every(cluster, target, tell)
+                return listing.of_cluster(cluster, target, tell)
 
     if watch:
         listing.watch(read, wanted, output)
@@ -106,9 +104,7 @@ def explain(
             )
         shown = found[0]
     else:
-        from plimsoll_cli.cluster import leak_incidents
-
-        shown = leak_incidents.one(options.cluster(kubeconfig, context, namespace), incident)
+        shown = listing.named(options.cluster(kubeconfig, context, namespace), incident)
     if output.for_people:
         out = console()
         explaining.show(shown, out, plain(out))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.text import Text
@@ -16,17 +16,32 @@ from rich.text import Text
 from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.incident_record import JOURNAL_FILE, IncidentRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
+from plimsoll_api.names import INCIDENT_PLURAL, POLICY_KIND, POLICY_LABEL, SERVICE_LABEL
 from plimsoll_api.units import format_bytes
 from plimsoll_cli.errors import RunError, UsageError
-from plimsoll_cli.incident_view import IncidentView, is_of, of_journal, target
-from plimsoll_cli.local import root
+from plimsoll_cli.incident_view import (
+    IncidentView,
+    UnreadableError,
+    is_of,
+    of_journal,
+    of_object,
+    target,
+)
+from plimsoll_cli.local import run_dir as folders
 from plimsoll_cli.output import Cell, Output, console, fitting, show, write
+from plimsoll_cli.targets import parse
+
+if TYPE_CHECKING:
+    from plimsoll_cli.cluster.client import Cluster
 
 STATE_DIR = "state"
 MIN_WIDTH = {"OPENED": 90, "TARGET": 110, "OUTCOME": 75, "RETURNED": 110}
 """Columns that a narrower terminal leaves out."""
 STYLE = {"Resolved": "green", "Unresolved": "red", "Suppressed": "magenta"}
 WATCH_S = 2.0
+MAX_LABEL = 63
+TOLD = 500
+"""Incidents between two words on how far the reading is."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +93,63 @@ def local(service: str | None, run_dir: Path | None) -> list[IncidentView]:
     if run_dir is not None:
         journals = [run_dir / STATE_DIR / JOURNAL_FILE]
     elif service is not None:
-        journals = [root.of(service) / STATE_DIR / JOURNAL_FILE]
+        journals = [folders.of(service) / STATE_DIR / JOURNAL_FILE]
     else:
-        journals = sorted(root.base().glob(f"*/{STATE_DIR}/{JOURNAL_FILE}"))
+        journals = sorted(folders.base().glob(f"*/{STATE_DIR}/{JOURNAL_FILE}"))
     return [of_journal(incident) for journal in journals for incident in read(journal)]
+
+
+def of_cluster(
+    cluster: Cluster, target: str | None, tell: Callable[[str], None]
+) -> list[IncidentView]:
+    """List all incidents that may be of ``target``, page by page.
+
+    Labels narrow the list at the API server; ``tell`` hears how far it is. Raises RunError.
+    """
+    found: dict[tuple[str, str], IncidentView] = {}
+    try:
+        for query in queries(target):
+            for item in cluster.pages(INCIDENT_PLURAL, **query):
+                one = of_object(item)
+                found[one.namespace, one.name] = one
+                if len(found) % TOLD == 0:
+                    tell(f"reading incidents: {len(found)}")
+        return list(found.values())
+    except UnreadableError as error:
+        raise RunError(f"{error}: another version of Plimsoll may have written it") from None
+
+
+def queries(target: str | None) -> list[dict[str, str]]:
+    """Return the list queries that together find all incidents of ``target``."""
+    if target is None or ((meant := parse(target)).is_pod and "/" in target):
+        return [{}]
+    # A name alone may be a service's, a workload's or a policy's.
+    keys = [POLICY_LABEL] if meant.kind == POLICY_KIND else [SERVICE_LABEL]
+    keys += [POLICY_LABEL] if meant.is_pod else []
+    value = meant.name[:MAX_LABEL].rstrip("-.")
+    return [{"labelSelector": f"{key}={value}"} for key in keys]
+
+
+def named(cluster: Cluster, name: str) -> IncidentView:
+    """Read the incident of that name, or with that name in its supervisor's page and log.
+
+    Raises UsageError and RunError.
+    """
+    item = cluster.named(INCIDENT_PLURAL, name) or next(
+        (
+            one
+            for one in cluster.pages(INCIDENT_PLURAL)
+            if (one.get("spec") or {}).get("id") == name
+        ),
+        None,
+    )
+    if item is None:
+        space = cluster.namespace or "default"
+        raise UsageError(f"incident {name}: not in namespace {space}; see: plimsoll incidents -A")
+    try:
+        return of_object(item)
+    except UnreadableError as error:
+        raise RunError(str(error)) from None
 
 
 def listing(found: Iterable[IncidentView], wanted: Filter, limit: int | None) -> list[IncidentView]:

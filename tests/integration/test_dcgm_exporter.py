@@ -13,7 +13,7 @@ import pytest
 from plimsoll_api.supervisor_config import EXPORTER_PORT, NODE_IP
 from plimsoll_sidecar.signals.device.exporters import SCRAPE_S, AmdExporter, Dcgm, Pod, node_url
 from plimsoll_sidecar.signals.device.nvml import Nvml
-from plimsoll_sidecar.signals.device.sources import DeviceBytes, assigned, reasons
+from plimsoll_sidecar.signals.device.sources import NOT_ASKED, DeviceBytes, assigned, reasons
 
 MIB = 1 << 20
 
@@ -171,7 +171,7 @@ def test_why_a_source_is_not_in_use_is_said() -> None:
         told = reasons({"dcgm": dcgm}, None, ["GPU-a"])
     assert told[0] == "nvml: not tried"
     assert told[1] == "dcgm: GET /metrics: HTTP 500"
-    assert told[2] == "amd: no port is set (amdExporterPort, or --amd-exporter-port of plimsoll inject)"
+    assert told[2] == f"amd: {NOT_ASKED['amd']}"
     assert "names a device of the engine" in reasons({}, None, [])[0]
     with exporter([(200, PAGE)]) as port:
         dcgm = Dcgm(f"http://127.0.0.1:{port}", pod=MINE)

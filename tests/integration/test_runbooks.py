@@ -23,7 +23,7 @@ import yaml
 from docs.tools import scene
 from docs.tools.blocks import ROOT
 from plimsoll_cli.actions import status
-from plimsoll_cli.local.ask import in_supervisor
+from plimsoll_cli.local.run_dir import in_supervisor
 from tests.unit.dashboards import queries
 
 ALERT_S = 200.0

@@ -24,7 +24,7 @@ from plimsoll_api.supervisor_config import (
     encode,
 )
 from plimsoll_cli.errors import RunError, UsageError
-from plimsoll_cli.local.ask import in_supervisor
+from plimsoll_cli.local.run_dir import in_supervisor
 from plimsoll_cli.main import app
 from plimsoll_sidecar import ask
 from plimsoll_sidecar.act import readiness

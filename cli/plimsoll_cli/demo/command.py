@@ -11,8 +11,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.supervision import Action, Mode
 from plimsoll_cli import manifest, stopping
-from plimsoll_cli.demo import report, services
+from plimsoll_cli.demo import story
 from plimsoll_cli.demo.evidence import Observed, figures, missing
 from plimsoll_cli.demo.scene import Scene
 from plimsoll_cli.demo.streams import references
@@ -22,6 +24,7 @@ from plimsoll_cli.local.plan import Plan
 
 DEADLINE_S = 180.0
 """From the start of this program to the end of the traffic."""
+INJECT = "PLIMSOLL_INJECT"
 LEAKY = "leaky"
 TRACE = "trace.jsonl.gz"
 
@@ -31,8 +34,8 @@ def run(out: Path, streams: int, file: Path, device: str, view: bool) -> None:
 
     Raises RunError, after the report is written, if something is missing from it.
     """
-    service = services.on_device(manifest.read(file), device)
-    services.check(file, service)
+    service = on_device(manifest.read(file), device)
+    check(file, service)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -52,9 +55,9 @@ def run(out: Path, streams: int, file: Path, device: str, view: bool) -> None:
             if absent:
                 say("making the tiny checkpoint")
                 await model.make_tiny(folder)
-            leaky = services.with_model(service, folder)
+            leaky = with_model(service, folder)
             say("running the same prompts without the leak, for reference texts")
-            clean = await runner.prepare(services.without_fault(leaky), work / "clean", say)
+            clean = await runner.prepare(without_fault(leaky), work / "clean", say)
             async with runner.running(clean, say):
                 texts = await references(clean.serving_url, leaky.served_name)
             say(f"the leaky service, with {streams} streams")
@@ -79,9 +82,49 @@ def _conclude(out: Path, plan: Plan, seen: Observed, troubles: list[str], say: r
     lacks = [*troubles, *missing(values)]
     command = ["plimsoll", *sys.argv[1:]]
     try:
-        story = report.write(out, seen, values, lacks, plan.config.service.name, budget, command)
+        told = story.write(out, seen, values, lacks, plan.config.service.name, budget, command)
     except OSError as error:
         raise RunError(f"{error.filename or out}: the report: {error.strerror}") from None
-    say(f"\n{story}\nThe report is in {out}")
+    say(f"\n{told}\nThe report is in {out}")
     if lacks:
         raise RunError("the demo did not succeed: " + "; ".join(lacks))
+
+
+def check(file: Path, service: InferenceService) -> None:
+    """Raise UsageError if the manifest cannot make a demo."""
+    spec = service.spec
+    if not any(variable.name == INJECT for variable in spec.engine.env):
+        raise UsageError(
+            f"{file}: spec.engine.env: {INJECT} is missing, so nothing would leak: add it"
+        )
+    if spec.memory.host is None and spec.memory.device is None:
+        raise UsageError(f"{file}: spec.memory: set a growthBudget for host or device")
+    if spec.supervision.mode is not Mode.RECOVER:
+        raise UsageError(
+            f"{file}: spec.supervision.mode: set Recover, because the demo shows a restart"
+        )
+    if Action.WORKER_RESTART not in spec.supervision.ladder:
+        raise UsageError(f"{file}: spec.supervision.ladder: add WorkerRestart")
+
+
+def on_device(service: InferenceService, device: str) -> InferenceService:
+    """Put the service on ``cpu`` or ``cuda``, in float32 so that texts can be compared."""
+    args = [*service.spec.engine.args, f"--device={device}", "--dtype=float32"]
+    return _with_engine(service, {"args": args})
+
+
+def with_model(service: InferenceService, folder: Path) -> InferenceService:
+    """Give the service the checkpoint in ``folder``."""
+    model = service.spec.model.model_copy(update={"uri": f"file://{folder}"})
+    return service.model_copy(update={"spec": service.spec.model_copy(update={"model": model})})
+
+
+def without_fault(service: InferenceService) -> InferenceService:
+    """Return the same service, healthy."""
+    env = [variable for variable in service.spec.engine.env if variable.name != INJECT]
+    return _with_engine(service, {"env": env})
+
+
+def _with_engine(service: InferenceService, update: dict[str, object]) -> InferenceService:
+    engine = service.spec.engine.model_copy(update=update)
+    return service.model_copy(update={"spec": service.spec.model_copy(update={"engine": engine})})

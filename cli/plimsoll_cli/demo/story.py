@@ -1,13 +1,21 @@
-"""What happened, for a person to read."""
+"""What happened, for a person to read, and the folder that the demo leaves behind."""
 
 from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from plimsoll_api.incident_record import IncidentRecord, StepRecord
 from plimsoll_api.supervision import Action
 from plimsoll_api.units import format_bytes
-from plimsoll_cli.demo.evidence import Observed, cured
+from plimsoll_cli.demo.evidence import Observed, cured, pauses, restarts
+from plimsoll_cli.figures import result
 from plimsoll_cli.timeline import bytes_change, headline
 
+NAME = "demo"
 REMEDIATIONS = frozenset(Action)
 
 Values = dict[str, float | int | None]
@@ -75,3 +83,39 @@ def _outcome(seen: Observed, values: Values) -> list[str]:
     if cured(seen.incidents) is not None and seconds is not None:
         lines.append(f"From the incident's opening to its end: {seconds:.1f} s.")
     return lines
+
+
+def write(
+    out: Path,
+    seen: Observed,
+    values: Values,
+    missing: list[str],
+    service: str,
+    budget_bytes: int | None,
+    command: list[str],
+) -> str:
+    """Write ``report.json``, ``incident.json``, ``memory.png`` and ``story.txt``; return the story.
+
+    The trace is there already. Raises OSError.
+    """
+    from plimsoll_cli.demo import picture  # matplotlib takes a second
+
+    report = result(NAME, values, command, _samples(seen))
+    (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    incident = cured(seen.incidents) or next(iter(seen.incidents), None)
+    body = msgspec.json.format(msgspec.json.encode(incident), indent=2)
+    (out / "incident.json").write_bytes(body + b"\n")
+    text = tell(service, seen, values, missing)
+    (out / "story.txt").write_text(text)
+    picture.draw(out / "memory.png", f"{service}: host memory and streams", seen, budget_bytes)
+    return text
+
+
+def _samples(seen: Observed) -> dict[str, Any]:
+    windows = restarts(seen.incidents)
+    start = seen.times.traffic_from
+    return {
+        "pauses_s": [round(gap, 4) for gap in sorted(pauses(seen.replies, windows))],
+        "worker_restarts_s": [[round(a - start, 3), round(b - start, 3)] for a, b in windows],
+        "incidents": [incident.name for incident in seen.incidents],
+    }

@@ -11,10 +11,28 @@ from enum import StrEnum
 
 import httpx
 
-from plimsoll_cli.demo.prompts import PROMPTS, body
 from plimsoll_cli.errors import RunError
 from plimsoll_cli.local.view import Traffic
 
+PROMPTS = tuple(
+    f"Tell me about {subject} in the {place}."
+    for subject, place in (
+        ("the water line", "harbour"),
+        ("the cargo", "north"),
+        ("the master", "morning"),
+        ("the owners", "south"),
+        ("the memory", "night"),
+        ("the requests", "east"),
+        ("the weights", "winter"),
+        ("the cache", "west"),
+        ("the sailors", "summer"),
+        ("the insurers", "fresh water"),
+        ("the buffers", "salt water"),
+        ("the mark", "hull"),
+    )
+)
+MAX_TOKENS = 128
+"""A request takes a second or more: a restart meets most streams in the middle of one."""
 READ_TIMEOUT_S = 60.0
 """Longest silence of a stream: longer than any restart, so that a hang is seen as a break."""
 PAUSE_AFTER_ERROR_S = 0.5
@@ -172,3 +190,15 @@ def _client(url: str, connections: int) -> httpx.AsyncClient:
         limits=httpx.Limits(max_connections=connections + 1),
         trust_env=False,
     )
+
+
+def body(model: str, prompt: str) -> dict[str, object]:
+    """Greedy, of a fixed length, streamed."""
+    return {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }

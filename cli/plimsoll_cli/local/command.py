@@ -9,7 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from plimsoll_cli import manifest, stopping
-from plimsoll_cli.local import plan, root, runner
+from plimsoll_cli.local import plan, runner
+from plimsoll_cli.local import run_dir as folders
 from plimsoll_cli.local.status import Poller
 from plimsoll_cli.local.view import Growth, LiveView, Screen
 
@@ -22,7 +23,7 @@ def run(file: Path, run_dir: Path | None, duration_s: float | None, view: bool) 
     Raises UsageError and RunError.
     """
     service = manifest.read(file)
-    folder = (run_dir or root.of(service.metadata.name)).absolute()
+    folder = (run_dir or folders.of(service.metadata.name)).absolute()
     console = Console()
 
     def say(line: str) -> None:

@@ -18,7 +18,7 @@ from plimsoll_api.supervisor_config import CONFIG_FILE, SupervisorConfig
 from plimsoll_api.times import unix_seconds
 from plimsoll_api.trace import Sample, TraceError
 from plimsoll_cli.errors import RunError, UsageError
-from plimsoll_cli.local import root
+from plimsoll_cli.local import run_dir as folders
 from plimsoll_sidecar import record_trace
 from plimsoll_sidecar import replay as replaying
 from plimsoll_sidecar.detect.attribution.segments import HostSource
@@ -30,7 +30,7 @@ def record(out: Path, service: str | None, run_dir: Path | None, duration_s: flo
         raise UsageError(f"{out}: the name must end in one of {', '.join(trace.SUFFIXES)}")
     if run_dir is None and service is None:
         raise UsageError("record: name a service that runs on this machine, or use --run-dir")
-    folder = run_dir or root.of(service or "")
+    folder = run_dir or folders.of(service or "")
     config = _config(folder / "etc" / CONFIG_FILE)
     ending = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -16,7 +16,7 @@ from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.trace import Host, Sample
 from plimsoll_cli import manifest
-from plimsoll_cli.demo import report, services, story
+from plimsoll_cli.demo import command, story
 from plimsoll_cli.demo.evidence import (
     DeviceBytes,
     Observed,
@@ -186,7 +186,7 @@ def test_the_report_is_written_also_when_nothing_was_found(tmp_path: Path) -> No
     nothing = replace(SEEN, incidents=[], memory=[], replies=[])
     values = figures(nothing)
 
-    report.write(tmp_path, nothing, values, missing(values), "leaky", None, ["plimsoll", "demo"])
+    story.write(tmp_path, nothing, values, missing(values), "leaky", None, ["plimsoll", "demo"])
 
     names = {file.name for file in tmp_path.iterdir()}
     assert names == {"report.json", "incident.json", "memory.png", "story.txt"}
@@ -199,7 +199,7 @@ def leaky() -> InferenceService:
 
 
 def test_the_clean_service_differs_by_the_fault_alone() -> None:
-    clean = services.without_fault(leaky())
+    clean = command.without_fault(leaky())
 
     assert clean.spec.engine.env == []
     assert clean.spec.engine.args == leaky().spec.engine.args
@@ -207,7 +207,7 @@ def test_the_clean_service_differs_by_the_fault_alone() -> None:
 
 
 def test_the_device_is_the_last_word() -> None:
-    assert services.on_device(leaky(), "cuda").spec.engine.args[-2:] == [
+    assert command.on_device(leaky(), "cuda").spec.engine.args[-2:] == [
         "--device=cuda",
         "--dtype=float32",
     ]
@@ -216,6 +216,6 @@ def test_the_device_is_the_last_word() -> None:
 def test_a_manifest_that_makes_no_demo_is_refused() -> None:
     file = Path("healthy.yaml")
 
-    services.check(file, leaky())
+    command.check(file, leaky())
     with pytest.raises(UsageError, match=r"healthy\.yaml: spec\.engine\.env: PLIMSOLL_INJECT"):
-        services.check(file, services.without_fault(leaky()))
+        command.check(file, command.without_fault(leaky()))

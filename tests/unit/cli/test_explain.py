@@ -14,7 +14,6 @@ from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind, WaitReason
 from plimsoll_cli import explain, incidents
 from plimsoll_cli.cluster.client import denied, rule_of
-from plimsoll_cli.cluster.leak_incidents import queries
 from plimsoll_cli.cluster.top import (
     History,
     cells,
@@ -26,6 +25,7 @@ from plimsoll_cli.cluster.top import (
 )
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.incident_view import IncidentView, UnreadableError, of_object
+from plimsoll_cli.incidents import queries
 from plimsoll_cli.output import Output, dump, show
 from plimsoll_cli.spark import BLOCKS, bar, plot, sparkline
 

@@ -1,7 +1,8 @@
-"""Asks the supervisor of a service that runs on this machine, as ``kubectl exec`` does in a pod."""
+"""The files of a local replica, and its supervisor, asked as ``kubectl exec`` does in a pod."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,17 @@ from pathlib import Path
 from plimsoll_api.names import ASK_MODULE
 from plimsoll_api.supervisor_config import CONFIG_FILE
 from plimsoll_cli.errors import RunError, UsageError
+
+
+def base() -> Path:
+    """``$XDG_STATE_HOME/plimsoll``, by default ``~/.local/state/plimsoll``."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "plimsoll"
+
+
+def of(service: str) -> Path:
+    """Return the directory of the service of that name."""
+    return base() / service
 
 
 def in_supervisor(folder: Path) -> Callable[[list[str], float], tuple[int, str, str]]:
