@@ -71,6 +71,7 @@ def seconds(kube: Kube, verb: str, pod: str) -> float:
     command: list[Path | str] = [
         plimsoll,
         verb,
+        *(["--force"] if verb == "drain" else []),  # it is the only replica
         pod,
         "--yes",
         "--kubeconfig",

@@ -32,6 +32,8 @@ INSTALL, WEBHOOK, *COMMANDS = (
     for one in blocks(ROOT / "docs" / f"{page}.md", "sh")
     if one.run == HERE
 )
+GONE_S = 90.0
+"""The garbage collector looks for new kinds each 30 s only."""
 KINDS = (
     "role", "rolebinding", "clusterrole", "clusterrolebinding", "configmap", "lease", "service",
     "serviceaccount", "deployment", "secret", "mutatingwebhookconfiguration",
@@ -96,8 +98,8 @@ def test_the_page_leaves_nothing(own: Lab, helm: str, tmp_path: Path) -> None:
         assert all(deed in "".join(before) for deed in ("delete plsp", "rollout", "delete plinf"))
         for command in before:
             _run(command, own, helm)
-        eventually(lambda: kube.get("role", "engines.policy") is None, "the Role is gone")
-        eventually(lambda: kube.get("deployment", "tiny") is None, "the objects are gone")
+        eventually(lambda: kube.get("role", "engines.policy") is None, "the Role is gone", GONE_S)
+        eventually(lambda: kube.get("deployment", "tiny") is None, "the objects are gone", GONE_S)
     finally:
         stopped = operator.stop()  # as the kubelet does when the Deployment is gone
     assert stopped == 0
@@ -106,7 +108,7 @@ def test_the_page_leaves_nothing(own: Lab, helm: str, tmp_path: Path) -> None:
     _run(uninstall, own, helm)
     _run(definitions, own, helm)
     kube("delete", "deployment", "vllm")
-    eventually(lambda: ours(kube) == [], "nothing is left", 60)
+    eventually(lambda: ours(kube) == [], "nothing is left", GONE_S)
 
 
 def _account(system: Kube, folder: Path) -> Path:
