@@ -98,7 +98,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
             from plimsoll_operator.admission.server import Admission
 
             admission = Admission(api, config, config.webhook, leading.is_set, metrics)
-            health.webhook = admission.problem
+            health.webhook = admission.unready
             _freeze()
             admission.start(background)
         if election:

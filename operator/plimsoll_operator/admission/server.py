@@ -195,6 +195,10 @@ class Admission:
             return problem
         return None if self._server.listening.is_set() else f"port {self._port} is not served"
 
+    def unready(self) -> str | None:
+        """As :meth:`problem`; None for a standby that waits for its leader."""
+        return None if self._upkeep.waits_for_leader() else self.problem()
+
     def start(self, background: Background) -> None:
         """Serve from now on. No failure of it ends the operator: pods start without it."""
         parts: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {

@@ -121,6 +121,15 @@ class Upkeep:
             )
         return None
 
+    def waits_for_leader(self) -> bool:
+        """Whether this is a standby, and the leader has to write what is missing.
+
+        The leader may be a pod without the webhook, which the update that turns it on replaces once
+        this one is ready.
+        """
+        missing = self._trusted is None or (self._current is None and not self._webhook.provided)
+        return missing and not self._leading()
+
     async def run(self) -> None:
         """Keep everything current until canceled.
 

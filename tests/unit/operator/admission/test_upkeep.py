@@ -140,8 +140,11 @@ def test_the_leader_makes_the_secret_and_each_replica_signs_its_own(
     standby = Replica(server, tmp_path / "b", False)
     standby.turn()
     assert "does not exist" in str(standby.upkeep.problem())
+    assert standby.upkeep.waits_for_leader(), "so it must be ready, or an old leader stays"
+    assert not leader.upkeep.waits_for_leader()
     leader.turn()
     standby.turn()
+    assert not standby.upkeep.waits_for_leader()
     assert leader.upkeep.problem() is None
     assert standby.upkeep.problem() is None
     held = server.held()
