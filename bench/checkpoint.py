@@ -143,6 +143,8 @@ def write_tokenizer(folder: Path, vocabulary: int) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=False)
     tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}  # else vLLM takes the model's own
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def write(folder: Path, shape: str, device: str) -> int:

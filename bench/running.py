@@ -27,11 +27,37 @@ class Stream:
 
     times: list[float] = field(default_factory=list)
     error: str | None = None
+    tokens: int | None = None
+    """Of a stream that ended as it should."""
 
     def gap(self, since: float) -> tuple[float, float]:
         """(length, end) of the longest wait for a piece that ended after ``since``."""
         pairs = [(b - a, b) for a, b in zip(self.times, self.times[1:], strict=False) if b > since]
         return max(pairs, default=(0.0, since))
+
+
+async def stream(port: int, prompt: list[int], tokens: int, seen: Stream) -> None:
+    """One completion; each piece's time goes to ``seen``. Ends early where it is cancelled."""
+    body = json.dumps({
+        "model": "bench", "prompt": prompt, "max_tokens": tokens, "stream": True,
+        "temperature": 0, "ignore_eos": True, "stream_options": {"include_usage": True},
+    }).encode()  # fmt: skip
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        head = ("POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json",
+                f"Content-Length: {len(body)}", "", "")  # fmt: skip
+        writer.write("\r\n".join(head).encode() + body)
+        async for line in reader:
+            if line.startswith((b'data: {"error"', b"HTTP/1.1 4")):
+                seen.error = line.decode()
+            elif b'"choices":[]' in line:
+                seen.tokens = json.loads(line[6:])["usage"]["completion_tokens"]
+            elif line.startswith(b"data: {"):
+                seen.times.append(time.monotonic())
+            elif line.startswith(b"data: [DONE]"):
+                return
+    finally:
+        writer.close()
 
 
 class Engine:
@@ -90,26 +116,8 @@ class Engine:
         return asked, dict(operation)
 
     async def stream(self, prompt: list[int], tokens: int, seen: Stream) -> None:
-        """One completion; each piece's time goes to ``seen``. Ends early where it is cancelled."""
-        body = json.dumps({
-            "model": "bench", "prompt": prompt, "max_tokens": tokens, "stream": True,
-            "temperature": 0, "ignore_eos": True,
-        }).encode()  # fmt: skip
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        try:
-            head = (
-                f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-            )
-            writer.write(head.encode() + body)
-            async for line in reader:
-                if line.startswith((b'data: {"error"', b"HTTP/1.1 4")):
-                    seen.error = line.decode()
-                elif line.startswith(b"data: {"):
-                    seen.times.append(time.monotonic())
-                elif line.startswith(b"data: [DONE]"):
-                    return
-        finally:
-            writer.close()
+        """:func:`stream` of this engine."""
+        await stream(self.port, prompt, tokens, seen)
 
     def stages(self) -> list[dict[str, Any]]:
         """The lines of the log that say how long each stage of a start took."""

@@ -112,4 +112,4 @@ def _devices() -> list[str]:
 
 
 def _rounded(value: float | int) -> float | int:
-    return round(value, 4) if isinstance(value, float) else value
+    return float(f"{value:.6g}") if isinstance(value, float) else value
