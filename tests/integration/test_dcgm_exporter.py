@@ -12,8 +12,13 @@ import pytest
 
 from plimsoll_api.supervisor_config import EXPORTER_PORT, NODE_IP
 from plimsoll_sidecar.signals.device.exporters import SCRAPE_S, AmdExporter, Dcgm, Pod, node_url
-from plimsoll_sidecar.signals.device.nvml import Nvml
-from plimsoll_sidecar.signals.device.sources import NOT_ASKED, DeviceBytes, assigned, reasons
+from plimsoll_sidecar.signals.device.sources import (
+    NOT_ASKED,
+    DeviceBytes,
+    Nvml,
+    assigned,
+    reasons,
+)
 
 MIB = 1 << 20
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll_sidecar.signals.device import nvidia_files
+from plimsoll_sidecar.signals.device import gpu_identity
 from plimsoll_sidecar.signals.device.gpu_identity import LOOK_S, GpuIdentity
 
 ONE, TWO = "GPU-11111111-1111-1111-1111-111111111111", "GPU-22222222-2222-2222-2222-222222222222"
@@ -84,20 +84,20 @@ def holder(tmp_path: Path, proc: Path) -> Iterator[Holder]:
 def test_a_gpu_is_known_by_the_minor_of_its_open_file(holder: Holder, proc: Path) -> None:
     main = holder(("nvidiactl", 195, 255))
     worker = holder(("nvidiactl", 195, 255), ("nvidia1", 195, 1))
-    assert nvidia_files.devices([main], proc) == []
-    assert nvidia_files.devices([main, worker], proc) == [ONE]
+    assert gpu_identity.open_devices([main], proc) == []
+    assert gpu_identity.open_devices([main, worker], proc) == [ONE]
 
 
 def test_a_slice_is_known_by_its_capabilities(holder: Holder, proc: Path) -> None:
     pid = holder(("nvidia0", 195, 0), ("nvidia-cap39", CAPS, 39), ("nvidia-cap40", CAPS, 40))
-    assert nvidia_files.devices([pid], proc) == [f"MIG-{TWO}/2/0"]
+    assert gpu_identity.open_devices([pid], proc) == [f"MIG-{TWO}/2/0"]
 
 
 def test_a_file_that_is_only_called_so_is_no_gpu(
     holder: Holder, proc: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "nvidia1").touch()
-    assert nvidia_files.devices([holder(("nvidia1", 195, 1))], proc) == []
+    assert gpu_identity.open_devices([holder(("nvidia1", 195, 1))], proc) == []
 
 
 def test_it_is_looked_for_until_the_engine_has_opened_it(holder: Holder, proc: Path) -> None:
@@ -119,4 +119,4 @@ def test_a_container_without_the_folder_knows_none(holder: Holder, tmp_path: Pat
     empty = tmp_path / "empty"
     empty.mkdir()
     (empty / str(pid)).symlink_to(f"/proc/{pid}")
-    assert nvidia_files.devices([pid], empty) == []
+    assert gpu_identity.open_devices([pid], empty) == []

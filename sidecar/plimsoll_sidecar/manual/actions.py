@@ -173,8 +173,8 @@ def _sees(
 ) -> ActionAnswer:
     """One sample says more than any check of mounts and permissions."""
     from plimsoll_api.version import version
-    from plimsoll_sidecar.signals.device import nvml
     from plimsoll_sidecar.signals.device.exporters import AmdExporter, Dcgm, Pod
+    from plimsoll_sidecar.signals.device.sources import describe_nvml
     from plimsoll_sidecar.signals.sampler import Sampler
     from plimsoll_sidecar.signals.shared_memory import OrphanedMemory
 
@@ -192,7 +192,7 @@ def _sees(
     answer.device_reasons = sampler.device_reasons()
     if orphaned is not None:
         answer.shared_orphan, answer.shared_memory_error = host.shm_orphan, orphaned.trouble or ""
-    answer.nvml, answer.supervisor = nvml.describe(), version()
+    answer.nvml, answer.supervisor = describe_nvml(), version()
     return answer
 
 

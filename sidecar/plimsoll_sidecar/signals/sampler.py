@@ -23,8 +23,7 @@ from plimsoll_api.trace import (
     Torch,
 )
 from plimsoll_sidecar.clients.http import EngineError
-from plimsoll_sidecar.signals.device.nvml import Nvml
-from plimsoll_sidecar.signals.device.sources import DeviceSource, assigned, outside, reasons
+from plimsoll_sidecar.signals.device.sources import DeviceSource, Nvml, assigned, outside, reasons
 from plimsoll_sidecar.signals.process.cgroup import Cgroup, CgroupMemory
 from plimsoll_sidecar.signals.process.open_files import OpenFilesReader
 from plimsoll_sidecar.signals.process.process_table import ProcessId
