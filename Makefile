@@ -46,7 +46,6 @@ lab: $(READY)
 # Four workers on two cores: tests of labs and engines wait for more than half of their time.
 test: $(READY) lab
 	$(PYTEST) -n 4 --dist loadscope --no-loadscope-reorder --durations-file durations.json -m 'not long'
-	TRITON_INTERPRET=1 $(PYTEST) -n 3 tests/unit/engine/kernels
 
 # What the last `make test` cost against the record of tests/durations.json.
 durations: $(READY)
@@ -57,6 +56,7 @@ test-unit: $(READY)
 
 test-long: $(READY) lab
 	$(PYTEST) -m long --timeout 3600
+	TRITON_INTERPRET=1 $(PYTEST) -m long --timeout 3600 tests/unit/engine/kernels
 
 # The CPU tests on the newest stack (requirements/stack-next.in), in an environment of its own.
 NEXT := .venv-next
@@ -66,7 +66,6 @@ test-next: $(READY)
 	$(BIN)/uv pip install --quiet --python $(NEXT)/bin/python --compile-bytecode --require-hashes -r requirements/stack-next.txt
 	$(BIN)/uv pip install --quiet --python $(NEXT)/bin/python --no-deps --editable . --editable ./faults
 	$(NEXT)/bin/pytest -n 3 --dist loadscope -m 'not long' tests/unit tests/integration/engine
-	TRITON_INTERPRET=1 $(NEXT)/bin/pytest -n 3 tests/unit/engine/kernels
 
 # Real vLLM and SGLang without a GPU: some 15 GB below PLIMSOLL_ENGINES (~/.cache/plimsoll-engines).
 # Their Python

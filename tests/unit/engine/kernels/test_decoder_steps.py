@@ -106,8 +106,11 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.parametrize(
     ("kind", "scored", "apart"),
-    [("llama", False, 1), ("qwen3", True, 1), ("llama", True, 1 << 40)],
-    ids=["apart", "apart-scored", "together-scored"],
+    [
+        pytest.param("llama", False, 1, id="apart", marks=pytest.mark.long),
+        pytest.param("qwen3", True, 1, id="apart-scored"),
+        pytest.param("llama", True, 1 << 40, id="together-scored"),
+    ],
 )
 def test_a_step_by_the_kernels(
     kind: str, scored: bool, apart: int, monkeypatch: pytest.MonkeyPatch
