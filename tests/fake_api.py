@@ -99,8 +99,9 @@ class FakeApi(Api):
         return copy.deepcopy(fresh)
 
     async def _send(
-        self, method: str, path: str, query: dict[str, str] | None, body: Any, content_type: str
-    ) -> tuple[int, bytes, float]:
+        self, method: str, path: str, query: dict[str, str] | None, body: Any, content_type: str,
+        accept: str,
+    ) -> tuple[int, bytes, float]:  # fmt: skip
         if self.busy:
             self.busy -= 1
             return 429, _status(Answer(429, "TooManyRequests", "too many requests")), 0.0

@@ -47,11 +47,8 @@ class Clocks:
     Shorter ones cost the API server more requests; tests use them so that nobody waits.
     """
 
-    policy_list: float = 10.0
-    """Between lists of a policy's pods; ``policy_list_max`` where it has many. Both are below the
-    time that an incident of an unknown pod is given (``pod_incidents.GRACE_S``), so that no pod
-    counts as gone that is only new."""
-    policy_list_max: float = 20.0
+    policy_pods: float = 1.0
+    """Changes of a policy's pods within this time lead to one reconcile."""
     rollout_settle: float = 10.0
     """From when a generation of a policy is first seen until workloads are restarted for it: the
     webhook, and the API server, must know of it first."""

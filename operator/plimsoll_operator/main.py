@@ -60,7 +60,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     controller = Controller(api, store, scraper, config, resync.served, queue.add_later)
     admission: Admission | None = None
     policies = PolicyController(
-        api, store, scraper, config, queue.add_later,
+        api, store, scraper, config, queue.add, queue.add_later,
         webhook=lambda: admission is not None and admission.current(),
     )  # fmt: skip
 

@@ -1,17 +1,11 @@
-"""The reconcile of one SupervisionPolicy: list its pods, write what differs, report in its status.
-
-Pods of policies are anybody's, and a watch of all pods would cost the operator every change in the
-cluster. It lists those that a policy selects instead, in pages, and keeps a few words of each.
-"""
+"""The reconcile of one SupervisionPolicy: plan, write what differs, report in its status."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import WorkloadRef
@@ -19,6 +13,7 @@ from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.inference_service import now
 from plimsoll_operator.controllers.pods import attend, pod_events
 from plimsoll_operator.controllers.rolling_restart import RollingRestarts
+from plimsoll_operator.controllers.selected_pods import PolicyPods
 from plimsoll_operator.controllers.writes import (
     NameConflict,
     OwnedObjects,
@@ -27,12 +22,11 @@ from plimsoll_operator.controllers.writes import (
     write_status,
 )
 from plimsoll_operator.fleet.peers import Summaries, replicas_of_policy
-from plimsoll_operator.fleet.selected_pods import SelectedPod, State, examine, in_order, selecting
+from plimsoll_operator.fleet.selected_pods import SelectedPod, State, stuck_s
 from plimsoll_operator.fleet.workloads import of_workloads
 from plimsoll_operator.kinds import (
     INCIDENT,
     OWNED,
-    POD,
     POLICY,
     InvalidSpec,
     Key,
@@ -46,7 +40,7 @@ from plimsoll_operator.plans.policy import PolicyPlan, reconcile
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
-from plimsoll_operator.scraper import Scraper, address_of
+from plimsoll_operator.scraper import Scraper
 from plimsoll_operator.status.notices import (
     not_starting,
     refused,
@@ -57,19 +51,8 @@ from plimsoll_operator.status.policy import status
 
 log = logging.getLogger(__name__)
 
-PODS_A_SECOND = 200
-"""Pods for which the next list waits one second longer."""
 
 _OWNED = frozenset(kind.kind for kind in OWNED)
-
-
-@dataclass(frozen=True)
-class _Listed:
-    """The policy's pods at a time, for these policies of the namespace."""
-
-    at: float
-    policies: tuple[tuple[str, str, int], ...]
-    pods: tuple[SelectedPod, ...]
 
 
 class PolicyController:
@@ -81,14 +64,15 @@ class PolicyController:
         store: Store,
         scraper: Scraper,
         config: Config,
+        add: Callable[[Key], None] = lambda _: None,
         later: Callable[[Key, float], None] = lambda *_: None,
         clock: Callable[[], str] = now,
         webhook: Callable[[], bool] = lambda: True,
     ) -> None:
         """Prepare a controller for the policies in ``store``.
 
-        ``later`` asks for another reconcile of a policy after some seconds. ``webhook`` says
-        whether pods that are created now get a supervisor.
+        ``add`` asks for another reconcile of a policy, ``later`` for one after some seconds.
+        ``webhook`` says whether pods that are created now get a supervisor.
         """
         self._api, self._store, self._scraper = api, store, scraper
         self._config, self._later, self._clock = config, later, clock
@@ -98,7 +82,15 @@ class PolicyController:
         )
         self._refusals = Refusals()
         self._peers = Summaries(time.monotonic, config.clocks.publish)
-        self._listed: dict[Key, _Listed] = {}
+        self._selected = PolicyPods(
+            api,
+            store,
+            config.images,
+            add,
+            config.request_timeout_s,
+            config.clocks.policy_pods,
+            clock,
+        )
         self.suspects: dict[Key, tuple[str, ...]] = {}
         """Workloads of which a revision leaks in most replicas."""
         self.pods: dict[Key, dict[State, int]] = {}
@@ -109,12 +101,12 @@ class PolicyController:
 
     async def handle(self, key: Key) -> None:
         """Make the policy ``key`` what its spec says, and its status what it is."""
+        self._selected.sync(key)
         item = self._store.get(key, Ref(POLICY.kind, key.name))
         if item is None:
             self._scraper.forget(key)
             self._refusals.forget(key)
             self._peers.forget(key)
-            self._listed.pop(key, None)
             self._restarts.forget(key)
             self.suspects.pop(key, None)
             self.pods.pop(key, None)
@@ -126,62 +118,35 @@ class PolicyController:
         error: Exception | None = None
         pods: tuple[SelectedPod, ...] | None = None
         said: dict[WorkloadRef | None, str] = {}
-        again = self._list_s(0)
+        again: list[float | None] = []
         try:
             policy = read(SupervisionPolicy, item)
-            pods = await self._pods(key, policy)
+            pods, addresses = await self._selected.of(key, policy)
+            self._scraper.follow(key, addresses)
             there = Counter(one.state for one in pods)
             self.pods[key] = {state: there[state] for state in State if state is not State.LEAVING}
-            again = self._list_s(len(pods))
             plan = await self._carry_out(key, item, policy, pods)
             failure = plan.failure
+            again += [self._peers.next_s(key), stuck_s(pods, self._clock())]
             look = await attend(
                 self._api, self._store, key, item, _brief(pods), self._incidents(key),
                 self._clock(), self._config,
                 {one.name for one in pods if one.member.workload is None},
             )  # fmt: skip
-            again = min(again, look) if look is not None else again
+            again.append(look)
             said = await self._restart(key, item, policy, plan)
+            again.append(self._config.clocks.rollout_settle if said else None)
         except (InvalidSpec, NameConflict, ApiError) as problem:
             failure, error = self._refusals.judge(key, problem)
         else:
             self._refusals.forget(key)
         if failure is not None:
             await self._recorder.write(item, [refused(failure)])
-        due = await self._report(key, item, pods, failure, said)
+        again.append(await self._report(key, item, pods, failure, said))
         if error:
             raise error
-        if pods is not None:
-            self._later(key, again if due is None else min(again, due))
-
-    async def _pods(self, key: Key, policy: SupervisionPolicy) -> tuple[SelectedPod, ...]:
-        """List the selected pods; reuse the last list if it is recent and for the same policies."""
-        items = [
-            one for one in self._store.of_kind(POLICY.kind)
-            if one["metadata"].get("namespace") == key.namespace
-        ]  # fmt: skip
-        policies = in_order(items)
-        seen = tuple(
-            (one.metadata.name, one.metadata.uid, one.metadata.generation) for one in policies
-        )
-        known, began = self._listed.get(key), time.monotonic()
-        if known and known.policies == seen and began - known.at < self._list_s(len(known.pods)):
-            return known.pods
-        pods: list[SelectedPod] = []
-        addresses: dict[str, str] = {}
-        kind = replace(POD, selector=policy.spec.selector.query())
-        async for page, _ in self._api.pages(kind, key.namespace):
-            for pod in page:
-                labels = pod["metadata"].get("labels") or {}
-                names = [one.metadata.name for one in selecting(policies, labels)]
-                found = examine(pod, policy, names, self._config.images, self._clock())
-                pods.append(found)
-                if found.state is State.SUPERVISED and (address := address_of(pod)):
-                    addresses[found.name] = address
-                await asyncio.sleep(0)  # the webhook shares this loop
-        self._scraper.follow(key, addresses)
-        self._listed[key] = _Listed(began, seen, tuple(pods))
-        return tuple(pods)
+        if due := [one for one in again if one is not None]:
+            self._later(key, min(due))
 
     async def _carry_out(
         self, key: Key, item: Object, policy: SupervisionPolicy, pods: tuple[SelectedPod, ...]
@@ -257,10 +222,6 @@ class PolicyController:
 
     def _incidents(self, key: Key) -> list[Object]:
         return self._store.of(key, {INCIDENT.kind})
-
-    def _list_s(self, pods: int) -> float:
-        clocks = self._config.clocks
-        return min(clocks.policy_list_max, clocks.policy_list + pods / PODS_A_SECOND)
 
 
 def _brief(pods: tuple[SelectedPod, ...]) -> list[Object]:

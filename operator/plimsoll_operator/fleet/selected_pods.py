@@ -115,6 +115,17 @@ def examine(
     )
 
 
+def stuck_s(pods: Iterable[SelectedPod], now: str) -> float | None:
+    """Return the seconds until a pod that has not started counts as stuck, whatever it says."""
+    due = [
+        STUCK_AFTER_S - age
+        for one in pods
+        if one.view and one.view.created and not one.start.ran
+        if (age := seconds(one.view.created, now)) < STUCK_AFTER_S
+    ]
+    return max(1.0, min(due)) if due else None
+
+
 def joined(images: Iterable[str]) -> str:
     """Write down the images of a supervisor and of a probe."""
     return ", ".join(dict.fromkeys(images))

@@ -25,6 +25,13 @@ from plimsoll_operator.runtime.rate_limit import RateLimit
 
 log = logging.getLogger(__name__)
 
+METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
+METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+WATCH_S = 300
+SILENT_S = 120.0
+"""A watch sends a bookmark each minute: one that is silent for longer is broken."""
+MAX_EVENT_BYTES = 4 << 20
+"""Metadata of one object: its annotations have 256 KiB at most."""
 MAX_EVENTS = 50
 MATCHES_NOTHING = "1"
 """A resource version that no object has: etcd's first revision is the cluster's own."""
@@ -86,6 +93,7 @@ class Api:
         settings = client.Configuration()
         # As kubectl: Python 3.13 also demands key identifiers, which many clusters' CAs lack.
         settings.disable_strict_ssl_verification = True
+        settings.connection_pool_maxsize = 0  # each watch keeps one
         try:
             if kubeconfig:
                 raise config.ConfigException("a file was named")
@@ -104,15 +112,17 @@ class Api:
         await self._client.close()
 
     async def pages(
-        self, kind: Kind, namespace: str | None
+        self, kind: Kind, namespace: str | None, name: str = ""
     ) -> AsyncIterator[tuple[list[Object], str]]:
         """List all objects that the operator is concerned with, page by page.
 
-        Each page comes with the version that the whole list is of.
+        Each page comes with the version that the whole list is of. With ``name``, that object alone
+        is listed: who may list need not have the right to get.
         """
         query = {"limit": str(kind.page)} | (
             {"labelSelector": kind.selector} if kind.selector else {}
         )
+        query |= {"fieldSelector": f"metadata.name={name}"} if name else {}
         while True:
             page = await self._call("GET", kind.path(namespace), query)
             # Items of a list lack these two.
@@ -122,6 +132,52 @@ class Api:
             if not token:
                 return
             query["continue"] = token
+
+    async def metadata(self, kind: Kind, namespace: str) -> tuple[list[Object], str]:
+        """List the metadata of a namespace's objects, and the version of the list.
+
+        The list is of the API server's cache, as of some moment ago: a watch from its version on
+        tells what happened since.
+        """
+        query = {"resourceVersion": "0"}
+        found = await self._call("GET", kind.path(namespace), query, accept=METADATA_LIST)
+        # The API server writes null for no items.
+        return found["items"] or [], found["metadata"]["resourceVersion"]
+
+    async def watch(
+        self, kind: Kind, namespace: str, version: str
+    ) -> AsyncIterator[tuple[str, Object]]:
+        """Watch the metadata of a namespace's objects until the API server ends it, in minutes.
+
+        Yields the type of each event, ``BOOKMARK`` included, and its object.
+        """
+        query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
+        query["timeoutSeconds"] = str(WATCH_S)
+        await self.limit.turn()
+        limits = aiohttp.ClientTimeout(total=WATCH_S + SILENT_S, sock_read=SILENT_S)
+        what = f"watch of {kind.plural}"
+        path = kind.path(namespace)
+        answer = await self._open("GET", path, query, accept=METADATA, limits=limits)
+        try:
+            if answer.status >= 400:
+                raise _error(answer.status, await answer.read())
+            rest = b""
+            async for chunk in answer.response.content.iter_any():
+                *lines, rest = (rest + chunk).split(b"\n")
+                if len(rest) > MAX_EVENT_BYTES:
+                    raise OSError(f"{what}: an event of more than {MAX_EVENT_BYTES} bytes")
+                for line in lines:
+                    event = json.loads(line)
+                    item = event["object"]
+                    if event["type"] == "ERROR":
+                        raise _error(item.get("code", 500), json.dumps(item).encode())
+                    yield event["type"], item
+        except aiohttp.ClientError as error:
+            raise OSError(f"{what}: {error or repr(error)}") from error
+        except (ValueError, KeyError) as error:
+            raise OSError(f"{what}: this is no event: {error}") from error
+        finally:
+            answer.response.close()
 
     async def serves(self, kind: Kind) -> bool:
         """Whether the cluster has this API now."""
@@ -228,13 +284,14 @@ class Api:
         body: Any = None,
         content_type: str = "application/json",
         patient: bool = True,
+        accept: str = "application/json",
     ) -> Object:
         for left in reversed(range(self._tries if patient else 1)):
             await self.limit.turn()
             if method != "GET":
                 query = (query or {}) | self._bounded(method, path)
             self.requests += 1
-            status, data, wait = await self._send(method, path, query, body, content_type)
+            status, data, wait = await self._send(method, path, query, body, content_type, accept)
             if status != 429:
                 break
             if patient:
@@ -259,18 +316,12 @@ class Api:
         return {"timeout": f"{math.ceil(min(left_s, self._timeout_s))}s"}
 
     async def _send(
-        self, method: str, path: str, query: dict[str, str] | None, body: Any, content_type: str
-    ) -> tuple[int, bytes, float]:
+        self, method: str, path: str, query: dict[str, str] | None, body: Any, content_type: str,
+        accept: str,
+    ) -> tuple[int, bytes, float]:  # fmt: skip
         """Status, body and the seconds that the server asks to wait before another try."""
-        headers = {"Accept": "application/json", "Content-Type": content_type}
-        method, url, headers, body, _ = await self._client.param_serialize(
-            method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
-        )
-        url += "?" + urlencode(query) if query else ""
+        answer = await self._open(method, path, query, body, content_type, accept)
         try:
-            answer = await self._client.call_api(
-                method, url, headers, body, _request_timeout=self._timeout_s
-            )
             data = await answer.read()
         except aiohttp.ClientError as error:
             raise OSError(f"{method} {path}: {error or repr(error)}") from error
@@ -278,6 +329,24 @@ class Api:
         seconds = whole_number(retry_after[:MAX_DIGITS])
         wait = 1.0 if seconds is None else float(seconds)
         return answer.status, data, min(wait, MAX_WAIT_S)
+
+    async def _open(
+        self, method: str, path: str, query: dict[str, str] | None, body: Any = None,
+        content_type: str = "application/json", accept: str = "application/json",
+        limits: aiohttp.ClientTimeout | None = None,
+    ) -> Any:  # fmt: skip
+        """Send a request; the answer's body is not read yet."""
+        headers = {"Accept": accept, "Content-Type": content_type}
+        method, url, headers, body, _ = await self._client.param_serialize(
+            method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
+        )
+        url += "?" + urlencode(query) if query else ""
+        try:
+            return await self._client.call_api(
+                method, url, headers, body, _request_timeout=limits or self._timeout_s
+            )
+        except aiohttp.ClientError as error:
+            raise OSError(f"{method} {path}: {error or repr(error)}") from error
 
 
 def yaml_of(item: Object) -> bytes:

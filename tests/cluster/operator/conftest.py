@@ -25,7 +25,7 @@ from tests.lab.webhook import Webhook
 ROOT = Path(__file__).parents[3]
 WAIT_S = 20.0
 FAST = {
-    "policy_list": 1.0, "policy_list_max": 2.0, "publish": 2.0,
+    "policy_pods": 0.2, "publish": 2.0,
     "rollout_settle": 2.0, "event": 2.0, "quiet": 1.0,
 }  # fmt: skip
 """Clocks of the operators under test, in seconds: nobody waits for the defaults' minutes."""

@@ -1,0 +1,208 @@
+"""The pods that policies select, from one watch of pods' metadata in each namespace with a policy.
+
+Pods of policies are anybody's, and a watch of all pods would cost the operator every change in the
+cluster. Metadata says which pods a policy selects and which of them changed: only those are read,
+and a few words of each are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_operator.fleet.pods import seconds
+from plimsoll_operator.fleet.selected_pods import (
+    SelectedPod,
+    State,
+    examine,
+    in_order,
+    selecting,
+    stuck_s,
+)
+from plimsoll_operator.kinds import POD, POLICY, Key, Object
+from plimsoll_operator.render.containers import Images
+from plimsoll_operator.runtime.cache import Store
+from plimsoll_operator.runtime.client import Api
+from plimsoll_operator.runtime.reflector import Reflector
+from plimsoll_operator.scraper import address_of
+
+FEW = 8
+"""Pods that are read one by one; of more, all that the policy selects are listed."""
+
+Generations = tuple[tuple[str, str, int], ...]
+
+
+class _Read(NamedTuple):
+    """A pod as it was read: its version, what is kept of it, its address, when it was read."""
+
+    version: str
+    pod: SelectedPod
+    address: str | None
+    at: str
+
+    def stale(self, version: str, now: str) -> bool:
+        """Whether there is a newer version, or time alone says something else of this one."""
+        due = stuck_s([self.pod], self.at)
+        return _older(self.version, version) or (due is not None and seconds(self.at, now) >= due)
+
+
+@dataclass
+class _Namespace:
+    """What is known of a namespace's pods, for these policies: a new one is made for others."""
+
+    generations: Generations
+    policies: list[SupervisionPolicy]
+    present: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
+    """Version, and names of the policies that select it, of each pod that one selects."""
+    read: dict[Key, dict[str, _Read]] = field(default_factory=dict)
+    listed: bool = False
+
+
+class PolicyPods:
+    """``changed`` is called with each policy that has other pods now."""
+
+    def __init__(
+        self, api: Api, store: Store, images: Images, changed: Callable[[Key], None],
+        timeout_s: float, settle_s: float, clock: Callable[[], str],
+    ) -> None:  # fmt: skip
+        """Prepare the watches.
+
+        A list may take ``timeout_s``; changes of a policy's pods within ``settle_s`` are one.
+        ``clock`` gives RFC 3339.
+        """
+        self._api, self._store, self._images, self._changed = api, store, images, changed
+        self._timeout_s, self._settle_s, self._clock = timeout_s, settle_s, clock
+        self._namespaces: dict[str, _Namespace] = {}
+        self._watches: dict[str, tuple[Reflector, asyncio.Task[None]]] = {}
+        self._due: dict[Key, asyncio.TimerHandle] = {}
+
+    def sync(self, key: Key) -> None:
+        """Watch the pods of the key's namespace for the policies that it has now.
+
+        Where these are others than before, the policies beside ``key`` are told: each may have
+        other pods by that.
+        """
+        namespace = key.namespace
+        items = [
+            one for one in self._store.of_kind(POLICY.kind)
+            if one["metadata"].get("namespace") == namespace
+        ]  # fmt: skip
+        generations = tuple(sorted(map(_generation, items)))
+        known = self._namespaces.get(namespace)
+        if known and known.generations == generations:
+            if (task := self._watches[namespace][1]).done():
+                self._begin(namespace, known)
+                task.result()  # a fault of ours
+            return
+        if namespace in self._watches:
+            self._watches.pop(namespace)[1].cancel()
+        policies = in_order(items)
+        if not policies:
+            self._namespaces.pop(namespace, None)
+            return
+        fresh = self._namespaces[namespace] = _Namespace(generations, policies)
+        self._begin(namespace, fresh)
+        for one in policies:
+            if one.metadata.name != key.name:
+                self._changed(Key(namespace, one.metadata.name, POLICY.kind))
+
+    async def of(
+        self, key: Key, policy: SupervisionPolicy
+    ) -> tuple[tuple[SelectedPod, ...], dict[str, str]]:
+        """Return the selected pods, and the addresses of supervised ones by name.
+
+        Raises ApiError, OSError or TimeoutError if the API server does not tell.
+        """
+        known, (reflector, _) = self._namespaces[key.namespace], self._watches[key.namespace]
+        async with asyncio.timeout(self._timeout_s):
+            await reflector.tried.wait()
+        if not known.listed and reflector.error:
+            raise reflector.error
+        read = known.read.setdefault(key, {})
+        present = {
+            name: version for name, (version, names) in known.present.items() if key.name in names
+        }
+        for name in read.keys() - present.keys():
+            del read[name]
+        now = self._clock()
+        stale = [
+            name for name, version in present.items()
+            if name not in read or read[name].stale(version, now)
+        ]  # fmt: skip
+        kind = replace(POD, selector=policy.spec.selector.query())
+        for one in [""] if len(stale) > FEW else stale:
+            read.pop(one, None)
+            async for page, _ in self._api.pages(kind, key.namespace, one):
+                for pod in page:
+                    self._examine(known, read, policy, pod)
+                    await asyncio.sleep(0)  # the webhook shares this loop
+        pods = [read[name] for name in sorted(present) if name in read]
+        addresses = {
+            one.pod.name: one.address for one in pods
+            if one.address and one.pod.state is State.SUPERVISED
+        }  # fmt: skip
+        return tuple(one.pod for one in pods), addresses
+
+    def _examine(
+        self, known: _Namespace, read: dict[str, _Read], policy: SupervisionPolicy, pod: Object
+    ) -> None:
+        meta = pod["metadata"]
+        names = _names(known.policies, pod)
+        if policy.metadata.name in names:
+            found = examine(pod, policy, names, self._images, now := self._clock())
+            read[meta["name"]] = _Read(meta["resourceVersion"], found, address_of(pod), now)
+
+    def _begin(self, namespace: str, known: _Namespace) -> None:
+        def listed(items: list[Object]) -> None:
+            known.present = {
+                one["metadata"]["name"]: (one["metadata"]["resourceVersion"], names)
+                for one in items
+                if (names := _names(known.policies, one))
+            }
+            known.listed = True
+            self._tell(namespace, (one.metadata.name for one in known.policies))
+
+        def seen(item: Object, gone: bool) -> None:
+            meta = item["metadata"]
+            names = [] if gone else _names(known.policies, item)
+            _, before = known.present.pop(meta["name"], ("", []))
+            if names:
+                known.present[meta["name"]] = (meta["resourceVersion"], names)
+            self._tell(namespace, {*names, *before})
+
+        reflector = Reflector(self._api, POD, namespace, listed, seen)
+        self._watches[namespace] = (reflector, asyncio.create_task(reflector.run()))
+
+    def _tell(self, namespace: str, policies: Iterable[str]) -> None:
+        """Tell of a change, after a moment in which more may come."""
+        for name in policies:
+            key = Key(namespace, name, POLICY.kind)
+            if key not in self._due:
+                later = asyncio.get_running_loop().call_later
+                self._due[key] = later(self._settle_s, self._told, key)
+
+    def _told(self, key: Key) -> None:
+        del self._due[key]
+        self._changed(key)
+
+
+def _names(policies: Iterable[SupervisionPolicy], pod: Object) -> list[str]:
+    """Name the policies that select the pod, the one that may have it first."""
+    labels = pod["metadata"].get("labels") or {}
+    return [one.metadata.name for one in selecting(policies, labels)]
+
+
+def _generation(item: Object) -> tuple[str, str, int]:
+    meta = item["metadata"]
+    deleted = str(meta.get("deletionTimestamp") or "")
+    return meta["name"] + deleted, meta.get("uid", ""), meta.get("generation", 0)
+
+
+def _older(version: str, than: str) -> bool:
+    """Whether ``version`` is older; resource versions are comparable."""
+    if not (version.isdigit() and than.isdigit()):
+        return version != than
+    return int(version) < int(than)
