@@ -185,15 +185,8 @@ def _base(name: str, service: ServiceRef) -> Object:
         "metadata": {
             "name": name,
             "namespace": service.namespace,
+            # No owner: what was found outlives its policy, and the operator deletes it later.
             "labels": _labels(service),
-            "ownerReferences": [
-                {
-                    "apiVersion": API_VERSION,
-                    "kind": service.kind,
-                    "name": service.name,
-                    "uid": service.uid,
-                }
-            ],
         },
     }
 

@@ -49,6 +49,8 @@ class Clocks:
 
     policy_pods: float = 1.0
     """Changes of a policy's pods within this time lead to one reconcile."""
+    orphans: float = 604800.0
+    """Incidents outlive their service or policy by this long: a week."""
     rollout_settle: float = 10.0
     """From when a generation of a policy is first seen until workloads are restarted for it: the
     webhook, and the API server, must know of it first."""

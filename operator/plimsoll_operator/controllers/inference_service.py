@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.times import rfc3339
 from plimsoll_operator.config import Config
-from plimsoll_operator.controllers.pods import attend, pod_events
+from plimsoll_operator.controllers.pods import attend, outlive, pod_events
 from plimsoll_operator.controllers.writes import (
     NameConflict,
     OwnedObjects,
@@ -82,6 +82,10 @@ class Controller:
             self._refusals.forget(key)
             self._peers.forget(key)
             self.suspects.discard(key)
+            known, now = self._incidents(key), self._clock()
+            left = await outlive(self._api, self._store, key, known, now, self._config)
+            if left is not None:
+                self._later(key, left)
             return
         if item["metadata"].get("deletionTimestamp"):
             return

@@ -12,13 +12,17 @@ from collections.abc import Collection, Sequence
 from plimsoll_operator.config import CLOCKS, Clocks, Config
 from plimsoll_operator.fleet.kept_incidents import surplus
 from plimsoll_operator.fleet.pod_incidents import examine
-from plimsoll_operator.fleet.pods import CREATING_S, PodView, again_s
+from plimsoll_operator.fleet.pods import CREATING_S, PodView, again_s, seconds
 from plimsoll_operator.kinds import INCIDENT, Key, Object
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
 
 log = logging.getLogger(__name__)
 
+MARKER = "plimsoll-operator-incidents"
+"""Field manager of the marks, so that they own nothing else of an incident."""
+OWNER_GONE = "plimsoll.dev/owner-gone-at"
+"""Annotation of an incident: when its service or policy was found gone (RFC 3339)."""
 MAX_PODS = 4
 """Pods of a service that have the same trouble: the Events of some are enough."""
 
@@ -32,14 +36,10 @@ async def attend(
     ``pods`` are all pods of the service or policy, terminating ones too. ``kept`` names those that
     nothing would create anew.
     """
-    elsewhere = store.count(INCIDENT.kind, key.namespace) - len(incidents) if incidents else 0
-    old = surplus(incidents, config.kept_incidents, now, elsewhere)
-    for one in old:
-        log.info("%s: deleting incident %s", key, one["metadata"]["name"])
-        if await api.delete(INCIDENT, one):
-            store.drop(one)
-    gone = {one["metadata"]["name"] for one in old}
-    incidents = [one for one in incidents if one["metadata"]["name"] not in gone]
+    incidents = await _prune(api, store, key, incidents, now, config)
+    for one in incidents:
+        if _marked(one):  # the owner is there again
+            store.put(await api.apply(INCIDENT, _mark(one), manager=MARKER))
     found = examine(item, pods, incidents, now)
     for incident in found.new:
         identity = {name: value for name, value in incident.items() if name != "status"}
@@ -53,6 +53,61 @@ async def attend(
         if not await api.evict(key.namespace, pod):
             again.append(config.clocks.evict_again)
     return min(again, default=None)
+
+
+async def outlive(
+    api: Api, store: Store, key: Key, incidents: list[Object], now: str, config: Config
+) -> float | None:
+    """Keep the incidents of a service or policy that is gone for :attr:`Clocks.orphans`.
+
+    When it went is written on them, so that it stands whatever becomes of the operator. Returns the
+    seconds until the next one is deleted; None if none is left.
+    """
+    due = []
+    for one in await _prune(api, store, key, incidents, now, config):
+        try:
+            left = config.clocks.orphans - max(0.0, seconds(_marked(one), now))
+        except (ValueError, OverflowError):
+            store.put(await api.apply(INCIDENT, _mark(one, now), manager=MARKER))
+            left = config.clocks.orphans
+        if left > 0.0:
+            due.append(left)
+        else:
+            await _delete(api, store, key, one)
+    return min(due, default=None)
+
+
+async def _prune(
+    api: Api, store: Store, key: Key, incidents: list[Object], now: str, config: Config
+) -> list[Object]:
+    """Delete the incidents that are too many; return the others."""
+    elsewhere = store.count(INCIDENT.kind, key.namespace) - len(incidents) if incidents else 0
+    old = surplus(incidents, config.kept_incidents, now, elsewhere)
+    for one in old:
+        await _delete(api, store, key, one)
+    gone = {one["metadata"]["name"] for one in old}
+    return [one for one in incidents if one["metadata"]["name"] not in gone]
+
+
+async def _delete(api: Api, store: Store, key: Key, incident: Object) -> None:
+    log.info("%s: deleting incident %s", key, incident["metadata"]["name"])
+    if await api.delete(INCIDENT, incident):
+        store.drop(incident)
+
+
+def _marked(incident: Object) -> str:
+    """When the incident's service or policy went, as it is written on it; empty if it is not."""
+    return str((incident["metadata"].get("annotations") or {}).get(OWNER_GONE, ""))
+
+
+def _mark(incident: Object, at: str = "") -> Object:
+    """Build what the operator applies to an incident: the mark, or with no time its end.
+
+    The UID makes the API server refuse another object of the same name.
+    """
+    meta = {name: incident["metadata"][name] for name in ("name", "namespace", "uid")}
+    marks = {"annotations": {OWNER_GONE: at}} if at else {}
+    return {name: incident[name] for name in ("apiVersion", "kind")} | {"metadata": meta | marks}
 
 
 async def pod_events(

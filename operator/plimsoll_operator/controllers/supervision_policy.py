@@ -11,7 +11,7 @@ from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.inference_service import now
-from plimsoll_operator.controllers.pods import attend, pod_events
+from plimsoll_operator.controllers.pods import attend, outlive, pod_events
 from plimsoll_operator.controllers.rolling_restart import RollingRestarts
 from plimsoll_operator.controllers.selected_pods import PolicyPods
 from plimsoll_operator.controllers.writes import (
@@ -110,6 +110,7 @@ class PolicyController:
             self._restarts.forget(key)
             self.suspects.pop(key, None)
             self.pods.pop(key, None)
+            await self._leave(key)
             self.stopped.pop(key, None)
             return
         if item["metadata"].get("deletionTimestamp"):
@@ -219,6 +220,13 @@ class PolicyController:
         images = images_of(policy, config.images)
         before = known(item.get("status"))
         return decide(before, policy, images, pods, config.max_waiting_pods, self._clock())
+
+    async def _leave(self, key: Key) -> None:
+        """Keep the incidents of a policy that is gone for a while."""
+        known, now = self._incidents(key), self._clock()
+        left = await outlive(self._api, self._store, key, known, now, self._config)
+        if left is not None:
+            self._later(key, left)
 
     def _incidents(self, key: Key) -> list[Object]:
         return self._store.of(key, {INCIDENT.kind})

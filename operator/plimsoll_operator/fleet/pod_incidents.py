@@ -203,7 +203,6 @@ def _incident(
     status: dict[str, Any],
 ) -> Object:  # fmt: skip
     meta = service["metadata"]
-    owner = {key: service[key] for key in ("apiVersion", "kind")}
     return {
         "apiVersion": API_VERSION,
         "kind": INCIDENT_KIND,
@@ -211,7 +210,6 @@ def _incident(
             "name": name,
             "namespace": meta["namespace"],
             "labels": names.selector(meta["name"]),
-            "ownerReferences": [owner | {"name": meta["name"], "uid": meta["uid"]}],
         },
         "spec": {
             "id": name,

@@ -218,6 +218,39 @@ def test_two_policies_that_select_one_pod_both_say_so(
     eventually(lambda: kubectl.holds("alpha", "plsp", Conflicting="False"), LISTED_S)
 
 
+def test_incidents_outlive_their_policy_by_a_stated_time(
+    kubectl: Any, start: Callable[..., Any], eventually: Any
+) -> None:
+    start("--clock=orphans=8")
+    kubectl.apply(policy())
+    eventually(lambda: status(kubectl).get("observedGeneration"))
+    incident = {
+        "apiVersion": "plimsoll.dev/v1alpha1",
+        "kind": "LeakIncident",
+        "metadata": {"name": "vllm-0-1", "labels": {"plimsoll.dev/policy": "engines"}},
+        "spec": {
+            "id": "a-1", "workloadRef": {"kind": "Pod", "name": "vllm-0"}, "pod": "vllm-0",
+            "container": "server", "epoch": "b:1", "openedAt": "2026-01-01T00:00:00Z",
+            "kind": "HostGrowth", "policyRef": {"name": "engines"},
+        },
+    }  # fmt: skip
+    kubectl.apply(incident)
+    eventually(lambda: status(kubectl).get("openIncidents") is not None)
+    mark = "plimsoll.dev/owner-gone-at"
+
+    def annotations() -> dict[str, str]:
+        found = kubectl.get("leakincident", "vllm-0-1")
+        return found["metadata"].get("annotations") or {}
+
+    kubectl("delete", "plsp", "engines", "--timeout=10s")
+    eventually(lambda: mark in annotations(), LISTED_S)
+    kubectl.apply(policy())
+    eventually(lambda: mark not in annotations(), LISTED_S)
+    kubectl("delete", "plsp", "engines", "--timeout=10s")
+    eventually(lambda: mark in annotations(), LISTED_S)
+    eventually(lambda: kubectl.get("leakincident", "vllm-0-1") is None, LISTED_S)
+
+
 def test_policies_at_rest_read_no_pods(
     kubectl: Any, start: Callable[..., Any], eventually: Any
 ) -> None:

@@ -1,0 +1,82 @@
+"""Incidents of a service or policy that is gone: marked, kept for a week, then deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from plimsoll_operator.config import Config
+from plimsoll_operator.controllers.pods import MARKER, OWNER_GONE, attend, outlive
+from plimsoll_operator.kinds import Key, Kind, Object
+from plimsoll_operator.render import Images
+from plimsoll_operator.runtime.cache import Store
+from plimsoll_operator.runtime.client import Api
+
+KEY = Key("ml", "engines", "SupervisionPolicy")
+CONFIG = Config(images=Images("engine:1", "supervisor:1"))
+WEEK_S = CONFIG.clocks.orphans
+
+
+def incident(gone_at: str | None = None) -> Object:
+    marks = {} if gone_at is None else {"annotations": {OWNER_GONE: gone_at}}
+    return {
+        "apiVersion": "plimsoll.dev/v1alpha1",
+        "kind": "LeakIncident",
+        "metadata": {
+            "name": "vllm-0-1", "namespace": "ml", "uid": "u", "resourceVersion": "7",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+        } | marks,
+        "spec": {"pod": "vllm-0", "kind": "HostGrowth", "policyRef": {"name": "engines"}},
+        "status": {"phase": "Resolved"},
+    }  # fmt: skip
+
+
+class Calls:
+    def __init__(self) -> None:
+        self.applied: list[tuple[Object, str]] = []
+        self.deleted: list[str] = []
+
+    async def apply(
+        self, kind: Kind, item: Object, subresource: str = "", manager: str = ""
+    ) -> Any:
+        self.applied.append((item["metadata"].get("annotations") or {}, manager))
+        return incident() | {"metadata": incident()["metadata"] | item["metadata"]}
+
+    async def delete(self, kind: Kind, item: Object) -> bool:
+        self.deleted.append(item["metadata"]["name"])
+        return True
+
+
+def left(api: Calls, item: Object, now: str) -> float | None:
+    store = Store()
+    store.put(item)
+    return asyncio.run(outlive(cast("Api", api), store, KEY, [item], now, CONFIG))
+
+
+def test_the_time_is_written_once_and_counts_from_then() -> None:
+    api = Calls()
+    now = "2026-01-02T00:00:00Z"
+    assert left(api, incident(), now) == WEEK_S
+    assert api.applied == [({OWNER_GONE: now}, MARKER)]
+    assert left(api, incident(now), "2026-01-03T00:00:00Z") == WEEK_S - 86400
+    assert len(api.applied) == 1
+    assert api.deleted == []
+    assert left(api, incident(now), "2026-01-09T00:00:00Z") is None
+    assert api.deleted == ["vllm-0-1"]
+
+
+def test_a_time_that_is_none_is_written_again_and_one_ahead_counts_as_now() -> None:
+    api = Calls()
+    now = "2026-01-02T00:00:00Z"
+    assert left(api, incident("yesterday"), now) == WEEK_S
+    assert api.applied == [({OWNER_GONE: now}, MARKER)]
+    assert left(api, incident("2999-01-01T00:00:00Z"), now) == WEEK_S
+    assert api.deleted == []
+
+
+def test_an_owner_that_is_there_again_takes_the_mark_off() -> None:
+    api, item = Calls(), incident("2026-01-02T00:00:00Z")
+    policy = {"metadata": {"name": "engines", "namespace": "ml", "uid": "p"}}
+    now = "2026-01-03T00:00:00Z"
+    asyncio.run(attend(cast("Api", api), Store(), KEY, policy, [], [item], now, CONFIG))
+    assert api.applied == [({}, MARKER)]
