@@ -19,6 +19,8 @@ class PolicyCondition(StrEnum):
     """Conditions of a SupervisionPolicy."""
 
     READY = "Ready"
+    RECONCILING = "Reconciling"
+    STALLED = "Stalled"
     CONFLICTING = "Conflicting"
     SUSPECT_REVISION = "SuspectRevision"
     SLOW_LEAK = "SlowLeak"
@@ -171,8 +173,8 @@ class SupervisionPolicyStatus(ResourceModel):
     )
     conditions: Annotated[list[Condition], Field(max_length=8)] | None = Field(
         default=None,
-        description="Conditions of the policy, one for each type: `Ready`, `Conflicting`, "
-        "`SuspectRevision`, `SlowLeak` and `InjectionStopped`.",
+        description="Conditions of the policy, one for each type: `Ready`, `Reconciling`, "
+        "`Stalled`, `Conflicting`, `SuspectRevision`, `SlowLeak` and `InjectionStopped`.",
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],

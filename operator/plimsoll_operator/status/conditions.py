@@ -147,12 +147,12 @@ def completeness(service: InferenceService, missing: Sequence[str]) -> list[Verd
     }
     lacking = [kind for kind in missing if enabled.get(kind)]
     if not lacking:
-        return [Verdict(Type.OBJECTS_COMPLETE, True, "AsAskedFor")]
+        return [Verdict(Type.OBJECTS_COMPLETE, True, "AllObjectsCreated")]
     return [
         Verdict(
             Type.OBJECTS_COMPLETE,
             False,
-            "ApiMissing",
+            "APINotInstalled",
             f"the cluster has no {' and no '.join(lacking)}: install the Prometheus operator, or "
             "disable it in spec.observability; the operator checks again at each resync",
         )
@@ -187,7 +187,7 @@ def ends(pods: Sequence[PodView], now: str) -> list[Verdict]:
         Verdict(
             Type.OOM_KILLED,
             bool(killed),
-            "KilledForMemory" if killed else "NoKill",
+            "OOMKilled" if killed else "NoOOMKill",
             _pods("the kernel OOM-killed a container of", killed),
         ),
         Verdict(
@@ -256,13 +256,13 @@ def budgets(figures: Mapping[str, Figures]) -> list[Verdict]:
         Verdict(
             Type.MEMORY_WITHIN_BUDGET,
             not spent if known else None,
-            ("BudgetSpent" if spent else "WithinBudget") if known else "NoFigures",
+            ("BudgetExhausted" if spent else "WithinBudget") if known else "NoMetrics",
             _pods("spent by", spent) if known else "no supervisor reports its leak budgets",
         ),
         Verdict(
             Type.RESTART_BUDGET_EXHAUSTED,
             bool(exhausted) if counted else None,
-            ("Exhausted" if exhausted else "RestartsLeft") if counted else "NoFigures",
+            ("BudgetExhausted" if exhausted else "WithinBudget") if counted else "NoMetrics",
             _pods("no restart left for", exhausted) if counted else "",
         ),
     ]
@@ -273,7 +273,7 @@ def slow_leak(type_: Type | PolicyCondition, figures: Mapping[str, Figures]) -> 
     judged = [pod for pod, one in figures.items() if one.slow is not None]
     if not judged:
         text = "no supervisor has watched its engine for long enough, which takes about 9 hours"
-        return Verdict(type_, None, "NotKnownYet", text)
+        return Verdict(type_, None, "InsufficientData", text)
     leaks = sorted(
         ((pod, slow) for pod, one in figures.items() for slow in one.slow or ()),
         key=lambda found: (_left_s(found[1]), found[0], found[1].kind),

@@ -69,6 +69,7 @@ def status(
         after |= _workloads(before, pods, incidents, going_on, figures, said or {})
     troubles = _troubles(pods or (), events, now)
     verdicts = [_ready(after, failure, said or {}, troubles, drained_pods(figures or {}))]
+    verdicts += _progress(failure)
     if pods is not None:
         verdicts += [_conflicting(pods), _suspicion(after["workloads"])]
         if injection is not None:
@@ -225,6 +226,23 @@ def _ready(
         return Verdict(kind, False, troubles[0][1].reason, text)
     complete = counts["supervised"] == counts["selected"]
     return Verdict(kind, True, "Supervised" if complete else "PartlySupervised", text)
+
+
+def _progress(failure: Failure | None) -> list[Verdict]:
+    """``Reconciling`` and ``Stalled``, as kstatus knows them: whether trying again may help."""
+    trying = failure is not None and not failure.lasting
+    return [
+        Verdict(
+            kind,
+            true,
+            failure.reason if failure and true else "AsExpected",
+            failure.message[:MAX_MESSAGE] if failure and true else "",
+        )
+        for kind, true in (
+            (PolicyCondition.RECONCILING, trying),
+            (PolicyCondition.STALLED, failure is not None and failure.lasting),
+        )
+    ]
 
 
 def _troubles(pods: Sequence[SelectedPod], events: Events, now: str) -> list[tuple[str, Cause]]:

@@ -181,7 +181,7 @@ def test_memory_figures_come_from_the_supervisors(
     # The first page is one that no supervisor writes, and costs nobody but its pod a figure.
     memory = eventually(lambda: kubectl.get("plinf", "tiny")["status"].get("memory"))
     assert memory == {"hostConsumedPercent": 120, "replica": pods[0]["metadata"]["name"]}
-    wanted = {"MemoryWithinBudget": "BudgetSpent", "RestartBudgetExhausted": "True"}
+    wanted = {"MemoryWithinBudget": "BudgetExhausted", "RestartBudgetExhausted": "True"}
     eventually(lambda: kubectl.holds("tiny", **wanted))
 
 

@@ -52,7 +52,7 @@ def test_what_is_asked_for_comes_and_goes(
         eventually(lambda k=kind, n=name: kubectl.get(k, n))
     eventually(lambda: kubectl.get("deployment", "tiny")["spec"]["replicas"] == 2)
     complete = eventually(lambda: kubectl.condition("tiny", "ObjectsComplete"))
-    assert (complete["status"], complete["reason"]) == ("False", "ApiMissing"), complete
+    assert (complete["status"], complete["reason"]) == ("False", "APINotInstalled"), complete
     assert "PodMonitor" in complete["message"]
 
     # What the autoscaler sets stays, also when something else of the Deployment changes.

@@ -100,4 +100,4 @@ def test_a_slow_leak_is_a_condition_until_the_engine_is_new(
     assert same["metadata"]["uid"] == pod["metadata"]["uid"]
 
     replica.page = page_after(1, 0)
-    eventually(lambda: kubectl.holds("tiny", SlowLeak="NotKnownYet"), NEXT_S)
+    eventually(lambda: kubectl.holds("tiny", SlowLeak="InsufficientData"), NEXT_S)

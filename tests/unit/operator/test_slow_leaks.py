@@ -72,7 +72,7 @@ def test_no_growth_is_false_and_too_short_a_history_is_unknown() -> None:
     assert (known.status, known.reason) == (False, "NoSlowLeak")
     assert known.message == "judged in 1 of 2 pods"
     unknown = verdict(a=page(), b=page())
-    assert (unknown.status, unknown.reason) == (None, "NotKnownYet")
+    assert (unknown.status, unknown.reason) == (None, "InsufficientData")
     assert verdict().status is None
 
 

@@ -14,6 +14,7 @@ from plimsoll_operator.fleet.figures import Figures
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State, examine
 from plimsoll_operator.kinds import Object, Ref, read, ref
 from plimsoll_operator.plans.policy import MAX_ACCOUNTS, PolicyPlan, reconcile
+from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.status.policy import status
 
 NOW = "2026-01-01T12:00:00Z"
@@ -212,3 +213,19 @@ def test_drained_pods_are_counted_and_named() -> None:
     assert "drained" not in unknown, "unknown is not none"
     kept = status(ITEM | {"status": found}, pods, [], None, None, NOW)
     assert kept["drained"] == 1
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (None, ("False", "False")),
+        (Failure("ApplyFailed", "etcd is slow", lasting=False), ("True", "False")),
+        (Failure("InvalidSpec", "spec.x: no", lasting=True), ("False", "True")),
+    ],
+)
+def test_tools_that_know_kstatus_see_whether_waiting_helps(
+    failure: Failure | None, said: tuple[str, str]
+) -> None:
+    found = status(ITEM, [pod("a")], [], None, failure, NOW)
+    told = {one["type"]: one["status"] for one in found["conditions"]}
+    assert (told["Reconciling"], told["Stalled"]) == said
