@@ -30,7 +30,7 @@ def files() -> dict[Path, str]:
     made[CHART / "files" / "rules.yaml"] = GENERATED + yaml.safe_dump(
         {"rules": operator_rules()}, sort_keys=False
     )
-    for name in ("admission-policy.yaml", "pod-template-policy.yaml"):
+    for name in ("admission-policy.yaml", "operator-policy.yaml", "pod-template-policy.yaml"):
         made[CHART / "files" / name] = (ROOT / "config" / name).read_text()
     alerts = ROOT / "dashboards" / "alerts.yaml"
     made[CHART / "files" / alerts.name] = alerts.read_text()

@@ -58,6 +58,21 @@ def account_kubeconfig(kube: Kube, account: str, target: Path) -> Path:
     return target
 
 
+def account_policy() -> str:
+    """The policy on the operator's account, for an operator that runs beside the cluster.
+
+    The API server reaches its webhook by an address, and each test has a Lease of its own.
+    """
+    text = (ROOT / "config" / "operator-policy.yaml").read_text()
+    for here, lab in (
+        ("\"'plimsoll-system/plimsoll-operator'\"", "request.namespace + '/operator'"),
+        ("\"''\"", "\"'https://127.0.0.1:'\""),
+    ):
+        assert here in text
+        text = text.replace(here, lab)
+    return text
+
+
 def _cold(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     """``plimsoll-operator`` as a person starts it."""
     with log.open("w") as output:

@@ -329,3 +329,18 @@ def test_the_chart_has_the_defaults_of_the_operator(helm: str) -> None:
     }
     assert differs == {"lease", "identity"}
     assert (found.qps, found.burst) == (50, 100)
+
+
+def test_the_policy_on_the_operators_account_is_of_its_release(helm: str) -> None:
+    values = {"webhook": {"enabled": True, "url": "https://hook.example/pods"}}
+    items = rendered(helm, values=values)
+    name = "account-of-plimsoll.sys.plimsoll.dev"
+    spec = of(items, "ValidatingAdmissionPolicy", name)["spec"]
+    assert of(items, "ValidatingAdmissionPolicyBinding", name)["spec"]["policyName"] == name
+    (account,) = spec["matchConditions"]
+    assert account["expression"].endswith("== 'system:serviceaccount:sys:plimsoll'")
+    variables = {one["name"]: one["expression"] for one in spec["variables"]}
+    assert variables["lease"] == "'sys/plimsoll'"
+    assert variables["webhook"] == "'sys/plimsoll-webhook'"
+    assert variables["webhookUrl"] == "'https://hook.example/pods'"
+    assert "'plimsoll-operator'" in variables["ours"], "the label is the same everywhere"
