@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import datetime
 import itertools
 import json
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from bench.control_plane import NAMESPACE, Admin, all_made, create, settled, until
+from bench.control_plane import NAMESPACE, Admin, all_made, create, until
 from bench.result import RESULTS, earlier, publish
 from plimsoll_operator.config import CLOCKS
 from plimsoll_operator.kinds import BY_KIND, SERVICE
@@ -44,6 +45,8 @@ IN_FLIGHT = ("--max-requests-inflight=16", "--max-mutating-requests-inflight=8")
 FLOOD = 48
 """Requests of somebody else that wait at any time, each of all ConfigMaps."""
 CHANGES_PER_S = 4.0
+SETTLED_S = CLOCKS.lease
+"""A leader that is to be ended leads for so long before."""
 PAUSE_S = CLOCKS.lease + 10.0
 LIMIT_S = 1500.0
 AUDIT = {
@@ -107,14 +110,11 @@ def two_leaders(found: Iterable[Write]) -> tuple[int, int]:
 
 
 @contextmanager
-def throttled() -> Iterator[tuple[Lab, Path]]:
-    """A control plane with few seats and an audit log; all of it ends with the block."""
+def audited() -> Iterator[tuple[Lab, Path]]:
+    """A control plane with an audit log; all of it ends with the block."""
     lab = new_lab(node=False)
-    log = lab.plane.home / "audit.log"
-    policy = lab.plane.home / "audit.yaml"
-    lab.plane.api_flags = (
-        *IN_FLIGHT, f"--audit-policy-file={policy}", f"--audit-log-path={log}",
-    )  # fmt: skip
+    log, policy = lab.plane.home / "audit.log", lab.plane.home / "audit.yaml"
+    lab.plane.api_flags = (f"--audit-policy-file={policy}", f"--audit-log-path={log}")
     try:
         lab.plane.home.mkdir(parents=True, exist_ok=True)
         policy.write_text(yaml.safe_dump(AUDIT))
@@ -126,64 +126,101 @@ def throttled() -> Iterator[tuple[Lab, Path]]:
 
 
 class Replicas:
-    """Operators that stand by for one another, each with a token of its own."""
+    """Two operators that stand by for each other, each with a token of its own.
+
+    One that ends is followed by another one, as in a Deployment.
+    """
 
     def __init__(self, kube: Kube, folder: Path) -> None:
         self._kube, self._folder = kube, folder
         self._numbers = itertools.count()
         self.running: list[Operator] = []
+        self.paused: list[Operator] = []
 
-    def start(self) -> Operator:
-        """Start one more, which may lead or stand by."""
+    def _start(self) -> Operator:
         folder = self._folder / f"replica-{next(self._numbers)}"
         folder.mkdir()
         account = operator_kubeconfig(self._kube, folder / "kubeconfig")
         flags = ("--qps", "1000", "--burst", "2000", f"--leader-election={NAMESPACE}/{LEASE}")
-        made = Operator(account, NAMESPACE, *flags, ready=False)
-        self.running.append(made)
-        return made
+        return Operator(account, NAMESPACE, *flags, ready=False)
+
+    async def keep(self) -> None:
+        """Keep two of them running until canceled."""
+        while True:
+            self.running = [one for one in self.running if one.runs()]
+            while len(self.running) + len(self.paused) < 2:
+                self.running.append(await asyncio.to_thread(self._start))
+            await asyncio.sleep(0.5)
+
+    async def leader(self) -> Operator | None:
+        """Return the one that says that it leads, of those that are not paused."""
+        for one in list(self.running):
+            try:
+                if await asyncio.to_thread(one.metric, "plimsoll_operator_leader") == 1:
+                    return one
+            except OSError:
+                continue
+        return None
+
+    async def leads(self) -> Operator:
+        """Wait until one of them leads and has listed all, and the other stands by; return it."""
+        since, known = time.monotonic(), None
+        while True:
+            found = await self.leader()
+            standing = [one for one in self.running if await stands(one)]
+            both = len(standing) == 2 and found is not None and await working(found)
+            if not both or found is not known:
+                since, known = time.monotonic(), found
+            elif found is not None and time.monotonic() - since > SETTLED_S:
+                return found
+            await asyncio.sleep(0.5)
+
+    async def taken_over(self) -> float:
+        """Seconds until one of them says that it leads."""
+
+        async def leads() -> bool:
+            return await self.leader() is not None
+
+        return await until(leads, "another one leads", LIMIT_S)
 
     def stop(self) -> None:
-        for one in self.running:
+        for one in (*self.running, *self.paused):
             one.kill()
 
 
 async def measure(lab: Lab, log: Path, services: int) -> dict[str, Any]:
     """Run the story and return its figures."""
     replicas = Replicas(lab.kube, log.parent)
+    beside = [asyncio.create_task(replicas.keep())]
     try:
         async with Admin.connect(lab) as admin:
-            first = replicas.start()
-            await until(lambda: leads(first), "one leads", LIMIT_S)
             tell("creating")
             await create(admin, [f"s{index:05d}" for index in range(services)])
+            tell("reconciling")
             await until(lambda: all_made(admin, services), "all children and status", LIMIT_S)
-            await settled(first)
-            second = replicas.start()
-            await until(lambda: ready(second), "the standby is ready", LIMIT_S)
-            beside = [asyncio.create_task(one) for one in (flood(lab), changing(admin, services))]
-            await asyncio.sleep(10.0)
+            throttle(lab)
+            beside += [asyncio.create_task(one) for one in (flood(lab), changing(admin, services))]
+            first = await replicas.leads()
             tell("the leader is stopped")
+            replicas.running.remove(first)
+            replicas.paused.append(first)
             os.kill(first.pid, signal.SIGSTOP)
-            paused_s = await taken_over(second)
+            paused_s = await replicas.taken_over()
             await asyncio.sleep(max(0.0, PAUSE_S - paused_s))
             os.kill(first.pid, signal.SIGCONT)
-            ended = await asyncio.to_thread(first.ended)
-            assert ended == 1, "it ends by itself"
-            replicas.running.remove(first)
-            third = replicas.start()
-            await until(lambda: working(second), "the successor has listed all", LIMIT_S)
-            await asyncio.sleep(10.0)
+            assert await asyncio.to_thread(first.ended) == 1, "it ends by itself"
+            replicas.paused.clear()
+            second = await replicas.leads()
             tell("its successor is killed")
             replicas.running.remove(second)
             second.kill()
-            killed_s = await taken_over(third)
-            await until(lambda: working(third), "the third one has listed all", LIMIT_S)
-            await asyncio.sleep(10.0)
-            for task in beside:
-                task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            killed_s = await replicas.taken_over()
+            await replicas.leads()
+            await asyncio.sleep(5.0)
     finally:
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
         replicas.stop()
     with log.open() as lines:
         wrong, count = two_leaders(writes_of(lines))
@@ -196,8 +233,12 @@ async def measure(lab: Lab, log: Path, services: int) -> dict[str, Any]:
     }
 
 
-async def ready(operator: Operator) -> bool:
-    return await asyncio.to_thread(operator.ready)
+async def stands(operator: Operator) -> bool:
+    """Whether it runs and is ready."""
+    try:
+        return await asyncio.to_thread(operator.ready)
+    except AssertionError:
+        return False
 
 
 async def working(operator: Operator) -> bool:
@@ -205,16 +246,10 @@ async def working(operator: Operator) -> bool:
     return "watching" in await asyncio.to_thread(operator.log.read_text)
 
 
-async def taken_over(wanted: Operator) -> float:
-    """Seconds until ``wanted`` says that it leads."""
-    return await until(lambda: leads(wanted), "another one leads", LIMIT_S)
-
-
-async def leads(operator: Operator) -> bool:
-    try:
-        return await asyncio.to_thread(operator.metric, "plimsoll_operator_leader") == 1
-    except OSError:
-        return False
+def throttle(lab: Lab) -> None:
+    """Start the API server again, with few seats."""
+    lab.plane.api_flags += IN_FLIGHT
+    lab.plane.restart_api_server()
 
 
 async def flood(lab: Lab) -> None:
@@ -241,7 +276,8 @@ async def changing(admin: Admin, services: int) -> None:
     for turn in itertools.count():
         patch = {"spec": {"memory": {"host": {"growthBudget": f"{turn + 1}Mi"}}}}
         path = SERVICE.path(NAMESPACE, f"s{turn * 37 % services:05d}")
-        await admin.call("PATCH", path, patch, "merge-patch+json")
+        with contextlib.suppress(RuntimeError, OSError, TimeoutError):
+            await admin.call("PATCH", path, patch, "merge-patch+json")
         await asyncio.sleep(1.0 / CHANGES_PER_S)
 
 
@@ -251,7 +287,7 @@ def tell(text: str) -> None:
 
 def run(services: int = SERVICES) -> dict[str, Any]:
     """Return the figures, from a control plane of its own."""
-    with throttled() as (lab, log):
+    with audited() as (lab, log):
         return asyncio.run(measure(lab, log, services))
 
 

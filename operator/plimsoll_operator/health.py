@@ -72,7 +72,7 @@ class Health:
                     await self._api.probe(SERVICE, namespace)
                 self._well = self._clock()
             except (ApiError, OSError, TimeoutError) as error:
-                log.warning("canary: %s", error or repr(error))
+                log.warning("canary: %s", str(error) or repr(error))
             await asyncio.sleep(self._config.clocks.canary)
 
     def verdict(self) -> str | None:

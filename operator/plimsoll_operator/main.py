@@ -214,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.error("cannot start: %s", error)
         return 1
     except (OSError, TimeoutError) as error:
-        log.error("cannot start: %s", error or repr(error))
+        log.error("cannot start: %s", str(error) or repr(error))
         return 1
     except LeadershipLost as error:
         log.error(TAKEN_OVER, error)

@@ -73,6 +73,12 @@ class ControlPlane:
         """Ends every process of the control plane."""
         self.processes.stop("kube-scheduler", "kube-controller-manager", "kube-apiserver", "etcd")
 
+    def restart_api_server(self) -> None:
+        """With the present flags. Returns when it is ready."""
+        self.processes.stop("kube-apiserver")
+        self._api_server()
+        self._wait("/readyz")
+
     def _certificates(self) -> None:
         slot = self.slot
         authority = Authority(self.pki)

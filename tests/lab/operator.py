@@ -103,6 +103,10 @@ class Operator:
         if ready:
             eventually(self.ready, "the operator is ready", 90.0)
 
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
     @property
     def pid(self) -> int:
         return self._process.pid

@@ -120,7 +120,7 @@ class Bucket:
                 while block := answer.read(BLOCK):
                     yield block
             except (OSError, http.client.HTTPException) as error:
-                raise Unreachable(f"{item.key}: {error or repr(error)}") from error
+                raise Unreachable(f"{item.key}: {str(error) or repr(error)}") from error
 
     def _get(
         self, path: str, query: Mapping[str, str], headers: Mapping[str, str]

@@ -71,7 +71,7 @@ class Breaker:
             try:
                 await self.turn()
             except (ApiError, OSError, TimeoutError) as error:
-                log.warning("circuit breaker: %s", error or repr(error))
+                log.warning("circuit breaker: %s", str(error) or repr(error))
 
     async def turn(self) -> None:
         """One decision, carried out; none where nothing happened and nothing is due."""

@@ -157,7 +157,7 @@ class Recorder:
                 await self._api.apply(EVENT, body)
             except (ApiError, OSError, TimeoutError) as error:
                 name = f"{body['metadata']['namespace']}/{service['metadata']['name']}"
-                log.warning("%s: Event %s: %s", name, notice.reason, error or repr(error))
+                log.warning("%s: Event %s: %s", name, notice.reason, str(error) or repr(error))
 
     def _event(self, service: Object, notice: Notice) -> Object | None:
         """Build the Event; None if the same one was written just now."""

@@ -324,7 +324,7 @@ class Api:
         try:
             data = await answer.read()
         except aiohttp.ClientError as error:
-            raise OSError(f"{method} {path}: {error or repr(error)}") from error
+            raise OSError(f"{method} {path}: {str(error) or repr(error)}") from error
         retry_after = str((answer.headers or {}).get("Retry-After") or "1")
         seconds = whole_number(retry_after[:MAX_DIGITS])
         wait = 1.0 if seconds is None else float(seconds)

@@ -74,7 +74,7 @@ class Election:
             try:
                 holder = await self._try(self._clocks.renew)
             except (ApiError, OSError, TimeoutError) as error:
-                holder = f"unknown: {error or repr(error)}"
+                holder = f"unknown: {str(error) or repr(error)}"
             if self.holds():
                 log.info("leading as %s", self._identity)
                 return
@@ -95,7 +95,7 @@ class Election:
             try:
                 holder = await self._try(self.left_s())
             except (ApiError, OSError, TimeoutError) as error:
-                log.warning("renewing the leader's lease: %s", error or repr(error))
+                log.warning("renewing the leader's lease: %s", str(error) or repr(error))
             else:
                 if not self.leading:
                     raise LeadershipLost(f"{self._name} is held by {holder}")
@@ -114,7 +114,7 @@ class Election:
                     lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
                     await self._api.replace(LEASE, lease)
         except (ApiError, OSError, TimeoutError) as error:
-            log.warning("releasing the leader's lease: %s", error or repr(error))
+            log.warning("releasing the leader's lease: %s", str(error) or repr(error))
 
     async def _try(self, within_s: float) -> str:
         """Take or renew the Lease if possible; return who holds it.

@@ -104,7 +104,7 @@ class WorkQueue(Generic[K]):
                 self.failed += 1
                 self._failures[key] += 1
                 delay = backoff(self._failures[key], random.random())
-                log.warning("%s: %s; again in %.1f s", key, error or repr(error), delay)
+                log.warning("%s: %s; again in %.1f s", key, str(error) or repr(error), delay)
                 log.debug("", exc_info=True)
                 self.add_later(key, delay)
             else:

@@ -55,7 +55,7 @@ class Resync:
             except (ApiError, OSError, TimeoutError) as error:
                 if interrupted:
                     self._watches.listing.set()
-                log.warning("resync: %s", error or repr(error))
+                log.warning("resync: %s", str(error) or repr(error))
 
     async def list_all(self, count_missed: bool = True) -> None:
         """List all kinds and queue all services; look for the kinds that a cluster may lack.

@@ -287,7 +287,9 @@ TROUBLE = {
 
 
 @pytest.mark.parametrize("trouble", TROUBLE)
-def test_who_cannot_renew_ends_before_anybody_takes_over(trouble: str) -> None:
+def test_who_cannot_renew_ends_before_anybody_takes_over(
+    trouble: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def play() -> None:
         server = Server(exists=False)
         election = server.election()
@@ -296,6 +298,9 @@ def test_who_cannot_renew_ends_before_anybody_takes_over(trouble: str) -> None:
         TROUBLE[trouble](server)
         with pytest.raises(LeadershipLost, match="not renewed for 10 s"):
             await election.keep()
+        said = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+        assert said
+        assert all(one.partition("lease: ")[2] for one in said), "each says why"
         assert clock()() - began == pytest.approx(CLOCKS.renew)
         assert not election.holds()
 
