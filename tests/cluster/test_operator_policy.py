@@ -12,7 +12,7 @@ import pytest
 
 from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab, namespace
-from tests.lab.operator import Operator, account_policy, operator_kubeconfig
+from tests.lab.operator import Operator, operator_kubeconfig
 from tests.lab.webhook import NAME, Webhook
 
 SERVICE = {
@@ -53,9 +53,7 @@ def role(name: str, **meta: Any) -> dict[str, Any]:
 @pytest.fixture
 def kube(cluster: Lab) -> Iterator[Kube]:
     with namespace(cluster.kube) as kube:
-        kube("apply", "-f", "-", stdin=account_policy())
         yield kube
-        kube("delete", "-f", "-", stdin=account_policy())
 
 
 def test_the_account_does_its_work_and_nothing_else(kube: Kube, tmp_path: Path) -> None:

@@ -25,10 +25,12 @@ SYSTEM = "plimsoll-system"
 
 
 def operator_kubeconfig(kube: Kube, target: Path) -> Path:
-    """A kubeconfig of the operator's service account with the ClusterRole of ``config/``."""
+    """A kubeconfig of the operator's service account with the ClusterRole of ``config/``, under the
+    policy on that account."""
     system = Kube(kube.kubectl, kube.kubeconfig, SYSTEM)
     for path in ("config/namespace.yaml", "config/rbac.yaml"):
         system("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / path))
+    system("apply", "-f", "-", stdin=account_policy())
     return account_kubeconfig(system, "plimsoll-operator", target)
 
 
