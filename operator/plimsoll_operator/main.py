@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TAKEN_OVER = "another operator may have taken over: %s"
+EXIT_S = 5.0
+"""A process that has lost its Lease ends so soon, whatever of it hangs. It writes nothing more."""
 
 
 async def run(config: Config, stop: asyncio.Event) -> None:
@@ -108,7 +109,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         leading.set()
         metrics.leading.set(1)
         # Everything is known before anything is decided: a restart writes nothing.
-        renewal = [election.keep] if election else []
+        renewal = [partial(_renew, election)] if election else []
         if not await _first(stop, resync.list_all(), canary(), *(one() for one in renewal)):
             return
         _freeze()
@@ -159,6 +160,16 @@ async def _first(stop: asyncio.Event, wanted: Coroutine[Any, Any, None], *beside
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _renew(election: Election) -> None:
+    """Renew the leader's Lease; end the process soon after it is lost."""
+    try:
+        await election.keep()
+    except LeadershipLost as error:
+        log.error("another operator may have taken over: %s", error)
+        asyncio.get_running_loop().call_later(EXIT_S, os._exit, 1)
+        raise
 
 
 async def _watch(watches: Watches, config: Config, stop: asyncio.Event) -> None:
@@ -216,14 +227,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, TimeoutError) as error:
         log.error("cannot start: %s", str(error) or repr(error))
         return 1
-    except LeadershipLost as error:
-        log.error(TAKEN_OVER, error)
+    except LeadershipLost:
         return 1
     except ExceptionGroup as error:
-        lost = error.subgroup(LeadershipLost)
-        if lost:
-            log.error(TAKEN_OVER, lost.exceptions[0])
-        else:
+        if not error.subgroup(LeadershipLost):
             log.critical("a background task of the operator failed", exc_info=error)
         return 1
     return 0

@@ -6,6 +6,8 @@ Tests ``runtime/background.py``.
 from __future__ import annotations
 
 import asyncio
+import os
+from typing import cast
 
 import pytest
 
@@ -13,7 +15,9 @@ from plimsoll_operator import main
 from plimsoll_operator.kinds import SERVICE
 from plimsoll_operator.runtime.background import MAX_DELAY_S, MAX_FAILURES, RECOVERED_S, Background
 from plimsoll_operator.runtime.client import Api
+from plimsoll_operator.runtime.election import Election, LeadershipLost
 from plimsoll_operator.runtime.rate_limit import RateLimit
+from tests import virtual_time
 
 
 class Clock:
@@ -108,3 +112,24 @@ def test_a_standby_whose_canary_ends_does_not_end_well() -> None:
 
     with pytest.raises(ValueError, match="a canary"):
         asyncio.run(run())
+
+
+def test_a_process_that_lost_its_lease_ends_although_something_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+
+    class Lost:
+        async def keep(self) -> None:
+            raise LeadershipLost("not renewed for 10 s")
+
+    async def play() -> None:
+        with pytest.raises(LeadershipLost):
+            await main._renew(cast(Election, Lost()))
+        await asyncio.sleep(main.EXIT_S - 0.1)
+        assert ended == []
+        await asyncio.sleep(0.2)
+        assert ended == [1]
+
+    virtual_time.run(play())
