@@ -75,6 +75,15 @@ ROWS = (
         "`python -m bench.fleet --seconds 300`",
     ),
     (
+        "streams through the server, one H200, 8B shape, 16 requests per second (vLLM 0.26 on the"
+        " same GPU): wait between tokens, p50; time to first token, p50",
+        "{online_h200.plimsoll_8b_16rps_itl_p50_s:ms} ms"
+        " ({online_h200.vllm_8b_16rps_itl_p50_s:ms});"
+        " {online_h200.plimsoll_8b_16rps_ttft_p50_s:ms} ms"
+        " ({online_h200.vllm_8b_16rps_ttft_p50_s:ms})",
+        "`python -m bench.online`",
+    ),
+    (
         "tokens per second, one H200, Qwen3-0.6B shape: mixed / one request / 256 decoding /"
         " shared prefix",
         "{engine_h200.mixed256_06b_tok_s:,.0f} / {engine_h200.decode1_06b_tok_s:,.0f} /"
@@ -106,7 +115,7 @@ class Figure(float):
         if form == "MiB":
             return f"{self / (1 << 20):,.0f}"
         if form == "ms":
-            return f"{self * 1000:.0f}"
+            return f"{self * 1000:.{0 if self >= 0.01 else 1}f}"
         return format(int(self) if self.is_integer() and form in ("", ",") else float(self), form)
 
 
