@@ -146,6 +146,8 @@ class Supervisor:
         self._publish()
         pending = self._governor.state.pending
         if pending is not None and self._hold is None and not self._config.missing:
+            # Also where the mode is Observe by now: what has begun is finished, or the engine
+            # would stay drained.
             log.info("the supervisor ended during %s: sending it again", pending.verb)
             self._actuator.send(pending)
         due = time.monotonic()
@@ -178,7 +180,7 @@ class Supervisor:
         begin = time.monotonic()
         sample = self._source.sample()
         status = self._source.status
-        self._meet_engine(status)
+        self._remember_frontend(status)
         if self._sweep is not None:
             policy = self._config.current.supervision
             requested = policy.sweep_shared_memory and policy.mode is Mode.RECOVER
@@ -267,10 +269,10 @@ class Supervisor:
             state, self._engine = journal.load()
             self._recent = journal.recent(SHOWN_INCIDENTS)
         except JournalError as error:
-            self._held(str(error))
+            self._set_hold_reason(str(error))
             return GovernorState()
         self._journal = journal
-        self._held(None)
+        self._set_hold_reason(None)
         return state
 
     def _write(self) -> bool:
@@ -286,10 +288,10 @@ class Supervisor:
             self._journal.write(self._governor.state, changed, self._engine, clock)
         except JournalError as error:
             self._retry_at = time.monotonic() + JOURNAL_RETRY_S
-            self._held(str(error))
+            self._set_hold_reason(str(error))
             return False
         self._unwritten.clear()
-        self._held(None)
+        self._set_hold_reason(None)
         self._publish()
         return True
 
@@ -298,17 +300,17 @@ class Supervisor:
         if self._journal is None:
             return
         kinds = {incident.kind for incident in state.incidents}
-        joined = [i for i in self._governor.state.incidents if i.kind not in kinds]
-        state.incidents.extend(joined)
+        newer = [i for i in self._governor.state.incidents if i.kind not in kinds]
+        state.incidents.extend(newer)
         ended = [i for i in self._unwritten.values() if i.ended]
-        self._unwritten = {incident.name: incident for incident in (*ended, *joined)}
+        self._unwritten = {incident.name: incident for incident in (*ended, *newer)}
         counted, self._governor.state = self._governor.counted(), state
         self._governor.adopt(counted)
         self._follow_slot()
         if state.pending is not None:
             self._actuator.send(state.pending)
 
-    def _held(self, reason: str | None) -> None:
+    def _set_hold_reason(self, reason: str | None) -> None:
         if reason != self._hold:
             if reason is None:
                 log.info("the journal is writable again")
@@ -330,20 +332,23 @@ class Supervisor:
                     else:
                         self._publisher.offer(revision, incident)
         except JournalError as error:
-            self._held(str(error))
+            self._set_hold_reason(str(error))
 
     def _acknowledge(self) -> None:
         if self._publisher is None or self._journal is None:
             return
-        for name, revision in self._publisher.acknowledged():
+        arrived = self._publisher.acknowledged()
+        for name, revision in arrived:
             try:
                 self._journal.published(name, revision)
             except JournalError as error:
                 log.warning("%s", error)  # it is published once more after a restart: harmless
+        if arrived:
+            self._publish()  # what there was no room for so far
 
     # ---- the engine and the configuration
 
-    def _meet_engine(self, status: Status | None) -> None:
+    def _remember_frontend(self, status: Status | None) -> None:
         """Keep what must be known of an engine that does not answer any more."""
         if status is None:
             return

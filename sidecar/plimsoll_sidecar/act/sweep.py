@@ -48,7 +48,7 @@ class Sweep:
     def follow(self, main: ProcessId | None, enabled: bool) -> int:
         """Note the engine's main process, as it was known last; return the bytes removed.
 
-        It sweeps for a while after that one's end where that is ``asked`` for.
+        It sweeps for a while after that one's end where that is ``enabled``.
         """
         now = self._now()
         alive = main is not None and lives(main)

@@ -21,19 +21,19 @@ from plimsoll_sidecar.govern.incident import Incident, incident_name
 from plimsoll_sidecar.govern.starts import boot_of
 
 ENDING = frozenset({EngineState.STOPPING, EngineState.STOPPED})
-WHOLE = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAINED})
+HEALTHY = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAINED})
 """States in which the engine has all its processes, and they hold what they hold."""
 
 
 class LastSeen(msgspec.Struct, frozen=True):
-    """An epoch as it was last seen whole, or as far as it had started if it never was.
+    """An epoch as it was last seen healthy, or as far as it had started if it never was.
 
     Bytes; None is unknown. ``at`` is Unix seconds.
     """
 
     epoch: str
     at: float
-    whole: bool = False
+    healthy: bool = False
     processes: tuple[EngineProcess, ...] = ()
     host_bytes: int | None = None
     device_bytes: int | None = None
@@ -50,16 +50,16 @@ class LastSeen(msgspec.Struct, frozen=True):
         )
         ending = self.ending or view.state in ENDING
         flagged = msgspec.structs.replace(self, oom_killed=oom_killed, ending=ending)
-        whole = view.state in WHOLE
+        healthy = view.state in HEALTHY
         # An engine that loses a process before it ever served is known by its fullest sample.
-        fuller = not self.whole and len(view.processes) >= len(self.processes)
-        if view.epoch != self.epoch or not (whole or fuller):
+        fuller = not self.healthy and len(view.processes) >= len(self.processes)
+        if view.epoch != self.epoch or not (healthy or fuller):
             return flagged
         device = assessment.reserved or assessment.device
         return msgspec.structs.replace(
             flagged,
             at=now,
-            whole=whole,
+            healthy=healthy,
             processes=view.processes or self.processes,
             host_bytes=assessment.host.current if assessment.host else None,
             device_bytes=device.current if device else None,

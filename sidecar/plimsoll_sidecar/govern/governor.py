@@ -38,9 +38,9 @@ from plimsoll_sidecar.govern.policy.restart_budget import ReplicaRestarts, Resta
 from plimsoll_sidecar.govern.policy.standby import wants_standby
 from plimsoll_sidecar.govern.state import KEPT_BY_HAND, GovernorState
 
-KEPT_OUTSIDE = "lease"
+LEASE_EPOCH = "lease"
 """In place of the epoch of a restart that only the slot's Lease remembers."""
-UNSEEN = "unseen"
+UNKNOWN_EPOCH = "unseen"
 """In place of the epoch of an engine that ended before it answered for the first time."""
 
 
@@ -91,9 +91,9 @@ class Governor:
         context = TurnContext(
             self.state, self.policy, self.memory, assessment, engine, now, hold, turn
         )
-        self._take_note(context, by_hand)
+        self._record_manual_actions(context, by_hand)
         self._follow_epoch(context)
-        self._look(context, own)
+        self._track_health(context, own)
         for result in results:
             self._take(context, result)
         self._match(context)
@@ -103,7 +103,7 @@ class Governor:
             self.state.incidents, key=lambda i: i.kind is not IncidentKind.STALL
         ):
             advance(context, incident)
-        self._learn(context, own)
+        self._learn_start_noise(context, own)
         ended = [incident.kind for incident in self.state.incidents if incident.ended]
         if ended:
             self.state.incidents = [i for i in self.state.incidents if not i.ended]
@@ -131,7 +131,7 @@ class Governor:
         """
         known = {restart.at for restart in self.state.restarts}
         lacking = [at for at in kept.at if at not in known]
-        joined = [Restart(at=at, epoch=f"{KEPT_OUTSIDE}:{at!r}") for at in lacking]
+        joined = [Restart(at=at, epoch=f"{LEASE_EPOCH}:{at!r}") for at in lacking]
         joined = sorted([*self.state.restarts, *joined], key=lambda restart: restart.at)
         self.state.restarts = joined[-restart_budget.KEPT :]
         self.state.exhausted = self.state.exhausted or kept.exhausted
@@ -162,22 +162,22 @@ class Governor:
             if pending is None or pending.incident != incident.name or not _restarts(pending):
                 renewed(context, incident, last)
 
-    def _look(self, context: TurnContext, own: Assessment) -> None:
-        """Keep how the engine was last seen whole, for when it ends by itself."""
+    def _track_health(self, context: TurnContext, own: Assessment) -> None:
+        """Keep how the engine was last seen healthy, for when it ends by itself."""
         epoch = context.engine.epoch
         if epoch is not None and (self._seen is None or self._seen.epoch != epoch):
             self._seen = LastSeen(epoch, context.now)
         if self._seen is not None:
             self._seen = self._seen.followed(context.engine, own, context.now)
 
-    def _learn(self, context: TurnContext, own: Assessment) -> None:
-        """Learns from a start once nobody asks any more whether it brought back what it should."""
+    def _learn_start_noise(self, context: TurnContext, own: Assessment) -> None:
+        """Learn from a start, once no incident is being verified."""
         if any(incident.phase is IncidentPhase.VERIFYING for incident in self.state.incidents):
             return
         if context.engine.answers and self.state.starts.look(own):
             context.turn.changed = True
 
-    def _take_note(self, context: TurnContext, by_hand: Sequence[ManualAction]) -> None:
+    def _record_manual_actions(self, context: TurnContext, by_hand: Sequence[ManualAction]) -> None:
         """Take note of what persons do: records of what has ended, and epochs they may end."""
         for action in by_hand:
             epochs = self.state.by_hand
@@ -202,9 +202,9 @@ class Governor:
         self._record(context, crash(seen, context.engine, self.replica, limit, context.now))
 
     def _record(self, context: TurnContext, record: Incident) -> None:
-        """Record a story that is told when it is over: opened and ended at once."""
-        context.tell(EventType.OPENED, record)
-        context.tell(EventType.ENDED, record)
+        """Record an incident that opens and ends in one turn."""
+        context.emit(EventType.OPENED, record)
+        context.emit(EventType.ENDED, record)
 
     def _take(self, context: TurnContext, result: Result) -> None:
         pending = self.state.pending
@@ -240,7 +240,7 @@ class Governor:
         opened = {incident.kind for incident in self.state.incidents}
         if IncidentKind.STALL in worst and self.state.epoch is None:
             # Its main process has ended, and nobody saw it: what it left is the engine.
-            self.state.epoch, context.turn.changed = UNSEEN, True
+            self.state.epoch, context.turn.changed = UNKNOWN_EPOCH, True
         for kind, suspicion in worst.items():
             if kind not in opened and kind not in self.state.quiet and self.state.epoch:
                 self._open(context, suspicion, self.state.epoch)
@@ -259,7 +259,7 @@ class Governor:
         )
         incident.observe(suspicion)
         self.state.incidents.append(incident)
-        context.tell(EventType.OPENED, incident)
+        context.emit(EventType.OPENED, incident)
 
     def _release_slot(self, context: TurnContext) -> None:
         """Give a slot back once no incident needs it, also after a crash in between.

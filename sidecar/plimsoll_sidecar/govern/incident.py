@@ -86,7 +86,7 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
     def observe(self, suspicion: Suspicion) -> None:
         """Take over what the detector says now; the worst growth seen stays on record.
 
-        From the begin of a restart on the memory keeps the name that it was restarted for: what
+        From the start of a restart on the memory keeps the name that it was restarted for: what
         is seen then is half of an engine that ends and half of one that starts.
         """
         self.seen, self.missed = self.seen + 1, 0

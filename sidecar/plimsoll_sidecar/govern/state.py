@@ -37,7 +37,7 @@ RETURNED_SOME = 0.5
 """Below this share the next rung is tried."""
 
 
-class Quiet(msgspec.Struct, omit_defaults=True, kw_only=True):
+class Cooldown(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Why no new incident of a kind opens for now.
 
     It is lifted by the first condition that is met: a time, another epoch, a round without
@@ -72,7 +72,7 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
     """
 
     incidents: list[Incident] = []
-    quiet: dict[IncidentKind, Quiet] = {}
+    quiet: dict[IncidentKind, Cooldown] = {}
     failures: dict[IncidentKind, int] = {}
     restarts: list[Restart] = []
     pending: Command | None = None
@@ -120,7 +120,7 @@ def shift(state: GovernorState, step_s: float) -> None:
 UNTIL_CHANGE = (Reason.OBSERVED, Reason.EFFECT_UNKNOWN)
 
 
-def quiet_after(state: GovernorState, incident: Incident, now: float) -> None:
+def start_cooldown(state: GovernorState, incident: Incident, now: float) -> None:
     """Keep the same trouble from opening again at once where nothing more can be done now."""
     kind = incident.kind
     if incident.reason is Reason.CLEARED:
@@ -128,10 +128,10 @@ def quiet_after(state: GovernorState, incident: Incident, now: float) -> None:
     if incident.phase is IncidentPhase.RESOLVED:
         state.failures.pop(kind, None)
     elif incident.reason in UNTIL_CHANGE or kind not in ladder.CURABLE:
-        state.quiet[kind] = Quiet(while_suspected=True, epoch=state.epoch)
+        state.quiet[kind] = Cooldown(while_suspected=True, epoch=state.epoch)
     elif incident.reason is Reason.RESTART_BUDGET_EXHAUSTED:
-        state.quiet[kind] = Quiet()
+        state.quiet[kind] = Cooldown()
     else:
         failures = state.failures[kind] = state.failures.get(kind, 0) + 1
         pause = min(BACK_OFF_S * 2.0 ** (failures - 1), BACK_OFF_MAX_S)
-        state.quiet[kind] = Quiet(until=now + pause)
+        state.quiet[kind] = Cooldown(until=now + pause)

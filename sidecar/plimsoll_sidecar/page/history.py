@@ -66,7 +66,7 @@ class History:
         return [_point(at, row) for at, row in zip(times, rows, strict=True)]
 
     def _halve(self) -> None:
-        self._count = (self._count + 1) // 2  # the begin of the run stays
+        self._count = (self._count + 1) // 2  # the start of the run stays
         for to in range(self._count):
             self._times[to] = self._times[2 * to]
             self._values[to * WIDTH : (to + 1) * WIDTH] = self._values[

@@ -28,6 +28,10 @@ from plimsoll_sidecar.record.set_aside import FOLDER, SetAside
 log = logging.getLogger(__name__)
 
 KEPT_INCIDENTS = 200
+KEPT_UNPUBLISHED = 1000
+"""Ended incidents kept for an API server that does not take them; then the oldest are lost."""
+OFFERED = 64
+"""Incidents read at once for the API server, the newest first."""
 BUSY_S = 5.0
 CACHE_KIB = 64
 """Of the file in memory; by default SQLite keeps up to 2 MiB of it, page by page."""
@@ -40,6 +44,10 @@ CREATE TABLE IF NOT EXISTS incidents (
     revision INTEGER NOT NULL, published INTEGER NOT NULL, body BLOB NOT NULL
 ) WITHOUT ROWID;
 """
+_FORGET = (
+    "DELETE FROM incidents WHERE ended AND (published = revision OR NOT ?)"
+    " AND name NOT IN (SELECT name FROM incidents ORDER BY opened_at DESC LIMIT ?)"
+)
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 """The message of an error quotes the damaged file, and need not be text then."""
 _READABLE = (
@@ -162,8 +170,14 @@ class Journal:
             raise self._error(error) from error
 
     def unpublished(self) -> list[tuple[int, Incident]]:
-        """Incidents whose newest revision is not known to be in Kubernetes, oldest first."""
-        return self._select("published < revision ORDER BY opened_at", ())
+        """Return the newest incidents whose last revision is not known to be in Kubernetes.
+
+        Open ones first, and at most :data:`OFFERED`: the others follow as these arrive.
+        """
+        found = self._select(
+            "published < revision ORDER BY ended, opened_at DESC LIMIT ?", (OFFERED,)
+        )
+        return found[::-1]
 
     def recent(self, limit: int) -> list[Incident]:
         """Return the newest incidents, newest first."""
@@ -204,12 +218,8 @@ class Journal:
                     " checksum = excluded.checksum, revision = revision + 1",
                     (incident.name, incident.opened_at, incident.ended, *rows.encode(incident)),
                 )
-            self._db.execute(
-                "DELETE FROM incidents WHERE ended AND (published = revision OR NOT ?)"
-                " AND name NOT IN"
-                " (SELECT name FROM incidents ORDER BY opened_at DESC LIMIT ?)",
-                (self._publishes, KEPT_INCIDENTS),
-            )
+            self._db.execute(_FORGET, (self._publishes, KEPT_INCIDENTS))
+            self._db.execute(_FORGET, (False, KEPT_UNPUBLISHED))
 
     def _put(self, key: str, value: GovernorState | LastKnownEngine | Reading) -> None:
         self._db.execute(
@@ -280,7 +290,7 @@ class Journal:
             raise self._error(error) from error
 
     def _lost(self, why: str) -> None:
-        """Return what became of a file that is not there to be kept."""
+        """Say that the file is lost, and keep a note of it in ``set-aside``."""
         log.error("journal %s is lost: %s; past incidents are no longer listed", self.path, why)
         self._damaged(WHOLE)
         with contextlib.suppress(OSError):

@@ -22,7 +22,7 @@ IDLE_S = 60.0
 class StateServer:
     """Serves what the callables return, from a thread of its own.
 
-    ``page`` is told whether the browser shall load it again.
+    ``page`` is told whether the page reloads itself.
     Raises OSError with host and port where the port is taken.
     """
 
@@ -38,9 +38,9 @@ class StateServer:
         html = "text/html; charset=utf-8"
         self._hosts = hosts
         self._pages: dict[str, tuple[str, Callable[[], bytes]]] = {
-            "/": (html, kept(lambda: page(False))),
-            "/live": (html, kept(lambda: page(True))),
-            "/metrics": (CONTENT_TYPE, kept(metrics)),
+            "/": (html, cached(lambda: page(False))),
+            "/live": (html, cached(lambda: page(True))),
+            "/metrics": (CONTENT_TYPE, cached(metrics)),
             "/state": ("application/json", state),
             "/healthz": (web.TEXT, lambda: b"ok\n"),
         }
@@ -85,7 +85,7 @@ class StateServer:
         return 200, content, make()
 
 
-def kept(make: Callable[[], bytes]) -> Callable[[], bytes]:
+def cached(make: Callable[[], bytes]) -> Callable[[], bytes]:
     """``make``, whose result serves for the next half second. For one thread."""
     made, at = b"", float("-inf")
 

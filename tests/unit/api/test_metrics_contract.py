@@ -18,7 +18,7 @@ def test_the_operator_understands_the_supervisors_metrics() -> None:
     assessment = Assessment(t=1.0, epoch=1, warm=True, host=BudgetState(consumed_ratio=0.42))
     metrics.observe(assessment, {"engine": True}, 0.001)
     metrics.standing(1, 2, 0)
-    assert parse(generate_latest(metrics.registry)) == Figures(0.42, None, 2)
+    assert parse(generate_latest(metrics.registry)) == Figures(0.42, None, 2, drained=False)
 
 
 def test_the_operator_learns_the_growth_of_each_memory() -> None:
@@ -35,4 +35,4 @@ def test_the_operator_learns_the_growth_of_each_memory() -> None:
     # An engine without a count of its requests, and one that is not warm yet.
     host = BudgetState(unexplained=1 << 30, age_s=86_400.5)
     metrics.observe(Assessment(2.0, 1, False, host=host), {}, 0.001)
-    assert parse(metrics.text()) == Figures(restarts_left=0)
+    assert parse(metrics.text()) == Figures(restarts_left=0, drained=False)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_api.incidents import IncidentKind, IncidentPhase
+from plimsoll_api.incidents import IncidentKind, IncidentPhase, WaitReason
 from plimsoll_api.maintenance_window import MaintenanceWindow
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
@@ -87,6 +87,20 @@ def test_a_leak_that_lasts_waits_until_the_window_opens() -> None:
     assert slot.verb is Verb.TAKE_SLOT
     assert world.now >= at("2026-11-21T22:00")
     assert world.open[0].message == ""
+
+
+def test_an_incident_that_waits_for_its_budget_again_says_so() -> None:
+    world = leaking(8 * GIB, rate=1000.0)
+    world.run(100, done(world.to(Verb.DIAGNOSE)))
+    (incident,) = world.open
+    assert incident.waits is WaitReason.MAINTENANCE_WINDOW
+    world.over_budget = False
+    world.run(3)
+    assert incident.waits is None
+    assert "the leak budget is not spent" in incident.message
+    world.over_budget = True
+    world.run(3)
+    assert incident.waits is WaitReason.MAINTENANCE_WINDOW
 
 
 @pytest.mark.parametrize(

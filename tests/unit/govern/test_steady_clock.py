@@ -10,7 +10,7 @@ from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.clock import Reading, SteadyClock
 from plimsoll_sidecar.govern.policy import restart_budget
 from plimsoll_sidecar.govern.policy.restart_budget import Restart
-from plimsoll_sidecar.govern.state import GovernorState, Quiet, shift
+from plimsoll_sidecar.govern.state import Cooldown, GovernorState, shift
 
 HOURS = 3600.0
 
@@ -73,7 +73,7 @@ def test_a_step_changes_no_window_and_no_back_off(step: float) -> None:
     now, policy = 1_000_000.0, RestartBudget(count=1, window_s=HOURS)
     state = GovernorState(
         restarts=[Restart(at=now - 10.0, epoch="ab:0")],
-        quiet={IncidentKind.STALL: Quiet(until=now + 60.0)},
+        quiet={IncidentKind.STALL: Cooldown(until=now + 60.0)},
     )
     assert restart_budget.remaining(state.restarts, policy, now) == 0
     shift(state, step)

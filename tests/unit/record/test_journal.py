@@ -14,7 +14,13 @@ from plimsoll_sidecar.govern.policy.restart_budget import Restart
 from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.record import journal as journal_file
 from plimsoll_sidecar.record import set_aside
-from plimsoll_sidecar.record.journal import KEPT_INCIDENTS, Journal, JournalError
+from plimsoll_sidecar.record.journal import (
+    KEPT_INCIDENTS,
+    KEPT_UNPUBLISHED,
+    OFFERED,
+    Journal,
+    JournalError,
+)
 from plimsoll_sidecar.record.rows import LastKnownEngine
 from plimsoll_sidecar.record.set_aside import SetAside
 
@@ -68,10 +74,29 @@ def test_only_incidents_that_arrived_are_forgotten(tmp_path: Path) -> None:
     many = [incident(number, IncidentPhase.RESOLVED) for number in range(KEPT_INCIDENTS + 50)]
     publishing = Journal(tmp_path / "publishing.sqlite", publishes=True)
     publishing.write(GovernorState(), many)
-    assert len(publishing.unpublished()) == KEPT_INCIDENTS + 50
+    arrived: set[str] = set()
+    while offered := publishing.unpublished():
+        assert len(offered) <= OFFERED
+        for revision, one in offered:
+            publishing.published(one.name, revision)
+            arrived.add(one.name)
+    assert len(arrived) == KEPT_INCIDENTS + 50
     local = Journal(tmp_path / "local.sqlite")
     local.write(GovernorState(), many)
     assert len(local.recent(1000)) == KEPT_INCIDENTS
+
+
+def test_an_api_server_that_takes_nothing_costs_the_oldest(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.sqlite", publishes=True)
+    still_open = incident(0)
+    many = [incident(1 + number, IncidentPhase.RESOLVED) for number in range(KEPT_UNPUBLISHED + 9)]
+    journal.write(GovernorState(), [still_open, *many])
+    kept = journal.recent(2 * KEPT_UNPUBLISHED)
+    assert len(kept) == KEPT_UNPUBLISHED + 1
+    assert kept[0].name == many[-1].name
+    offered = journal.unpublished()
+    assert len(offered) == OFFERED
+    assert still_open.name in {one.name for _, one in offered}
 
 
 @pytest.mark.parametrize("damage", [b"not a database at all" * 300, b""])

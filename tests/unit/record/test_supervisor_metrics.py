@@ -3,15 +3,24 @@
 Tests ``record/metrics.py``.
 """
 
+import time
+from pathlib import Path
+
+import pytest
+from prometheus_client import Gauge
+
 from plimsoll_api.assessment import Assessment, BudgetState, Segment, SlowGrowth
 from plimsoll_api.incident_record import Reason, StepOutcome, StepRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
-from plimsoll_api.trace import Host, Sample
+from plimsoll_api.trace import Host, OpenFiles, Sample
 from plimsoll_sidecar.govern.command import Event, EventType
 from plimsoll_sidecar.govern.incident import Incident
+from plimsoll_sidecar.record import metrics as record_metrics
+from plimsoll_sidecar.record import sample_metrics
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.process.cgroup import CgroupMemory
+from plimsoll_sidecar.signals.process.resident_memory import Resident
 from plimsoll_sidecar.signals.sampler import known_signals
 
 ALL = {"engine": True, "host": True}
@@ -185,3 +194,64 @@ def test_a_slow_leak_is_shown_while_it_is_there() -> None:
     assert shown() == (1, 700, None)
     seen.slow = {}
     assert shown() == (None, None, None)
+
+
+def cured_by_trim() -> list[Event]:
+    """One turn that judges a trim and ends its incident, which each of its events has."""
+    step = StepRecord(
+        time=1.0, step="Trim", outcome=StepOutcome.SUCCEEDED, operation_id="1", finished_at=2.5
+    )
+    incident = Incident(
+        name="pod-0-1",
+        kind=IncidentKind.HOST_GROWTH,
+        epoch="a:1",
+        opened_at=1.0,
+        phase=IncidentPhase.RESOLVED,
+        reason=Reason.TRIM,
+        returned_bytes=MIB,
+        timeline=[step],
+    )
+    kinds = (EventType.ADVANCED, EventType.ENDED)
+    return [Event(type=kind, at=9.0, incident=incident) for kind in kinds]
+
+
+def test_a_remediation_that_ends_its_incident_counts_once() -> None:
+    metrics = Metrics()
+    metrics.happened(cured_by_trim())
+    labels = {"action": "Trim", "outcome": "Succeeded"}
+    assert value(metrics, "plimsoll_remediations_total", **labels) == 1
+    assert value(metrics, "plimsoll_remediation_duration_seconds_count", action="Trim") == 1
+    assert metrics._counted == set(), "and is forgotten with its incident"
+
+
+def test_a_scrape_at_any_moment_sees_the_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics()
+    metrics.observe(assessment(10), ALL, 0.001)
+    seen: list[bool] = []
+    labels = type(metrics._gauges["memory_segment_bytes"]).labels
+
+    def scraped(self: Gauge, *values: str) -> Gauge:
+        seen.append(b'segment="orphan"' in metrics.text())
+        return labels(self, *values)
+
+    monkeypatch.setattr(Gauge, "labels", scraped)
+    metrics.observe(assessment(20), ALL, 0.001)
+    assert seen
+    assert all(seen)
+
+
+def test_the_whole_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything that one supervisor shows after a sample and an incident."""
+    monkeypatch.setattr(record_metrics, "resident", lambda pid: Resident(6, 2, 0))
+    monkeypatch.setattr(time, "process_time", lambda: 1.5)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(sample_metrics, "parts_ok", lambda: {"publisher": False, "slot": True})
+    metrics = Metrics(lambda: CgroupMemory(current=1 << 30, limit=2 << 30, ooms=1))
+    metrics.budgets(MemoryPolicy(host=MemoryBudget(growth_bytes=64 * MIB, window_s=3600.0)))
+    metrics.observe(assessment(10), ALL, 0.001)
+    metrics.open_files(OpenFiles(process="worker", open=7, limit=1024))
+    metrics.happened(cured_by_trim())
+    metrics.standing(open_incidents=1, restarts_left=2, backlog=3)
+    metrics.out_of_service(["manual"])
+    golden = Path(__file__).with_name("metrics.txt")
+    assert metrics.text().decode() == golden.read_text(), f"if it is meant, write it to {golden}"

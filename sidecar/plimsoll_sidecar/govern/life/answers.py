@@ -32,7 +32,7 @@ def finished(context: TurnContext, incident: Incident, command: Command, result:
     incident.diagnostics.extend(result.diagnostics)
     ok = result.outcome is Outcome.SUCCEEDED
     if command.verb is not Verb.TAKE_SLOT:
-        context.tell(EventType.ADVANCED, incident)
+        context.emit(EventType.ADVANCED, incident)
     match command.verb:
         case Verb.DIAGNOSE:
             incident.diagnosed = True
@@ -56,7 +56,7 @@ def slot_answered(
     """
     incident.retry_at = context.now + SLOT_RETRY_S
     if len({_said(step) for step in incident.timeline[-2:]}) == len(incident.timeline[-2:]):
-        context.tell(EventType.ADVANCED, incident)
+        context.emit(EventType.ADVANCED, incident)
     else:
         newest = incident.timeline.pop()
         incident.timeline[-1].finished_at = newest.finished_at

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from plimsoll_api.admin import EngineState
 from plimsoll_api.assessment import Segment
+from plimsoll_api.incident_record import StepOutcome
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.supervision import Action, Mode
 from plimsoll_sidecar.govern.incident import DISRUPTING, Incident
@@ -20,8 +21,13 @@ def certain(context: TurnContext, kind: IncidentKind) -> bool:
     return context.engine.answers and (kind is IncidentKind.STALL or context.assessment.warm)
 
 
-def why_not(context: TurnContext, action: Action, incident: Incident) -> str | None:
-    """Why the ladder does not allow ``action`` for this incident now; None where it does."""
+def why_not(
+    context: TurnContext, action: Action, incident: Incident
+) -> tuple[StepOutcome, str] | None:
+    """Why ``action`` is not taken for this incident now, as its step says it; None where it is.
+
+    ``Would``: nothing but the mode stands against it.
+    """
     reason = ladder.why_not(
         action,
         incident.kind,
@@ -32,10 +38,11 @@ def why_not(context: TurnContext, action: Action, incident: Incident) -> str | N
         incident.attribution.pod,
     )
     if reason is None and context.policy.mode is Mode.OBSERVE:
-        return "mode is Observe"
+        return StepOutcome.WOULD, "mode is Observe"
     if reason is None and context.state.exhausted:
-        return EXHAUSTED
-    return reason or context.hold
+        reason = EXHAUSTED
+    reason = reason or context.hold
+    return None if reason is None else (StepOutcome.SKIPPED, reason)
 
 
 def next_rung(context: TurnContext, incident: Incident) -> Action | None:
@@ -63,7 +70,9 @@ def due(context: TurnContext, incident: Incident) -> bool:
     if incident.kind is IncidentKind.STALL:
         return True
     suspicion = context.suspicions.get(incident.kind)
-    return suspicion is not None and (suspicion.over_budget or context.nearly_out(incident))
+    return suspicion is not None and (
+        suspicion.over_budget or context.exhausts_before_drain(incident)
+    )
 
 
 def restart_budget_spent(context: TurnContext) -> bool:

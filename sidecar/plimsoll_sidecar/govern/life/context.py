@@ -13,12 +13,12 @@ from plimsoll_api.supervision import Action, Supervision
 from plimsoll_sidecar.govern.command import Command, EngineView, Event, EventType, Turn, Verb
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.life.transitions import move
-from plimsoll_sidecar.govern.state import GovernorState, quiet_after
+from plimsoll_sidecar.govern.state import GovernorState, start_cooldown
 
 LEAVING = (Action.ENGINE_RESTART, Action.POD_REPLACE)
 """What takes the pod out of its service for a while."""
 STALLED_S = 1.0
-"""What hangs is not waited for: each second of it is one more of silence for its streams."""
+"""Do not wait for a hung engine: its streams stay silent meanwhile."""
 
 
 class TurnContext:
@@ -40,7 +40,7 @@ class TurnContext:
         self.hold, self.turn = hold, turn
         self.suspicions: dict[IncidentKind, Suspicion] = {}
 
-    def tell(self, what: EventType, incident: Incident, action: Action | None = None) -> None:
+    def emit(self, what: EventType, incident: Incident, action: Action | None = None) -> None:
         """Record an event of this turn, which also makes the journal write.
 
         An incident advances once a turn.
@@ -55,7 +55,7 @@ class TurnContext:
     def enter(self, incident: Incident, phase: IncidentPhase) -> None:
         """Move the incident to ``phase`` and tell it."""
         move(incident, phase, self.now)
-        self.tell(EventType.ADVANCED, incident)
+        self.emit(EventType.ADVANCED, incident)
 
     def end(
         self, incident: Incident, phase: IncidentPhase, reason: Reason, message: str = ""
@@ -63,9 +63,9 @@ class TurnContext:
         """Close the incident with a reason, and keep its suspicion quiet for a while."""
         move(incident, phase, self.now)
         incident.ended_at, incident.reason, incident.message = self.now, reason, message
-        quiet_after(self.state, incident, self.now)
+        start_cooldown(self.state, incident, self.now)
         cleared = reason is Reason.CLEARED
-        self.tell(EventType.CLEARED if cleared else EventType.ENDED, incident)
+        self.emit(EventType.CLEARED if cleared else EventType.ENDED, incident)
 
     def send(self, incident: Incident, verb: Verb, name: str) -> Command:
         """Make the one pending command, with an operation id that a repeated sending shares."""
@@ -81,7 +81,9 @@ class TurnContext:
             incident=incident.name,
             epoch=self.state.epoch or incident.epoch,
             stalled=stalled,
-            leaves=incident.rung in LEAVING and not stalled and not self.nearly_out(incident),
+            leaves=incident.rung in LEAVING
+            and not stalled
+            and not self.exhausts_before_drain(incident),
             process=self._diagnosed(incident) if verb is Verb.DIAGNOSE else None,
             mode=mode,
             deadline_s=min(deadline_s, STALLED_S) if stalled else deadline_s,
@@ -114,7 +116,7 @@ class TurnContext:
         budget = incident.budget(self.assessment)
         return budget.current if budget else None
 
-    def lasts_s(self, incident: Incident) -> float | None:
+    def time_to_limit_s(self, incident: Incident) -> float | None:
         """Seconds until memory of the incident's kind is at its limit; None where that is unknown.
 
         Infinite where nothing grows. The leak budget is much smaller than this limit: to have
@@ -129,9 +131,9 @@ class TurnContext:
             return None
         return max(0.0, budget.limit - budget.current) / budget.bytes_per_s
 
-    def nearly_out(self, incident: Incident) -> bool:
+    def exhausts_before_drain(self, incident: Incident) -> bool:
         """Whether memory ends sooner than a drain: then leaving loses less than staying."""
-        left = self.lasts_s(incident)
+        left = self.time_to_limit_s(incident)
         return left is not None and left <= self.policy.drain.deadline_s
 
     def growth(self, incident: Incident) -> int:

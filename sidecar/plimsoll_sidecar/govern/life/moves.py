@@ -23,7 +23,7 @@ def confirm(context: TurnContext, incident: Incident) -> None:
     """Call the growth a leak: from now on the ladder may act on it."""
     incident.confirmed_at = context.now
     context.enter(incident, IncidentPhase.CONFIRMED)
-    context.tell(EventType.CONFIRMED, incident)
+    context.emit(EventType.CONFIRMED, incident)
 
 
 def escalate(context: TurnContext, incident: Incident, message: str) -> None:
@@ -68,7 +68,7 @@ def wait(context: TurnContext, incident: Incident, reason: WaitReason | None, me
     if (incident.waits, incident.message) == (reason, message):
         return False
     incident.waits, incident.message = reason, message
-    context.tell(EventType.ADVANCED, incident)
+    context.emit(EventType.ADVANCED, incident)
     return True
 
 
@@ -120,19 +120,13 @@ def diagnosed(context: TurnContext, incident: Incident) -> bool:
     return False
 
 
-def skip(context: TurnContext, incident: Incident, action: Action, reason: str) -> None:
-    """Note why a rung was left out, or in mode Observe what would have been done."""
-    outcome = StepOutcome.WOULD if reason == "mode is Observe" else StepOutcome.SKIPPED
-    incident.note(context.step(action.value, outcome, reason))
-
-
 def waits_for_window(context: TurnContext, incident: Incident) -> bool:
     """Whether a restart can wait for the maintenance window: memory is known to last so long.
 
-    What is not known to last is not waited with.
+    If we do not know how long memory lasts, do not wait.
     """
     opens_s = maintenance_window.opens_in(context.policy.maintenance_window, context.now)
-    left = context.lasts_s(incident)
+    left = context.time_to_limit_s(incident)
     if not opens_s or incident.kind is IncidentKind.STALL or left is None:
         return False
     if left <= opens_s + context.policy.drain.deadline_s:
@@ -196,7 +190,7 @@ def judge_trim(context: TurnContext, incident: Incident) -> None:
         if not enough:
             nothing = f"too little memory came back: {format_bytes(max(0, returned))}"
             step.message = "; ".join(filter(None, (step.message, nothing)))
-    context.tell(EventType.ADVANCED, incident)
+    context.emit(EventType.ADVANCED, incident)
 
 
 def measured_later(step: StepRecord) -> bool:

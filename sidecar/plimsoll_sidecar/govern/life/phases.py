@@ -37,7 +37,6 @@ from plimsoll_sidecar.govern.life.moves import (
     release_slot,
     request_replacement,
     return_to_confirmed,
-    skip,
     stop_restarting,
     waits_for_window,
 )
@@ -92,17 +91,17 @@ def watch(context: TurnContext, incident: Incident) -> None:
         return
     if context.assessment.in_long_step:
         return  # an engine that makes no step cannot trim, and would keep whoever asked
-    reason = why_not(context, Action.TRIM, incident)
-    if reason is None and not context.free:
+    skipped = why_not(context, Action.TRIM, incident)
+    if skipped is None and not context.free:
         return
     incident.growth_at_trim = incident.growth_bytes
     context.enter(incident, IncidentPhase.TRIMMING)
-    if reason is None:
+    if skipped is None:
         incident.before_bytes = context.current(incident)
-        context.tell(EventType.REMEDIATION, incident, Action.TRIM)
+        context.emit(EventType.REMEDIATION, incident, Action.TRIM)
         context.send(incident, Verb.TRIM, Action.TRIM.value)
     else:
-        skip(context, incident, Action.TRIM, reason)
+        incident.note(context.step(Action.TRIM.value, *skipped))
 
 
 def trimming(context: TurnContext, incident: Incident) -> None:
@@ -189,7 +188,7 @@ def begin_rung(context: TurnContext, incident: Incident) -> None:
     leaves = serves and replaces and context.engine.abrupt
     first = drains or leaves
     context.enter(incident, IncidentPhase.DRAINING if first else IncidentPhase.RESTARTING)
-    context.tell(EventType.REMEDIATION, incident, incident.rung)
+    context.emit(EventType.REMEDIATION, incident, incident.rung)
     operation: str | None = None
     if leaves:
         operation = context.send(incident, Verb.LEAVE, "Drain").operation_id

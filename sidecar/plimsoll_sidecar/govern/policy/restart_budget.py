@@ -35,7 +35,7 @@ class ReplicaRestarts(msgspec.Struct, frozen=True, omit_defaults=True):
         return tuple(at for at in self.at if now - at < window_s)
 
     def joined(self, other: ReplicaRestarts) -> ReplicaRestarts:
-        """Two counts of one replica as one: a restart that both know counts once."""
+        """Merge two counts of one replica; a restart in both counts once."""
         at = tuple(sorted({*self.at, *other.at}))
         return ReplicaRestarts(at, self.exhausted or other.exhausted)
 
