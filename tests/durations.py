@@ -42,8 +42,8 @@ def tree_cpu_s(pid: int | None = None) -> float:
     while waiting:
         at = f"/proc/{waiting.pop()}"
         with contextlib.suppress(OSError):
-            stat = Path(f"{at}/stat").read_text()
-            total += sum(map(int, stat[stat.rindex(")") + 2 :].split()[11:15]))
+            stat = Path(f"{at}/stat").read_bytes()  # a program's name may be in no encoding
+            total += sum(map(int, stat[stat.rindex(b")") + 2 :].split()[11:15]))
             for task in os.listdir(f"{at}/task"):
                 waiting += Path(f"{at}/task/{task}/children").read_text().split()
     return total / _TICKS
