@@ -14,9 +14,9 @@ from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_operator.admission.policies import Policies
 from plimsoll_operator.injection.checks import supervisor_of
-from plimsoll_operator.injection.policy import admit, group_of
+from plimsoll_operator.injection.policy import admit, group_of, images_of
 from plimsoll_operator.kinds import Object
-from plimsoll_operator.plans.injection import held_back, images_of, known
+from plimsoll_operator.plans.injection import held_back, known
 from plimsoll_operator.render.containers import Images
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER
 

@@ -24,6 +24,7 @@ from plimsoll_operator.controllers.writes import (
 from plimsoll_operator.fleet.peers import Summaries, replicas_of_policy
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State, stuck_s
 from plimsoll_operator.fleet.workloads import of_workloads
+from plimsoll_operator.injection.policy import images_of
 from plimsoll_operator.kinds import (
     INCIDENT,
     OWNED,
@@ -35,7 +36,7 @@ from plimsoll_operator.kinds import (
     read,
     ref,
 )
-from plimsoll_operator.plans.injection import decide, images_of, known
+from plimsoll_operator.plans.injection import decide, known
 from plimsoll_operator.plans.policy import PolicyPlan, reconcile
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.runtime.cache import Store

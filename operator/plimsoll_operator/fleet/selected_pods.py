@@ -17,13 +17,14 @@ from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
 from plimsoll_api.workloads import Membership, membership
 from plimsoll_operator.fleet.pods import OVER, PodView, clean, seconds
-from plimsoll_operator.injection.policy import admit
+from plimsoll_operator.injection.policy import INJECTED, admit
 from plimsoll_operator.kinds import InvalidSpec, Object, read
 from plimsoll_operator.render.containers import Images
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER, PROBE, SUPERVISOR
 
 STUCK_AFTER_S = 30.0
 """Age from which a pod counts as stuck: a registry may fail for a moment."""
+MAX_IMAGES = 1026
 MAX_ENDS = 2
 """Ends of a container that never started, from which it counts as one that cannot start."""
 
@@ -41,8 +42,8 @@ class State(Enum):
 class Start:
     """How far a pod got past the containers that an injection added.
 
-    ``images`` are theirs, as :func:`joined` writes them; empty without any. ``stuck`` says why the
-    pod cannot go on, empty if it can.
+    ``images`` are theirs, as the injection wrote them down; empty without any. ``stuck`` says why
+    the pod cannot go on, empty if it can.
     """
 
     images: str = ""
@@ -126,15 +127,10 @@ def stuck_s(pods: Iterable[SelectedPod], now: str) -> float | None:
     return max(1.0, min(due)) if due else None
 
 
-def joined(images: Iterable[str]) -> str:
-    """Write down the images of a supervisor and of a probe."""
-    return ", ".join(dict.fromkeys(images))
-
-
 def _start(pod: Object, view: PodView, now: str) -> Start:
     listed = {one["name"]: str(one.get("image")) for one in pod["spec"].get("initContainers") or ()}
     own = [name for name in (SUPERVISOR, PROBE) if name in listed]
-    images = joined(listed[name] for name in own)
+    images = str((pod["metadata"].get("annotations") or {}).get(INJECTED, ""))[:MAX_IMAGES]
     said = {one.name: one for one in view.inits if one.name in own}
     # An engine that ran got past them once, whatever its supervisor does now.
     begun = any(one.end or one.state == "running" for one in view.mains)

@@ -43,6 +43,8 @@ from plimsoll_operator.render.containers import Images
 
 Object = dict[str, Any]
 
+INJECTED = "plimsoll.dev/injected-images"
+"""Annotation of a pod: the images that it was given, as :func:`images_of` writes them."""
 AT = "spec"
 """Of a pod: where its messages begin."""
 ALLOW_GROUP_RESTARTS = "plimsoll.dev/allow-group-restarts"
@@ -76,6 +78,12 @@ class Admitted:
     refusal: str | None = None
 
 
+def images_of(policy: SupervisionPolicy, images: Images) -> str:
+    """Write down the images that new pods of ``policy`` get."""
+    probe = images.probe if policy.spec.probe.enabled else None
+    return ", ".join(dict.fromkeys([images.supervisor, probe or images.supervisor]))
+
+
 def admit(pod: Object, policy: SupervisionPolicy, images: Images) -> Admitted:
     """Return ``pod`` with a supervisor, or with an annotation that says why it has none.
 
@@ -92,9 +100,9 @@ def admit(pod: Object, policy: SupervisionPolicy, images: Images) -> Admitted:
             _put(refused["metadata"], "annotations", REFUSED, reason)
         return Admitted(refused, reason)
     _put(changed["metadata"], "labels", POLICY_LABEL, policy.metadata.name)
-    annotations = changed["metadata"].get("annotations") or {}
-    if annotations.pop(REFUSED, None) is not None and not annotations:
-        del changed["metadata"]["annotations"]
+    # Other admission may write the images differently, such as with a registry of its own.
+    _put(changed["metadata"], "annotations", INJECTED, images_of(policy, images))
+    changed["metadata"]["annotations"].pop(REFUSED, None)
     return Admitted(changed)
 
 

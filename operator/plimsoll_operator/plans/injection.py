@@ -17,19 +17,12 @@ from pydantic import ValidationError
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import Injection, InjectionStop
-from plimsoll_operator.fleet.selected_pods import SelectedPod, State, joined
+from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.kinds import Object
-from plimsoll_operator.render.containers import Images
 
 RETRY = "plimsoll.dev/retry-injection"
 """Annotation of a policy: another value than at the stop asks for another try."""
 MAX_RETRY = 256
-
-
-def images_of(policy: SupervisionPolicy, images: Images) -> str:
-    """Write down the images that new pods of ``policy`` get."""
-    probe = images.probe if policy.spec.probe.enabled else None
-    return joined([images.supervisor, probe or images.supervisor])
 
 
 def known(status: Object | None) -> Injection | None:

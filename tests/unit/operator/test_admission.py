@@ -106,6 +106,7 @@ def test_a_selected_pod_is_patched() -> None:
     assert response["patchType"] == "JSONPatch"
     paths = {one["path"] for one in operations(response)}
     assert paths == {
+        "/metadata/annotations",
         "/metadata/labels",
         "/spec/containers",
         "/spec/initContainers",

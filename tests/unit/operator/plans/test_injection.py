@@ -18,8 +18,8 @@ from plimsoll_api.workloads import Membership, WorkloadRef
 from plimsoll_operator.admission.policies import Policies
 from plimsoll_operator.admission.review import TRIED_S, Reviewer
 from plimsoll_operator.fleet.selected_pods import SelectedPod, Start, State, examine
-from plimsoll_operator.injection.policy import admit
-from plimsoll_operator.plans.injection import RETRY, decide, held_back, images_of, known
+from plimsoll_operator.injection.policy import INJECTED, admit, images_of
+from plimsoll_operator.plans.injection import RETRY, decide, held_back, known
 from plimsoll_operator.render.containers import Images
 from plimsoll_operator.status.notices import not_starting
 from plimsoll_operator.status.policy import status
@@ -256,6 +256,16 @@ FAILED = {"terminated": {"exitCode": 1, "message": "no module"}}
 def test_how_far_a_pod_got(said: Object, ran: bool, stuck: str) -> None:
     start = injected(**said).start
     assert (start.images, start.ran, start.stuck) == ("supervisor:1", ran, stuck)
+
+
+def test_an_image_that_other_admission_wrote_anew_is_still_ours() -> None:
+    wanted = policy()
+    made = admit(pod(), wanted, IMAGES).pod
+    assert made["metadata"]["annotations"][INJECTED] == images_of(wanted, IMAGES)
+    made["spec"]["initContainers"][0]["image"] = "mirror.example/supervisor@sha256:1"
+    said = {"initContainerStatuses": [{"name": "supervisor", "started": True}]}
+    start = examine(made | {"status": said}, wanted, ["engines"], IMAGES, NOW).start
+    assert (start.images, start.ran) == ("supervisor:1", True)
 
 
 def test_a_young_pod_is_not_stuck_and_a_foreign_one_says_nothing() -> None:
