@@ -72,9 +72,11 @@ def test_doctor_and_top_follow_a_policy_from_waiting_to_conflicting(
     kubectl("rollout", "restart", "deployment/vllm")
     eventually(lambda: top(kubectl)[:4] == ["SupervisionPolicy", "2/2", "?", "?"], LISTED_S)
     assert rows(kubectl)[0][:3] == ["NAME", "KIND", "PODS"]
-    assert top(kubectl)[4:] == ["?", "0", "Supervised", "Recover"]
+    # There is no node: the pods have supervisors, and the first cause says why none is ready.
+    eventually(lambda: top(kubectl)[4:] == ["?", "0", "Unschedulable", "Recover"], LISTED_S)
     found = doctor(kubectl)
-    assert found["policy engines"]["ok"] is True
+    assert found["policy engines"]["ok"] is False
+    assert found["policy engines"]["text"].startswith("Unschedulable: ")
     assert "policy engines waiting" not in found
     pods = {pod["metadata"]["name"] for pod in kubectl.list("pods", "app=vllm")}
     assert {name for name in found if name in pods} == pods, "each supervisor is asked"
