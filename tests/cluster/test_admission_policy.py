@@ -196,6 +196,36 @@ def test_no_tenant_forges_a_slot(kube: Kube, tmp_path: Path) -> None:
     assert not (kube.get("lease", "llama-restart-0") or {}).get("spec")
 
 
+def test_no_account_of_a_namespace_deletes_a_slot(kube: Kube, tmp_path: Path) -> None:
+    """The count of the service's restarts would go with it, and so its restart budget: directly,
+    or by an owner that does not exist, of which the garbage collector deletes it."""
+    kube("apply", "-f", "-", stdin=json.dumps(slots(kube, "qwen")))
+    subject = f"--serviceaccount={kube.namespace}:qwen-supervisor"
+    kube("create", "rolebinding", "edits", "--clusterrole=edit", subject)
+    own = writer(kube, tmp_path, "qwen-0")
+    count = {"plimsoll.dev/restarts": "[]"}
+    counted = slot(kube, "qwen", holderIdentity="qwen-0")
+    counted["metadata"]["annotations"] = count
+    eventually(lambda: own(counted, verb="replace").returncode == 0, "the binding is in force")
+
+    kept = "no account of a namespace may delete a restart slot"
+    eventually(lambda: refused(own(counted, DRY_RUN, verb="delete"), kept), "in force")
+    assert refused(own(counted, verb="delete"), kept)
+    for changed in (
+        {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "none", "uid": "none"}]},
+        {"finalizers": ["example.com/stays"]},
+    ):
+        item = slot(kube, "qwen")
+        item["metadata"] |= changed
+        assert refused(own(item, verb="replace"), "may change owners and finalizers"), changed
+    assert (kube.get("lease", "qwen-restart-0") or {})["metadata"]["annotations"] == count
+    # A Lease that is none of ours is theirs, and an administrator deletes what they like.
+    plain = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "plain"}}
+    assert own(plain).returncode == 0
+    assert own(plain, verb="delete").returncode == 0
+    kube("delete", "lease", "qwen-restart-0")
+
+
 def slots(kube: Kube, name: str) -> dict[str, Any]:
     """The service's only slot Lease, as the operator applies it."""
     made = render(service_of(kube, name), Images("engine:1", "supervisor:1"))

@@ -119,3 +119,25 @@ def test_an_administrator_opens_a_namespace_and_closes_it(kube: Kube, helm: str)
     eventually(lambda: write(kube, {"spec": {"hostIPC": True}}).returncode, "closed again")
     # What is there can be changed besides its template.
     kube("patch", "plinf", "qwen", "--type=merge", "-p", '{"spec": {"replicas": 2}}')
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        {"engine": {"apiKeySecretRef": {"name": "tls"}}},
+        {"model": {"uri": "s3://bucket/m", "credentialsSecretRef": {"name": "tls"}}},
+        {"model": {"uri": "hf://a/b", "tokenSecretRef": {"name": "tls"}}},
+    ],
+)
+def test_a_secret_that_the_template_reads_becomes_none_of_ours(
+    kube: Kube, later: dict[str, Any]
+) -> None:
+    """The template stays the same, but what it reads would now be the keys of clients."""
+    volumes = [{"name": "own", "secret": {"secretName": "tls"}}]
+    item = service("qwen", {"spec": {"volumes": volumes}})
+    done = apply(kube, [item], "--force-conflicts")
+    assert done.returncode == 0, done.stderr
+    done = apply(kube, [item | {"spec": item["spec"] | later}], "--force-conflicts")
+    assert done.returncode != 0
+    assert "spec.podTemplate.spec.volumes[own]" in done.stderr
+    assert apply(kube, [item | {"spec": item["spec"] | {"replicas": 2}}]).returncode == 0
