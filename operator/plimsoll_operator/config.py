@@ -83,6 +83,9 @@ class Clocks:
     """Until an eviction that a disruption budget refused is tried again."""
     creating_again: float = 30.0
     """Between reads of the Events of a pod whose containers are not created."""
+    incident_age: float = 600.0
+    """No incident is deleted before: a pod gets its few names back so slowly that what it writes in
+    the five minutes between two compactions of etcd stays bounded."""
     webhook_policies: float = 2.0
     """Between lists of the policies: a pod that is made this long after its policy is injected."""
     webhook_current: float = 10.0
@@ -141,6 +144,7 @@ class Config:
     kept_incidents: int = 50
     unrestricted_namespaces: frozenset[str] = frozenset()
     webhook: Webhook | None = None
+    without_admission_policies: bool = False
     clocks: Clocks = CLOCKS
 
 
@@ -175,6 +179,7 @@ def parse(
         scrape_s=flags.scrape,
         unrestricted_namespaces=frozenset(flags.unrestricted_namespace),
         webhook=_webhook(parser, flags),
+        without_admission_policies=flags.without_admission_policies,
         clocks=_clocks(parser, flags.clock),
     )
 
@@ -274,6 +279,11 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
         metavar="NAME",
         help="a namespace whose podTemplates are not held to the pod security standard "
         "'restricted'; may be given often",
+    )
+    add(
+        "--without-admission-policies",
+        action="store_true",
+        help="warn at the start that nothing bounds what supervised pods write",
     )
     add(
         "--webhook",

@@ -41,6 +41,11 @@ log = logging.getLogger(__name__)
 
 EXIT_S = 5.0
 """A process that has lost its Lease ends so soon, whatever of it hangs. It writes nothing more."""
+UNBOUND = (
+    "the cluster has no admission policies of Plimsoll: a supervised pod writes LeakIncidents and "
+    "restart slots of every pod of its namespace without bounds; install them with the chart's "
+    "admissionPolicy.enabled, or apply config/admission-policy.yaml"
+)
 
 
 async def run(config: Config, stop: asyncio.Event) -> None:
@@ -50,6 +55,8 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     LeadershipLost if its Lease was lost meanwhile, and an ExceptionGroup if a part died for good:
     see :mod:`background`.
     """
+    if config.without_admission_policies:
+        log.warning(UNBOUND)
     limit = RateLimit(config.qps, config.burst)
     api = await Api.connect(config.kubeconfig, config.request_timeout_s, limit)
     metrics = Metrics()

@@ -82,7 +82,8 @@ async def _prune(
 ) -> list[Object]:
     """Delete the incidents that are too many; return the others."""
     elsewhere = store.count(INCIDENT.kind, key.namespace) - len(incidents) if incidents else 0
-    old = surplus(incidents, config.kept_incidents, now, elsewhere)
+    least_age_s = config.clocks.incident_age
+    old = surplus(incidents, config.kept_incidents, now, least_age_s, elsewhere)
     for one in old:
         await _delete(api, store, key, one)
     gone = {one["metadata"]["name"] for one in old}

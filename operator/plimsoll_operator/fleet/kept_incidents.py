@@ -18,22 +18,22 @@ KEPT_OF_POD = 10
 KEPT_OPEN = 500
 """Open incidents of one service or policy: one of each replica, and some."""
 KEPT_OF_NAMESPACE = 2000
-LEAST_AGE_S = 600.0
-"""None is deleted before: a pod gets its few names back so slowly that what it writes in the five
-minutes between two compactions of etcd stays bounded."""
 _SUSPECTED = frozenset({None, IncidentPhase.OPEN, IncidentPhase.TRIMMING})
 
 
-def surplus(incidents: Iterable[Object], kept: int, now: str, elsewhere: int = 0) -> list[Object]:
+def surplus(
+    incidents: Iterable[Object], kept: int, now: str, least_age_s: float, elsewhere: int = 0
+) -> list[Object]:
     """Return the incidents of a service or policy that are too many, oldest first.
 
     At most ``kept`` that have ended are left, :data:`KEPT_OPEN` open ones, :data:`KEPT_OF_POD` of a
     pod, and :data:`KEPT_OF_NAMESPACE` together with the ``elsewhere`` ones of the namespace. Ended
-    ones go first, and the newest that was confirmed stays. ``now`` is RFC 3339.
+    ones go first; the newest that was confirmed stays, and so does what is younger than
+    ``least_age_s``. ``now`` is RFC 3339.
     """
     order = sorted(incidents, key=lambda one: (not _ended(one), _created(one)))
     newest = max(filter(_confirmed, order), key=_created, default=None)
-    free = {_uid(one) for one in order if one is not newest and _old(one, now)}
+    free = {_uid(one) for one in order if one is not newest and _old(one, now, least_age_s)}
     of_pods: dict[str, list[Object]] = defaultdict(list)
     for one in order:
         of_pods[str(one["spec"].get("pod"))].append(one)
@@ -71,9 +71,9 @@ def _confirmed(incident: Object) -> bool:
     return bool(status.get("confirmedAt")) or status.get("phase") not in {*_SUSPECTED, *ENDED}
 
 
-def _old(incident: Object, now: str) -> bool:
+def _old(incident: Object, now: str, least_age_s: float) -> bool:
     """Whether it may go. The API server wrote the time."""
     try:
-        return unix_seconds(now) - unix_seconds(_created(incident)) >= LEAST_AGE_S
+        return unix_seconds(now) - unix_seconds(_created(incident)) >= least_age_s
     except (ValueError, OverflowError):
         return False

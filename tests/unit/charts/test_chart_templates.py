@@ -200,7 +200,11 @@ def test_toggles(helm: str) -> None:
         "networkPolicy": {"enabled": True},
         "replicas": 2,
     }
+    (operator,) = of(items, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert "--without-admission-policies" not in operator["args"]
     items = rendered(helm, values=off)
+    (operator,) = of(items, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert "--without-admission-policies" in operator["args"], "its log warns of that"
     assert not {"ValidatingAdmissionPolicy", "CustomResourceDefinition"} & kinds(items)
     assert {"NetworkPolicy", "PodDisruptionBudget"} <= kinds(items)
     mortal = rendered(helm, values={"crds": {"keep": False}})
@@ -300,6 +304,7 @@ EVERY_FLAG = {
     "supervisor": {"imagePullSecrets": [{"name": "s"}], "resources": {"limits": {"cpu": "1"}}},
     "webhook": {"enabled": True, "certManager": True, "url": "https://hook.example/pods"},
     "intervals": {"clocks": {"canary": 1.5}},
+    "admissionPolicy": {"enabled": False},
 }
 NO_VALUE = {"--help", "--kubeconfig", "--all-namespaces"}
 """The pod's own account and all namespaces are the defaults."""

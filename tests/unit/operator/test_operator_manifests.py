@@ -5,11 +5,14 @@ Tests ``config/rbac.yaml`` and ``config/operator.yaml``.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
+from plimsoll_operator import main
 from plimsoll_operator.config import parse
 from plimsoll_operator.kinds import OWNED, WATCHED
 from plimsoll_operator.plans.service import parse as parse_service
@@ -82,3 +85,14 @@ def test_namespaces_come_from_flags_or_the_environment() -> None:
     assert parse(["run", "--namespace", "b", "--namespace", "a"], {}).namespaces == ("a", "b")
     assert parse(["run"], {"PLIMSOLL_NAMESPACES": "x,y"}).namespaces == ("x", "y")
     assert parse(["run", "--all-namespaces"], {"PLIMSOLL_NAMESPACES": "x"}).namespaces == ()
+
+
+def test_the_log_warns_where_no_admission_policy_bounds_what_pods_write(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    flags = ["run", "--kubeconfig", str(tmp_path / "none"), "--without-admission-policies"]
+    for given, warned in ((flags, True), (flags[:-1], False)):
+        caplog.clear()
+        with pytest.raises(OSError, match="kubeconfig"):
+            asyncio.run(main.run(parse(given, {}), asyncio.Event()))
+        assert ("no admission policies" in caplog.text) is warned

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 from plimsoll_api.incidents import IncidentPhase
 from plimsoll_api.leakincident import MAX_OF_POD
 from plimsoll_operator.fleet import kept_incidents
-from plimsoll_operator.fleet.kept_incidents import (
-    KEPT_OF_NAMESPACE,
-    KEPT_OF_POD,
-    KEPT_OPEN,
-    surplus,
-)
+from plimsoll_operator.fleet.kept_incidents import KEPT_OF_NAMESPACE, KEPT_OF_POD, KEPT_OPEN
 
 NOW = "2026-01-02T00:00:00Z"
+
+
+def surplus(some: Any, kept: int, now: str, elsewhere: int = 0) -> list[dict[str, Any]]:
+    return kept_incidents.surplus(some, kept, now, 600.0, elsewhere)
 
 
 def incident(n: int, pod: str = "", phase: str | None = "Resolved", day: int = 1) -> dict[str, Any]:
