@@ -238,6 +238,8 @@ class Supervisor:
         if engine.epoch is not None:  # of one that does not answer, the lease ends by itself
             wanted = self._hold is None and self._governor.wants_standby(engine)
             self._actuator.standby.follow(engine.epoch, wanted)
+            if self._governor.state.pending is None or self._config.missing:
+                self._actuator.end_drains(engine.epoch)
         self._acknowledge()
         self._show(now, assessment, engine, turn.events, out_of_service)
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from plimsoll_api.incidents import WaitReason
 from plimsoll_api.supervision import RestartBudget
@@ -35,8 +37,16 @@ LEASES = (KubeError, UnreadableError, SlotLostError)
 EVICTED_S = 120.0
 """Time in which an operator that is there evicts a pod which was left by its requests."""
 
+RESUME_AGAIN_S = 5.0
+"""Pause between two tries to resume an engine after a drain."""
 NOBODY = SlotWish(None)
 Diagnose = Callable[[Command], tuple[str, ...]]
+
+
+class _Resume(NamedTuple):
+    """No command of the governor: a drain has ended that nothing followed."""
+
+    epoch: str
 
 
 class Actuator:
@@ -61,7 +71,8 @@ class Actuator:
         self.standby = StandbyLease(engine)
         self.policy = policy
         self.recovers = False
-        self._commands: queue.Queue[Command | None] = queue.Queue()
+        self._commands: queue.Queue[Command | _Resume | None] = queue.Queue()
+        self._resuming, self._resume_at = False, 0.0
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self._commander = Part("actuator", self._next_command)
         self._keeper = Part("slot", self._keep_slot, LEASES, longest_s=RENEW_S / 2)
@@ -97,10 +108,21 @@ class Actuator:
             return
         self._slots.wanted = wish
         if wish == NOBODY:
-            # One that cannot be removed ends by itself.
+            # One that cannot be written ends by itself.
             with contextlib.suppress(OSError):
-                readiness.clear(self._folder, readiness.DRAIN)
+                readiness.lapse(self._folder, readiness.DRAIN)
         self._keeper.wake()
+
+    def end_drains(self, epoch: str) -> None:
+        """Resume the engine, which answers in ``epoch``, where a drain has ended. Never waits.
+
+        For when no command is under way: a drain may be a part of it.
+        """
+        if self._resuming or time.monotonic() < self._resume_at:
+            return
+        if readiness.lapsed(self._folder) and readiness.is_ready(self._folder):
+            self._resuming = True
+            self._commands.put(_Resume(epoch))
 
     def stored(self) -> ReplicaRestarts | None:
         """Once, as soon as it is known: what is kept of this replica outside of its journal."""
@@ -117,7 +139,9 @@ class Actuator:
         command = self._commands.get()
         if command is None:
             return 0.0
-        if command.verb is Verb.TRIM:
+        if isinstance(command, _Resume):
+            self._resume(command.epoch)
+        elif command.verb is Verb.TRIM:
             # The governor gives it up when the engine hangs, and sends what ends the engine.
             once("trim", lambda: self._answer(command))
         else:
@@ -126,6 +150,18 @@ class Actuator:
 
     def _answer(self, command: Command) -> None:
         self._results.put(self.execute(command))
+
+    def _resume(self, epoch: str) -> None:
+        """Bring the engine back from a drain that has ended, unless it is drained anew."""
+        try:
+            if readiness.is_ready(self._folder):
+                self._engine.resume(epoch)
+                readiness.clear(self._folder, *readiness.lapsed(self._folder))
+                log.info("the engine is back in service after a drain")
+        except (EngineError, OSError) as error:
+            log.warning("the engine is still drained: %s", error)
+        finally:
+            self._resume_at, self._resuming = time.monotonic() + RESUME_AGAIN_S, False
 
     def _keep_slot(self) -> float:
         """Keep the slot while a restart takes its time, and the count of restarts beside it.
@@ -243,9 +279,9 @@ class Actuator:
 
     def _drain(self, command: Command) -> Result:
         """Out of the endpoints first, then the running requests to their end."""
+        longest_s = command.deadline_s + LEAVE_S + readiness.RETURN_S
+        readiness.hold(self._folder, readiness.DRAIN, longest_s)
         if self._endpoints is not None:
-            longest_s = command.deadline_s + LEAVE_S + readiness.RETURN_S
-            readiness.hold(self._folder, readiness.DRAIN, longest_s)
             self._endpoints.wait_until_left(LEAVE_S)
         result = self._engine.drain(command)
         if result.outcome is Outcome.REFUSED:
@@ -271,7 +307,8 @@ class Actuator:
             result = self._engine.restart_engine(command)
         drained = readiness.MANUAL in readiness.holding(self._folder)
         if result.outcome is Outcome.REFUSED and not command.stalled and not drained:
-            self._engine.resume(command.epoch)
+            with contextlib.suppress(EngineError):  # it is tried again: the drain has lapsed
+                self._engine.resume(command.epoch)
         return result
 
 

@@ -5,6 +5,9 @@ the end of one never ends another: what a person asked for outlasts an incident'
 holds its end in seconds of CLOCK_BOOTTIME: a supervisor that dies never leaves its pod unready for
 ever, and a wall clock that is set changes nothing.
 
+A drain is more than a reason: the engine itself takes no requests. So the file of a drain that has
+ended, by its time or before, stays until the supervisor has resumed the engine.
+
 The launcher imports this module: it must stay small.
 """
 
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from plimsoll_sidecar.govern.command import Result
 
 MANUAL, DRAIN, RESTART = REASONS = UNREADY_REASONS
+DRAINS = (MANUAL, DRAIN)
+"""Reasons for which the engine is drained, too."""
 FOLDER = "unready"
 """In the state directory: a file for each reason that holds."""
 MAX_S = 3600.0
@@ -52,6 +57,19 @@ def clear(state_dir: str, *reasons: str) -> None:
     """End these reasons; the pod is ready once no other holds. Raises OSError."""
     for reason in reasons:
         _remove(os.path.join(state_dir, FOLDER, reason))
+
+
+def lapse(state_dir: str, drain: str) -> None:
+    """End a drain whose engine is still to be resumed, if it is on. Raises OSError."""
+    if os.path.exists(os.path.join(state_dir, FOLDER, drain)):
+        hold(state_dir, drain, -1.0)
+
+
+def lapsed(state_dir: str) -> list[str]:
+    """Return the drains that have ended and whose engine was not resumed yet."""
+    held = holding(state_dir)
+    files = ((one, os.path.join(state_dir, FOLDER, one)) for one in DRAINS if one not in held)
+    return [drain for drain, path in files if os.path.exists(path)]
 
 
 def holding(state_dir: str) -> dict[str, float]:
@@ -93,7 +111,8 @@ def while_ending(state_dir: str, end: Callable[[], Result]) -> Result:
             hold(state_dir, RESTART, SEEN_S)  # then the next engine's own probe decides
             clear(state_dir, DRAIN)
         else:
-            clear(state_dir, RESTART, DRAIN)
+            clear(state_dir, RESTART)
+            lapse(state_dir, DRAIN)
     return result
 
 

@@ -131,15 +131,18 @@ def _drain(state_dir: str, engine: EngineAdapter, command: Command) -> Result:
     """Take the replica out of service; one that fails leaves an earlier drain as it was."""
     before = readiness.holding(state_dir).get(readiness.MANUAL)
     readiness.hold(state_dir, readiness.MANUAL, command.deadline_s + AWAY_S)
-    drained = False
+    outcome: Outcome | None = None
     try:
         result = engine.drain(command)
-        drained = result.outcome is Outcome.SUCCEEDED
+        outcome = result.outcome
     finally:
-        if not drained and before is None:
-            readiness.clear(state_dir, readiness.MANUAL)
-        elif not drained and before is not None:
-            readiness.hold(state_dir, readiness.MANUAL, before)
+        if outcome is not Outcome.SUCCEEDED:
+            if before is not None:
+                readiness.hold(state_dir, readiness.MANUAL, before)
+            elif outcome is Outcome.REFUSED:
+                readiness.clear(state_dir, readiness.MANUAL)
+            else:  # the engine may go on with it
+                readiness.lapse(state_dir, readiness.MANUAL)
     return result
 
 
@@ -211,8 +214,12 @@ def _resume(
     arguments: argparse.Namespace, engine: EngineAdapter, config: SupervisorConfig, command: Command
 ) -> Result:
     # Whatever took it out: who resumes a replica wants it to serve now.
-    readiness.clear(str(arguments.state_dir), *readiness.REASONS)
+    folder = str(arguments.state_dir)
+    readiness.clear(folder, readiness.RESTART)
+    for drain in readiness.DRAINS:
+        readiness.lapse(folder, drain)
     engine.resume(command.epoch)
+    readiness.clear(folder, *readiness.lapsed(folder))
     (arguments.state_dir / RESET_FILE).touch()
     done = ["back in service", "the restart budget in the replica's journal is reset"]
     if not config.slots:

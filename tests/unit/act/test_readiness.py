@@ -16,6 +16,7 @@ from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.restart_slots.slots import LocalSlots
+from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, SlotWish, Verb
 
 
@@ -28,11 +29,14 @@ class Engine:
 
     def __init__(self) -> None:
         self.resumed = False
+        self.silent = False
 
     def status(self) -> SimpleNamespace:
         return SimpleNamespace()
 
     def resume(self, epoch: str) -> None:
+        if self.silent:
+            raise EngineError("no answer")
         self.resumed = True
 
     def restart_engine(self, command: Command) -> Result:
@@ -147,3 +151,63 @@ def test_an_error_puts_the_pod_back_into_service(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no such process"):
         readiness.while_ending(str(tmp_path), end)
     assert readiness.is_ready(str(tmp_path))
+
+
+def ends(actuator: Actuator, engine: Engine) -> bool:
+    """Whether the engine is resumed when the supervisor looks for drains that have ended."""
+    engine.resumed, actuator._resume_at = False, 0.0
+    actuator.end_drains("a:1")
+    if actuator._resuming:
+        actuator._next_command()
+    return engine.resumed
+
+
+@pytest.mark.parametrize("drain", readiness.DRAINS)
+def test_the_engine_is_resumed_when_a_drain_expires(
+    tmp_path: Path, actuator: Actuator, engine: Engine, drain: str
+) -> None:
+    folder = str(tmp_path)
+    assert not ends(actuator, engine), "nobody drained it"
+    readiness.hold(folder, drain, 60.0)
+    assert not ends(actuator, engine)
+    readiness.hold(folder, drain, -1.0)
+    assert readiness.is_ready(folder)
+    readiness.hold(folder, readiness.RESTART, 60.0)
+    assert not ends(actuator, engine), "it ends anyway"
+    readiness.clear(folder, readiness.RESTART)
+    engine.silent = True
+    assert not ends(actuator, engine)
+    engine.silent = False
+    assert ends(actuator, engine), "tried again"
+    assert not ends(actuator, engine), "once"
+
+
+def test_an_incident_that_restarts_nothing_resumes_the_engine(
+    tmp_path: Path, actuator: Actuator, engine: Engine
+) -> None:
+    """A slot that is lost, or a journal that cannot be written, between drain and restart."""
+    readiness.hold(str(tmp_path), readiness.DRAIN, 60.0)
+    actuator.follow_slot(SlotWish("i"))
+    assert not ends(actuator, engine)
+    actuator.follow_slot(SlotWish(None))
+    assert readiness.is_ready(str(tmp_path))
+    assert ends(actuator, engine)
+
+
+def test_a_restart_that_fails_resumes_the_engine(
+    tmp_path: Path, actuator: Actuator, engine: Engine
+) -> None:
+    readiness.hold(str(tmp_path), readiness.DRAIN, 60.0)
+    failed = Result(operation_id="1", outcome=Outcome.FAILED)
+    readiness.while_ending(str(tmp_path), lambda: failed)
+    assert ends(actuator, engine)
+
+
+def test_an_engine_that_was_not_drained_is_left_alone(
+    tmp_path: Path, actuator: Actuator, engine: Engine
+) -> None:
+    """The engine's own hook drains it before its container ends."""
+    actuator.follow_slot(SlotWish("i"))
+    actuator.follow_slot(SlotWish(None))
+    readiness.while_ending(str(tmp_path), lambda: Result(operation_id="1", outcome=Outcome.FAILED))
+    assert not ends(actuator, engine)

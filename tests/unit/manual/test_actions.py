@@ -13,6 +13,7 @@ from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, Superviso
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.restart_slots import endpoints
+from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command, Outcome, Result
 from plimsoll_sidecar.manual.actions import ask, parser
 
@@ -82,6 +83,28 @@ def test_a_drain_that_fails_leaves_an_earlier_one(tmp_path: Path, first: bool) -
     arguments = ["drain", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]
     assert ask(parser().parse_args(arguments), engine, CONFIG).outcome == "Failed"
     assert list(readiness.holding(str(tmp_path))) == ["manual"] * first
+    assert readiness.lapsed(str(tmp_path)) == ["manual"] * (not first), "the engine may be drained"
+
+
+def test_a_drain_that_is_refused_began_nothing(tmp_path: Path) -> None:
+    engine = cast(EngineAdapter, Engine(tmp_path, Outcome.REFUSED))
+    arguments = ["drain", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]
+    assert ask(parser().parse_args(arguments), engine, CONFIG).outcome == "Refused"
+    assert readiness.lapsed(str(tmp_path)) == []
+
+
+def test_a_resume_that_fails_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(self: Engine, epoch: str) -> None:
+        raise EngineError("no answer")
+
+    monkeypatch.setattr(Engine, "resume", silent)
+    engine = cast(EngineAdapter, Engine(tmp_path, Outcome.SUCCEEDED))
+    readiness.hold(str(tmp_path), readiness.MANUAL, 60.0)
+    arguments = ["resume", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]
+    assert ask(parser().parse_args(arguments), engine, CONFIG).outcome == "Failed"
+    assert readiness.lapsed(str(tmp_path)) == ["manual"]
 
 
 def test_a_resume_ends_every_reason(tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ class Hands:
         self.leases: set[str | None] = set()
         self.slots: list[SlotWish] = []
         self.answers: list[Result] = []
+        self.drains_ended = 0
 
     def follow(self, epoch: str, wanted: bool) -> None:
         self.leases.add(epoch if wanted else None)
@@ -94,6 +95,9 @@ class Hands:
 
     def keep(self, known: ReplicaRestarts) -> None:
         pass
+
+    def end_drains(self, epoch: str) -> None:
+        self.drains_ended += 1
 
 
 def supervisor(folder: Path) -> tuple[Supervisor, Hands, Metrics]:
@@ -175,3 +179,14 @@ def test_the_slot_goes_to_others_when_the_volume_fails_as_it_is_released(
         watching.tick(now := now + 1.0)
     assert hands.slots[-1] == SlotWish(None)
     assert len(hands.sent) == sent, "nothing is done to the engine"
+
+
+def test_no_drain_is_ended_while_a_command_is_under_way(tmp_path: Path) -> None:
+    watching, hands, _ = supervisor(tmp_path)
+    now = 1_000.0
+    while watching._governor.state.pending is None:
+        before = hands.drains_ended
+        watching.tick(now := now + 1.0)
+    assert before > 0
+    watching.tick(now + 1.0)
+    assert hands.drains_ended == before
