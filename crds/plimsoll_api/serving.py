@@ -266,6 +266,12 @@ class Engine(ResourceModel):
         "starts. Defaults to 10m.",
     )
 
+    @field_validator("admin_contract", mode="before")
+    @classmethod
+    def _stored(cls, contract: object) -> object:
+        """Take the words of an earlier release, whose default the API server wrote everywhere."""
+        return {"none": "None", "plimsoll": "Plimsoll"}.get(str(contract), contract)
+
     @field_validator("port")
     @classmethod
     def _free_port(cls, port: int) -> int:

@@ -69,10 +69,14 @@ class RestartBudget(msgspec.Struct, frozen=True):
 _DRAIN_MODES = {mode.value.capitalize(): mode for mode in DrainMode}
 
 
+_STORED_DRAIN_MODES = _DRAIN_MODES | {mode.value: mode for mode in DrainMode}
+"""With the words that an earlier release had: the API server wrote its default into each object."""
+
+
 def _read_drain_mode(value: Any) -> DrainMode:
-    if value not in _DRAIN_MODES:
+    if not isinstance(value, str) or value not in _STORED_DRAIN_MODES:
         raise ValueError(f"must be one of {', '.join(_DRAIN_MODES)}")
-    return _DRAIN_MODES[value]
+    return _STORED_DRAIN_MODES[value]
 
 
 DRAIN_MODE = FieldForm(

@@ -131,6 +131,12 @@ def test_refused_with_the_field(change: dict[str, Any], field: str) -> None:
     assert field in str(refused.value)
 
 
+def test_a_default_that_an_earlier_release_left_in_an_object_is_read() -> None:
+    """The API server wrote these words into each object that did not name the field."""
+    old = {"engine": {"adminContract": "none"}, "supervision": {"drain": {"mode": "carry"}}}
+    assert parse(service(old)) == parse(service({}))
+
+
 def test_a_whole_number_is_a_quantity() -> None:
     parsed = parse(service({"memory": {"host": {"growthBudget": 1048576}}}))
     assert parsed.spec.memory.host is not None

@@ -40,6 +40,11 @@ def test_the_smallest_policy_observes() -> None:
     assert not spec.probe.enabled
 
 
+def test_a_policy_of_an_earlier_release_selects_as_before() -> None:
+    """The API server wrote the default in lower case into each policy."""
+    assert policy(supervision={"drain": {"mode": "carry"}}) == policy()
+
+
 def test_shared_fields_are_those_of_an_inference_service() -> None:
     """The same manifest means the same, and the API server applies the same schema and rules."""
 
