@@ -14,6 +14,7 @@ from plimsoll_operator.fleet.kept_incidents import surplus
 from plimsoll_operator.fleet.pod_incidents import examine
 from plimsoll_operator.fleet.pods import CREATING_S, PodView, again_s, seconds
 from plimsoll_operator.kinds import INCIDENT, Key, Object
+from plimsoll_operator.render.names import MANAGER
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
 
@@ -39,14 +40,15 @@ async def attend(
     incidents = await _prune(api, store, key, incidents, now, config)
     for one in incidents:
         if _marked(one):  # the owner is there again
-            store.put(await api.apply(INCIDENT, _mark(one), manager=MARKER))
+            await _change(api, store, _mark(one), manager=MARKER)
     found = examine(item, pods, incidents, now)
     for incident in found.new:
         identity = {name: value for name, value in incident.items() if name != "status"}
         store.put(await api.apply(INCIDENT, identity))
-    for incident in (*found.new, *found.updates):
         status = {name: value for name, value in incident.items() if name != "spec"}
         store.put(await api.apply(INCIDENT, status, "status"))
+    for incident in found.updates:
+        await _change(api, store, incident, "status")
     again = [found.again_s + 1.0] if found.again_s is not None else []
     for pod in filter(lambda name: name not in kept, found.evict):
         log.info("%s: evicting %s at its supervisor's request", key, pod)
@@ -68,7 +70,7 @@ async def outlive(
         try:
             left = config.clocks.orphans - max(0.0, seconds(_marked(one), now))
         except (ValueError, OverflowError):
-            store.put(await api.apply(INCIDENT, _mark(one, now), manager=MARKER))
+            await _change(api, store, _mark(one, now), manager=MARKER)
             left = config.clocks.orphans
         if left > 0.0:
             due.append(left)
@@ -88,6 +90,22 @@ async def _prune(
         await _delete(api, store, key, one)
     gone = {one["metadata"]["name"] for one in old}
     return [one for one in incidents if one["metadata"]["name"] not in gone]
+
+
+async def _change(
+    api: Api, store: Store, item: Object, subresource: str = "", manager: str = MANAGER
+) -> None:
+    """Apply to an incident that is there, whoever wrote it: if that is refused, all else goes on.
+
+    Raises ApiError if the API server may answer another time.
+    """
+    try:
+        store.put(await api.apply(INCIDENT, item, subresource, manager))
+    except ApiError as error:
+        if not error.lasting:
+            raise
+        meta = item["metadata"]
+        log.warning("incident %s/%s: %s", meta["namespace"], meta["name"], error)
 
 
 async def _delete(api: Api, store: Store, key: Key, incident: Object) -> None:

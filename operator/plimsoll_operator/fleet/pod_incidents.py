@@ -13,6 +13,7 @@ import msgspec
 
 from plimsoll_api.incident_object import conditions_of
 from plimsoll_api.incidents import ENDED
+from plimsoll_api.leakincident import MAX_CONDITIONS, MAX_TEXTS
 from plimsoll_api.names import API_GROUP, API_VERSION, INCIDENT_KIND
 from plimsoll_api.times import unix_seconds
 from plimsoll_operator.kinds import Object
@@ -229,11 +230,26 @@ def _incident(
 
 
 def _end(incident: Object, phase: str, outcome: str, message: str, now: str) -> Object:
+    """Build the status that ends the incident, fitted to what its writer left of the bounds."""
     about = {key: incident[key] for key in ("apiVersion", "kind")}
     name = {key: incident["metadata"][key] for key in ("name", "namespace")}
-    status = {"phase": phase, "outcome": outcome, "message": message, "endedAt": now}
-    opened_at = incident["spec"].get("openedAt") or now
-    return about | {"metadata": name, "status": _with_conditions(status, opened_at)}
+    before = incident.get("status") or {}
+    text = message[: max(0, MAX_TEXTS - _characters(before))]
+    status = {"phase": phase, "outcome": outcome, "message": text, "endedAt": now}
+    ended = _with_conditions(status, incident["spec"].get("openedAt") or now)
+    held = {one.get("type") for one in before.get("conditions") or ()}
+    fresh = [one for one in ended["conditions"] if one["type"] not in held]
+    left_out = fresh[max(0, MAX_CONDITIONS - len(held)) :]
+    ended["conditions"] = [one for one in ended["conditions"] if one not in left_out]
+    return about | {"metadata": name, "status": ended}
+
+
+def _characters(status: Object) -> int:
+    """Count the characters of all texts of a status but its message, as its schema does."""
+    told = [*(status.get("timeline") or ()), *(status.get("conditions") or ())]
+    attribution = status.get("attribution") or {}
+    texts = [*(status.get("diagnostics") or ()), *(attribution.get("evidence") or ())]
+    return sum(map(len, [*texts, *(one.get("message") or "" for one in told)]))
 
 
 def _with_conditions(status: Object, opened_at: str) -> Object:

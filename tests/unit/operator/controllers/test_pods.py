@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+import copy
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
 
 from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.pods import MARKER, OWNER_GONE, attend, outlive
@@ -11,6 +14,10 @@ from plimsoll_operator.kinds import Key, Kind, Object
 from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api
+from tests.fake_api import Answer, FakeApi
+
+if TYPE_CHECKING:
+    from tests.lab.definitions import Definitions
 
 KEY = Key("ml", "engines", "SupervisionPolicy")
 CONFIG = Config(images=Images("engine:1", "supervisor:1"))
@@ -80,3 +87,55 @@ def test_an_owner_that_is_there_again_takes_the_mark_off() -> None:
     now = "2026-01-03T00:00:00Z"
     asyncio.run(attend(cast("Api", api), Store(), KEY, policy, [], [item], now, CONFIG))
     assert api.applied == [({}, MARKER)]
+
+
+def recorded(name: str, **status: Any) -> Object:
+    """An open incident of a pod, as its supervisor wrote it."""
+    return incident() | {
+        "metadata": {"name": name, "namespace": "ml"},
+        "spec": {
+            "id": f"{name}-ab", "workloadRef": {"kind": "Pod", "name": "vllm-0"}, "pod": "vllm-0",
+            "container": "engine", "epoch": "a:1", "openedAt": "2026-01-01T00:00:00Z",
+            "kind": "HostGrowth", "policyRef": {"name": "engines"},
+        },
+        "status": {"phase": "Confirmed"} | status,
+    }  # fmt: skip
+
+
+def after(api: FakeApi, *incidents: Object) -> dict[str, str]:
+    """The phases of ``incidents`` once the operator found that their pod is gone."""
+    items = [api.put(one) for one in incidents]
+    policy = {"metadata": {"name": "engines", "namespace": "ml", "uid": "p"}}
+    asyncio.run(attend(api, Store(), KEY, policy, [], items, "2026-01-03T00:00:00Z", CONFIG))
+    return {one["metadata"]["name"]: one["status"]["phase"] for one in api.all("LeakIncident")}
+
+
+WHOLE: dict[str, dict[str, Any]] = {
+    "texts": {"attribution": {"evidence": ["x" * 400] * 10}, "diagnostics": ["y" * 96]},
+    "conditions": {
+        "conditions": [
+            {"type": f"Their{n}", "status": "True", "reason": "Any", "message": "",
+             "lastTransitionTime": "2026-01-01T00:00:00Z"}
+            for n in range(4)
+        ]
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("full", WHOLE)
+def test_an_incident_that_its_pod_filled_to_the_brim_ends_as_well(
+    definitions: Definitions, full: str
+) -> None:
+    status = copy.deepcopy(WHOLE[full])
+    assert after(FakeApi(definitions), recorded("vllm-0-1", **status)) == {"vllm-0-1": "Unresolved"}
+
+
+def test_an_incident_that_cannot_be_written_holds_up_no_other() -> None:
+    def refuse(method: str, kind: str, name: str) -> None:
+        if name == "vllm-0-1":
+            raise Answer(422, "Invalid", "of an earlier release")
+
+    api = FakeApi()
+    api.refuse = refuse
+    found = after(api, recorded("vllm-0-1"), recorded("vllm-0-2"))
+    assert found == {"vllm-0-1": "Confirmed", "vllm-0-2": "Unresolved"}
