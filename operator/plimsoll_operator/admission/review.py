@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from plimsoll_api.decoding import MAX_DEPTH, is_deeper
 from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_operator.admission.policies import Policies
@@ -50,11 +51,9 @@ class Reviewer:
 
     def answer_bytes(self, body: bytes) -> bytes:
         """As :meth:`answer`, from JSON to JSON. ValueError where ``body`` is none."""
-        try:
-            review = json.loads(body)
-        except RecursionError:
-            raise ValueError("it is nested too deeply") from None
-        return json.dumps(self.answer(review)).encode()
+        if is_deeper(body, MAX_DEPTH):  # a thread's stack is smaller than what Python may recurse
+            raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
+        return json.dumps(self.answer(json.loads(body))).encode()
 
     def answer(self, review: Any) -> Object:
         """Answer an AdmissionReview; if anything goes wrong, the pod is created unchanged."""

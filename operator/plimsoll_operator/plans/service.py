@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from plimsoll_api.decoding import MAX_DEPTH
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import POD_HASH
 from plimsoll_operator.fleet import revisions
@@ -49,9 +50,23 @@ class Plan:
 def parse(item: Object) -> InferenceService:
     """Parse the service; raise :class:`InvalidSpec` if it does not mean anything.
 
-    The API server refuses such specs by schema and CEL, except those stored before an upgrade.
+    The API server refuses such specs by schema and CEL, except those stored before an upgrade, and
+    any depth of ``podTemplate``, whose schema is open.
     """
+    if _nested((item.get("spec") or {}).get("podTemplate"), MAX_DEPTH):
+        raise InvalidSpec(f"spec.podTemplate: nested more than {MAX_DEPTH} levels deep")
     return read(InferenceService, item)
+
+
+def _nested(value: Any, limit: int) -> bool:
+    """Whether objects and lists are nested more than ``limit`` deep."""
+    level = [value]
+    for _ in range(limit + 1):
+        held = [one for one in level if isinstance(one, dict | list) and one]
+        if not held:
+            return False
+        level = [part for one in held for part in (one.values() if isinstance(one, dict) else one)]
+    return True
 
 
 def reconcile(
