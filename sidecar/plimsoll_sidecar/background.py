@@ -38,7 +38,8 @@ class Part(threading.Thread):
     """A thread that calls ``turn`` until it is stopped; it ends with the process at the latest.
 
     ``turn`` returns the seconds until the next one, None for until :meth:`wake`. Errors of the
-    ``expected`` types are logged without a traceback. Pauses after failures grow to ``longest_s``.
+    ``expected`` types are logged without a traceback. Pauses after failures grow to ``longest_s``;
+    one that an answer asks for may be as long as ``longest_wish_s``.
     """
 
     def __init__(
@@ -47,9 +48,11 @@ class Part(threading.Thread):
         turn: Callable[[], float | None],
         expected: tuple[type[Exception], ...] = (),
         longest_s: float = LONGEST_PAUSE_S,
+        longest_wish_s: float = LONGEST_WISH_S,
     ) -> None:
         super().__init__(name=name, daemon=True)
-        self._turn, self._expected, self._longest_s = turn, expected, longest_s
+        self._turn, self._expected = turn, expected
+        self._longest_s, self._longest_wish_s = longest_s, longest_wish_s
         self._ending, self._woken = threading.Event(), threading.Event()
         self._failures = 0
         self._told: type[Exception] | None = None
@@ -98,7 +101,9 @@ class Part(threading.Thread):
         wished: float | None = getattr(error, "retry_after_s", None)
         pause = min(FIRST_PAUSE_S * 2.0 ** min(self._failures, 16), self._longest_s)
         self._failures += 1
-        return pause * random.uniform(0.5, 1.0) if wished is None else min(wished, LONGEST_WISH_S)
+        if wished is None:
+            return pause * random.uniform(0.5, 1.0)
+        return min(wished, self._longest_wish_s)
 
 
 def once(name: str, task: Callable[[], object]) -> None:

@@ -15,7 +15,7 @@ from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar import background
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
-from plimsoll_sidecar.act.restart_slots.slots import LeaseSlots
+from plimsoll_sidecar.act.restart_slots.slots import DURATION_S, LeaseSlots, LocalSlots
 from plimsoll_sidecar.background import Part, once, parts_ok
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError
 from plimsoll_sidecar.record.metrics import Metrics
@@ -95,6 +95,14 @@ def test_a_wish_of_the_server_is_followed_within_reason(monkeypatch: pytest.Monk
     assert part._failed(KubeError(429, "wait", retry_after_s=86_400.0)) <= 300.0
     pauses = [part._failed(ValueError()) for _ in range(2000)]
     assert max(pauses) <= background.LONGEST_PAUSE_S
+
+
+def test_no_wish_of_the_server_costs_the_restart_slot(tmp_path: Path) -> None:
+    adapter = cast(EngineAdapter, None)
+    made = Actuator(
+        adapter, LocalSlots(), None, lambda _: (), tmp_path, RestartBudget(), lambda: None
+    )
+    assert made._keeper._failed(KubeError(429, "wait", retry_after_s=300.0)) <= DURATION_S / 4
 
 
 def test_a_part_sleeps_until_it_is_woken() -> None:

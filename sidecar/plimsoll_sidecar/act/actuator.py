@@ -19,7 +19,11 @@ from plimsoll_api.incidents import WaitReason
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
-from plimsoll_sidecar.act.restart_slots.endpoints import LEAVE_S, ServiceExit
+from plimsoll_sidecar.act.restart_slots.endpoints import (
+    LEAVE_S,
+    FixedDelayExit,
+    ServiceExit,
+)
 from plimsoll_sidecar.act.restart_slots.lease_counts import UnreadableError
 from plimsoll_sidecar.act.restart_slots.slots import RENEW_S, SlotLostError, Slots
 from plimsoll_sidecar.act.standby import StandbyLease
@@ -75,7 +79,8 @@ class Actuator:
         self._resuming, self._resume_at = False, 0.0
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self._commander = Part("actuator", self._next_command)
-        self._keeper = Part("slot", self._keep_slot, LEASES, longest_s=RENEW_S / 2)
+        # A longer pause than this would lose the slot, whoever asks for it.
+        self._keeper = Part("slot", self._keep_slot, LEASES, RENEW_S / 2, RENEW_S)
         self._stored: queue.SimpleQueue[ReplicaRestarts] = queue.SimpleQueue()
         self._loaded = self._adopted = False
 
@@ -245,27 +250,32 @@ class Actuator:
 
     def _take_slot(self, command: Command) -> Refusal | None:
         """Why no slot was taken; None when one is held."""
-        try:
+
+        def take() -> Refusal | None:
             if command.leaves and self._endpoints is not None and self._endpoints.is_last_ready():
                 return Refusal(
                     WaitReason.LAST_READY_REPLICA, "this is the last ready replica of the service"
                 )
             return self._slots.take(command.incident, self.policy, command.at)
-        except UnreadableError as error:
-            return Refusal(WaitReason.COUNT_UNREADABLE, str(error))
-        except KubeError as error:
-            if not error.transient:
-                raise
-            # What such an error says differs from try to try: ports, addresses of objects.
-            log.warning("%s: %s", command.verb, error)
-            return Refusal(WaitReason.API_SERVER_UNREACHABLE, "the API server does not answer")
+
+        return _refusal(command, take)
 
     def _with_slot(self, command: Command, act: Callable[[Command], Result]) -> Result:
-        refusal = self._slots.held(command.incident, self.policy)
+        refusal = _refusal(command, lambda: self._slots.held(command.incident, self.policy))
         if refusal is not None:
             message = f"the restart slot was lost: {refusal.message}"
             return _result(command, Outcome.REFUSED, message)
         return act(command)
+
+    def _wait_until_left(self) -> None:
+        """Wait for the pod's endpoints; a fixed time where nobody can be asked for them."""
+        if self._endpoints is None:
+            return
+        try:
+            self._endpoints.wait_until_left(LEAVE_S)
+        except KubeError as error:
+            log.warning("the pod's endpoints are unknown: %s", error)
+            FixedDelayExit().wait_until_left(LEAVE_S)
 
     def _leave(self, command: Command) -> Result:
         """Take the pod out of the endpoints before it is evicted, and let running requests end.
@@ -273,16 +283,14 @@ class Actuator:
         If no one evicts it, it is ready again after a while.
         """
         readiness.hold(self._folder, readiness.DRAIN, command.deadline_s + LEAVE_S + EVICTED_S)
-        if self._endpoints is not None:
-            self._endpoints.wait_until_left(LEAVE_S)
+        self._wait_until_left()
         return self._engine.finish(command)
 
     def _drain(self, command: Command) -> Result:
         """Out of the endpoints first, then the running requests to their end."""
         longest_s = command.deadline_s + LEAVE_S + readiness.RETURN_S
         readiness.hold(self._folder, readiness.DRAIN, longest_s)
-        if self._endpoints is not None:
-            self._endpoints.wait_until_left(LEAVE_S)
+        self._wait_until_left()
         result = self._engine.drain(command)
         if result.outcome is Outcome.REFUSED:
             readiness.clear(self._folder, readiness.DRAIN)
@@ -310,6 +318,20 @@ class Actuator:
             with contextlib.suppress(EngineError):  # it is tried again: the drain has lapsed
                 self._engine.resume(command.epoch)
         return result
+
+
+def _refusal(command: Command, ask: Callable[[], Refusal | None]) -> Refusal | None:
+    """Return what ``ask`` says of the slot, also where the Leases cannot be used now."""
+    try:
+        return ask()
+    except UnreadableError as error:
+        return Refusal(WaitReason.COUNT_UNREADABLE, str(error))
+    except KubeError as error:
+        if not error.transient:
+            raise
+        # What such an error says differs from try to try: ports, addresses of objects.
+        log.warning("%s: %s", command.verb, error)
+        return Refusal(WaitReason.API_SERVER_UNREACHABLE, "the API server does not answer")
 
 
 def _result(command: Command, outcome: Outcome, message: str) -> Result:

@@ -52,8 +52,8 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
     @property
     def needs_slot(self) -> bool:
         """Whether a slot that this incident has taken must be kept."""
-        waits = self.refusals or self.waits is not None
-        return not (self.phase is IncidentPhase.CONFIRMED and waits)
+        begins_anew = self.refusals or self.waits is not None or not self.escalated
+        return not (self.phase is IncidentPhase.CONFIRMED and begins_anew)
 
     @property
     def short_id(self) -> str:

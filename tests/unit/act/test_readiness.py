@@ -15,8 +15,10 @@ from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
+from plimsoll_sidecar.act.restart_slots.endpoints import LEAVE_S, FixedDelayExit, ServiceExit
 from plimsoll_sidecar.act.restart_slots.slots import LocalSlots
 from plimsoll_sidecar.clients.http import EngineError
+from plimsoll_sidecar.clients.kube import KubeError
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, SlotWish, Verb
 
 
@@ -30,6 +32,7 @@ class Engine:
     def __init__(self) -> None:
         self.resumed = False
         self.silent = False
+        self.drained_for: list[float] = []
 
     def status(self) -> SimpleNamespace:
         return SimpleNamespace()
@@ -38,6 +41,10 @@ class Engine:
         if self.silent:
             raise EngineError("no answer")
         self.resumed = True
+
+    def drain(self, command: Command) -> Result:
+        self.drained_for.append(command.deadline_s)
+        return Result(operation_id=command.operation_id, outcome=Outcome.SUCCEEDED)
 
     def restart_engine(self, command: Command) -> Result:
         return Result(operation_id=command.operation_id, outcome=Outcome.REFUSED)
@@ -141,7 +148,8 @@ def test_the_pod_is_unready_where_the_engine_ended(
 
     assert readiness.while_ending(folder, end).outcome is outcome
     assert readiness.is_ready(folder) is ready
-    assert all(left <= readiness.SEEN_S for left in readiness.holding(folder).values())
+    longest_s = readiness.SEEN_S + 0.001  # what is written is rounded
+    assert all(left <= longest_s for left in readiness.holding(folder).values())
 
 
 def test_an_error_puts_the_pod_back_into_service(tmp_path: Path) -> None:
@@ -211,3 +219,39 @@ def test_an_engine_that_was_not_drained_is_left_alone(
     actuator.follow_slot(SlotWish(None))
     readiness.while_ending(str(tmp_path), lambda: Result(operation_id="1", outcome=Outcome.FAILED))
     assert not ends(actuator, engine)
+
+
+class Away:
+    """Endpoints and slots of an API server that does not answer."""
+
+    def wait_until_left(self, timeout_s: float) -> bool:
+        raise KubeError(0, "no answer")
+
+    def held(self, incident: str, policy: RestartBudget) -> None:
+        raise KubeError(503, "no answer")
+
+
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    waited: list[float] = []
+    monkeypatch.setattr(
+        FixedDelayExit, "wait_until_left", lambda _, timeout_s: waited.append(timeout_s)
+    )
+    return waited
+
+
+def test_requests_end_before_a_restart_while_the_api_server_is_away(
+    actuator: Actuator, engine: Engine, waited: list[float]
+) -> None:
+    actuator._endpoints = cast(ServiceExit, Away())
+    assert actuator.execute(command(Verb.DRAIN)).outcome is Outcome.SUCCEEDED
+    assert waited == [LEAVE_S], "a fixed time"
+    assert len(engine.drained_for) == 1
+
+
+@pytest.mark.parametrize("verb", [Verb.LEAVE, Verb.DRAIN, Verb.RESTART_ENGINE])
+def test_a_slot_that_nobody_can_renew_now_costs_no_rung(actuator: Actuator, verb: Verb) -> None:
+    actuator._slots = cast(LocalSlots, Away())
+    result = actuator.execute(command(verb))
+    assert result.outcome is Outcome.REFUSED
+    assert "the API server does not answer" in result.message

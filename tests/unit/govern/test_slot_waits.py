@@ -3,12 +3,15 @@
 Tests ``govern/governor.py``.
 """
 
+from msgspec.structs import replace
+
 from plimsoll_api.incident_record import Reason, StepOutcome
 from plimsoll_api.incidents import IncidentPhase, WaitReason
+from plimsoll_api.supervision import Action
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, Verb
 from plimsoll_sidecar.govern.incident import MAX_STEPS
 from plimsoll_sidecar.govern.state import SLOT_WAIT_S
-from tests.unit.govern.governed import World
+from tests.unit.govern.governed import World, done
 
 BUDGET = WaitReason.SERVICE_RESTART_BUDGET, "the service had 3 restarts within 3600 s"
 HELD = WaitReason.SLOT_HELD, "leaky-slot-0 is held by leaky-1"
@@ -82,3 +85,15 @@ def test_the_restart_has_the_time_under_which_its_slot_counted_it() -> None:
     assert take.at is not None
     world.answer(take)
     assert world.governor.counted().at == (take.at,)
+
+
+def test_a_slot_goes_to_others_while_its_incident_no_longer_has_to_restart() -> None:
+    """The policy is changed while the slot is asked for, and the memory falls within its budget."""
+    world = leaking()
+    take = world.to(Verb.TAKE_SLOT)
+    policy = world.governor.policy
+    world.governor.policy = replace(policy, ladder=(Action.TRIM, Action.ENGINE_RESTART))
+    world.over_budget = False
+    world.run(3, done(take))
+    assert world.open[0].phase is IncidentPhase.CONFIRMED
+    assert world.governor.state.slot_holder is None
