@@ -107,7 +107,11 @@ class Part(threading.Thread):
 
 
 def once(name: str, task: Callable[[], object]) -> None:
-    """Run ``task`` in a thread of its own, which ends with it or with the process."""
+    """Run ``task`` in a thread of its own, which ends with it or with the process.
+
+    Raises RuntimeError where the machine has no thread left: the engine's processes may use up
+    those of the pod.
+    """
 
     def run() -> None:
         try:

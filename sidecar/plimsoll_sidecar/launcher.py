@@ -115,10 +115,14 @@ class Launcher:
 
     def _start(self, now: float) -> None:
         command = [sys.executable, "-m", "plimsoll_sidecar.main", *self._arguments]
-        self._child = os.posix_spawn(
-            sys.executable, command, os.environ, setsigdef=[signal.SIGTERM, signal.SIGINT]
-        )
         self._started = now
+        try:
+            self._child = os.posix_spawn(
+                sys.executable, command, os.environ, setsigdef=[signal.SIGTERM, signal.SIGINT]
+            )
+        except OSError as error:  # the engine may use up the processes or the memory of the pod
+            sys.stderr.write(f"the supervisor cannot be started: {error.strerror}\n")
+            self._next_start = now + BACK_OFF_MAX_S
 
     def _reap(self) -> None:
         """Collect every child that ended: as PID 1 also those that others left behind."""

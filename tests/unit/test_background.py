@@ -18,6 +18,7 @@ from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.restart_slots.slots import DURATION_S, LeaseSlots, LocalSlots
 from plimsoll_sidecar.background import Part, once, parts_ok
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError
+from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from plimsoll_sidecar.record.metrics import Metrics
 
 
@@ -103,6 +104,24 @@ def test_no_wish_of_the_server_costs_the_restart_slot(tmp_path: Path) -> None:
         adapter, LocalSlots(), None, lambda _: (), tmp_path, RestartBudget(), lambda: None
     )
     assert made._keeper._failed(KubeError(429, "wait", retry_after_s=300.0)) <= DURATION_S / 4
+
+
+def test_a_trim_without_a_thread_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise its command would be under way for ever, and no other would be sent."""
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    made = Actuator(
+        cast(EngineAdapter, None), LocalSlots(), None, lambda _: (), tmp_path, RestartBudget(),
+        lambda: None,
+    )  # fmt: skip
+    made.send(Command(verb=Verb.TRIM, operation_id="1", incident="i", epoch="a:1"))
+    monkeypatch.setattr(threading.Thread, "start", start)
+    made._next_command()
+    assert [result.outcome for result in made.results()] == [Outcome.FAILED]
 
 
 def test_a_part_sleeps_until_it_is_woken() -> None:

@@ -148,7 +148,10 @@ class Actuator:
             self._resume(command.epoch)
         elif command.verb is Verb.TRIM:
             # The governor gives it up when the engine hangs, and sends what ends the engine.
-            once("trim", lambda: self._answer(command))
+            try:
+                once("trim", lambda: self._answer(command))
+            except RuntimeError as error:  # no thread is left for it
+                self._results.put(_result(command, Outcome.FAILED, str(error)))
         else:
             self._answer(command)
         return 0.0

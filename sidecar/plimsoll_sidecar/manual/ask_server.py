@@ -70,7 +70,12 @@ class AskServer:
                 return 0.0
             raise
         if self._free.acquire(blocking=False):
-            once("manual action", lambda: self._serve(line))
+            try:
+                once("manual action", lambda: self._serve(line))
+            except RuntimeError:
+                self._free.release()
+                line.close()
+                raise
         else:
             with line, contextlib.suppress(OSError):
                 line.sendall(BUSY)

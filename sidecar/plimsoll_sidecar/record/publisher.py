@@ -133,10 +133,9 @@ class Publisher:
             # It was deleted, or written by an attempt whose answer was lost: look again.
             del self._written[incident.name]
             raise
-        self._event(incident, known)
-        phase = incident.phase.value
-        known = known._replace(revision=revision, phase=phase, at=time.monotonic())
+        known = known._replace(revision=revision, phase=incident.phase.value, at=time.monotonic())
         self._written[incident.name] = known
+        self._event(incident, known)
         if incident.ended:
             del self._written[incident.name]
 
@@ -190,10 +189,10 @@ class Publisher:
         try:
             self._kube.create(f"/api/v1/namespaces/{namespace}/events", body)
         except KubeError as error:
-            if error.status == 403:
-                log.warning("Event %s: %s", incident.phase, error)  # the object tells it anyway
-            elif error.status != 409:  # 409: it is there already
+            if error.transient:
                 raise
+            if error.status != 409:  # 409: it is there already
+                log.warning("Event %s: %s", incident.phase, error)  # the object tells it anyway
 
     def _next(self) -> tuple[tuple[int, Incident] | None, float]:
         """Take the first that may be written; else say in how many seconds one may."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -14,7 +15,7 @@ from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.leakincident import MAX_WRITES
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_sidecar import background
-from plimsoll_sidecar.clients.kube import KubeClient
+from plimsoll_sidecar.clients.kube import KubeClient, KubeError, Object
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record.publisher import NEVER, Publisher, Written, wait_s
 
@@ -103,3 +104,35 @@ def test_a_new_phase_does_not_wait_unless_there_were_very_many() -> None:
     assert wait_s(draining, None, 1000.0) == 0.0
     assert wait_s(draining, written(50), 1000.0) == 0.0
     assert wait_s(draining, written(80), 1000.0) > 600
+
+
+class Kube:
+    """An API server that takes the status of an incident, and its Event after some answers."""
+
+    def __init__(self, *events: int) -> None:
+        self.events, self.revisions = list(events), list[int]()
+
+    def get(self, path: str) -> Object:
+        return {"metadata": {"uid": "u"}, "spec": {"id": "a-1"}}
+
+    def apply(self, path: str, body: Object) -> Object:
+        self.revisions.append(body["status"]["revision"])
+        return body
+
+    def create(self, path: str, body: Object) -> Object:
+        if self.events:
+            raise KubeError(self.events.pop(0), "no Event")
+        return body
+
+
+def test_no_event_that_fails_writes_the_same_status_again() -> None:
+    """The cluster takes each revision once, and only so many of them."""
+    kube = Kube(503)
+    publishing = Publisher(cast(KubeClient, kube), ServiceRef(name="s", uid="1"), "a")
+    with pytest.raises(KubeError):
+        publishing.publish(waiting())
+    publishing.publish(waiting())
+    assert kube.revisions == [1, 2]
+    kube.events = [422]
+    publishing.publish(waiting())
+    assert kube.revisions == [1, 2, 3], "an Event that is refused is not worth another try"
