@@ -19,7 +19,8 @@ from plimsoll_operator.runtime.queue import backoff
 log = logging.getLogger(__name__)
 
 GONE = 410
-"""The version to go on from is too old by now: everything is listed anew."""
+"""The version to go on from is too old by now: everything is listed anew, at once the first time.
+An API server whose cache is behind another's may list versions again and again that are too old."""
 
 
 class Reflector:
@@ -39,23 +40,25 @@ class Reflector:
         """Why the last try failed, while it is so."""
         self.tried = asyncio.Event()
         """Set once there is a list, or a reason why there is none."""
+        self._failures = 0
 
     async def run(self) -> None:
-        """List and watch until canceled; begin again, later each time, after a failure."""
-        failures = 0
+        """List and watch until canceled; begin again, later each time until there is an event."""
         while True:
             try:
                 version = await self._list()
-                failures, self.error = 0, None
+                self.error = None
                 while True:
                     version = await self._watch(version)
+                    self._failures = 0
             except (ApiError, OSError, TimeoutError) as error:
-                if isinstance(error, ApiError) and error.status == GONE:
+                self._failures += 1
+                if isinstance(error, ApiError) and error.status == GONE and self._failures == 1:
                     continue
-                failures, self.error = failures + 1, error
+                self.error = error
                 self.tried.set()
                 log.warning("%s of %s: %r", self._kind.plural, self._namespace, error)
-                await asyncio.sleep(backoff(failures, random.random()))
+                await asyncio.sleep(backoff(self._failures, random.random()))
 
     async def _list(self) -> str:
         items, version = await self._api.metadata(self._kind, self._namespace)
@@ -66,7 +69,7 @@ class Reflector:
     async def _watch(self, version: str) -> str:
         """Watch until the server ends it; return the version to go on from."""
         async for event, item in self._api.watch(self._kind, self._namespace, version):
-            version = item["metadata"]["resourceVersion"]
+            version, self._failures = item["metadata"]["resourceVersion"], 0
             if event != "BOOKMARK":
                 self._seen(item, event == "DELETED")
         return version

@@ -144,6 +144,18 @@ def test_a_version_that_is_too_old_is_listed_anew() -> None:
     run(server, check)
 
 
+def test_versions_that_are_always_too_old_are_not_listed_as_fast_as_it_goes() -> None:
+    server = Server("p-0")
+
+    async def check(pods: PolicyPods, store: Store, changed: list[Key]) -> None:
+        for _ in range(5):
+            server.events.put_nowait(ApiError(410, "Expired", "too old resource version"))
+        await settled(changed)
+        assert server.lists == 2
+
+    run(server, check)
+
+
 def test_a_list_that_is_refused_is_told_and_not_taken_for_none() -> None:
     server = Server("p-0")
     server.refusal = ApiError(403, "Forbidden", "pods is forbidden")
