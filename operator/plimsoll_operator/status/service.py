@@ -23,6 +23,8 @@ from plimsoll_operator.status import conditions
 from plimsoll_operator.status.conditions import Verdict
 
 RESTARTS = frozenset({"WorkerRestart", "EngineRestart"})
+RENAMED = frozenset({"OutOfMemoryKilled"})
+"""Types of conditions that earlier operators wrote: nothing judges them any more."""
 
 
 def status(
@@ -135,7 +137,9 @@ def merged(
 
     What nobody judged stays as it was, and of two verdicts on one condition the later counts.
     """
-    known: dict[str, Any] = {one["type"]: one for one in before.get("conditions") or ()}
+    known: dict[str, Any] = {
+        one["type"]: one for one in before.get("conditions") or () if one["type"] not in RENAMED
+    }
     for verdict in {one.type: one for one in verdicts}.values():
         word = {True: "True", False: "False", None: "Unknown"}[verdict.status]
         old = known.get(verdict.type)

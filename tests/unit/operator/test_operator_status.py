@@ -210,6 +210,15 @@ def test_a_time_moves_only_with_its_status() -> None:
     assert times["Ready"] == NOW
 
 
+def test_a_condition_that_has_another_name_now_goes() -> None:
+    service = item()
+    old = {"type": "OutOfMemoryKilled", "status": "True", "reason": "KilledForMemory"}
+    service["status"] = {"conditions": [old | {"lastTransitionTime": NOW, "message": ""}]}
+    types = {one["type"] for one in build(service, None)["conditions"]}
+    assert "OOMKilled" in types
+    assert "OutOfMemoryKilled" not in types
+
+
 def test_figures_stay_until_the_next_scrape() -> None:
     service = item()
     service["status"] = build(service, {"p": Figures(host=0.5)})
