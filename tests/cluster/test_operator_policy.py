@@ -73,6 +73,8 @@ def test_the_account_does_its_work_and_nothing_else(kube: Kube, tmp_path: Path) 
         )  # fmt: skip
         kube("delete", "configmap", "tiny-supervisor")
         eventually(lambda: kube.get("configmap", "tiny-supervisor"), "it is put back", 60)
+        kube("label", "configmap", "tiny-supervisor", "app.kubernetes.io/managed-by-")
+        eventually(lambda: OURS.items() <= labels(kube).items(), "so is its label", 60)
         kube.apply(SERVICE | {"spec": SERVICE["spec"] | {"replicas": 2}})  # type: ignore[operator]
         eventually(lambda: read(kube, "deployment", "tiny")["spec"]["replicas"] == 2, "updated", 60)
         refuses(kube, taken)
@@ -89,6 +91,11 @@ def test_the_account_does_its_work_and_nothing_else(kube: Kube, tmp_path: Path) 
 def read(kube: Kube, kind: str, name: str) -> dict[str, Any]:
     found = kube.get(kind, name)
     assert found is not None
+    return found
+
+
+def labels(kube: Kube) -> dict[str, str]:
+    found: dict[str, str] = read(kube, "configmap", "tiny-supervisor")["metadata"]["labels"]
     return found
 
 
