@@ -44,7 +44,7 @@ class Webhook:
 class Clocks:
     """Seconds that the operator's loops wait: ``--clock NAME=SECONDS`` sets one of them.
 
-    Shorter ones cost the API server more requests; tests use them so that nobody waits.
+    Shorter ones cost the API server more requests; tests use them to save time.
     """
 
     policy_pods: float = 1.0
@@ -52,18 +52,18 @@ class Clocks:
     orphans: float = 604800.0
     """Incidents outlive their service or policy by this long: a week."""
     rollout_settle: float = 10.0
-    """From when a generation of a policy is first seen until workloads are restarted for it: the
-    webhook, and the API server, must know of it first."""
+    """Time between the first sight of a policy's new generation and the restart of workloads for
+    it: the webhook and the API server must know of it first."""
     rollout_again: float = 60.0
     """Between looks at a workload that could not be restarted, or whose restart was asked for."""
     publish: float = 60.0
-    """A figure in a status, and a file of peers, changes at most this often."""
+    """Minimum time between changes of a figure in a status, and of a file of peers."""
     event: float = 5.0
     """An event that comes later than this after a list counts as missed."""
     suspicious: float = 60.0
-    """Between lists after one that showed changes of which there was no event."""
+    """Between lists after one that showed changes without an event."""
     quiet: float = 5.0
-    """Watches that begin again do so together: a list waits until none did for this long."""
+    """Watches tend to restart together: a list waits until none has restarted for this long."""
     canary: float = 20.0
     """Between reads that show whether the API server answers."""
     definitions: float = 2.0
@@ -74,27 +74,28 @@ class Clocks:
     """A holder of a slot whose Lease did not change for this long is dead: a supervisor renews
     every 15 s and counts as dead for the others after 60 s."""
     slot_hold: float = 3600.0
-    """A slot that was never free for this long is not counted any more, and is left to its holder:
-    a drain, a restart and its start-up take minutes."""
+    """A slot that was held for this long without a break is not counted any more, and is left to
+    its holder: a drain, a restart and its start-up take minutes."""
     slot_turn: float = 30.0
-    """A slot that is left open for a service is taken in this time (a supervisor tries every 5 s),
-    or the next one has its turn."""
+    """Time in which a service must take a slot that is kept open for it (a supervisor tries every
+    5 s). After that it is the next service's turn."""
     evict_again: float = 15.0
     """Until an eviction that a disruption budget refused is tried again."""
     creating_again: float = 30.0
     """Between reads of the Events of a pod whose containers are not created."""
     incident_age: float = 600.0
-    """No incident is deleted before: a pod gets its few names back so slowly that what it writes in
-    the five minutes between two compactions of etcd stays bounded."""
+    """Minimum age at which an incident is deleted. A pod has few names for its incidents, and gets
+    them back so slowly that its writes between two compactions of etcd (5 minutes) are bounded."""
     webhook_policies: float = 2.0
-    """Between lists of the policies: a pod that is made this long after its policy is injected."""
+    """Between lists of the policies: a pod that is created this long after its policy gets a
+    supervisor."""
     webhook_current: float = 10.0
-    """So long after a list the policies that the webhook knows count as the present ones."""
+    """How long after a list the webhook's policies count as current."""
     webhook_check: float = 30.0
     """Between reads of the webhook's Secret and configuration, which somebody may change."""
     lease: float = 15.0
-    """The leader's Lease, as client-go's ``LeaseDuration``: who did not renew it for this long is
-    taken for dead. Above ``renew``, which is above ``retry``."""
+    """The leader's Lease, as client-go's ``LeaseDuration``: a leader that has not renewed it for
+    this long is considered dead. Longer than ``renew``, which is longer than ``retry``."""
     renew: float = 10.0
     """The leader ends after this time without a renewal (``RenewDeadline``)."""
     retry: float = 2.0

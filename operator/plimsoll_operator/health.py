@@ -1,11 +1,12 @@
 """The operator's own ``/healthz``, ``/readyz`` and ``/metrics``.
 
-Healthy means that the loop answers and no watch is stale: what a new process mends, and nothing
-else. An API server that is away is not: a canary lists one InferenceService through the same client
-(it only reads), and its age is a metric. So is the age of the last event, since a quiet cluster
-sends none; what convicts a watch is that a full list showed changes that it had not told of, twice
-running. Ready means listed once, or standing by for the leader, and that the webhook can answer
-where there is one. Without the custom resource definitions it waits for them, not ready.
+Healthy means that the event loop answers and no watch is stale: the faults that a new process
+mends. An API server that does not answer is not one of them: a canary lists one InferenceService
+through the same client, and its age is a metric. The age of the last event is a metric, too, since
+a quiet cluster sends none; a watch counts as stale after two full lists in a row showed changes
+that it had not reported. Ready means that all objects were listed once, or that this is a standby,
+and that the webhook, if there is one, can answer. Without the custom resource definitions, the
+operator waits for them and is not ready.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Health:
             await asyncio.sleep(self._config.clocks.canary)
 
     def verdict(self) -> str | None:
-        """Say what a restart would mend; None if nothing is."""
+        """Say what a restart would mend; None if there is nothing."""
         stale = self._watches.stale(STALE_LISTS)
         kinds = ", ".join(stale)
         return f"stale watches: {kinds} changed without an event" if stale else None

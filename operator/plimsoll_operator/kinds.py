@@ -51,9 +51,9 @@ class Ref(NamedTuple):
 class Kind:
     """A kind of object that the operator reads or writes.
 
-    ``selector`` limits lists and watches to what the operator made. A kind that is not ``watched``
-    is of an API that a cluster may lack or get later: each resync looks for it and lists it. A list
-    is read in pages of ``page`` objects.
+    ``selector`` limits lists and watches to objects that the operator made. A kind that is not
+    ``watched`` belongs to an API that a cluster may lack or get later: each resync looks for it and
+    lists it. A list is read in pages of ``page`` objects.
     """
 
     kind: str

@@ -44,7 +44,8 @@ DEEPEST = 12_000
 such as ``podTemplate``; one object that no list and no watch could read would end the operator. A
 decoder needs less than 2 MiB of the stack for it, of the 8 that the main thread has."""
 EXIT_S = 5.0
-"""A process that has lost its Lease ends so soon, whatever of it hangs. It writes nothing more."""
+"""A process that has lost its Lease ends within this time, even if a part hangs. It writes nothing
+in that time."""
 UNBOUND = (
     "the cluster has no admission policies of Plimsoll: a supervised pod writes LeakIncidents and "
     "restart slots of every pod of its namespace without bounds; install them with the chart's "

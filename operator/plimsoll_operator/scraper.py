@@ -197,7 +197,7 @@ def _shown(figures: dict[str, Figures]) -> tuple[object, ...]:
 
 
 def _drained_alike(known: dict[str, Figures], fresh: dict[str, Figures]) -> bool:
-    """Whether nobody was drained or resumed, by the pods that answered."""
+    """Whether no pod that answered was drained or resumed."""
     return all(
         one.drained is None or one.drained == bool(pod in known and known[pod].drained)
         for pod, one in fresh.items()

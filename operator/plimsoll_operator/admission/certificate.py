@@ -1,8 +1,8 @@
-"""The webhook's certificates: a long-lived authority in a Secret, and a short-lived leaf each.
+"""The webhook's certificates: one long-lived authority, and a short-lived leaf for each replica.
 
-Every replica signs its own leaf, which never leaves its memory but for the files that TLS reads.
-The API server trusts the authority, through the caBundle: so a new leaf, which comes every few
-weeks, changes nothing that the API server has to know.
+The authority is in a Secret. Every replica signs its own leaf and keeps it to itself, apart from
+the files that TLS reads. The API server trusts the authority through the caBundle, so a new leaf
+every few weeks changes nothing for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_VALID = datetime.timedelta(days=3 * 365)
 LEAF_VALID = datetime.timedelta(days=30)
-"""Each is replaced when a third of it is left."""
+"""Each is replaced when a third of its lifetime is left."""
 BACKDATED = datetime.timedelta(minutes=5)
 """For clocks that are behind."""
 
@@ -50,7 +50,7 @@ class Certificate:
 
 
 def due(current: Certificate | None, now: datetime.datetime, valid: datetime.timedelta) -> bool:
-    """Whether a new one is due, of those that are ``valid`` for so long."""
+    """Whether a certificate with the lifetime ``valid`` has to be replaced."""
     try:
         return current is None or now >= current.expires - valid / 3
     except ValueError:
@@ -79,12 +79,12 @@ def leaf(
 ) -> Certificate:
     """Make a certificate for ``host`` that ends with its signer at the latest.
 
-    ValueError where ``signer`` is no certificate with its key.
+    ValueError if ``signer`` is not a certificate with its key.
     """
     issuer = x509.load_pem_x509_certificate(signer.certificate)
     signing = serialization.load_pem_private_key(signer.key, None)
     if not isinstance(signing, ec.EllipticCurvePrivateKey):
-        raise ValueError("the authority's key is not of an elliptic curve")
+        raise ValueError("the authority's key is not an elliptic-curve key")
     key = ec.generate_private_key(ec.SECP256R1())
     ends = min(now + valid, issuer.not_valid_after_utc)
     purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])

@@ -1,8 +1,8 @@
 """The MutatingWebhookConfiguration: which pods the API server asks about, and where.
 
-One webhook a policy, with the policy's own selector, so that no other pod waits for an answer. The
-number of webhooks is bounded: each namespace has its turn, and beyond the bound the namespaces of
-the policies that are left share some.
+There is one webhook for each policy, with the policy's own selector, so that no other pod waits for
+an answer. The number of webhooks is bounded: namespaces take turns, and the policies beyond the
+bound share a few webhooks, which select whole namespaces.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def configuration(
 
 
 def in_turn(policies: Sequence[SupervisionPolicy]) -> list[SupervisionPolicy]:
-    """Order them so that no namespace comes a second time before each has come once."""
+    """Order them so that every namespace comes once before any comes twice."""
     seen: Counter[str] = Counter()
     ranked = []
     for one in policies:

@@ -25,15 +25,15 @@ log = logging.getLogger(__name__)
 
 RESULTS = ("injected", "held", "refused", "unselected", "failed")
 TRIED_S = 30.0
-"""A pod that was injected so long ago stands in the policy's status, if it still waits."""
+"""After this time, an injected pod that still waits is counted in the policy's status."""
 MAX_WARNING = 240
 """The API server cuts longer warnings off where there are many."""
 
 
 class Reviewer:
-    """Answers by the policies that are known. ``count`` is told the result of each review.
+    """Answers reviews by the known policies, and calls ``count`` with the result of each.
 
-    ``limit`` replicas of a policy may wait for images with which no pod has run yet.
+    Up to ``limit`` replicas of a policy may wait for images with which no pod has run yet.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Reviewer:
         self._lock = threading.Lock()
 
     def answer_bytes(self, body: bytes) -> bytes:
-        """As :meth:`answer`, from JSON to JSON. ValueError where ``body`` is none."""
+        """As :meth:`answer`, from JSON to JSON. ValueError if ``body`` is not JSON."""
         if is_deeper(body, MAX_DEPTH):  # a thread's stack is smaller than what Python may recurse
             raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
         return json.dumps(self.answer(json.loads(body))).encode()

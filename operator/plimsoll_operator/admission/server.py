@@ -1,9 +1,9 @@
-"""The webhook's server, and what it serves with. Part of every replica, of standbys, too.
+"""The webhook's server and its certificate. Every replica runs it, also a standby.
 
-Whoever reaches the port may send what they like, and the loop that serves it also renews the
-leader's Lease. So connections, their lives, bodies and the reviews that wait are bounded, and a
-review is examined in a thread of a small pool. What finds no room is refused at once: the API
-server then creates the pod without a supervisor.
+Any client that reaches the port can send what it likes, and the event loop that serves it also
+renews the leader's Lease. So the number and age of connections, the size of bodies and the number
+of waiting reviews are bounded, and reviews are examined in a small pool of threads. A review beyond
+these bounds is refused at once: the API server then creates the pod without a supervisor.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ PATH = "/pods"
 ANSWER_S = TIMEOUT_S * 0.75
 """A review that takes longer is not answered: the API server waits for :data:`TIMEOUT_S`."""
 MAX_BYTES = 1 << 20
-"""Of a review. A pod of a whole megabyte is created without a supervisor."""
+"""Largest review. A pod of a whole megabyte is created without a supervisor."""
 THREADS = 2
 SWITCH_S = 0.0005
-"""The loop lets go of the interpreter at each system call; a thread gives it back this late."""
+"""The event loop releases the interpreter lock at each system call; a thread keeps it this long."""
 MAX_WAITING = 64
 """Reviews that are examined or wait for a thread; one takes some 3 ms."""
 MAX_CONNECTIONS = 512
 MAX_BODIES = 32
-"""Bodies that are read at once: they share what memory is for them."""
+"""Bodies that are read at the same time, which bounds the memory for them."""
 HANDSHAKE_S, HEAD_S, IDLE_S = 2.0, 5.0, 100.0
-"""Until a new connection must have sent the head of a request, and one that did the next: an API
+"""Time in which a connection must send the head of its first request, or of its next one: an API
 server keeps a connection for the next pod, and closes it after 90 s."""
 SAID_S = 10.0
 """Between log lines on reviews without an answer: the metric counts them all."""
@@ -153,7 +153,7 @@ class Server:
         return web.Response(text=f"{why}\n", status=status)
 
     def stop(self) -> None:
-        """Let what waits go."""
+        """Release everything that waits."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 

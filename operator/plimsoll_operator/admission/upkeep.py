@@ -1,13 +1,13 @@
 """Upkeep of what admission needs: policies, certificate and webhook configuration.
 
-Every replica reads policies and the Secret; the leader alone writes the Secret and the
-MutatingWebhookConfiguration. It lists and reads instead of watching: a standby has no watches, a
-list of policies is short, and nothing that a watch could miss stays missed.
+Every replica reads policies and the Secret; only the leader writes the Secret and the
+MutatingWebhookConfiguration. Replicas list and read instead of watching: a standby has no watches,
+a list of policies is short, and the next list shows what a watch could have missed.
 
-The Secret holds an authority, with which each replica signs its own certificate, or, where
-something else writes it, the certificate itself. What is served changes only once the
-configuration trusts the new one, and has done so for one interval of checks: other API servers
-of the cluster may see it later than this one.
+The Secret holds an authority, with which each replica signs its own certificate, or, if another
+program writes it, the certificate itself. A replica serves a new certificate only after the
+configuration has trusted it for one interval of checks, because other API servers of the cluster
+may see the configuration later than this one.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ CONFIGURATION = Kind(
     "",
 )
 OVERLAP = datetime.timedelta(days=1)
-"""For so long the leader lets the API server trust the bundle before, too."""
+"""How long the leader lets the API server trust the previous bundle as well."""
 KEYS = ("tls.crt", "tls.key", "ca.crt")
 
 
 class Tally(Protocol):
-    """What is counted of the webhook."""
+    """The webhook's metrics."""
 
     def admitted(self, result: str, count: int = 1) -> None:
         """``count`` reviews ended with ``result``."""
@@ -64,7 +64,7 @@ class Tally(Protocol):
         """Note that the certificate of ``secret`` is served until ``expires_s``, Unix seconds."""
 
     def webhook(self, secret: str, problem: Callable[[], str | None]) -> None:
-        """Count whether this replica's webhook can answer the API server: it has no problem."""
+        """Report whether this replica's webhook can answer the API server: if it has no problem."""
 
 
 class Upkeep:
@@ -89,11 +89,11 @@ class Upkeep:
         self._tally, self._now = tally, now
         self.certfile, self.keyfile = folder / "tls.crt", folder / "tls.key"
         self._source: Certificate | None = None
-        """What the Secret holds: an authority, or the certificate where it is provided."""
+        """What the Secret holds: an authority, or a certificate that somebody else provides."""
         self._before: tuple[bytes, datetime.datetime] | None = None
-        """The bundle before, and until when it is trusted."""
+        """The previous bundle, and until when it is trusted."""
         self._trusted: tuple[bytes, float] | None = None
-        """The bundle that the configuration was last seen to trust, and since when."""
+        """The bundle that the configuration trusts, as last seen, and since when."""
         self._current: Certificate | None = None
         self._checked = self._turned = float("-inf")
         self._written: Object | None = None
@@ -124,8 +124,8 @@ class Upkeep:
     def waits_for_leader(self) -> bool:
         """Whether this is a standby, and the leader has to write what is missing.
 
-        The leader may be a pod without the webhook, which the update that turns it on replaces once
-        this one is ready.
+        The leader may be a pod of the release before, without the webhook. The update that turned
+        it on replaces that pod once this one is ready.
         """
         missing = self._trusted is None or (self._current is None and not self._webhook.provided)
         return missing and not self._leading()
@@ -159,7 +159,7 @@ class Upkeep:
             self._checked = self._turned
 
     async def _found(self) -> Certificate | None:
-        """Read the Secret; the leader writes it where it is its own and lacks something."""
+        """Read the Secret; if it is the operator's own and incomplete, the leader writes it."""
         secret = await self._api.get(SECRET, self._address.namespace, self._webhook.name)
         found, trouble = _read(secret, self._secret)
         if found is not None and not self._webhook.provided and not signs(found):
@@ -192,7 +192,7 @@ class Upkeep:
         return made
 
     def _adopt(self, found: Certificate | None) -> None:
-        """Take what the Secret holds now; without a Secret, what is served stays."""
+        """Use what the Secret holds now; without a Secret, keep serving as before."""
         if found is None:
             return
         if self._source is not None and self._source.bundle != found.bundle:
@@ -200,7 +200,7 @@ class Upkeep:
         self._source = found
 
     async def _configure(self, source: Certificate, check: bool) -> None:
-        """See whom the API server trusts; the leader also writes the configuration."""
+        """Read which bundle the API server trusts; the leader also writes the configuration."""
         policies, bundle = self._policies.all(), source.bundle
         if self._before is not None and self._now() < self._before[1]:
             bundle += self._before[0]
@@ -220,7 +220,7 @@ class Upkeep:
             self._trusted = (source.bundle, time.monotonic())
 
     def _serve(self, source: Certificate) -> None:
-        """Serve with a certificate of ``source`` where another one is due and is trusted."""
+        """Serve with a new certificate of ``source`` if one is due and trusted."""
         current, now = self._current, self._now()
         if current is not None and current.expires > now:
             since = self._trusted[1] if self._trusted is not None else float("inf")

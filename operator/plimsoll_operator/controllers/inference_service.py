@@ -75,7 +75,7 @@ class Controller:
         """Services whose current revision leaks in most replicas."""
 
     async def handle(self, key: Key) -> None:
-        """Make the service ``key`` what its spec says, and its status what it is."""
+        """Carry out the spec of the service ``key``, and update its status."""
         item = self._store.service(key)
         if item is None:
             self._scraper.forget(key)
@@ -155,7 +155,7 @@ class Controller:
     ) -> float | None:
         """Write the status if it changed.
 
-        Returns the seconds after which it may change although nothing happens; None for never.
+        Returns the seconds after which it may change by the passage of time alone; None for never.
         """
         item = self._store.service(key) or item
         now = self._clock()

@@ -1,7 +1,7 @@
 """What the operator reads from a service's pods and does about them.
 
-It writes incidents that only pods tell of, deletes old ones, evicts pods whose supervisors ask for
-it, and reads Events of pods that tell nothing themselves.
+It writes incidents that only the status of pods shows, deletes old ones, evicts pods whose
+supervisors ask for it, and reads the Events of pods whose status does not say what is wrong.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from plimsoll_operator.runtime.client import Api, ApiError
 log = logging.getLogger(__name__)
 
 MARKER = "plimsoll-operator-incidents"
-"""Field manager of the marks, so that they own nothing else of an incident."""
+"""Field manager of the mark alone: its applications own no other field of an incident."""
 OWNER_GONE = "plimsoll.dev/owner-gone-at"
 """Annotation of an incident: when its service or policy was found gone (RFC 3339)."""
 MAX_PODS = 4
-"""Pods of a service that have the same trouble: the Events of some are enough."""
+"""Pods of which the Events are read: those of one service have the same trouble."""
 
 
 async def attend(
@@ -34,8 +34,8 @@ async def attend(
 ) -> float | None:  # fmt: skip
     """Write and delete incidents, and evict pods; return after how many seconds to look again.
 
-    ``pods`` are all pods of the service or policy, terminating ones too. ``kept`` names those that
-    nothing would create anew.
+    ``pods`` are all pods of the service or policy, including terminating ones. ``kept`` names the
+    pods that nothing would replace.
     """
     incidents = await _prune(api, store, key, incidents, now, config)
     for one in incidents:
@@ -62,8 +62,8 @@ async def outlive(
 ) -> float | None:
     """Keep the incidents of a service or policy that is gone for :attr:`Clocks.orphans`.
 
-    When it went is written on them, so that it stands whatever becomes of the operator. Returns the
-    seconds until the next one is deleted; None if none is left.
+    The time of its deletion is written on them, so that it survives a restart of the operator.
+    Returns the seconds until the next one is deleted; None if none is left.
     """
     due = []
     for one in await _prune(api, store, key, incidents, now, config):
@@ -95,7 +95,7 @@ async def _prune(
 async def _change(
     api: Api, store: Store, item: Object, subresource: str = "", manager: str = MANAGER
 ) -> None:
-    """Apply to an incident that is there, whoever wrote it: if that is refused, all else goes on.
+    """Apply to an existing incident of any writer; log a refusal and continue.
 
     Raises ApiError if the API server may answer another time.
     """
@@ -115,12 +115,12 @@ async def _delete(api: Api, store: Store, key: Key, incident: Object) -> None:
 
 
 def _marked(incident: Object) -> str:
-    """When the incident's service or policy went, as it is written on it; empty if it is not."""
+    """When the incident's service or policy was deleted, as marked on it; empty without a mark."""
     return str((incident["metadata"].get("annotations") or {}).get(OWNER_GONE, ""))
 
 
 def _mark(incident: Object, at: str = "") -> Object:
-    """Build what the operator applies to an incident: the mark, or with no time its end.
+    """Build what the operator applies to an incident: the mark, or its removal without a time.
 
     The UID makes the API server refuse another object of the same name.
     """
@@ -134,9 +134,9 @@ async def pod_events(
 ) -> tuple[dict[str, list[Object]], float | None]:
     """Read the Events of some pods whose containers are not created, by the pod's name.
 
-    Also returns the seconds after which to look again at any pod. Nothing in such a pod tells of a
-    volume that cannot be mounted, and nothing in it changes. Raises ApiError if the API server may
-    answer another time: without Events the status would lose its reason and get it back.
+    Also returns the seconds after which to look at any of them again. The status of such a pod does
+    not show a volume that cannot be mounted, and does not change. Raises ApiError if the API server
+    may answer later: without Events, the status would lose its reason and then get it back.
     """
     again = [due] if (due := again_s(pods, now)) is not None else []
     found: dict[str, list[Object]] = {}

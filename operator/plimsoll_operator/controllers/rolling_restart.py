@@ -92,9 +92,9 @@ class RollingRestarts:
         """Ask workloads with waiting pods to restart, at most :data:`MAX_AT_ONCE` a turn.
 
         ``injection`` is what was decided about it. Until a pod has run, ``limit`` pods at once get
-        a supervisor; if more wait, one workload is asked first. Returns what to say of each in the
-        status, and those that were asked by this call. Raises ApiError if the API server may answer
-        another time.
+        a supervisor; if more wait, one workload is asked first. Returns the status text of each
+        workload, and those that this call asked. Raises ApiError if the API server may answer
+        later.
         """
         if policy.spec.rollout is not PolicyRollout.RESTART:
             self.forget(key)

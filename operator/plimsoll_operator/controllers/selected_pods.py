@@ -1,8 +1,8 @@
 """The pods that policies select, from one watch of pods' metadata in each namespace with a policy.
 
-Pods of policies are anybody's, and a watch of all pods would cost the operator every change in the
-cluster. Metadata says which pods a policy selects and which of them changed: only those are read,
-and a few words of each are kept.
+A policy may select the pods of any workload, and with a watch of all pods the operator would
+receive every change in the cluster. Metadata says which pods a policy selects and which of them
+changed: only those are read, and a summary of each is kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from plimsoll_operator.runtime.reflector import Reflector
 from plimsoll_operator.scraper import address_of
 
 FEW = 8
-"""Pods that are read one by one; of more, all that the policy selects are listed."""
+"""Changed pods that are read one by one; if there are more, all of the policy's are listed."""
 
 Generations = tuple[tuple[str, str, int], ...]
 
@@ -44,14 +44,14 @@ class _Read(NamedTuple):
     at: str
 
     def stale(self, version: str, now: str) -> bool:
-        """Whether there is a newer version, or time alone says something else of this one."""
+        """Whether there is a newer version, or this one says something else after some time."""
         due = stuck_s([self.pod], self.at)
         return _older(self.version, version) or (due is not None and seconds(self.at, now) >= due)
 
 
 @dataclass
 class _Namespace:
-    """What is known of a namespace's pods, for these policies: a new one is made for others."""
+    """What is known of a namespace's pods. Other policies get a new one."""
 
     generations: Generations
     policies: list[SupervisionPolicy]
@@ -82,8 +82,8 @@ class PolicyPods:
     def sync(self, key: Key) -> None:
         """Watch the pods of the key's namespace for the policies that it has now.
 
-        Where these are others than before, the policies beside ``key`` are told: each may have
-        other pods by that.
+        If they have changed, the other policies of the namespace are reconciled as well, because
+        they may have other pods now.
         """
         namespace = key.namespace
         items = [
@@ -114,7 +114,7 @@ class PolicyPods:
     ) -> tuple[tuple[SelectedPod, ...], dict[str, str]]:
         """Return the selected pods, and the addresses of supervised ones by name.
 
-        Raises ApiError, OSError or TimeoutError if the API server does not tell.
+        Raises ApiError, OSError or TimeoutError if the API server does not answer.
         """
         known, (reflector, _) = self._namespaces[key.namespace], self._watches[key.namespace]
         async with asyncio.timeout(self._timeout_s):
@@ -177,7 +177,7 @@ class PolicyPods:
         self._watches[namespace] = (reflector, asyncio.create_task(reflector.run()))
 
     def _tell(self, namespace: str, policies: Iterable[str]) -> None:
-        """Tell of a change, after a moment in which more may come."""
+        """Report a change, after a moment in which others may follow."""
         for name in policies:
             key = Key(namespace, name, POLICY.kind)
             if key not in self._due:

@@ -93,7 +93,7 @@ class PolicyController:
             clock,
         )
         self.suspects: dict[Key, tuple[str, ...]] = {}
-        """Workloads of which a revision leaks in most replicas."""
+        """Workloads with a revision that leaks in most replicas."""
         self.pods: dict[Key, dict[State, int]] = {}
         """How many pods of each policy are in each state; those that end are left out."""
 
@@ -101,7 +101,7 @@ class PolicyController:
         """Whether new pods of each policy get no supervisor, because others do not start."""
 
     async def handle(self, key: Key) -> None:
-        """Make the policy ``key`` what its spec says, and its status what it is."""
+        """Carry out the spec of the policy ``key``, and update its status."""
         self._selected.sync(key)
         item = self._store.get(key, Ref(POLICY.kind, key.name))
         if item is None:
@@ -171,7 +171,7 @@ class PolicyController:
     async def _restart(
         self, key: Key, item: Object, policy: SupervisionPolicy, plan: PolicyPlan
     ) -> dict[WorkloadRef | None, str]:
-        """Ask for rolling restarts; what waiting pods wait for, by workload."""
+        """Ask for rolling restarts; return what waiting pods wait for, by workload."""
         said, asked = await self._restarts.turn(
             key,
             policy,
@@ -194,7 +194,7 @@ class PolicyController:
     ) -> float | None:
         """Write the status where it changed.
 
-        Returns the seconds after which it may change although nothing happens; None for never.
+        Returns the seconds after which it may change by the passage of time alone; None for never.
         """
         item = self._store.get(key, Ref(POLICY.kind, key.name)) or item
         figures, now = self._scraper.published(key), self._clock()

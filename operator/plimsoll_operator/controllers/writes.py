@@ -1,7 +1,7 @@
 """What the operator writes for a service or a policy: its objects, its status, its Events.
 
-:class:`Refusals` says what it means for the status if that fails. An Event is for people who look
-on: where it cannot be written, nothing else may suffer.
+:class:`Refusals` decides what a failure means for the status. Events only inform people: if one
+cannot be written, everything else continues.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from plimsoll_operator.status.notices import Notice
 log = logging.getLogger(__name__)
 
 REPORT_AFTER = 3
-"""A refusal that may pass goes into the status once it came this often in a row."""
+"""A refusal that may pass is shown in the status after this many in a row."""
 
 MAX_KNOWN = 1024
 QUIET_S = 600.0
@@ -34,7 +34,7 @@ MAX_MESSAGE = 1000
 
 
 class NameConflict(Exception):
-    """An object that is somebody else's has the name of one of ours."""
+    """Somebody else's object has the name of one of ours."""
 
     def __init__(self, item: Object) -> None:
         owner = item["metadata"]["ownerReferences"][0]["kind"]
@@ -45,17 +45,17 @@ class NameConflict(Exception):
 
 
 class OwnedObjects:
-    """Write what a plan says about the objects of a service."""
+    """Write the objects of a service as the plan says."""
 
     def __init__(self, api: Api, store: Store) -> None:
         self._api, self._store = api, store
 
     async def apply(self, key: Key, uid: str, desired: Object, first_replicas: int) -> bool:
-        """Make one object what it should be; return False where it already is.
+        """Make one object what it should be; return False if it already is.
 
-        ``uid`` is the service's. An object that is not ours carries no label of ours and is in no
-        watch, so a first application must find nothing: nothing is taken over.
-        :class:`NameConflict` where somebody else's object has the name.
+        ``uid`` is the service's. Objects of others lack our labels and are in no watch, so the
+        first application must find no object of the name: none is taken over. Raises
+        :class:`NameConflict` if somebody else's object has the name.
         """
         kind, live = BY_KIND[desired["kind"]], self._store.get(key, ref(desired))
         if live is not None and owner_uid(live) != uid:
@@ -114,10 +114,10 @@ class Refusals:
     def judge(
         self, key: Key, problem: InvalidSpec | NameConflict | ApiError
     ) -> tuple[Failure, Exception | None]:
-        """Return what the status says, and the error to raise after it is written, if any.
+        """Return the text for the status, and the error to raise after it is written, if any.
 
-        Raises ``problem`` itself while it may pass: it comes again at once, and a status that
-        flickers helps nobody.
+        Raises ``problem`` itself while it may pass: the reconcile is repeated at once, and the
+        status does not flicker.
         """
         if isinstance(problem, InvalidSpec):
             return Failure("InvalidSpec", str(problem), lasting=True), None
@@ -129,7 +129,7 @@ class Refusals:
         return Failure("ApplyFailed", problem.message, problem.lasting), problem
 
     def forget(self, key: Key) -> None:
-        """Begin to count anew: the service was carried out, or is gone."""
+        """Reset the count: the reconcile succeeded, or the service is gone."""
         self._in_a_row.pop(key, None)
 
 
@@ -148,7 +148,7 @@ class Recorder:
         self._known: OrderedDict[str, _Seen] = OrderedDict()
 
     async def write(self, service: Object, notices: Iterable[Notice]) -> None:
-        """One Event a notice, under a name that is the same whenever it repeats."""
+        """One Event for each notice; a repeated notice has the same name."""
         for notice in notices:
             body = self._event(service, notice)
             if body is None:

@@ -1,4 +1,4 @@
 """What pods, incidents and Leases say, one by one and together. Pure functions.
 
-Controllers and the circuit breaker carry out what follows from it.
+Controllers and the circuit breaker act on the results.
 """

@@ -1,7 +1,7 @@
-"""Which incidents are deleted: more than a person reads, and than a hostile pod shall keep.
+"""Which incidents are deleted, so that a person can read them and a hostile pod cannot fill etcd.
 
-Whoever has the token of a supervised pod may write incidents of that pod, and says itself whether
-they have ended. So the open ones are counted as well.
+A client with the token of a supervised pod can write incidents of that pod, and can leave them all
+open. So the open ones are counted as well.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from plimsoll_operator.kinds import Object
 KEPT_OF_POD = 10
 """Half of the names that a pod has (``plimsoll_api.leakincident.MAX_OF_POD``): one is free."""
 KEPT_OPEN = 500
-"""Open incidents of one service or policy: one of each replica, and some."""
+"""Open incidents of one service or policy: one for each replica, and some more."""
 KEPT_OF_NAMESPACE = 2000
 _SUSPECTED = frozenset({None, IncidentPhase.OPEN, IncidentPhase.TRIMMING})
 

@@ -1,4 +1,4 @@
-"""Which replicas are compared with one that may leak, and the file that tells of their growth.
+"""Which replicas are compared with one that may leak, and the file with their growth.
 
 Replicas of one revision under one load are each other's control group. The operator has their
 growth from its scrapes, and supervisors read it beside their configuration while an incident of
@@ -53,7 +53,7 @@ def summary(peers: Sequence[Peer], suspected: Collection[str]) -> str:
 
 
 def replicas_of_policy(pods: Iterable[SelectedPod]) -> list[Peer]:
-    """Return the supervised pods of which the workload and its revision are known.
+    """Return the supervised pods whose workload and revision are known.
 
     Their growth is not known yet. Pods of a multi-node group are left out: their roles differ.
     """

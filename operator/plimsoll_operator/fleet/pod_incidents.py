@@ -97,7 +97,7 @@ def _crashes(
     found: Findings, service: Object, pod: Object, container: Object, incidents: list[Object],
     known: dict[str, Object], now: str,
 ) -> None:  # fmt: skip
-    """Find loops: one is an incident until the container is ready, the next one is another."""
+    """Find crash loops: an incident ends once the container is ready; a later loop is a new one."""
     pod_name, restarts = pod["metadata"]["name"], container.get("restartCount", 0)
     waiting = (container.get("state") or {}).get("waiting") or {}
     looping = waiting.get("reason") == "CrashLoopBackOff" and restarts >= CRASHES
@@ -230,7 +230,7 @@ def _incident(
 
 
 def _end(incident: Object, phase: str, outcome: str, message: str, now: str) -> Object:
-    """Build the status that ends the incident, fitted to what its writer left of the bounds."""
+    """Build the status that ends the incident, within what its writer left of the bounds."""
     about = {key: incident[key] for key in ("apiVersion", "kind")}
     name = {key: incident["metadata"][key] for key in ("name", "namespace")}
     before = incident.get("status") or {}

@@ -1,10 +1,10 @@
-"""What one pod says of itself, read once for all who ask: its containers, and why one cannot start.
+"""The status of one pod, read once for all callers: its containers, and why one cannot start.
 
-Containers that end again and again show in what the kubelet remembers of their last run. A verdict
-must not change while such a container alternates between running and waiting: it follows from
-counts and times in the pod's status, and from nothing that the operator remembers.
+The kubelet keeps how the last run of a container ended. A verdict on a container that ends again
+and again must not change while it alternates between running and waiting, so it follows from counts
+and times in the pod's status alone; the operator remembers nothing.
 
-Words of the kubelet, of a log or of a manifest come from a pod: they are cleaned and bounded.
+Texts of the kubelet, of a log or of a manifest come from a pod: they are cleaned and bounded.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from plimsoll_operator.kinds import Object
 BACKOFF_RESET_S = 600.0
 """The kubelet forgets the crashes of a container that has run this long."""
 SETTLE_S = 30.0
-"""The least that a container must run to count as recovered; else twice its last run."""
+"""Time that a container must run to count as recovered; or twice its last run, if longer."""
 PLANNED_EXIT_CODES = (0, 143)
-"""Exit codes of a container that was told to end, as a planned restart does."""
+"""Exit codes of a container that ended on request, as in a planned restart."""
 CREATING_S = 10.0
-"""A pod whose containers are not created after this has Events worth reading."""
+"""Events are read for a pod whose containers have not been created after this time."""
 RECENT_S = 180.0
 """The kubelet tries a volume again after two minutes at most."""
 EVENT_REASONS = frozenset(
@@ -99,7 +99,7 @@ class Container:
     def settled_s(self) -> float | None:
         """How many seconds a new run must last to count as recovered.
 
-        None if the last one was so long that its end stands for itself.
+        None if the last one was so long that its end does not count as one of a loop.
         """
         if not (self.end.get("startedAt") and self.end.get("finishedAt")):
             return SETTLE_S
@@ -253,7 +253,7 @@ class PodView:
 def not_ready(
     pods: Iterable[PodView], name: str, events: Events, now: str
 ) -> list[tuple[str, Cause]]:
-    """Pods whose container ``name`` is not ready, with the cause; those that block come first."""
+    """Pods whose container ``name`` is not ready, with the cause; blocking causes come first."""
     found = [
         (pod.name, why)
         for pod in sorted(pods, key=lambda one: one.name)
@@ -327,8 +327,8 @@ def _ends(status: Object) -> Iterator[Object]:
 def _unmounted(events: Sequence[Object]) -> Cause | None:
     """Return what the kubelet last said about the pod's volumes or its sandbox.
 
-    It repeats itself in several wordings: of the recent ones the first by the alphabet counts, so
-    that a status does not change with each try.
+    It words the same failure differently from try to try. The alphabetically first of the recent
+    texts is taken, so that the status stays the same.
     """
     relevant = [one for one in events if one.get("reason") in EVENT_REASONS and one.get("message")]
     if not relevant:

@@ -1,9 +1,9 @@
-"""The pods that policies select: whose a pod is, and what it says about its supervision.
+"""The pods that policies select: which policy supervises a pod, and how far its supervision is.
 
 Of the policies that select a pod, the oldest one supervises it.
 
-Whoever may create pods in the namespace writes these labels and annotations, so nothing here grants
-a right on what another pod has.
+Anyone who may create pods in the namespace can write these labels and annotations, so they never
+grant a pod rights on objects of another pod.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ STUCK_AFTER_S = 30.0
 """Age from which a pod counts as stuck: a registry may fail for a moment."""
 MAX_IMAGES = 1026
 MAX_ENDS = 2
-"""Ends of a container that never started, from which it counts as one that cannot start."""
+"""Failed starts after which a container counts as one that cannot start."""
 
 
 class State(Enum):
-    """Where a selected pod stands, as metrics name it."""
+    """State of a selected pod, as metrics name it."""
 
     SUPERVISED = "Supervised"
     WAITING = "Waiting"
@@ -40,10 +40,10 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How far a pod got past the containers that an injection added.
+    """Whether a pod has started the containers that an injection added.
 
-    ``images`` are theirs, as the injection wrote them down; empty without any. ``stuck`` says why
-    the pod cannot go on, empty if it can.
+    ``images`` are their images, as recorded by the injection; empty without any. ``stuck`` says why
+    the pod cannot start them; empty if it can.
     """
 
     images: str = ""
@@ -81,7 +81,7 @@ def examine(
     images: Images,
     now: str = "",
 ) -> SelectedPod:
-    """Find out where ``pod`` stands with ``policy``.
+    """Find out the state of ``pod`` under ``policy``.
 
     ``selecting`` names all policies that select it, in the order in which they may have it. ``now``
     is RFC 3339, empty if no time has passed.
@@ -158,7 +158,7 @@ def _state(pod: Object, policy: str, older: str) -> tuple[State, str]:
         )
     has = _has_supervisor(pod)
     if has and labels.get(POLICY_LABEL) == policy:
-        return State.SUPERVISED, ""  # until it is created anew, whichever policy is older by now
+        return State.SUPERVISED, ""  # until it is recreated, also if another policy is older now
     if older:
         return State.REFUSED, (
             f"SupervisionPolicy {older}, which is older, selects this pod too: narrow one of the"

@@ -85,7 +85,7 @@ def find(revision: str, pods: list[ReplicaPod], incidents: list[Object]) -> Susp
 def suspect_status(
     suspect: Suspect | None, before: Object, update: str, action: str, changed: list[str]
 ) -> dict[str, Any] | None:
-    """``status.suspectRevision``: what is known now, else what was known of the same revision."""
+    """``status.suspectRevision``: as known now, else as known before of the same revision."""
     known: dict[str, Any] | None = before.get("suspectRevision")
     if suspect is None:
         return known | {"action": action} if known and known.get("revision") == update else None
@@ -147,9 +147,8 @@ def suspects(
 ) -> dict[WorkloadRef, Object]:
     """``suspectRevision`` by workload, for those that have one.
 
-    ``before`` is what the last status says of each workload, by KIND/NAME: evidence ages, and a
-    revision stays suspect as long as pods of it are there. Pods that nothing controls have no
-    revision.
+    ``before`` is the last status of each workload, by KIND/NAME: evidence ages, but a revision
+    stays suspect as long as it has pods. Pods that nothing controls have no revision.
     """
     of_present, of_gone = _by_pod(workloads, incidents)
     found: dict[WorkloadRef, Object] = {}

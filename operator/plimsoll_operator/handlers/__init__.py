@@ -1,6 +1,6 @@
 """kopf's handlers, one file a kind: each stores an event and queues its service or policy.
 
-What is done about it stands in ``controllers``.
+The reconciles are in ``controllers``.
 """
 
 from plimsoll_operator.handlers import (

@@ -1,4 +1,4 @@
-"""Events of what the operator makes: whatever somebody else changes in it is put back."""
+"""Events of objects that the operator makes: changes by others are reverted."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
 
 def check_first_process(pod: Object, at: str, fields: Fields) -> None:
-    """Refuse commands that name process 1, which is the pod's sandbox beside a supervisor.
+    """Refuse commands that name process 1, which is the pod's sandbox in a supervised pod.
 
     A ``kill 1`` before the pod stops would end all of its containers at once. Raises
     InjectionError.

@@ -158,7 +158,7 @@ def _supervised(
         memory_limit_bytes=memory_limit(engine) or None,
         shared_device=shares_device(engine),
     )
-    # Only what is added stands in the configuration, but port names must not repeat the service's,
+    # The configuration contains only additions, but its port names must differ from the service's,
     # and the supervisor's resources depend on the engine's.
     container = next(one for one in pod["containers"] if one.get("name") == engine.container)
     kept = {key: container[key] for key in ("ports", "resources") if key in container}

@@ -35,10 +35,10 @@ class Fields:
 class Options:
     """What is wanted, in the types of a SupervisionPolicy.
 
-    ``selector`` chooses pods by their labels, and ``namespace`` workloads that name another one
-    are left out; None is all. ``named_is_custom`` says whether a
+    ``selector`` chooses pods by their labels. Workloads that name a namespace other than
+    ``namespace`` are left out. None of either chooses all. ``named_is_custom`` says whether a
     container counts as a custom engine because it is named. ``resources`` and ``pull_secrets`` are
-    those of a ``supervisor`` that sets none. ``fields`` says how messages name the options.
+    the defaults for a ``supervisor`` that sets none. ``fields`` says how messages name the options.
     """
 
     image: str

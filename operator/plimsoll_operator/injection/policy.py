@@ -44,7 +44,7 @@ from plimsoll_operator.render.containers import Images
 Object = dict[str, Any]
 
 INJECTED = "plimsoll.dev/injected-images"
-"""Annotation of a pod: the images that it was given, as :func:`images_of` writes them."""
+"""Annotation of a pod: the images of its injection, as :func:`images_of` writes them."""
 AT = "spec"
 """Of a pod: where its messages begin."""
 ALLOW_GROUP_RESTARTS = "plimsoll.dev/allow-group-restarts"
@@ -79,7 +79,7 @@ class Admitted:
 
 
 def images_of(policy: SupervisionPolicy, images: Images) -> str:
-    """Write down the images that new pods of ``policy`` get."""
+    """Return, as one text, the images that new pods of ``policy`` get."""
     probe = images.probe if policy.spec.probe.enabled else None
     return ", ".join(dict.fromkeys([images.supervisor, probe or images.supervisor]))
 
@@ -154,7 +154,7 @@ def _in_group(labels: Object) -> bool:
 
 
 def group_of(metadata: Object) -> str:
-    """Name the multi-node group that a new pod is a part of; empty if it is a replica by itself.
+    """Name the multi-node group that a new pod belongs to; empty if it is a replica by itself.
 
     The webhook of LeaderWorkerSets may add the group's index later. A worker names its leader.
     """

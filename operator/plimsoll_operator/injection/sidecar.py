@@ -87,8 +87,8 @@ def _add(pod: Object, container: Object, config_map: str, options: Options) -> N
     # Last of all: it is up before the engine, and downloads are not its concern.
     pod["initContainers"] = [*others, container]
     volumes = {PREFIX + name: source for name, source in VOLUMES.items()}
-    # The ConfigMap may be absent when a pod is created, and goes with its policy. The pod must
-    # start without it: then the supervisor only watches.
+    # The ConfigMap may be missing when a pod is created, and is deleted with its policy. The pod
+    # must start without it: then the supervisor only watches.
     volumes[CONFIG] = {"configMap": {"name": config_map, "optional": True}}
     if options.token:
         volumes[TOKEN] = {"projected": {"sources": token_sources()}}

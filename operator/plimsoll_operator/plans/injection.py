@@ -1,12 +1,12 @@
 """The circuit breaker of injection: whether the new pods of a policy get a supervisor.
 
 An engine starts after its supervisor, so a supervisor that cannot start costs the pod. Until one
-pod of a policy has run with the present images, a few pods at once get them. Once several pods are
-stuck in them, no further pod gets them until a person asks for another try.
+pod of a policy has run with the present images, only a few pods at a time get them. Once several
+pods are stuck with them, no further pod gets them until a person asks for another try.
 
-The operator decides and writes ``status.injection``; the webhook of each replica reads it there.
-Whoever may create pods in a namespace can forge this of one, and so stop or begin the injection of
-a policy of that namespace, and nothing else.
+The operator decides and writes ``status.injection``, which the webhook of each replica reads.
+Anyone who may create pods in a namespace can forge what a pod says here, and so stop or resume the
+injection of a policy of that namespace, but nothing else.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def decide(
 ) -> Object:
     """Return ``status.injection``, by the last one and the policy's pods. ``now`` is RFC 3339.
 
-    ``limit`` pods that are stuck stop the injection. It goes on with other images, another
-    generation of the policy or another value of :data:`RETRY`; then only younger pods count.
+    ``limit`` stuck pods stop the injection. It resumes with other images, another generation of
+    the policy or another value of :data:`RETRY`; after that, only younger pods count.
     """
     same = before if before is not None and before.images == images else Injection(images=images)
     stopped, since, proven = same.stopped, same.since, same.proven
@@ -80,7 +80,7 @@ def held_back(
 ) -> str:
     """Say why a new pod of ``policy`` is created without a supervisor; empty if it gets one.
 
-    ``tried`` replicas got one from this webhook so lately that the status may not count them.
+    ``tried`` replicas got one from this webhook so recently that the status may not count them yet.
     """
     same = before if before is not None and before.images == images else Injection(images=images)
     if same.stopped is not None and _stands(same.stopped, policy):
@@ -98,5 +98,5 @@ def _retry(policy: SupervisionPolicy) -> str:
 
 
 def _stands(stopped: InjectionStop, policy: SupervisionPolicy) -> bool:
-    """Whether nobody changed the policy or asked for another try since the stop."""
+    """Whether the policy is the same as at the stop, and no other try was asked for."""
     return (stopped.generation, stopped.retry) == (policy.metadata.generation, _retry(policy))

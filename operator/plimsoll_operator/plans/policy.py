@@ -37,7 +37,7 @@ class PolicyPlan:
     """What to do for a policy.
 
     ``desired`` is in the order of application; ``surplus`` is removed afterwards. ``failure`` says
-    what is too much, ``suspects`` which workloads have a revision that leaks.
+    which limit is exceeded, ``suspects`` which workloads have a revision that leaks.
     """
 
     desired: list[Object]
@@ -58,8 +58,8 @@ def reconcile(
 ) -> PolicyPlan:
     """Plan what there should be, and which of the policy's own objects should go.
 
-    ``status`` is the last one, ``now`` RFC 3339. ``peers`` is what supervisors are told of each
-    other's growth.
+    ``status`` is the last one, ``now`` RFC 3339. ``peers`` is the file with the replicas' growth
+    for their supervisors.
     """
     uid, name = policy.metadata.uid, policy.metadata.name
     own = {where: item for where, item in owned.items() if owner_uid(item) == uid}
@@ -120,7 +120,7 @@ def too_many_workloads(workloads: Sequence[Workload], chosen: Sequence[Workload]
 def name_of(ref: WorkloadRef | None) -> str:
     """Name the workload in a message, cut and cleaned.
 
-    Whoever creates a pod may write any text as its owner's name.
+    The creator of a pod may write any text as its owner's name.
     """
     return clean(str(ref), MAX_SHOWN) if ref else "pods without an owner"
 

@@ -21,9 +21,9 @@ LAST_WORDS = {"terminationMessagePolicy": "FallbackToLogsOnError"}
 
 @dataclass(frozen=True)
 class Images:
-    """Images for services and policies that name none, and what goes with them.
+    """Images for services and policies that name none, with their pull secrets and resources.
 
-    Without one for the probe, the supervisor's has it. ``pull_secrets`` names Secrets in the
+    Without an image for the probe, the supervisor's is used. ``pull_secrets`` names Secrets in the
     namespace of each pod, and ``resources`` are the supervisor's.
     """
 
@@ -62,8 +62,8 @@ def resources(wanted: Resources) -> dict[str, Any]:
 
 QOS_RESOURCES = ("cpu", "memory")
 COUNTED = {"cpu": "200m", "memory": "256Mi", "ephemeral-storage": "512Mi"}
-"""What a ResourceQuota may count of each container, and what one of ours gets of it where all
-others have a limit. The supervisor's volumes hold at most 320 MiB, and its log the rest."""
+"""Resources that a ResourceQuota may count, with the limit of our container if all others have
+one. The supervisor's volumes hold at most 320 MiB, and its log the rest."""
 RESERVED = {"cpu": "20m", "memory": "96Mi", "ephemeral-storage": "64Mi"}
 """The same for requests."""
 

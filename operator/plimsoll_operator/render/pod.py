@@ -109,9 +109,9 @@ def grace_period(service: InferenceService) -> int:
 def add_pull_secrets(
     pod: dict[str, Any], supervisor: SupervisorSettings, default: Sequence[str]
 ) -> None:
-    """Add to ``pod`` what the supervisor's image needs: its own secrets, else the ``default``.
+    """Add to ``pod`` the pull secrets of the supervisor's image: its own, else the ``default``.
 
-    The kubelet goes on without a Secret that does not exist.
+    The kubelet ignores a Secret that does not exist.
     """
     wanted = [one.name for one in supervisor.image_pull_secrets] or default
     held = [one for one in pod.get("imagePullSecrets") or () if one.get("name") not in wanted]

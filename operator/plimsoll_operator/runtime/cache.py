@@ -63,16 +63,16 @@ class Listed(NamedTuple):
 
 OWNERS = (SERVICE.kind, POLICY.kind)
 MAX_OWNED_BYTES = 16 << 20
-"""Packed, of the objects that one service or policy has: some thousand pods."""
+"""Packed size of the objects that one service or policy may have: some thousand pods."""
 
 
 class Store:
-    """Newest known version of each object. What is returned is the caller's own.
+    """Newest known version of each object. Callers get copies.
 
-    Anybody may create objects with our labels. So what a watch or a list brings counts only where
-    it is :meth:`expected`: where its owner is known, and has room left.
+    Anybody may create objects with our labels. So an object of a watch or a list is stored only if
+    it is :meth:`expected`: if its owner is known and has room left.
 
-    ``changes`` counts by kind what was taken in or forgotten.
+    ``changes`` counts by kind the objects that were stored or forgotten.
     """
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class Store:
         self._gone = set()
 
     def listed(self, items: Iterable[Object], owners: Container[Key] = ()) -> list[Listed]:
-        """Packs some of a list for :meth:`replace`; what is known already takes no more room.
+        """Pack some objects of a list for :meth:`replace`; known ones take no more room.
 
         ``owners`` were listed before.
         """

@@ -66,10 +66,9 @@ class Api:
     """Client of the API server with one connection pool.
 
     Every call raises :class:`ApiError`, or OSError or TimeoutError if the server does not answer
-    within ``timeout_s``. ``writes`` counts by verb and kind what is done for services, ``requests``
-    all that was sent, and ``refusals`` how often the server asked for patience, which is had for
-    ``tries`` requests. Writes have to end within ``left_s``, and
-    none is sent where nothing is left.
+    within ``timeout_s``. ``writes`` counts the writes for services by verb and kind, ``requests``
+    all requests, and ``refusals`` how often the server asked the client to wait. A request is sent
+    at most ``tries`` times. Writes have to end within ``left_s``, and none is sent if that is 0.
     """
 
     def __init__(
@@ -117,7 +116,7 @@ class Api:
         """List all objects that the operator is concerned with, page by page.
 
         Each page comes with the version that the whole list is of. With ``name``, that object alone
-        is listed: who may list need not have the right to get.
+        is listed, for accounts that may list and not get.
         """
         query = {"limit": str(kind.page)} | (
             {"labelSelector": kind.selector} if kind.selector else {}
@@ -136,8 +135,8 @@ class Api:
     async def metadata(self, kind: Kind, namespace: str) -> tuple[list[Object], str]:
         """List the metadata of a namespace's objects, and the version of the list.
 
-        The list is of the API server's cache, as of some moment ago: a watch from its version on
-        tells what happened since.
+        The list comes from the API server's cache and may be slightly old: a watch from its version
+        on reports what happened since.
         """
         query = {"resourceVersion": "0"}
         found = await self._call("GET", kind.path(namespace), query, accept=METADATA_LIST)
@@ -312,7 +311,7 @@ class Api:
         """Return the parameter that bounds how long the API server keeps a write waiting."""
         left_s = self.left_s()
         if left_s <= 0.0:
-            raise OSError(f"{method} {path}: not sent, another operator may lead by now")
+            raise OSError(f"{method} {path}: not sent, because another operator may lead now")
         return {"timeout": f"{math.ceil(min(left_s, self._timeout_s))}s"}
 
     async def _send(

@@ -1,11 +1,11 @@
-"""Leader election: of several operators one works, by a Lease.
+"""Leader election by a Lease: of several operators, one works.
 
 As in client-go, a holder counts as dead when its Lease did not change for its duration by the
-observer's own clock; clocks of two machines are never compared. Who cannot renew in time ends its
-process. A renewal counts from before it was sent, each try ends within the time that is left, and
-:meth:`Election.left_s` bounds each write: a process that was stopped for a while writes nothing
-when it goes on, although nothing has ended it yet, and what waits in the API server is given up
-there. So two never work at once.
+observer's own clock; clocks of two machines are never compared. A leader that cannot renew in time
+ends its process. A renewal counts from before it was sent, each try ends within the time that is
+left, and :meth:`Election.left_s` bounds each write: a process that was paused writes nothing after
+it continues, even before it ends, and the API server gives up writes that wait there for too long.
+So two operators never write at once.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from plimsoll_operator.runtime.client import Api, ApiError, Conflict
 log = logging.getLogger(__name__)
 
 MAX_DURATION_S = 120
-"""What a Lease says of its own duration counts up to here: a holder's typing error would keep the
-others out for ever."""
+"""Longest duration that a Lease can claim for itself. Otherwise, a typing error of a holder could
+keep the others out forever."""
 
 
 class LeadershipLost(Exception):
@@ -46,7 +46,7 @@ class Election:
         clock: Callable[[], float] = time.monotonic,
         clocks: Clocks = CLOCKS,
     ) -> None:
-        """Elect through ``api``, which must not be patient: to wait is as good as to fail."""
+        """Elect through ``api``, which must not wait when the server asks for it."""
         self._api, self._namespace, self._name = api, namespace, name
         self._identity, self._clock, self._clocks = identity, clock, clocks
         self._seen: tuple[Object, float] = ({}, -math.inf)
@@ -54,14 +54,14 @@ class Election:
         self.leading = False
 
     def holds(self) -> bool:
-        """Whether this process leads and nobody can have taken its place yet."""
+        """Whether this process leads, and no other can have taken its place yet."""
         return self.left_s() > 0
 
     def left_s(self) -> float:
-        """Seconds in which nobody can take its place, unless it renews; 0 where it does not lead.
+        """Seconds for which no other process can take over without a renewal; 0 for a standby.
 
-        They end before the Lease does: what a leader sends within them may take as long to have
-        its effect as ``renew`` is shorter than ``lease``.
+        They end before the Lease does: a write that is sent in them has the difference of ``lease``
+        and ``renew`` to take effect.
         """
         if not self.leading:
             return 0.0
@@ -84,9 +84,9 @@ class Election:
             await asyncio.sleep(self._clocks.retry * (1.0 + 0.2 * random.random()))
 
     async def keep(self) -> None:
-        """Renew until canceled; :class:`LeadershipLost` where that failed for too long.
+        """Renew until canceled; raise :class:`LeadershipLost` if that failed for too long.
 
-        It may be called again after it was canceled: what counts is when the Lease was renewed.
+        It may be called again after it was canceled: the time of the last renewal is kept.
         """
         while self.holds():
             await asyncio.sleep(min(self._clocks.retry, self.left_s()))
@@ -119,7 +119,7 @@ class Election:
     async def _try(self, within_s: float) -> str:
         """Take or renew the Lease if possible; return who holds it.
 
-        TimeoutError if that takes longer than ``within_s``, or than half of what a renewal has.
+        TimeoutError if that takes longer than ``within_s``, or than half the time of a renewal.
         """
         async with asyncio.timeout(min(within_s, self._clocks.renew / 2)):
             lease = await self._api.get(LEASE, self._namespace, self._name)
@@ -144,7 +144,7 @@ class Election:
         }
 
     async def _write(self, lease: Object) -> str:
-        """Write it for this process; return who holds it, "" where somebody else was quicker."""
+        """Write it for this process; return who holds it, "" if another process was quicker."""
         began = self._clock()
         try:
             if "resourceVersion" in lease["metadata"]:
@@ -152,8 +152,8 @@ class Election:
             else:
                 await self._api.create(LEASE, lease)
         except Conflict:
-            # Who it was, the next look shows. A leader's own Lease may have changed by another
-            # hand; it has the time that is left to it to find out.
+            # The next read shows who it was. Somebody else may also have edited a leader's own
+            # Lease; the leader has the rest of its time to find out.
             return ""
         self.leading, self._renewed = True, began
         return self._identity
@@ -165,7 +165,7 @@ class Election:
     def _expired(self, lease: Object) -> bool:
         """Whether its holder has not written it for its duration, by this process's clock.
 
-        Others write its metadata, too: that a holder lives shows in the spec alone.
+        Others write its metadata, too: only the spec shows that a holder lives.
         """
         spec, now = lease.get("spec") or {}, self._clock()
         if self._seen[0] != spec:

@@ -1,8 +1,8 @@
 """A list, then a watch, of the metadata of one kind in one namespace: nothing in between is missed.
 
-Beside kopf's watches, which are for good and for all namespaces: one of these is begun for a
-namespace when somebody there needs it, and its objects may be anybody's. So it asks for metadata
-alone, and the list may be answered from the API server's cache.
+kopf's watches cover all namespaces for the life of the process. This one starts for a namespace
+when a policy there needs it, and sees everybody's objects. So it asks for metadata only, and the
+list may be answered from the API server's cache.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from plimsoll_operator.runtime.queue import backoff
 log = logging.getLogger(__name__)
 
 GONE = 410
-"""The version to go on from is too old by now: everything is listed anew, at once the first time.
-An API server whose cache is behind another's may list versions again and again that are too old."""
+"""The version to continue from is too old: everything is listed again, at once the first time. An
+API server whose cache is behind another's may keep listing versions that are too old."""
 
 
 class Reflector:
@@ -67,7 +67,7 @@ class Reflector:
         return version
 
     async def _watch(self, version: str) -> str:
-        """Watch until the server ends it; return the version to go on from."""
+        """Watch until the server ends it; return the version to continue from."""
         async for event, item in self._api.watch(self._kind, self._namespace, version):
             version, self._failures = item["metadata"]["resourceVersion"], 0
             if event != "BOOKMARK":

@@ -1,6 +1,6 @@
 """kopf's part: watches of every kind, which feed the store and the queue. No handler writes.
 
-The handlers stand in ``handlers``.
+The handlers are in ``handlers``.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
 
 class Watches:
-    """What kopf hands to each handler: takes events in and remembers when the last one came."""
+    """The memo that kopf passes to each handler: stores events and the time of the last one."""
 
     def __init__(self, store: Store, queue: WorkQueue[Key]) -> None:
         self._store, self._queue = store, queue
@@ -97,7 +97,7 @@ class Watches:
         return sorted(kind for kind, count in self._misses.items() if count >= lists)
 
     def __copy__(self) -> Watches:
-        """Return itself: kopf copies what it hands to handlers for each object that it knows."""
+        """Return itself: kopf copies the memo for each object that it knows."""
         return self
 
     def take(self, kind: Kind, event: str | None, item: Object) -> None:

@@ -39,7 +39,7 @@ MAX_MESSAGE = 1024
 MAX_SLOW = 8
 """Slow leaks that a message names."""
 NOT_READY = "ContainersNotReady"
-"""Reason of ``EngineReady`` while nothing but time is missing."""
+"""Reason of ``EngineReady`` while the engine only needs more time."""
 NO_SUSPECT, SAME_LEAK = "NoSuspect", "SameLeakInMostReplicas"
 """Reasons of ``SuspectRevision``."""
 
@@ -70,10 +70,10 @@ def rollout(
 ) -> list[Verdict]:  # fmt: skip
     """``Ready``, ``Progressing`` and ``Stalled`` by the Deployment's status.
 
-    As a Deployment's ``Available``, ``Ready`` counts replicas of all revisions: it stays True
-    through a roll-out that keeps enough of them. Where they are too few, it names the first cause
-    that ``engines``, the verdict on ``EngineReady``, has. ``drained`` names the pods that a person
-    keeps out of service.
+    Like a Deployment's ``Available``, ``Ready`` counts replicas of all revisions: it stays True
+    through a roll-out that keeps enough of them. If they are too few, it names the first cause of
+    ``engines``, the verdict on ``EngineReady``. ``drained`` names the pods that a person keeps out
+    of service.
     """
     trouble = engines if engines is not None and engines.status is False else None
     seen = (deployment or {}).get("status") or {}

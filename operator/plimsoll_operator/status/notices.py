@@ -100,7 +100,7 @@ def suspected(before: Object, after: Object) -> list[Notice]:
 
 
 def not_starting(before: Object, after: Object) -> list[Notice]:
-    """By two statuses of a policy, one after the other: pods do not get past their supervisor."""
+    """Tell, by two statuses of a policy in a row, that pods do not start with a supervisor."""
     was, now = (_condition(one, PolicyCondition.INJECTION_STOPPED) for one in (before, after))
     if now.get("reason") == was.get("reason"):
         return []

@@ -160,7 +160,7 @@ def _workloads(
 
 
 def _named(ref: WorkloadRef | None) -> Object:
-    """Group, kind and name, of which whoever creates a pod may write any text."""
+    """Group, kind and name. The creator of a pod may write any text there."""
     if ref is None:
         return {"kind": "Pod"}
     group = {"apiGroup": clean(ref.api_group, 253)} if ref.api_group else {}

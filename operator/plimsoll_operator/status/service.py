@@ -91,7 +91,7 @@ def status(
 
 
 def reported(before: Object, figures: Mapping[str, Figures] | None) -> Object:
-    """``memory`` and ``drained``, as the supervisors say; without figures what was known."""
+    """``memory`` and ``drained`` by the supervisors' figures; without figures, as before."""
     if figures is None:
         return {key: before[key] for key in ("memory", "drained") if key in before}
     found: Object = {"memory": memory(figures), "drained": drained(figures)}
