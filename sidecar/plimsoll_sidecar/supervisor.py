@@ -9,6 +9,7 @@ operation id, and the engine's epoch says whether it had happened.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -421,7 +422,7 @@ class Supervisor:
 
     def _reset_if_asked(self) -> None:
         requested = self._state_dir / RESET_FILE
-        if requested.exists():
+        if os.path.exists(requested):  # Path.exists() raises where the volume fails
             self._governor.reset()
             self._adopted = True  # what the slot's Lease counts is reset as well
             self._actuator.keep(self._governor.counted())

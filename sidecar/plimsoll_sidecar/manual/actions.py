@@ -218,8 +218,8 @@ def _resume(
     readiness.clear(folder, readiness.RESTART)
     for drain in readiness.DRAINS:
         readiness.lapse(folder, drain)
+    # The supervisor does it as well: it keeps an account of its own of an engine that it drained.
     engine.resume(command.epoch)
-    readiness.clear(folder, *readiness.lapsed(folder))
     (arguments.state_dir / RESET_FILE).touch()
     done = ["back in service", "the restart budget in the replica's journal is reset"]
     if not config.slots:

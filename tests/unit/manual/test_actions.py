@@ -115,3 +115,4 @@ def test_a_resume_ends_every_reason(tmp_path: Path) -> None:
     answer = ask(parser().parse_args(arguments), cast(EngineAdapter, engine), CONFIG)
     assert answer.outcome == "Succeeded"
     assert readiness.is_ready(str(tmp_path))
+    assert readiness.lapsed(str(tmp_path)) == list(readiness.DRAINS), "the supervisor resumes it"

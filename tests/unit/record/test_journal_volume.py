@@ -5,9 +5,12 @@ Tests ``record/journal.py``.
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -190,3 +193,21 @@ def test_no_drain_is_ended_while_a_command_is_under_way(tmp_path: Path) -> None:
     assert before > 0
     watching.tick(now + 1.0)
     assert hands.drains_ended == before
+
+
+def test_a_volume_that_fails_ends_no_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watching, _, metrics = supervisor(tmp_path)
+    stat = os.stat
+
+    def failing(path: str | Path, *arguments: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith(str(tmp_path)):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return stat(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", failing)
+    for second in range(30):
+        watching.tick(1_000.0 + second)
+    monkeypatch.undo()
+    assert b"plimsoll_supervisor_samples_total 30.0" in metrics.text()

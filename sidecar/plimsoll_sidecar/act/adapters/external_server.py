@@ -80,7 +80,9 @@ class ServerInfo:
 
     def _looks_right(self) -> bool:
         """Whether it is the engine's own container, or a program of the right name."""
-        members = self._owned.find()
+        members = self._owned.known()
+        if members is None:  # it has ended since it answered
+            return False
         if members.container is not None:
             return True
         return members.main is not None and is_engine(
