@@ -1,8 +1,8 @@
-"""The supervisor's threads: each is a :class:`Part` with a name, and none ends without a word.
+"""The supervisor's threads: each is a :class:`Part` with a name, and none ends unnoticed.
 
-A part does its work in turns. A turn that raises is logged, once until a turn succeeds or fails in
-another way, and the next one comes after a pause that grows. Whether the newest turn succeeded is
-the metric ``plimsoll_supervisor_part_ok``. A turn may block for as long as it likes.
+A part does its work in turns. A failure is logged once, until a turn succeeds or fails in another
+way, and the pauses after failures grow. The metric ``plimsoll_supervisor_part_ok`` says whether the
+newest turn succeeded. A turn may block for as long as it likes.
 
 =============  ===============================================  ==================================
 part           what it does                                     where
@@ -17,7 +17,7 @@ group-members  asks the other pods of a multi-node group        ``signals/group.
 group-leader   asks the leader of a multi-node group            ``signals/group.py``
 =============  ===============================================  ==================================
 
-The main thread samples and decides. What lasts for one task only has a thread by :func:`once`.
+The main thread samples and decides. :func:`once` starts a thread for a single task.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def once(name: str, task: Callable[[], object]) -> None:
     def run() -> None:
         try:
             task()
-        except Exception:  # nobody waits for it: the log is the only place
+        except Exception:  # no caller waits for it: the log is the only place
             log.exception("%s failed", name)
 
     threading.Thread(target=run, name=name, daemon=True).start()

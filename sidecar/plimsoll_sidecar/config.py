@@ -1,9 +1,9 @@
 """The configuration file: read at the start, and again whenever it changes.
 
-A ConfigMap volume is updated by the kubelet with an atomic rename of a directory, so that the file
-is always whole. A new file that cannot be used leaves the old configuration in force. Without a
-file, as when a policy was deleted, the supervisor only watches. The file of a SupervisionPolicy is
-the same for all of its pods: what differs is in the environment.
+The kubelet updates a ConfigMap volume with an atomic rename of a directory, so the file is always
+whole. If a new file cannot be used, the old configuration stays in force. Without a file, for
+example after the deletion of a policy, the supervisor only watches. All pods of a SupervisionPolicy
+have the same file; what differs between them is in the environment.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from plimsoll_api.supervisor_config import (
 log = logging.getLogger(__name__)
 
 UNKNOWN_URL = "http://127.0.0.1:8000"
-"""Where an engine is looked for that neither a file nor the environment describes: the default port
-of an InferenceService, of vLLM and of most other servers."""
+"""Port of an engine that neither a file nor the environment describes: the default of an
+InferenceService, of vLLM and of most other servers."""
 
 
 class ConfigError(ValueError):
@@ -85,7 +85,7 @@ class ConfigFile:
         return changed
 
     def _failed(self, error: ConfigError) -> None:
-        """Say what it means for the supervisor; log it once."""
+        """Return what an error means for the supervisor; log it once."""
         text = f"{error}; the previous configuration stays in force"
         if self.missing:
             text = f"no configuration, the supervisor only watches: {error}"
@@ -121,7 +121,7 @@ def _pod_engine() -> PodEngine | None:
 
 
 def _without_file(pod: str) -> SupervisorConfig:
-    """Return what a supervisor watches by when it starts without a file in ``pod``.
+    """Return the configuration of a supervisor that starts without a file in ``pod``: it watches.
 
     The service has no UID, so nothing is published and no restart slot is taken.
     """

@@ -147,7 +147,7 @@ class Supervisor:
         self._publish()
         pending = self._governor.state.pending
         if pending is not None and self._hold is None and not self._config.missing:
-            # Also where the mode is Observe by now: what has begun is finished, or the engine
+            # Also if the mode is Observe by now: what has begun is finished, or the engine
             # would stay drained.
             log.info("the supervisor ended during %s: sending it again", pending.verb)
             self._actuator.send(pending)
@@ -245,9 +245,9 @@ class Supervisor:
         self._show(now, assessment, engine, turn.events, out_of_service)
 
     def _follow_slot(self) -> None:
-        """Say for whom the slot is, as the journal knew it last: its volume may be read-only now.
+        """Tell the slots which incident one is for, as last read: the journal may be read-only.
 
-        Before the journal was read nobody knows.
+        Unknown until the journal was read.
         """
         if self._journal is not None:
             self._actuator.follow_slot(self._governor.state.slot_wish)
@@ -347,7 +347,7 @@ class Supervisor:
             except JournalError as error:
                 log.warning("%s", error)  # it is published once more after a restart: harmless
         if arrived:
-            self._publish()  # what there was no room for so far
+            self._publish()  # incidents for which there was no room so far
 
     # ---- the engine and the configuration
 

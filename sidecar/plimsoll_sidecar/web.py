@@ -25,8 +25,8 @@ MAX_HEAD = 16 << 10
 REQUEST_S = 5.0
 """From the connection to the end of the request's headers."""
 WRITE_S = 10.0
-"""From the start of the answer until the client has read it and closed. We do not close first: that
-could destroy what it has not read."""
+"""From the start of the answer until the client has read it and closed the connection. The server
+does not close first: that could destroy data that the client has not read."""
 BACKLOG = 1024
 ACCEPTS = 16
 """New connections a turn: those that are here are served in between."""

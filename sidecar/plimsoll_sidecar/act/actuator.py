@@ -37,7 +37,7 @@ from plimsoll_sidecar.signals.process.process_table import ProcessId
 log = logging.getLogger(__name__)
 
 LEASES = (KubeError, UnreadableError, SlotLostError)
-"""What keeps a slot Lease from being used."""
+"""Errors with which a slot Lease cannot be used."""
 EVICTED_S = 120.0
 """Time in which an operator that is there evicts a pod which was left by its requests."""
 
@@ -48,7 +48,7 @@ Diagnose = Callable[[Command], tuple[str, ...]]
 
 
 class _Resume(NamedTuple):
-    """No command of the governor: a drain has ended that nothing followed."""
+    """Not a command of the governor: a drain has ended without a restart."""
 
     epoch: str
 
@@ -160,7 +160,7 @@ class Actuator:
         self._results.put(self.execute(command))
 
     def _resume(self, epoch: str) -> None:
-        """Bring the engine back from a drain that has ended, unless it is drained anew."""
+        """Bring the engine back from a drain that has ended, unless it is drained again."""
         try:
             if readiness.is_ready(self._folder):
                 self._engine.resume(epoch)
@@ -174,7 +174,7 @@ class Actuator:
     def _keep_slot(self) -> float:
         """Keep the slot while a restart takes its time, and the count of restarts beside it.
 
-        One step that fails holds up no other; the first error is raised after all of them.
+        A step that fails does not hold up the others; the first error is raised after all of them.
         """
         failed: Exception | None = None
         for step in (

@@ -1,12 +1,12 @@
 """Why the pod is out of service: a set of reasons, each with its own end.
 
 The pod is unready while any reason holds. Each reason has one owner and a file of its own, so that
-the end of one never ends another: what a person asked for outlasts an incident's restart. A file
-holds its end in seconds of CLOCK_BOOTTIME: a supervisor that dies never leaves its pod unready for
-ever, and a wall clock that is set changes nothing.
+the end of one never ends another: a person's drain outlasts an incident's restart. A file holds the
+end of its reason in seconds of CLOCK_BOOTTIME: the pod of a supervisor that dies becomes ready
+again, and changes of the wall clock have no effect.
 
-A drain is more than a reason: the engine itself takes no requests. So the file of a drain that has
-ended, by its time or before, stays until the supervisor has resumed the engine.
+During a drain, the engine itself takes no requests either. So the file of a drain that has ended,
+by its time or before, stays until the supervisor has resumed the engine.
 
 The launcher imports this module: it must stay small.
 """
@@ -33,8 +33,8 @@ MAX_S = 3600.0
 RETURN_S = 900.0
 """Longest time a pod stays unready for an engine restart when the supervisor dies meanwhile."""
 SEEN_S = 10.0
-"""Time in which the kubelet sees that an engine has ended: until then it takes its container for
-ready, by the last answer to the engine's own probe."""
+"""Time in which the kubelet notices that an engine has ended: until then, its container counts as
+ready by the last answer to the engine's own probe."""
 
 
 def hold(state_dir: str, reason: str, seconds: float) -> None:
@@ -42,7 +42,7 @@ def hold(state_dir: str, reason: str, seconds: float) -> None:
     until = time.clock_gettime(time.CLOCK_BOOTTIME) + min(seconds, MAX_S)
     folder = os.path.join(state_dir, FOLDER)
     os.makedirs(folder, exist_ok=True)
-    # Of two writers at once each has its own file: neither takes the other's away.
+    # Two writers at once have two temporary files: neither removes the other's.
     fresh = os.path.join(folder, f".{reason}-{os.urandom(4).hex()}")
     try:
         with open(fresh, "w") as out:
@@ -60,7 +60,7 @@ def clear(state_dir: str, *reasons: str) -> None:
 
 
 def lapse(state_dir: str, drain: str) -> None:
-    """End a drain whose engine is still to be resumed, if it is on. Raises OSError."""
+    """End a drain, if there is one, whose engine is still to be resumed. Raises OSError."""
     if os.path.exists(os.path.join(state_dir, FOLDER, drain)):
         hold(state_dir, drain, -1.0)
 
@@ -95,9 +95,9 @@ def is_ready(state_dir: str) -> bool:
 def while_ending(state_dir: str, end: Callable[[], Result]) -> Result:
     """Return the result of ``end``, which ends the engine, with the pod unready meanwhile.
 
-    No request then reaches a port that no process serves. The pod stays unready until
-    :data:`SEEN_S` after the engine ended, also where no drain came first; where the engine goes on,
-    it is out of service neither for the restart nor for the drain before it.
+    So no request reaches a port that no process serves. The pod stays unready until :data:`SEEN_S`
+    after the engine ended, also without a drain before. If the engine did not end, neither the
+    restart nor the drain before it keeps the pod out of service.
     """
     from plimsoll_sidecar.govern.command import Outcome  # not for the launcher
 

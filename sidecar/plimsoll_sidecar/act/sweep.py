@@ -46,9 +46,9 @@ class Sweep:
         return cls() if is_pods_own() else None
 
     def follow(self, main: ProcessId | None, enabled: bool) -> int:
-        """Note the engine's main process, as it was known last; return the bytes removed.
+        """Note the engine's last known main process; return the bytes removed.
 
-        It sweeps for a while after that one's end where that is ``enabled``.
+        If ``enabled``, it sweeps for a while after the end of that process.
         """
         now = self._now()
         alive = main is not None and lives(main)

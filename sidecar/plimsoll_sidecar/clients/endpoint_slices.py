@@ -10,7 +10,7 @@ from plimsoll_sidecar.clients.kube import KubeClient, KubeError
 
 SERVICE_NAME = "kubernetes.io/service-name"
 MAX_ENDPOINTS = 10_000
-"""Of the Services that are asked for together; an endpoint takes some 200 bytes here."""
+"""Endpoints of all requested Services; each takes some 200 bytes of memory."""
 
 
 class _Conditions(msgspec.Struct):
@@ -42,7 +42,7 @@ class _Slice(msgspec.Struct):
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """A pod behind a Service; ``pod`` is empty for what is no pod."""
+    """A pod behind a Service; ``pod`` is empty if the endpoint is not a pod."""
 
     service: str
     pod: str
@@ -51,7 +51,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class EndpointSlices:
-    """Those of one namespace. All methods raise KubeError."""
+    """The EndpointSlices of one namespace. All methods raise KubeError."""
 
     def __init__(self, kube: KubeClient, namespace: str) -> None:
         self._kube = kube

@@ -1,8 +1,8 @@
 """HTTP calls, each bounded as a whole: in time, and in the bytes of its head and of its body.
 
-A timeout of urllib3 is for one read of the socket, so that a server that sends a byte now and then
-holds its caller for ever. Here every read from the wire counts: status line, headers, chunks and
-body alike. All clients of the supervisor use :func:`request`.
+urllib3's timeout is for one read of the socket, so a server that sends a byte now and then can hold
+its caller forever. Here every read from the wire counts: status line, headers, chunks and body
+alike. All clients of the supervisor use :func:`request`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
 
 MAX_BYTES = 4 << 20
-"""Of a body, unless the caller allows less. The pages of known engines have less than 1 MiB."""
+"""Bytes of a body, unless the caller allows less. Pages of known engines have less than 1 MiB."""
 MAX_HEAD = 64 << 10
-"""Of status line and headers, and of what the framing adds to a body."""
+"""Bytes of the status line and headers, including what the framing adds to a body."""
 CHUNK = 1 << 16
 
 
@@ -51,7 +51,7 @@ class Answer(NamedTuple):
 
 
 class _Wire(io.RawIOBase):
-    """The bytes of one answer as they come in, until ``deadline`` and up to a number of them."""
+    """The bytes of one answer as they arrive, up to a deadline and a maximum number."""
 
     def __init__(self, raw: io.RawIOBase, sock: socket.socket, deadline: float) -> None:
         self._raw, self._sock, self._deadline = raw, sock, deadline
@@ -137,7 +137,7 @@ def request(
 ) -> Answer:
     """Return the whole answer, or its head; raise :class:`NoAnswer`.
 
-    Redirects are not followed, and a compressed body is returned as it came: nobody asked for one.
+    Redirects are not followed, and a compressed body, which was not asked for, is not decompressed.
     """
     try:
         answer = connections.request(
@@ -180,8 +180,8 @@ def _read(answer: urllib3.BaseHTTPResponse, limit: int) -> bytes:
 class HttpClient:
     """A client of an engine's server; ``url`` has no path. Safe to use from several threads.
 
-    Each call has a connection of its own: one that stays open would count as a client's during a
-    drain, and one that the server closes in between would be taken for a failure.
+    Each call has a connection of its own: an open one would count as a client's during a drain, and
+    one that the server closes between two calls would look like a failure.
 
     An ``https`` URL is used without verification of the certificate. The server is on the pod's
     own loopback, its certificate names the Service, and no secret is sent.

@@ -23,13 +23,13 @@ from plimsoll_sidecar.clients.http import Answer, NoAnswer, TooLong, pool, reque
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_S = 10.0
-"""For one request as a whole."""
+"""Time for one request as a whole."""
 FIELD_MANAGER = "plimsoll-supervisor"
 PAGE = 64
-"""Objects asked for at once; fewer where so many do not fit into one answer."""
+"""Objects of one page; fewer if so many do not fit into one answer."""
 MAX_PAGES = 1000
 MAX_RETRY_AFTER_S = 600.0
-"""A server that is away for longer is asked again all the same."""
+"""A server that wants a longer pause than this is asked again all the same."""
 MAX_MESSAGE = 500
 """Characters of the server's own message: admission webhooks write some of them."""
 
@@ -38,9 +38,9 @@ T = TypeVar("T")
 
 
 class KubeError(Exception):
-    """A request that failed. ``status`` is 0 where there was no answer that can be used.
+    """A request that failed. ``status`` is 0 if there was no usable answer.
 
-    ``retry_after_s`` is the server's own wish (429 and 503), in seconds.
+    ``retry_after_s`` is the pause in seconds that the server asks for (429 and 503).
     """
 
     def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
@@ -75,7 +75,7 @@ class TooLarge(KubeError):
 
 
 class UnexpectedAnswer(KubeError):
-    """A success without an object: something between the API server and us has answered."""
+    """A success without an object: the answer came from a proxy before the API server."""
 
 
 _BY_STATUS = {403: Forbidden, 404: NotFound, 409: Conflict, 429: TooManyRequests}
@@ -124,9 +124,9 @@ class KubeClient:
         return cls(f"https://{host}:{port}", ACCOUNT / "token", ACCOUNT / "ca.crt")
 
     def now(self) -> float:
-        """Return Unix seconds by the server's clock; by ours before its first answer.
+        """Return Unix seconds by the server's clock; before its first answer, by ours.
 
-        What pods of several nodes compare must be of one clock.
+        Times that pods of several nodes compare must come from one clock.
         """
         if self._answered is None:
             return time.time()

@@ -52,7 +52,7 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class SlotWish(msgspec.Struct, frozen=True):
-    """Which incident the restart slot is for, by the journal; None for nobody.
+    """The incident in the journal that the restart slot is for; None without one.
 
     While a command is ``taking`` one, that command decides.
     """
@@ -104,10 +104,10 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """The engine at the moment of an assessment, both from the same sample.
 
     ``epoch`` is null while the engine does not answer. ``capabilities`` are the last known.
-    ``replaceable`` says that there is somebody who replaces the pod when asked, and ``abrupt`` that
-    nobody keeps requests from it until it has left its Services then. ``manually_drained`` says
-    that a person has taken the pod out of service and not resumed it. ``processes`` are those that
-    the engine names, the one that the others end with first; none where it does not answer.
+    ``replaceable`` says that the pod can be replaced on request, and ``abrupt`` that requests then
+    still reach it until it has left its Services. ``manually_drained`` says that a person has taken
+    the pod out of service and not resumed it. ``processes`` are those that the engine names, first
+    the one with which the others end; none if it does not answer.
     """
 
     epoch: str | None

@@ -26,7 +26,7 @@ HEALTHY = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAI
 
 
 class LastSeen(msgspec.Struct, frozen=True):
-    """An epoch as it was last seen healthy, or as far as it had started if it never was.
+    """An epoch as last seen healthy, or, if it never was, as far as it had started.
 
     Bytes; None is unknown. ``at`` is Unix seconds.
     """

@@ -86,8 +86,8 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
     def observe(self, suspicion: Suspicion) -> None:
         """Take over what the detector says now; the worst growth seen stays on record.
 
-        From the start of a restart on the memory keeps the name that it was restarted for: what
-        is seen then is half of an engine that ends and half of one that starts.
+        From the start of a restart on, the memory keeps the name for which the engine restarts:
+        samples then show a mixture of the old and the new engine.
         """
         self.seen, self.missed = self.seen + 1, 0
         self.growth_bytes = suspicion.bytes

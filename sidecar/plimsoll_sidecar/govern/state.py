@@ -63,7 +63,7 @@ class Cooldown(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Serialisable with msgspec. ``epoch`` is the last that the engine named.
+    """Serializable with msgspec. ``epoch`` is the last one that the engine named.
 
     ``pending`` is the one command under way: after a restart of the supervisor it is sent again,
     with the same operation id. ``exhausted`` is the hard stop of the restart budget.

@@ -33,7 +33,7 @@ VERBS = {
     "trim": Verb.TRIM,
     "drain": Verb.DRAIN,
     "restart": Verb.RESTART_WORKER,
-    "resume": Verb.DRAIN,  # which it ends
+    "resume": Verb.DRAIN,  # it ends one
 }
 AWAY_S = 900.0
 """A replica that was drained by hand goes back into service by itself after this time."""
@@ -141,7 +141,7 @@ def _drain(state_dir: str, engine: EngineAdapter, command: Command) -> Result:
                 readiness.hold(state_dir, readiness.MANUAL, before)
             elif outcome is Outcome.REFUSED:
                 readiness.clear(state_dir, readiness.MANUAL)
-            else:  # the engine may go on with it
+            else:  # the engine may continue the drain
                 readiness.lapse(state_dir, readiness.MANUAL)
     return result
 
@@ -213,7 +213,7 @@ def _command(arguments: argparse.Namespace, note: ManualAction) -> Command:
 def _resume(
     arguments: argparse.Namespace, engine: EngineAdapter, config: SupervisorConfig, command: Command
 ) -> Result:
-    # Whatever took it out: who resumes a replica wants it to serve now.
+    # For every reason: a person who resumes a replica wants it to serve now.
     folder = str(arguments.state_dir)
     readiness.clear(folder, readiness.RESTART)
     for drain in readiness.DRAINS:

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 KEPT_INCIDENTS = 200
 KEPT_UNPUBLISHED = 1000
-"""Ended incidents kept for an API server that does not take them; then the oldest are lost."""
+"""Ended incidents kept while the API server takes none; beyond, the oldest are lost."""
 OFFERED = 64
 """Incidents read at once for the API server, the newest first."""
 BUSY_S = 5.0
@@ -172,7 +172,7 @@ class Journal:
     def unpublished(self) -> list[tuple[int, Incident]]:
         """Return the newest incidents whose last revision is not known to be in Kubernetes.
 
-        Open ones first, and at most :data:`OFFERED`: the others follow as these arrive.
+        Open ones come first, and at most :data:`OFFERED`: the others follow once these are there.
         """
         found = self._select(
             "published < revision ORDER BY ended, opened_at DESC LIMIT ?", (OFFERED,)

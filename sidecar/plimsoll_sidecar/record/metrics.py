@@ -236,7 +236,7 @@ class Metrics:
             self._count_steps(incident)
             if event.type in (EventType.ENDED, EventType.CLEARED):
                 self._count_end(incident)
-        # Not before: the events of a turn share one incident, which has ended for each of them.
+        # Not earlier: all events of a turn share one incident, which may have ended in it.
         for event in events:
             if event.incident.ended:
                 prefix = f"{event.incident.name}/"
@@ -387,7 +387,7 @@ def _larger(device: BudgetState | None, reserved: BudgetState | None) -> BudgetS
 def _show(
     gauge: Gauge, values: Mapping[tuple[str, str], float], shown: frozenset[tuple[str, str]]
 ) -> frozenset[tuple[str, str]]:
-    """Show these series, and no longer those of ``shown`` that are not among them.
+    """Show these series, and remove those of ``shown`` that are not among them.
 
     A scrape at any moment sees each series that stays.
     """

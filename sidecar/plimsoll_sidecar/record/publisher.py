@@ -1,12 +1,12 @@
-"""Brings incidents from the journal to Kubernetes: LeakIncident objects, and an Event a phase.
+"""Publishes incidents of the journal in Kubernetes: LeakIncident objects, and Events of phases.
 
-A thread of its own: the API server may be away for hours without holding up anything. Only the
-newest state of each incident is kept here, the journal keeps what has not arrived, so nothing is
-lost by a restart either.
+It has a thread of its own, so that an API server that is away for hours holds up nothing. It keeps
+the newest state of each incident, and the journal keeps those that have not arrived, so a restart
+loses nothing.
 
 The cluster bounds what a pod may write (``plimsoll_api.leakincident``): the objects of a pod have
-few names, which are used again, and each status may be written only so often. So changes within a
-phase are brought at growing intervals.
+few names, which are reused, and the number of writes of each status is limited. So changes within
+a phase are published at growing intervals.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 WARNINGS = frozenset({IncidentPhase.CONFIRMED, IncidentPhase.UNRESOLVED})
 PROMPT = 60
-"""So many writes of an incident are made at once where its phase changes."""
+"""Up to this many writes of an incident, a change of its phase is written at once."""
 NEVER = float("inf")
 
 
@@ -106,7 +106,7 @@ class Publisher:
             return len(self._latest)
 
     def _turn(self) -> float | None:
-        """Publish one incident; return the seconds until one may be, None for until there is."""
+        """Publish one incident; return the seconds until the next one, None if there is none."""
         item, due_s = self._next()
         if item is None:
             return None if due_s == NEVER else due_s
@@ -130,7 +130,7 @@ class Publisher:
         try:
             self._kube.apply(path_of(namespace, known.name, "status"), status)
         except KubeError:
-            # It was deleted, or written by an attempt whose answer was lost: look again.
+            # It was deleted, or written by a request whose answer was lost: look again.
             del self._written[incident.name]
             raise
         known = known._replace(revision=revision, phase=incident.phase.value, at=time.monotonic())
@@ -195,7 +195,7 @@ class Publisher:
                 log.warning("Event %s: %s", incident.phase, error)  # the object tells it anyway
 
     def _next(self) -> tuple[tuple[int, Incident] | None, float]:
-        """Take the first that may be written; else say in how many seconds one may."""
+        """Return the first one that may be written; else the seconds until one may."""
         due_s, now = NEVER, time.monotonic()
         with self._lock:
             for name, (revision, incident) in list(self._latest.items()):

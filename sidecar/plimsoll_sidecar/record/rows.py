@@ -24,10 +24,10 @@ LARGEST = 1 << 63
 _RENAMED = {
     b'"doubtful":': b'"unconfirmed":',
     b'"remembered":': b'"checkpoint":',
-    b'"verb":"release-slot"': b'"verb":"take-slot"',  # what is taken for nobody is given back
+    b'"verb":"release-slot"': b'"verb":"take-slot"',  # without an incident, it gives the slot back
 }
-"""Keys and commands as older versions wrote them. A quote within a JSON text is escaped, so that no
-text has them."""
+"""Keys and commands of older versions. Quotes within JSON strings are escaped, so no string
+contains them."""
 
 
 class Damaged(Exception):

@@ -52,7 +52,7 @@ class GroupMetrics(Collector):
 
 
 class PartsMetrics(Collector):
-    """Whether the supervisor's threads do their work."""
+    """Whether the supervisor's threads succeed in their work."""
 
     def collect(self) -> Iterable[Metric]:
         """Yield one sample for each part that runs."""

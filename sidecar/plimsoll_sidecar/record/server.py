@@ -22,8 +22,8 @@ IDLE_S = 60.0
 class StateServer:
     """Serves what the callables return, from a thread of its own.
 
-    ``page`` is told whether the page reloads itself.
-    Raises OSError with host and port where the port is taken.
+    ``page`` takes whether the page reloads itself. Raises OSError with host and port if the port is
+    taken.
     """
 
     def __init__(

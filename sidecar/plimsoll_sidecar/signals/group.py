@@ -1,11 +1,11 @@
 """The other pods of a multi-node group, by the ``/state`` pages of their supervisors.
 
-The leader's supervisor reads each worker's newest assessment. A worker's own processes do not say
-when they have loaded their part of the model, which may take many minutes: its warm-up begins when
-the leader's engine is ready, by the leader's page.
+The leader's supervisor reads the newest assessment of each worker. A worker's own processes do not
+show when they have loaded their part of the model, which may take many minutes. So its warm-up
+begins when the leader's page says that the leader's engine is ready.
 
-The group's headless Service lists its pods. Whatever runs in them can write such a page, so what is
-read of it is bounded. A false one can make the leader restart its own group, and nothing else.
+The group's headless Service lists its pods. Any program in them can write such a page, so reads are
+bounded. A forged page can make the leader restart its own group, and nothing else.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ AT_ONCE = 16
 """Pods asked at a time, so that a round ends within ``MAX_PODS / AT_ONCE * ANSWER_S`` seconds even
 if every pod is silent."""
 STALE_S = 20.0
-"""An answer older than this says nothing of now. A healthy pod's is renewed sooner, by the longest
-round and :data:`POLL_S`."""
+"""An older answer says nothing about now. That of a healthy pod is renewed sooner: after the
+longest round and :data:`POLL_S`."""
 MAX_STATE_BYTES = 1 << 20
 MAX_TEXT = 200
 MAX_EVIDENCE = 8
@@ -52,7 +52,7 @@ MAX_BYTES = 1 << 60
 ASKED_S = 10.0
 """Stop polling after this long without a call to ``serves``."""
 SURE_S = 10.0
-"""So long the leader must have been ready: it may not have seen yet that its group restarts."""
+"""How long the leader must have been ready: it may not have seen yet that its group restarts."""
 _HEAD = re.compile(r".*-head(-.*)?")
 """KubeRay's names of head pods: nothing else in a RayCluster's Service tells them apart."""
 
@@ -94,7 +94,7 @@ class GroupPages:
         self._asked: set[str] = set()
 
     def pods(self) -> dict[str, str] | None:
-        """Name and address of each, at most :data:`MAX_PODS`; None, logged, if nobody can say."""
+        """Name and address of each, at most :data:`MAX_PODS`; None, logged, if they are unknown."""
         found: dict[str, str] = {}
         try:
             for one in self._slices.of([self._subdomain]):
@@ -135,7 +135,7 @@ class GroupPages:
         return found
 
     def note(self, what: str, trouble: str) -> None:
-        """Log trouble once, and its end."""
+        """Log the beginning and the end of trouble, once each."""
         before = self._trouble.get(what, "")
         self._trouble[what] = trouble
         if trouble and not before:
@@ -166,7 +166,7 @@ class _MemberState(msgspec.Struct):
 
 
 class GroupMembers:
-    """The pods of a group beside its leader, in a thread of their own."""
+    """The pods of a group other than its leader, asked in a thread."""
 
     def __init__(self, pages: GroupPages, clock: Callable[[], float] = time.monotonic) -> None:
         self._pages, self._clock = pages, clock
@@ -242,7 +242,7 @@ class _LeaderState(msgspec.Struct):
 
 
 class GroupLeader:
-    """The pod that leads a worker's group, asked in a thread while somebody wants to know."""
+    """The pod that leads a worker's group, asked in a thread while :meth:`serves` is called."""
 
     def __init__(self, pages: GroupPages, clock: Callable[[], float] = time.monotonic) -> None:
         self._pages, self._clock = pages, clock

@@ -1,7 +1,7 @@
-"""A few named metrics out of a Prometheus text page that somebody else wrote.
+"""Reads a few named metrics from a Prometheus text page that another program wrote.
 
-Lines are chosen by name before anything is parsed: an engine's page has a thousand lines, of which
-a dozen matter, and to parse all of them costs more than all else of a sample.
+Lines are chosen by name before anything is parsed: an engine's page has a thousand lines, and only
+a dozen matter. Parsing all of them would cost more than the rest of a sample.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 LARGEST = 2.0**53
 """Whole numbers are exact below it, and a byte count in MiB still fits 64 bits after that."""
 MAX_LINE = 16 << 10
-"""Bytes of one sample. Known engines and exporters write less than 1 KiB; a matcher's memory grows
-with the labels."""
+"""Bytes of one sample. Known engines and exporters write less than 1 KiB; the memory for a match
+grows with the labels."""
 _LABELS = rb'(?:\{((?:[^"}\n]|"(?:[^"\\\n]|\\.)*+")*+)\})?'
-"""Up to the brace that is outside of every quoted value: values may hold any character."""
+"""Labels up to the closing brace outside of quoted values, which may contain any character."""
 _AFTER_NAME = re.compile(_LABELS + rb"[ \t]+(\S+)")
 
 Samples = Callable[[bytes], Iterator[tuple[str, bytes | None, float]]]
@@ -49,11 +49,10 @@ def samples(names: Iterable[str]) -> Samples:
 def summed(names: Iterable[str]) -> Callable[[bytes], dict[str, float]]:
     """Return a function from a page to the sums of ``names`` over their label sets.
 
-    A name is a whole sample name: a histogram's count is named ``…_count``. What the page lacks is
-    absent; a value that is no finite number, or none that a count or a size can have, makes its
-    name absent, for a part of a sum is no sum.
-    A label may be asked for as ``name{label="value"}``: only lines that hold exactly that text
-    within their labels count.
+    A name is a whole sample name: a histogram's count is named ``…_count``. Names that the page
+    lacks are absent, and so is a name with a value that is not finite, or that no count or size can
+    have, since a part of a sum is not a sum. A label may be asked for as ``name{label="value"}``:
+    only lines whose labels contain exactly that text count.
     """
     wanted: dict[str, list[tuple[str, bytes]]] = {}
     for name in names:

@@ -123,7 +123,7 @@ class Sampler:
             return None
 
     def _follow_epoch(self, status: Status) -> None:
-        """Count the epochs by their text; what was known of the last one ends with it."""
+        """Count the epochs by their text; reset what was known of the last one."""
         if status.epoch != self._epoch_text:
             self._epoch_text = status.epoch
             self._epoch += 1

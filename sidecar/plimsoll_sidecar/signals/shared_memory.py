@@ -1,14 +1,14 @@
 """Memory of ``/dev/shm`` that no living process of the pod holds, as part of each sample.
 
-A file of ``/dev/shm`` outlives the process that made it, its container as well where the pod brings
-the tmpfs: it then counts for no process, and nobody frees it. Devices and inodes in
-``/proc/PID/maps`` and ``/proc/PID/fd`` say who holds one. All of it is cheap enough for once a
-minute, and bounded. What is too much to read, or may not be read, is unknown:
+A file of ``/dev/shm`` outlives the process that made it, and also its container if the pod brings
+the tmpfs. It then belongs to no process, and is never freed. Devices and inodes in
+``/proc/PID/maps`` and ``/proc/PID/fd`` say which processes hold a file. Reading them is bounded,
+and cheap enough for once a minute. If they are too large or not readable, the size is unknown, and
 :class:`UnknownError` says why.
 
-A scan a minute, and one more when the engine's main process has changed. What was found last stands
-for a few minutes when a scan cannot tell; then it is unknown. Why it could not is logged, and
-``plimsoll doctor`` shows it.
+There is a scan every minute, and one more when the engine's main process has changed. If a scan
+fails, the last result is used for a few minutes; after that, the size is unknown. The reason is
+logged, and ``plimsoll doctor`` shows it.
 """
 
 from __future__ import annotations
@@ -253,14 +253,14 @@ SHM = Path("/dev/shm")
 SCAN_S = 60.0
 KEPT_S = 300.0
 MIN_AGE_S = 60.0
-"""Between its making and its first mapping a file is nobody's for an instant."""
+"""A new file belongs to no process for an instant, until it is first mapped."""
 
 
 class Orphaned(msgspec.Struct, frozen=True):
     """Bytes; None is unknown.
 
-    ``earlier`` is the part that was written before the engine's main process started: it is charged
-    to a container that has ended, not to the engine's own group.
+    ``earlier`` is the part that was written before the engine's main process started: the kernel
+    charges it to a container that has ended, not to the engine's control group.
     """
 
     bytes: int | None = None
@@ -302,8 +302,7 @@ class OrphanedMemory:
     def read(self, pid: int | None) -> Orphaned:
         """``pid`` is the engine's main process, None where none lives.
 
-        Unknown until an engine was seen: its processes must be visible for anything to be said of
-        what they hold.
+        Unknown until an engine was seen: before, its processes may just not be visible.
         """
         now = self._clock()
         engine = identify(pid) if pid is not None else None
@@ -345,7 +344,7 @@ class OrphanedMemory:
 
 
 def is_pods_own() -> bool:
-    """Whether ``/dev/shm`` is a tmpfs that this pod shares with nobody."""
+    """Whether ``/dev/shm`` is a tmpfs of this pod alone."""
     if not os.environ.get("POD_NAME"):
         return False
     try:
@@ -361,7 +360,7 @@ def is_pods_own() -> bool:
 def _same(root: Path, pid: int) -> bool:
     """Whether the process sees the same tmpfs at ``/dev/shm``.
 
-    One that may not be asked does not: what it holds could not be read either.
+    False if that cannot be read: then the files that it holds cannot be read either.
     """
     try:
         return os.stat(f"/proc/{pid}/root{SHM}").st_dev == os.stat(root).st_dev

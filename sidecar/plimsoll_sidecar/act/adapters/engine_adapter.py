@@ -1,6 +1,6 @@
-"""The verbs that every kind of engine is spoken to with, and which adapter speaks them.
+"""The verbs for every kind of engine, and the adapter that carries them out.
 
-What an engine cannot do is absent from the capabilities of its status, and the ladder skips it.
+The capabilities in an engine's status lack what it cannot do, and the ladder skips that.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def adapter_for(
 
     ``group_serves`` is there for the worker of a multi-node group.
     """
-    # Imported here: each brings what a replica of the other kind never needs.
+    # Imported here: each imports modules that the other kind of replica never needs.
     if endpoint.type is EngineType.PLIMSOLL:
         from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
 

@@ -342,11 +342,11 @@ def _answer(command: Command, outcome: Outcome, message: str) -> Result:
 def gather(
     kind: Diagnostic, command: Command, processes: Sequence[ProcessMemory], probes: Probes
 ) -> bytes | None:
-    """Return the texts of all processes that have one, the suspected ones first; None without any.
+    """Return the texts of all processes that have one, suspected ones first; None without any.
 
     Without a probe there are stacks alone, where py-spy can read them.
 
-    A process that hangs and cannot answer is sent a signal only where it is to be ended anyway.
+    A process that hangs and cannot answer gets a signal only if it is to be ended anyway.
     """
     texts: dict[int, bytes] = dict(probes.texts(kind))
     if kind is Diagnostic.STACKS:

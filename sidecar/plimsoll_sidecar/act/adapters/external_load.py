@@ -1,12 +1,12 @@
-"""An external engine's load: its metrics page, what it counts where requests enter, and pauses.
+"""An external engine's load: its metrics page, counts of requests where they enter, and pauses.
 
-Both known engines write their gauges in the process that makes the steps. When that hangs while it
-is idle, requests that come later leave them at zero. So requests are counted at the door, too: by
-the server's own count where it has one, and by connections that wait for their answer.
+Both known engines write their gauges in the process that makes the steps. If it hangs while idle,
+the gauges stay at zero when requests come. So requests are also counted where they enter: by the
+server's own counter, if it has one, and by connections that wait for an answer.
 
-vLLM says in its development mode, at ``/is_paused``, whether it holds its requests because somebody
-paused it. SGLang does not: its ``/ready`` answers 503 while it is paused, but also once a health
-check failed, as that of an engine that hangs does.
+In its development mode, vLLM says at ``/is_paused`` whether somebody paused it. SGLang does not:
+its ``/ready`` answers 503 while it is paused, but also after a failed health check, for example of
+an engine that hangs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ANSWER_S = 2.0
 PAUSE_ANSWER_S = 1.0
 """The server may pass the question on to a process that hangs."""
 AGAIN_S = 10.0
-"""Until a server that did not answer, or not properly, is asked again."""
+"""Pause before a server that did not answer properly is asked again."""
 NOT_FOUND = 404
 
 
@@ -208,7 +208,7 @@ class _Answer(msgspec.Struct):
 
 
 class PauseReader:
-    """Asks ``path`` of a server; without one, or with none there, a pause is unknown."""
+    """Asks a server at ``path``; without a path or a server, a pause is unknown."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
-"""The processes of one engine, as the adapters know and end them, each signal fenced.
+"""The processes of one engine, as the adapters find and end them, each signal fenced.
 
-A PID that was given to another process is never signalled. Whatever ends an engine ends all of its
-processes: a frontend that is killed takes none of its helpers along, and they keep the memory, or
-the device, for as long as anybody looks.
+A PID that was given to another process is never signalled. To end an engine is to end all of its
+processes: helpers outlive a frontend that was killed, and keep the memory or the device.
 """
 
 from __future__ import annotations
@@ -42,26 +41,26 @@ log = logging.getLogger(__name__)
 TERM_GRACE_S = 5.0
 """A frontend that hangs does not run its handler; one that is only slow can still end cleanly."""
 ALONE_S = 5.0
-"""For a main process whose parts have all ended: it can finish no request any more, yet vLLM's
-waits for its open streams as long as its clients do."""
+"""Grace for a main process whose parts have all ended: it can finish no request any more, yet
+vLLM's waits for its open streams as long as its clients do."""
 FOLLOW_S = 3.0
 """Time for helpers to follow a main process that ended by itself."""
 KILL_WAIT_S = 5.0
 POLL_S = 0.05
 SWEEP_S = 5.0
 REFRESH_S = 5.0
-"""Helpers are started with the engine: who belongs to it is not asked for at every sample."""
+"""Between searches for the engine's helpers, which start with it: not at every sample."""
 LEFT_S = 60.0
-"""A process with a title of an engine's part was started by a main process. Where none is there
-for so long, none will be: a start has its main process from its first moment on."""
+"""A process with the title of an engine's part was started by a main process. If there is no main
+process for this long, it has ended: a starting engine has one from the first moment on."""
 MIN_BYTES = 1 << 20
-"""Less than this is what an engine that serves takes and gives back anyway: no trim's effect."""
+"""A serving engine takes and returns less than this anyway: it is not the effect of a trim."""
 
 
 class TerminationResult(msgspec.Struct, frozen=True):
-    """What became of an engine's processes.
+    """How the end of an engine's processes went.
 
-    ``trouble`` says what is left and why, None where nothing is; ``summary`` is a sentence for the
+    ``trouble`` says what is left and why, None if nothing is; ``summary`` is a sentence for the
     timeline.
     """
 
@@ -189,7 +188,7 @@ def _names(processes: Iterable[ProcessId]) -> str:
 
 
 class OwnedEngine:
-    """The part of an adapter that acts on the engine's processes, without its answer.
+    """The part of an adapter that acts on the engine's processes, without asking the engine.
 
     The verbs are those of :class:`~plimsoll_sidecar.act.adapters.engine_adapter.EngineAdapter`.
     """
@@ -234,7 +233,7 @@ class OwnedProcesses:
         self._left: set[ProcessId] = set()
 
     def find(self) -> Members:
-        """Return the living processes; :class:`NoEngine`, also logged once, where none is."""
+        """Return the living processes; raise :class:`NoEngine`, and log it once, without any."""
         with self._lock:
             known = self._members
             fresh = self._clock() - self._looked < REFRESH_S
@@ -280,7 +279,7 @@ class OwnedProcesses:
     def have_ended(self) -> bool:
         """Return whether only parts of an engine are left, for longer than while it starts.
 
-        Their ages count: the main process may have ended before anybody looked.
+        Their ages count: the main process may have ended before the first look.
         """
         members = self.known()
         if members is None or members.main is not None:
@@ -293,7 +292,7 @@ class OwnedProcesses:
         return [p for p in members.everyone if has_title(command_line(p.pid), self._kind)]
 
     def sweep(self) -> str:
-        """End what an engine left to the next one, which serves already or will.
+        """End the processes that an engine left behind for the next one, which may serve already.
 
         Returns what that was, empty where there was nothing. A container's runtime does the same,
         where it can.
@@ -313,14 +312,14 @@ class OwnedProcesses:
     ) -> TerminationResult:
         """End every process of the engine.
 
-        ``main`` is what was decided on, where it is known; another engine that serves in its place
-        by now is left alone.
+        ``main`` is the main process at the decision, if known; another engine that serves in its
+        place by now is left alone.
         """
         with self._lock:
             try:
                 members = self._look()
             except NoEngine as none:
-                # What is remembered of the engine may still be ended by its start time.
+                # Remembered processes can still be ended: their start times fence the signals.
                 members = Members(main, (main,) if main is not None else ())
                 if main is None or not lives(main):
                     return TerminationResult(f"no process was running ({none})")
@@ -331,7 +330,7 @@ class OwnedProcesses:
 
 
 def sweep(members: Members) -> TerminationResult:
-    """End what an engine left that ended by itself; nothing while its main process lives."""
+    """End the rest of an engine that ended by itself; nothing while its main process lives."""
     deadline = time.monotonic() + SWEEP_S
     while members.main is not None and lives(members.main):
         if time.monotonic() > deadline:
@@ -359,7 +358,7 @@ class TrimEffect(msgspec.Struct, frozen=True):
 
     @property
     def outcome(self) -> Outcome:
-        """``Unknown`` where nothing came back of what could be measured, and not all could be."""
+        """``Unknown`` if nothing measurable came back, and some memory could not be measured."""
         if max(self.host or 0, self.device or 0) >= MIN_BYTES:
             return Outcome.SUCCEEDED
         unmeasured = self.host is None or (self.devices and self.device is None)

@@ -48,10 +48,10 @@ class FixedDelayExit:
 class ServicesOfPod:
     """Endpoints of the Services that route to the pod.
 
-    ``service`` names the one that does; None is for a pod of a SupervisionPolicy, which does not
-    know the Services in front of its pods: they are looked for. ``replicas`` gives the pods of the
-    pod's workload, by replica, as far as they are known. ``apart`` names a Service that routes
-    nobody, empty for none. Raises :class:`~plimsoll_sidecar.clients.kube.KubeError`.
+    ``service`` names that Service. It is None for a pod of a SupervisionPolicy, which does not know
+    the Services in front of its pods: they are looked up. ``replicas`` gives the known pods of the
+    pod's workload, by replica. ``apart`` names a Service that routes no requests, empty for none.
+    Raises :class:`~plimsoll_sidecar.clients.kube.KubeError`.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class ServicesOfPod:
     def is_last_ready(self) -> bool:
         """Return True if a Service, or the pod's workload in it, has others and none is ready.
 
-        The workload counts by itself because another one may serve another model. The pods of one
-        replica leave together: they do not stand in for one another. The only replica of a service
-        may leave: nobody can ever take over from it.
+        The workload is judged by itself because another one may serve another model. The pods of
+        one replica leave together: they do not stand in for one another. The only replica of a
+        service may leave, because no other can ever take over from it.
         """
         replicas = self._replicas()
         own = next((set(pods) for pods in replicas if self._pod in pods), {self._pod})

@@ -1,12 +1,12 @@
 """The restart counts that a slot Lease carries in its annotations. Pure: Leases in, Leases out.
 
-``plimsoll.dev/restarts`` counts the service's restarts, whichever replica they were of.
-``plimsoll.dev/replica-restarts`` keeps what each replica's journal counts, by the pod's UID: the
-count outlives the journal and ends with the pod. Both are written by whoever may update the Lease,
-so they are bounded, and one that cannot be read stands for a spent budget, never for zero.
+``plimsoll.dev/restarts`` counts the restarts of all replicas of the service.
+``plimsoll.dev/replica-restarts`` keeps the count of each replica's journal, by the pod's UID: it
+outlives the journal and ends with the pod. Any client that may update the Lease can write both, so
+they are bounded, and an unreadable one counts as a spent budget, never as zero.
 
-``now`` is the API server's time throughout, by which the service's restarts are counted. Those of a
-replica have the time of its own node, which may be wrong.
+``now`` is always the API server's time, by which the service's restarts are counted. The restarts
+of a replica have the time of its own node, which may be wrong.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MAX_KEPT_REPLICAS = 64
 96 KiB, of the 256 KiB that an object's annotations may have."""
 MAX_BYTES = 1 << 17
 SKEW_S = 86_400.0
-"""By how much the clock of another replica's node may be wrong: until then beyond the window, what
-that replica counted is kept for it."""
+"""By how much the clock of another replica's node may be wrong: its counts are kept for this long
+beyond the window."""
 
 
 class ServiceRestart(msgspec.Struct):

@@ -3,13 +3,13 @@
 The operator creates them; a supervisor takes, renews and releases them by PUT with the resource
 version it read, so that of two supervisors one always loses. A holder is expired when the
 spec of its Lease did not change for its duration *by this machine's clock*: clocks of two nodes are
-never compared. What is counted has the API server's time.
+never compared. Counts use the API server's time.
 
-What the Leases shall be is said by the journal alone, as ``wanted``: the incident that a slot is
-for, or nobody. :meth:`Slots.follow` makes it so every few seconds.
+The desired state of the Leases is in the journal alone, as ``wanted``: the incident that needs a
+slot, or none. :meth:`Slots.follow` brings the Leases to that state every few seconds.
 
-Restarts are counted in annotations that are written by the same PUT that takes the slot (see
-:mod:`plimsoll_sidecar.act.restart_slots.lease_counts`): nobody can restart without being counted.
+The PUT that takes the slot also writes the annotations that count restarts (see
+:mod:`plimsoll_sidecar.act.restart_slots.lease_counts`): no restart is left out.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class SlotLostError(Exception):
 
 
 class Slots(Protocol):
-    """``known`` and ``wanted`` are what this replica's journal says, set by whoever writes it.
+    """``known`` and ``wanted`` come from this replica's journal; the journal's writer sets them.
 
-    ``known`` are its restarts, ``wanted`` says for which incident it wants a slot; None until the
-    journal has been read.
+    ``known`` are its restarts. ``wanted`` says for which incident it wants a slot; it is None until
+    the journal has been read.
     """
 
     known: ReplicaRestarts
@@ -88,11 +88,11 @@ class LocalSlots:
         return None
 
     def held(self, incident: str, policy: RestartBudget) -> Refusal | None:
-        """Return None: nobody can take the slot away."""
+        """Return None: no other replica can take the slot."""
         return None
 
     def follow(self, policy: RestartBudget) -> None:
-        """Nothing to renew or to give back."""
+        """Do nothing: there is no slot to renew or to give back."""
         return
 
     def stored(self) -> ReplicaRestarts:
@@ -107,8 +107,8 @@ class LocalSlots:
 class LeaseSlots:
     """Restart slots as Leases of the API server. Safe to use from several threads.
 
-    ``uid`` is that of the pod: what is kept of a replica ends with it. The methods raise KubeError
-    when the API server does not answer, and UnreadableError for a count that cannot be read.
+    ``uid`` is the pod's: a replica's count ends with its pod. The methods raise KubeError if the
+    API server does not answer, and UnreadableError for a count that cannot be read.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class LeaseSlots:
         self._mine: str | None = None
         self._renewed = 0.0
         self._free = False
-        """Whether it is sure that this replica holds no slot: a process before it may have."""
+        """Whether this replica certainly holds no slot: an earlier process of it may have one."""
         self._kept: ReplicaRestarts | None = None
         self._lock = threading.RLock()
         self.known = NONE
@@ -183,10 +183,10 @@ class LeaseSlots:
     def follow(self, policy: RestartBudget) -> None:
         """Renew the slot for as long as it is wanted, then free it for the next replica.
 
-        Raises SlotLostError where it is wanted and others have it.
+        Raises SlotLostError if another replica has taken it meanwhile.
         """
         with self._lock:
-            # Read under the lock: a command that took a slot meanwhile has said so before.
+            # Read under the lock: a command that takes a slot writes ``wanted`` before.
             wanted = self.wanted
             if wanted is None or wanted.taking:
                 return
@@ -277,7 +277,7 @@ class LeaseSlots:
                 f"the service had {sum(counts)} restarts {within}; the limit is {limit}",
             )
         mine = self._stored(leases).joined(self.known)
-        # By the clock that counted them: that of this replica's journal.
+        # By the clock of this replica's journal, which counted them.
         count = 0 if at is None else len(mine.within(policy.window_s, at))
         if at is None or at in mine.at or not (mine.exhausted or count >= policy.count):
             return None
@@ -322,7 +322,7 @@ class LeaseSlots:
         if at is not None:
             mine = mine.joined(ReplicaRestarts((at,)))
         lease_counts.keep_replica(lease, self._uid, mine, policy.window_s, now)
-        self._free = False  # an answer that is lost may have been a success
+        self._free = False  # a request without an answer may have succeeded
         try:
             self._kube.put(self._url(lease), lease)
         except Conflict:

@@ -82,9 +82,9 @@ class Account:
         return total
 
     def _whole_of(self, sizes: Mapping[str, tuple[int, int]]) -> set[str]:
-        """Return the owners that declare all that they ever did, and new ones while there is room.
+        """Return the owners whose bound has not shrunk, and new ones while there is room.
 
-        They are new in the order of the ledger.
+        New ones come in the order of the ledger.
         """
         known = {
             n

@@ -13,7 +13,7 @@ from plimsoll_api.assessment import Segment
 from plimsoll_api.trace import Host, RoleRss, Sample
 
 MAX_ROLES = 256
-"""An engine has a dozen at most; whatever names more of them invents names."""
+"""An engine has a dozen at most; a longer list must be made up."""
 
 
 def known(value: int | None) -> int | None:
@@ -172,8 +172,8 @@ class Roles:
     def update(self, processes: Iterable[RoleRss], warm: bool) -> None:
         """Take in one sample. Until the epoch is warm its sizes are the bases.
 
-        A role whose processes have ended has no size any more, and no growth to be blamed for. No
-        process at all is a sample that could not be read.
+        A role whose processes have ended has no size any more, and no growth. A sample without any
+        process could not be read.
         """
         sums: dict[str, int] = {}
         living: set[str] = set()

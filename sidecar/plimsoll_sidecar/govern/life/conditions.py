@@ -24,9 +24,9 @@ def certain(context: TurnContext, kind: IncidentKind) -> bool:
 def why_not(
     context: TurnContext, action: Action, incident: Incident
 ) -> tuple[StepOutcome, str] | None:
-    """Why ``action`` is not taken for this incident now, as its step says it; None where it is.
+    """Why ``action`` is not taken for this incident now, as the step's outcome; None if it is.
 
-    ``Would``: nothing but the mode stands against it.
+    ``Would``: only the mode prevents it.
     """
     reason = ladder.why_not(
         action,

@@ -46,7 +46,7 @@ def request_replacement(context: TurnContext, incident: Incident) -> None:
 def leave_to_person(context: TurnContext, incident: Incident) -> bool:
     """Whether a person drained the replica: then nothing restarts it before it is resumed.
 
-    What was requested or prepared is taken back, and is no refusal.
+    Requests and preparations for a restart are withdrawn, and do not count as refused.
     """
     if not context.engine.manually_drained:
         return False
@@ -64,7 +64,7 @@ def leave_to_person(context: TurnContext, incident: Incident) -> bool:
 
 
 def wait(context: TurnContext, incident: Incident, reason: WaitReason | None, message: str) -> bool:
-    """Say what the incident waits for now; return whether that is news."""
+    """Record what the incident waits for now; return whether that has changed."""
     if (incident.waits, incident.message) == (reason, message):
         return False
     incident.waits, incident.message = reason, message
@@ -148,9 +148,9 @@ def hold_within_budget(context: TurnContext, incident: Incident) -> None:
 
 
 def release_slot(context: TurnContext) -> None:
-    """Want the slot for nobody: whoever keeps the Lease makes it so.
+    """Want no slot any more: the actuator gives the Lease back.
 
-    The incident that had it asks again a while later, so that others may come first.
+    The incident that had it asks again a while later, so that others can come first.
     """
     for incident in context.state.incidents:
         if incident.name == context.state.slot_holder:

@@ -1,6 +1,6 @@
 """Device memory from an exporter of the pod's node, for containers without the driver.
 
-Each is a Prometheus page with one sample a device, and labels that say which pod it was given to.
+Each is a Prometheus page with one sample per device, and labels with the pod that has the device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from plimsoll_sidecar.signals.device.sources import DeviceBytes
 from plimsoll_sidecar.signals.metrics_page import LARGEST, samples
 
 SCRAPE_S = 10.0
-"""The exporters themselves collect each 30 s by default."""
+"""The exporters themselves collect every 30 s by default."""
 ANSWER_S = 2.0
 MAX_ROWS = 4096
 MIB = 1 << 20
@@ -26,7 +26,7 @@ LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)\s*=\s*"((?:[^"\\\n]|\\.)*+)"')
 
 
 class Pod(NamedTuple):
-    """Whose devices are looked for; an empty container is any of the pod's."""
+    """The owner of the devices to look for; an empty container is any of the pod's."""
 
     namespace: str
     name: str
@@ -69,8 +69,8 @@ def node_url(port: str | None) -> str | None:
 class Exporter:
     """An exporter at ``url``, which has no path.
 
-    A page that cannot be read leaves all devices unknown, and ``error`` then says why, for people.
-    ``pod`` is the pod whose devices are wanted, None for no pod.
+    If the page cannot be read, all devices are unknown, and ``error`` says why, for people. ``pod``
+    is the pod whose devices are wanted, None for no pod.
     """
 
     PORT: ClassVar[str]
@@ -93,7 +93,7 @@ class Exporter:
         return cls(url, pod=pod) if url is not None else None
 
     def rows(self) -> list[Row]:
-        """Return the newest samples, asked for once in :data:`SCRAPE_S`."""
+        """Return the newest samples, read once every :data:`SCRAPE_S`."""
         now = self._clock()
         if now >= self._next:
             self._next = now + SCRAPE_S
@@ -121,7 +121,7 @@ class Exporter:
     def values(self, uuid: str) -> dict[str, float]:
         """Return the device's metrics by name.
 
-        A device that several pods share has a row for each of them, of the whole.
+        A device that several pods share has a row for each of them, with the figures of the whole.
         """
         found: dict[str, float] = {}
         for row in self.rows():
@@ -138,15 +138,15 @@ class Exporter:
 
     @staticmethod
     def device(labels: dict[str, str]) -> str:
-        """Return the name of a row's device, in the words that ``memory`` takes."""
+        """Return the name of a row's device, as ``memory`` takes it."""
         raise NotImplementedError
 
 
 class Dcgm(Exporter):
     """The DCGM exporter: MiB by UUID; a slice of a device in MIG mode by the UUID of the whole.
 
-    The slice is told by the id of its GPU instance. With its Kubernetes mapping on the page also
-    says which pod each device was given to.
+    The id of the GPU instance identifies the slice. If the exporter's Kubernetes mapping is on, the
+    page also says which pod has each device.
     """
 
     PORT = EXPORTER_PORT
@@ -156,7 +156,7 @@ class Dcgm(Exporter):
 
     def memory(self, uuid: str) -> DeviceBytes | None:
         """Return used and total bytes; None where the page does not have both for the device."""
-        # Without the compute instance: memory is the GPU instance's.
+        # Without the compute instance: memory belongs to the GPU instance.
         found = self.values("/".join(uuid.split("/")[:2]))
         used, free = found.get(self.USED), found.get(self.FREE)
         if used is None or free is None:
@@ -174,8 +174,8 @@ class Dcgm(Exporter):
 class AmdExporter(Exporter):
     """AMD's device-metrics-exporter: MiB by the device's number on its node.
 
-    It may be told to put a prefix before its names. The labels ``pod``, ``namespace`` and
-    ``container`` cannot be turned off, so that they say which devices are the pod's.
+    It can be configured to put a prefix before its names. The labels ``pod``, ``namespace`` and
+    ``container`` cannot be turned off, so they always say which devices are the pod's.
     """
 
     PORT = AMD_EXPORTER_PORT

@@ -1,11 +1,11 @@
-"""Which devices an external engine uses, looked for until they are found.
+"""Finds out which devices an external engine uses.
 
-The device plugin's variable names them where there is one. Under CDI the engine has
-``NVIDIA_VISIBLE_DEVICES=void``, under DRA it has none. Then the files that its processes have open
-do, which they open some time after their start: ``/proc/PID/fd`` leads to the device files, whose
-minor numbers ``/proc/driver/nvidia`` explains; that folder is the same in every container. A
-process that uses a slice of a GPU (MIG) also has the slice's capability files open. All of it says
-which devices, not how much of them is used.
+If the device plugin set its variable, that names them. Under CDI the engine has
+``NVIDIA_VISIBLE_DEVICES=void``, and under DRA no variable. Then the open files of its processes
+name them: ``/proc/PID/fd`` leads to the device files, and ``/proc/driver/nvidia``, which is the
+same in every container, explains their minor numbers. A process that uses a slice of a GPU (MIG)
+also has the slice's capability files open. Processes open them some time after their start, so the
+search is repeated. All of it says which devices are used, not how much of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CONTROL = (254, 255)
 """Minor numbers of nvidia-modeset and nvidiactl."""
 FRONTENDS, CAPABILITIES = frozenset({"nvidia", "nvidia-frontend"}), "nvidia-caps"
 FRONTEND_MAJOR = 195
-"""It is the same on all machines; ``/proc/devices`` says so too, where a container shows it."""
+"""The same on all machines; ``/proc/devices`` says so, too, if a container shows it."""
 LOOK_S, LOOK_AGAIN_S = 5.0, 60.0
 """Until a device is found, and after that: a process may open one more."""
 VARIABLE = "NVIDIA_VISIBLE_DEVICES"
@@ -100,7 +100,7 @@ def _opened(folder: str) -> set[tuple[int, int]]:
         return found
     for name in names[:MAX_DESCRIPTORS]:
         try:
-            # Asked of a likely one alone: to ask for a file of a network that hangs would hang.
+            # Only for a likely one: stat of a file of a network file system may hang.
             if not os.path.basename(os.readlink(f"{folder}/{name}")).startswith("nvidia"):
                 continue
             status = os.stat(f"{folder}/{name}")

@@ -1,4 +1,4 @@
-"""What can be said of a device from outside of the engine; NVML, where this container has it.
+"""Memory of a device from outside the engine: by NVML if this container has it, or an exporter.
 
 NVML names processes by PIDs of the host, which mean nothing here: device-level figures only.
 Devices are matched by UUID: NVML's order is not CUDA's. Absent is unknown, never an error.
@@ -102,7 +102,7 @@ def describe_nvml() -> str:
 
 
 class Nvml:
-    """Loads the library at the first use. ``error`` says why there is none, for people."""
+    """Loads the library at its first use. ``error`` says why there is none, for people."""
 
     def __init__(self) -> None:
         self.error: str | None = None

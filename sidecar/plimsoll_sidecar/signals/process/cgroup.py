@@ -19,7 +19,7 @@ from plimsoll_sidecar.signals.process.process_table import membership
 
 ROOT = Path("/sys/fs/cgroup")
 MAX_BYTES = 1 << 16
-"""Of one file; memory.stat has 2 KiB."""
+"""Bytes of one file; memory.stat has 2 KiB."""
 UNLIMITED = 1 << 60
 """Version 1 writes ``no limit`` as the largest multiple of a page, near 2**63."""
 
@@ -129,8 +129,8 @@ def _version1(folder: Path) -> CgroupMemory:
 def _read(path: Path) -> str:
     """Return the file's text; empty where it cannot be read.
 
-    The folder is in the engine's mount namespace: a pipe there would hold the reader, and a file of
-    any size be read whole.
+    The folder is in the engine's mount namespace: a pipe there could block the reader, and a file
+    there can have any size.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,8 +1,8 @@
-"""The processes that this one sees: psutil's account of them, and what psutil does not tell.
+"""The processes that this one sees: by psutil, and by /proc for what psutil lacks.
 
-Everything here is a hint of one moment. Whoever acts on a process fences it by its start time
-(:class:`ProcessId`). What a process may write itself, its arguments and its environment, is read up
-to a bound; psutil reads and splits all of it (docs/decisions/0002-libraries.md).
+Everything here may be outdated at once, so signals are fenced by the start time of a process
+(:class:`ProcessId`). Its arguments and its environment, which a process can write itself, are read
+up to a bound; psutil would read and split all of them (docs/decisions/0002-libraries.md).
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from plimsoll_api.control_group import MemoryGroup, memory_group
 MAX_ANCESTORS = 64
 MAX_WORDS = 64
 MAX_LINE = 64 << 10
-"""Words and bytes of a command line that are looked at: a fork bomb's may be megabytes."""
+"""Words and bytes of a command line that are read: a hostile one may have megabytes."""
 MAX_ENVIRONMENT = 1 << 20
 """Bytes of an environment; Linux starts no program with more than 2 MiB by default."""
 TRIES = 3
-"""To read the children of a process whose threads come and go."""
+"""Tries to read the children of a process whose threads come and go."""
 ENDED = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
 
 
 def read(pid: int, name: str, limit: int = -1) -> bytes:
     """Return what ``/proc/PID/NAME`` holds, up to ``limit`` bytes; raise OSError without it.
 
-    pathlib interns each part of a path. With the numbers of processes and threads among them, the
-    interpreter's table of such strings is built anew every few hundred samples, which takes a
-    megabyte for a moment, and the heap may keep it.
+    pathlib interns each part of a path, here also the numbers of processes and threads. So the
+    interpreter would rebuild its table of interned strings every few hundred samples, which takes a
+    megabyte for a moment that the heap may keep.
     """
     with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
         if limit < 0:
@@ -87,8 +87,8 @@ def send(
 ) -> None:
     """Send a signal to this process and no other.
 
-    Its descriptor stays its own, whichever process gets its PID. Raises ``ProcessLookupError``
-    where it has ended.
+    A process descriptor stays that of its process even if another one gets the PID. Raises
+    ``ProcessLookupError`` if it has ended.
     """
     descriptor = os.pidfd_open(process.pid)
     try:
@@ -205,7 +205,7 @@ def children(pid: int) -> list[int] | None:
             except (OSError, ValueError):
                 if os.path.exists(f"{folder}/{task}"):
                     return found
-                break  # its children have gone over to another thread, maybe to one read before
+                break  # its children now belong to another thread, maybe to one read before
         else:
             return found
     return None
@@ -221,7 +221,7 @@ def cpu_s(pid: int) -> float | None:
 
 
 def command_line(pid: int) -> list[str]:
-    """Return the words that the process was started with, or what it made of them.
+    """Return the words of the process's command line, as it was started or as it changed them.
 
     Empty where unknown; at most :data:`MAX_WORDS`.
     """

@@ -1,8 +1,8 @@
 """TCP sockets of this network namespace: who listens, what is connected, what waits for an answer.
 
-From the kernel's list of sockets in some states (sock_diag(7)), without a permission. A read of
-``/proc/net/tcp`` walks through the table of all connections: milliseconds on a machine with a large
-one, also where only listeners are wanted.
+The kernel lists the sockets in some states (sock_diag(7)), which needs no permission. A read of
+``/proc/net/tcp`` walks through the table of all connections, which takes milliseconds if that is
+large, even for listeners alone.
 
 The containers of a pod share the network, and with ``shareProcessNamespace`` the processes. File
 descriptors are readable for processes of the same user only, and only where they have no more
@@ -39,7 +39,7 @@ MIN_WAIT_MS = 500
 
 @dataclass(frozen=True, slots=True)
 class TcpSocket:
-    """A socket. ``attributes`` are the kernel's, by number, as it sends them."""
+    """A socket. ``attributes`` are the kernel's, by number, as bytes."""
 
     inode: int
     attributes: dict[int, bytes]
@@ -85,7 +85,7 @@ def messages(data: bytes, port: int) -> tuple[bool, list[TcpSocket]]:
         size, kind = struct.unpack_from("=IH", data, at)
         body = data[at + HEADER_BYTES : at + size]
         if kind in (NLMSG_ERROR, NLMSG_DONE):
-            # A list also ends with an error: a kernel without this list, for one.
+            # A list also ends with an error, for example from a kernel without this list.
             if (error := struct.unpack_from("=i", body)[0]) < 0:
                 raise OSError(-error, os.strerror(-error))
             return True, found
@@ -152,10 +152,10 @@ def _holds(pid: int, links: set[str]) -> bool:
 def unanswered(port: int) -> int | None:
     """Return how many connections wait at the local ``port`` for the first byte of their answer.
 
-    They do so for half a second or longer, and their last word came from the client. One that is
-    only open says nothing: balancers keep them. The kernel knows when data last came in and went
-    out on each socket (``tcp_info``), to its tick, 1 to 10 ms: a request that follows an answer
-    within one tick looks answered, and is not counted. None where the kernel does not tell.
+    They have waited for half a second or longer since data from the client. An idle connection says
+    nothing, because load balancers keep them open. The kernel knows when data last came in and went
+    out on each socket (``tcp_info``), to its tick of 1 to 10 ms: a request that follows an answer
+    within one tick looks answered, and is not counted. None if the kernel does not tell.
     """
     try:
         return sum(
