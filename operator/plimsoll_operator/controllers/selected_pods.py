@@ -31,6 +31,8 @@ from plimsoll_operator.scraper import address_of
 
 FEW = 8
 """Changed pods that are read one by one; if there are more, all of the policy's are listed."""
+PAGE = 50
+"""Pods of a page: at most 75 MiB. A pod has up to 1.5 MiB, and anybody may create one."""
 
 Generations = tuple[tuple[str, str, int], ...]
 
@@ -132,7 +134,7 @@ class PolicyPods:
             name for name, version in present.items()
             if name not in read or read[name].stale(version, now)
         ]  # fmt: skip
-        kind = replace(POD, selector=policy.spec.selector.query())
+        kind = replace(POD, selector=policy.spec.selector.query(), page=PAGE)
         for one in [""] if len(stale) > FEW else stale:
             read.pop(one, None)
             async for page, _ in self._api.pages(kind, key.namespace, one):

@@ -1,8 +1,8 @@
 """A list, then a watch, of the metadata of one kind in one namespace: nothing in between is missed.
 
 kopf's watches cover all namespaces for the life of the process. This one starts for a namespace
-when a policy there needs it, and sees everybody's objects. So it asks for metadata only, and the
-list may be answered from the API server's cache.
+when a policy there needs it, and sees everybody's objects. So it asks for metadata only, page
+by page.
 """
 
 from __future__ import annotations

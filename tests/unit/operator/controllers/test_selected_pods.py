@@ -14,9 +14,10 @@ import pytest
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_operator.config import DEFAULT_IMAGES
 from plimsoll_operator.controllers.selected_pods import FEW, PolicyPods
-from plimsoll_operator.kinds import Key, Kind, Object, read
+from plimsoll_operator.kinds import POD, Key, Kind, Object, read
 from plimsoll_operator.runtime.cache import Store
-from plimsoll_operator.runtime.client import Api, ApiError
+from plimsoll_operator.runtime.client import METADATA_PAGE, Api, ApiError
+from tests.fake_api import FakeApi
 
 NOW = "2026-01-01T00:00:00Z"
 KEY = Key("ml", "engines", "SupervisionPolicy")
@@ -154,6 +155,18 @@ def test_versions_that_are_always_too_old_are_not_listed_as_fast_as_it_goes() ->
         assert server.lists == 2
 
     run(server, check)
+
+
+def test_a_list_of_anybodys_pods_is_read_in_pages_and_little_of_it_is_kept() -> None:
+    api, count = FakeApi(), 2 * METADATA_PAGE + 1
+    for number in range(count):
+        meta = {"name": f"p-{number}", "namespace": "ml", "annotations": {"large": "x" * 1000}}
+        api.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta | {"labels": {"app": "vllm"}}})
+    items, version = asyncio.run(api.metadata(POD, "ml"))
+    assert api.requests == 3
+    assert {one["metadata"]["name"] for one in items} == {f"p-{n}" for n in range(count)}
+    assert items[0]["metadata"].keys() == {"name", "labels", "resourceVersion"}
+    assert version == str(api._version)
 
 
 def test_a_list_that_is_refused_is_told_and_not_taken_for_none() -> None:
