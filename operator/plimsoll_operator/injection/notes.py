@@ -26,6 +26,12 @@ def notes(where: str, pod: Object, engine: EngineContainer, options: Options) ->
         )
     if engine.limit is None:
         found.append("the engine has no memory limit: time to exhaustion is the budget's")
+    secrets = {one.name for one in options.supervisor.image_pull_secrets} or options.pull_secrets
+    if secrets and all(one.get("name") in secrets for one in pod.get("imagePullSecrets") or ()):
+        found.append(
+            "imagePullSecrets has the supervisor's alone, and Kubernetes adds those of the service"
+            " account only to a pod with none: name there what the engine's image needs, too"
+        )
     own = options.supervisor.resources
     if own is not None and guaranteed(beside(pod)) and not guaranteed([{"resources": vars(own)}]):
         found.append(

@@ -125,6 +125,11 @@ def test_flags_for_the_supervisors_container(tmp_path: Path) -> None:
     }
     assert pod["imagePullSecrets"] == [{"name": "hub"}, {"name": "team"}]
     assert "no longer of the QoS class Guaranteed" in done.stderr
+    assert "service account" not in done.stderr
+    bare = plimsoll(
+        "-f", "-", *FLAG, "--image-pull-secret=team", stdin=yaml.safe_dump(deployment())
+    )
+    assert "adds those of the service account only to a pod with none" in bare.stderr
     settings = {"imagePullSecrets": [{"name": "policy"}], "dcgmExporterPort": 9400}
     file = write(tmp_path / "policy.yaml", policy(supervisor=settings))
     pod = pod_of(plimsoll("-f", "-", "--policy", file, *FLAG, stdin=text))
