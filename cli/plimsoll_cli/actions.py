@@ -29,7 +29,7 @@ CARRIES = "replaces its worker; running requests pause, then continue"
 """What ``restart`` does to an engine that can restart its worker alone."""
 STATUS_S = 30.0
 EXEC_S = 30.0
-"""To start the program beside the engine, beyond the limit of the action itself."""
+"""Time to start the program in the pod, in addition to the limit of the action itself."""
 
 
 def act(
@@ -39,7 +39,7 @@ def act(
     """Have a supervisor carry out an action, fenced by the engine's epoch; return its answer.
 
     A person who confirms sees the replica first, and the action is fenced by the epoch that was
-    shown. With ``yes`` the supervisor fences it by the epoch that it finds, in one call. Raises
+    shown. With ``yes``, a single call lets the supervisor fence it by the current epoch. Raises
     RunError if the supervisor does not answer, and if it refuses; UsageError without a terminal.
     """
     epoch = CURRENT

@@ -91,7 +91,7 @@ def is_of(incident: IncidentView, name: str) -> bool:
 
 
 def seconds(text: str | None) -> float | None:
-    """Unix seconds of an RFC 3339 time; None of none, or of one that is no time."""
+    """Unix seconds of an RFC 3339 time; None if it is missing or not a time."""
     try:
         return None if text is None else unix_seconds(text)
     except (ValueError, OverflowError):

@@ -41,7 +41,7 @@ STYLE = {"Resolved": "green", "Unresolved": "red", "Suppressed": "magenta"}
 WATCH_S = 2.0
 MAX_LABEL = 63
 TOLD = 500
-"""Incidents between two words on how far the reading is."""
+"""Incidents between two reports of progress."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def of_cluster(
 ) -> list[IncidentView]:
     """List all incidents that may be of ``target``, page by page.
 
-    Labels narrow the list at the API server; ``tell`` hears how far it is. Raises RunError.
+    Labels narrow the list at the API server. ``tell`` is called with the progress. Raises RunError.
     """
     found: dict[tuple[str, str], IncidentView] = {}
     try:

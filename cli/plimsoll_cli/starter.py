@@ -15,7 +15,7 @@ from plimsoll_cli.errors import UsageError
 from plimsoll_cli.manifest import field_path
 
 Ask = Callable[[str, str], str]
-"""A field of QUESTIONS and its default: the answer."""
+"""Return the answer for a field of QUESTIONS and its default."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Decode JSON that somebody else wrote: one function, one error, a bound on the depth.
 
-Engines, other pods, files in shared volumes and the API server all send JSON. msgspec alone
-answers bad input with three unrelated exceptions, and whoever forgets one of them lets a page end
+Engines, other pods, files in shared volumes and the API server all send JSON. msgspec alone raises
+three unrelated exceptions for bad input, and a caller that forgets one of them would let a page end
 the process.
 """
 
@@ -32,7 +32,7 @@ class Malformed(ValueError):
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 _lock = threading.Lock()
-"""msgspec works a type out at its first use. Two threads that do so at once crash the process."""
+"""msgspec examines a type at its first use. Two threads that do so at once crash the process."""
 
 
 @overload
@@ -40,7 +40,7 @@ def decode(data: bytes, kind: type[T]) -> T: ...
 @overload
 def decode(data: bytes, kind: Any) -> Any: ...  # an annotated type
 def decode(data: bytes, kind: Any) -> Any:
-    """Return ``data`` as a ``kind``; raise :class:`Malformed` whatever else it is."""
+    """Return ``data`` as a ``kind``; raise :class:`Malformed` if it is anything else."""
     decoder = _decoders.get(kind)
     if decoder is None:
         with _lock:
@@ -56,7 +56,7 @@ def decode(data: bytes, kind: Any) -> Any:
 def is_deeper(data: bytes, limit: int) -> bool:
     """Return whether arrays and objects are nested more than ``limit`` deep, in linear time.
 
-    Text that is not JSON may get either answer: the decoder refuses it anyway.
+    For text that is not JSON, the result is arbitrary: the decoder refuses it anyway.
     """
     if data.count(b"[") + data.count(b"{") <= limit:
         return False

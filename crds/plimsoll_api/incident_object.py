@@ -47,7 +47,7 @@ MAX_POD = 250
 def names_of(incident: IncidentRecord, pod: str) -> list[str]:
     """Return the names that the incident's object may have, the preferred one first.
 
-    The names of a pod's incidents are few, so that their number is bounded, and are used again.
+    A pod has few names for its incidents, which bounds their number, and reuses them.
     """
     first = int(hashlib.sha256(incident.name.encode()).hexdigest()[:8], 16)
     return [f"{pod[:MAX_POD]}-{(first + n) % MAX_OF_POD}" for n in range(MAX_OF_POD)]
@@ -83,7 +83,7 @@ def _workload(service: ServiceRef, pod: str) -> IncidentWorkload:
 def conditions_of(
     phase: str, outcome: str | None, opened_at: str, ended_at: str | None, generation: int = 1
 ) -> list[IncidentCondition]:
-    """Return the conditions that say the same as ``phase`` to tools that know no phases.
+    """Return conditions with the meaning of ``phase``, for tools that know conditions only.
 
     Each changes at most once, when the incident ends.
     """
@@ -115,7 +115,7 @@ def status_of(
     seen, texts = incident.attribution, _Texts()
     ended_at = rfc3339(incident.ended_at) if incident.ended_at else None
     outcome = incident.reason.value if incident.reason else None
-    # In this order: what is cut first when they are too many comes last.
+    # In the order of importance: if there is too much text, the last ones are cut first.
     message = texts.take(incident.message)
     evidence = [texts.take(text) for text in seen.evidence[:MAX_SENTENCES]]
     diagnostics = [texts.take(path) for path in incident.diagnostics[:MAX_SENTENCES]]
@@ -185,7 +185,7 @@ def _base(name: str, service: ServiceRef) -> Object:
         "metadata": {
             "name": name,
             "namespace": service.namespace,
-            # No owner: what was found outlives its policy, and the operator deletes it later.
+            # No owner: an incident outlives its policy, and the operator deletes it later.
             "labels": _labels(service),
         },
     }
@@ -198,7 +198,7 @@ def _labels(service: ServiceRef) -> dict[str, str]:
 
 
 class _Texts:
-    """Cuts texts to what a status may hold of one, and of all together."""
+    """Cuts texts to the limits of a status, for one text and for all together."""
 
     def __init__(self) -> None:
         self._left = MAX_TEXTS

@@ -3,9 +3,9 @@
 Times are RFC 3339, sizes are bytes. The supervisor writes these structs, the command line reads
 them, and the CRD is generated from them.
 
-Whoever has the token of a supervised pod may write them, so names, texts, lists, the whole object
-and the number of writes are bounded: by the schema, and by ``config/admission-policy.yaml``. At
-most :data:`MAX_OF_POD` incidents of a pod exist, each is written at most 1 + :data:`MAX_WRITES`
+Any client with the token of a supervised pod may write them, so names, texts, lists, the whole
+object and the number of writes are bounded: by the schema, and by ``config/admission-policy.yaml``.
+At most :data:`MAX_OF_POD` incidents of a pod exist. Each is written at most 1 + :data:`MAX_WRITES`
 times, and takes about 16 KiB.
 """
 
@@ -27,7 +27,7 @@ MAX_TEXT = 400
 MAX_SENTENCES = 12
 MAX_TIMELINE = 24
 MAX_TEXTS = 4096
-"""Characters of all texts of one status together: what fills a screen."""
+"""Characters of all texts of one status together: about a screen."""
 
 _Name = Annotated[str, msgspec.Meta(max_length=253)]
 _Word = Annotated[str, msgspec.Meta(max_length=63)]
@@ -221,7 +221,7 @@ class LeakIncidentStatus(msgspec.Struct, rename="camel", omit_defaults=True):
     revision: Annotated[
         _Writes | None,
         written(
-            "How often the supervisor has written this status. Each write must count on, up to "
+            "How often the supervisor has written this status. Each write must increase it, up to "
             f"{MAX_WRITES}: the last one is kept for the end."
         ),
     ] = None

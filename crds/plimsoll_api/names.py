@@ -72,7 +72,7 @@ DRAIN_S = 30.0
 def action_limit_s(drain_s: float) -> float:
     """Seconds after which a person's action counts as unanswered, by the limit of its drain.
 
-    An external server may use its own shutdown timeout up after the drain. Then a worker may have
+    After the drain, an external server may use up its own shutdown timeout. Then a worker may have
     to load its weights again, for up to ten minutes.
     """
     return 2 * drain_s + 700.0

@@ -112,7 +112,7 @@ STRUCTURAL = "x-structural"
 
 
 ATOMIC = ResourceModel.model_config | {"json_schema_extra": {"x-kubernetes-map-type": "atomic"}}
-"""Of a model that one applier owns as a whole: parts of two would mean something else."""
+"""For a model that one applier owns as a whole: a mixture of two would mean something else."""
 
 
 class FromStruct:

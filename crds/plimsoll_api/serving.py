@@ -317,7 +317,7 @@ ENGINE_RULES = validations(
 SUPERVISOR_RESOURCES = Resources(
     limits={"memory": "256Mi"}, requests={"cpu": "20m", "memory": "96Mi"}
 )
-"""Of a supervisor for which nobody sets any. It measured 34 MiB and 2 % of a processor."""
+"""Resources of a supervisor without a setting. It measured 34 MiB and 2 % of a processor."""
 
 
 class SupervisorSettings(ResourceModel):

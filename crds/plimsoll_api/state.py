@@ -13,7 +13,7 @@ from plimsoll_api.supervision import Action
 
 
 class View(msgspec.Struct, kw_only=True):
-    """Encoded after each sample, decoded by whoever shows it. Times are Unix seconds.
+    """Encoded after each sample, decoded by its readers. Times are Unix seconds.
 
     ``budgets`` is the MemoryPolicy in force; ``set_aside`` names the files of damaged parts of the
     journal, in the folder ``set-aside`` of the state directory. ``out_of_service`` has each reason

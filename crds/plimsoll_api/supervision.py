@@ -84,8 +84,8 @@ DRAIN_MODE = FieldForm(
     lambda mode: mode.value.capitalize(),
     {"type": "string", "enum": list(_DRAIN_MODES)},
 )
-"""A manifest has the word in CamelCase; the admin protocol and a supervisor's configuration, which
-an older supervisor may read, have it in lower case."""
+"""The word is in CamelCase in a manifest. The admin protocol and a supervisor's configuration,
+which an older supervisor may read, have it in lower case."""
 
 
 class Drain(msgspec.Struct, frozen=True):

@@ -1,6 +1,6 @@
-"""SupervisionPolicy, spec side: which pods that something else makes get a supervisor.
+"""SupervisionPolicy, spec side: which pods of other workloads get a supervisor.
 
-Memory, supervision and supervisor are the types of an InferenceService: a policy means the same.
+Memory, supervision and supervisor have the types and meaning of those of an InferenceService.
 """
 
 from __future__ import annotations

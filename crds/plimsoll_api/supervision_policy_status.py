@@ -83,13 +83,13 @@ class InjectionStop(ResourceModel):
     )
     time: str = Field(description="Time of the stop.", json_schema_extra={"format": "date-time"})
     generation: int = Field(
-        description="Generation of the policy at the stop. Another one ends it.",
+        description="Generation of the policy at the stop. A new one resumes the injection.",
         json_schema_extra={"format": "int64"},
     )
     retry: Annotated[str, StringConstraints(max_length=256)] = Field(
         default="",
-        description="Value of the annotation `plimsoll.dev/retry-injection` at the stop. Another "
-        "one ends it.",
+        description="Value of the annotation `plimsoll.dev/retry-injection` at the stop. A new "
+        "one resumes the injection.",
     )
 
 

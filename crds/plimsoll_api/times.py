@@ -29,7 +29,7 @@ def unix_seconds(text: str) -> float:
 
 
 def clock_time(at: float | None) -> str:
-    """Return Unix seconds as ``HH:MM:SS`` in local time; ``--:--:--`` for what no clock shows."""
+    """Return Unix seconds as ``HH:MM:SS`` in local time; ``--:--:--`` if no clock shows them."""
     try:
         return time.strftime("%H:%M:%S", time.localtime(at)) if at is not None else NO_TIME
     except (ValueError, OverflowError, OSError):

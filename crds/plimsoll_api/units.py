@@ -21,7 +21,7 @@ MAX_QUANTITY = 64
 """Characters. With the exponent's two digits it bounds the time that a number takes: the whole
 number of 1e99999999 alone would take minutes."""
 MAX_DIGITS = 18
-"""As many fit into 63 bits."""
+"""Numbers with this many digits fit into 63 bits."""
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 _DURATION = re.compile(r"^(?:\d+(?:\.\d+)?(?:ms|h|m|s))+$")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -30,7 +30,7 @@ _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 def whole_number(text: str) -> int | None:
     """Return a number of ASCII digits, at most 18 of them; None for any other text.
 
-    ``str.isdigit`` alone lets through what ``int`` refuses: "²", and more than 4,300 digits.
+    ``str.isdigit`` alone accepts texts that ``int`` refuses: "²", and more than 4,300 digits.
     """
     return int(text) if len(text) <= MAX_DIGITS and text.isascii() and text.isdigit() else None
 

@@ -1,7 +1,7 @@
 """Which workload a pod belongs to, which replica of it the pod is, and its revision.
 
 Read from the pod's labels and owner references alone: a pod that somebody else made is looked at
-without another request. Whoever may create pods writes both, so they grant no right.
+without another request. Anyone who may create pods can write both, so they grant no right.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _USUAL_GROUPS = {
     LWS_KIND: LWS_API,
     RAY_KIND: RAY_API,
 }
-"""API group of a kind that is named without one."""
+"""API group of a kind that is written without one."""
 _BEHIND_REPLICA_SETS = (
     (TEMPLATE_HASH, APPS, "Deployment"),
     (ROLLOUT_HASH, "argoproj.io", "Rollout"),

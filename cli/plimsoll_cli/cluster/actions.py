@@ -37,14 +37,14 @@ def act_on_all(
     whole_service: bool,
     tell: Tell,
 ) -> None:
-    """Do ``what`` to each supervised pod of ``target``; ``tell`` hears each answer.
+    """Do ``what`` to each supervised pod of ``target``; call ``tell`` with each answer.
 
-    After a restart the pod must be ready again before the next one is touched. RunError where a
+    After a restart, the pod must be ready again before the next one's turn. Raises RunError if a
     pod fails: the pods after it stay as they are.
     """
     if what == "drain":
         raise UsageError(
-            f"drain {target}: name one pod: a drain of all pods would leave nothing to serve"
+            f"drain {target}: name one pod: if all pods were drained, none would be left to serve"
         )
     pods = pods_of(cluster, target)
     for at, pod in enumerate(pods):
@@ -61,7 +61,7 @@ def act_on_all(
 
 
 def _wait(cluster: Cluster, pod: str, epoch: str | None) -> None:
-    """Until ``pod`` is ready with an engine in another epoch."""
+    """Wait until ``pod`` is ready with an engine in another epoch."""
     end = time.monotonic() + BACK_S
     with waiting(f"waiting until {pod} is ready again"):
         while not (_ready(cluster, pod) and _epoch(cluster, pod) not in (None, epoch)):
@@ -78,7 +78,7 @@ def _ready(cluster: Cluster, pod: str) -> bool:
 
 
 def _epoch(cluster: Cluster, pod: str) -> str | None:
-    """None while the engine does not answer."""
+    """Return the engine's epoch; None while the engine does not answer."""
     try:
         return status(in_supervisor(cluster, pod), pod).epoch
     except RunError:
@@ -104,7 +104,7 @@ def check_not_last(cluster: Cluster, pod: str) -> None:
 
 
 def _last_of(cluster: Cluster, pod: str) -> str | None:
-    """Return a Service of which ``pod`` is the last ready pod."""
+    """Return a Service whose last ready pod is ``pod``."""
     found, namespace = cluster.get(_path(cluster, pod)), cluster.namespace or "default"
     if not is_ready(found):
         return None
@@ -121,7 +121,7 @@ def _last_of(cluster: Cluster, pod: str) -> str | None:
 
 
 def is_ready(pod: Object) -> bool:
-    """Return whether the pod's condition Ready is true, and nothing ends it."""
+    """Return whether the pod's condition Ready is true, and the pod is not being deleted."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     ready = any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
     return ready and not pod["metadata"].get("deletionTimestamp")
@@ -152,7 +152,7 @@ def run(
     """Exit status, standard output and error. Raises RunError where it could not be run."""
     namespace = namespace or cluster.namespace or "default"
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}/exec"
-    # The stream replaces a method of its client: it gets one of its own.
+    # ``stream`` replaces a method of its client, so it gets a client of its own.
     core = k8s.CoreV1Api(k8s.ApiClient(cluster.configuration))
     try:
         channel = stream(
@@ -174,9 +174,9 @@ def run(
 
 
 def explained(failure: ApiException, path: str, pod: str, container: str, host: str) -> str:
-    """Return what a person reads of a command that could not be run."""
+    """Return the message for a command that could not be run."""
     text = str(failure.reason or failure.body or failure)
-    # The client gives a refused upgrade no status, and a text with headers, whose numbers are many.
+    # For a refused upgrade, the client has no status, only a text with headers and their numbers.
     refused = HANDSHAKE.match(text)
     status = int(refused[1]) if refused else failure.status
     if status == 403:

@@ -1,6 +1,6 @@
 """What ``plimsoll doctor`` checks of services, policies and the webhook.
 
-Whether the webhook answers, only the API server can say: a pod is created in a dry run, which asks
+Only the API server can say whether the webhook answers: a pod is created in a dry run, which calls
 the webhook and stores nothing.
 """
 
@@ -29,10 +29,10 @@ from plimsoll_operator.fleet.pods import Cause, PodView
 MAX_NAMED = 4
 """Workloads that one line names."""
 ROLLED_OUT = ("Deployment", "StatefulSet", "DaemonSet")
-"""What ``kubectl rollout restart`` takes."""
+"""Kinds that ``kubectl rollout restart`` takes."""
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 SUFFIX = ".pods.plimsoll.dev"
-"""Of the names of our webhooks."""
+"""End of the names of our webhooks."""
 SECRET_KEYS = "tls.crt", "tls.key", "ca.crt"
 WRONG = {
     "Ready": "False", "EngineReady": "False", "SupervisorReady": "False", "Stalled": "True",
@@ -41,13 +41,13 @@ WRONG = {
 }  # fmt: skip
 """Conditions of an InferenceService that are worth a look, with the status that says so."""
 LEAST_LEFT = datetime.timedelta(days=20)
-"""Operator and cert-manager renew what they make before that."""
+"""The operator and cert-manager renew their certificates before that."""
 INSTALL = "install the chart with --set webhook.enabled=true"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the command. ``ok`` is None for what could not be found out."""
+    """One line of the output. ``ok`` is None if the answer is unknown."""
 
     name: str
     ok: bool | None
@@ -55,7 +55,7 @@ class Check:
 
 
 def named(cluster: Cluster, plural: str, name: str | None) -> list[Object]:
-    """List the object of that name, or all; raise RunError if there is none of that name."""
+    """List the object of that name, or all; raise RunError if it does not exist."""
     if name is None:
         return list(cluster.pages(plural))
     found = cluster.named(plural, name)
@@ -78,7 +78,7 @@ def of_service(service: Object) -> Check:
         one = found.get(type_) or {}
         text = f"{one.get('reason')}: {one.get('message')}"
         if one.get("status") == bad and one.get("reason") != "ContainersNotReady":
-            # The message of Ready has that of EngineReady, and that of Stalled both.
+            # The message of Ready contains that of EngineReady, and that of Stalled contains both.
             wrong += [] if any(str(one.get("message")) in said for said in wrong) else [text]
     ready = found["Ready"]
     return Check(name, not wrong, "; ".join(wrong) or f"{ready.get('reason')}: {ready['message']}")
@@ -102,7 +102,7 @@ def first_cause(cluster: Cluster, pod: Object) -> Cause | None:
     view = PodView.of(pod)
     if view.creating:
         query = {"fieldSelector": f"involvedObject.name={meta['name']}"}
-        with contextlib.suppress(RunError):  # who may not read Events still sees the containers
+        with contextlib.suppress(RunError):  # without the right to read Events, show containers
             events = list(cluster.listed(CORE, "events", str(meta["namespace"]), **query))
     sidecars = [
         one for one in spec.get("initContainers") or () if one.get("restartPolicy") == "Always"
@@ -250,7 +250,7 @@ def answers(cluster: Cluster, policy: Object) -> Iterator[Check]:
         return  # it gets none; the policy's own check says why
     pod = trial(policy)
     if pod is None:
-        yield Check(name, None, "no pod for a trial could be made from spec.selector")
+        yield Check(name, None, "spec.selector leaves open what a trial pod would look like")
         return
     path = f"/api/v1/namespaces/{meta['namespace']}/pods"
     try:
@@ -262,7 +262,7 @@ def answers(cluster: Cluster, policy: Object) -> Iterator[Check]:
 
 
 def of_trial(name: str, made: Object, policy: str) -> Check:
-    """Check what admission did to the pod of the trial."""
+    """Check what admission did to the trial pod."""
     meta = made["metadata"]
     owner = (meta.get("labels") or {}).get(POLICY_LABEL)
     refusal = (meta.get("annotations") or {}).get(REFUSED)
@@ -272,7 +272,7 @@ def of_trial(name: str, made: Object, policy: str) -> Check:
         text = f"policy {owner}, which is older, supervises such pods: narrow one of the selectors"
         return Check(name, False, text)
     if refusal is not None:
-        return Check(name, True, f"it answers, and refuses the pod of the trial: {refusal}")
+        return Check(name, True, f"it answers, and refuses the trial pod: {refusal}")
     text = (
         "a new pod gets no supervisor (dry run): the webhook does not answer, or does not know the"
         " policy yet: check that the operator runs with its webhook, and that the API server"

@@ -27,7 +27,7 @@ from plimsoll_cli.errors import RunError, UsageError
 Object = dict[str, Any]
 PAGE = 500
 MAX_EXPIRED = 5
-"""Times that a list may begin again. The API server keeps its state for five minutes."""
+"""How often a list may start again. The API server keeps its state for five minutes."""
 TIMEOUT_S = 15.0
 
 
@@ -80,7 +80,7 @@ class Cluster:
     ) -> Iterator[Object]:
         """Yield the objects of a kind in ``namespace``, or in the chosen ones, page by page.
 
-        A list that expires between two pages begins again, and yields no object twice. Raises
+        A list that expires between two pages starts again, and yields no object twice. Raises
         RunError.
         """
         chosen = namespace or self.namespace
@@ -124,7 +124,7 @@ class Cluster:
     def check_namespace(self) -> None:
         """Raise UsageError if the chosen namespace does not exist.
 
-        Who may not read namespaces learns nothing here.
+        Without the right to read namespaces, this finds no error.
         """
         if self.namespace is None:
             return

@@ -40,7 +40,7 @@ NEEDED = (
 """What this program asks of the API server: verb, group, resource, subresource."""
 KSERVE = "serving.kserve.io"
 OPERATOR_LABEL = "app.kubernetes.io/name=plimsoll"
-"""Of the chart's Deployment and of its pods."""
+"""Label of the chart's Deployment and of its pods."""
 UNREADY = {
     UNREADY_MANUAL: "a person drained it",
     UNREADY_DRAIN: "an incident drains it",
@@ -128,7 +128,7 @@ def _permissions(cluster: Cluster) -> Iterator[Check]:
 
 
 def _kserve(cluster: Cluster) -> Iterator[Check]:
-    """Say so if ``inferenceservices`` alone may mean the kind of KServe."""
+    """Report if ``inferenceservices`` alone may mean the kind of KServe."""
     with contextlib.suppress(RunError):
         cluster.get(f"/apis/{KSERVE}")
         yield Check(
@@ -223,7 +223,7 @@ def _replicas(cluster: Cluster, service: str | None, policy: str | None) -> Iter
 
 
 def out_of_service(pod: str, seen: ActionAnswer) -> str:
-    """Say for what the supervisor keeps its pod unready; empty if it does not."""
+    """Say why the supervisor keeps its pod unready; empty if it does not."""
     if not seen.out_of_service:
         return ""
     reasons = ", ".join(

@@ -1,4 +1,4 @@
-"""The supervised pods of a cluster, whoever made them, and which of them a target means."""
+"""All supervised pods of a cluster, and which of them a target means."""
 
 from __future__ import annotations
 

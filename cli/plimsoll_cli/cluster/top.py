@@ -39,8 +39,8 @@ class Row:
 
     ``drained`` counts the pods that a person took out of service.
 
-    ``ready`` and ``replicas`` are the pods of a service that are ready, and those that it should
-    have. Of a policy they are the pods that it supervises, and those that it selects.
+    ``ready`` and ``replicas`` count a service's ready pods and the pods that it should have. For a
+    policy, they count the pods that it supervises and the pods that it selects.
     """
 
     kind: str
@@ -60,7 +60,7 @@ class Row:
 
     @property
     def key(self) -> str:
-        """Return what rows of two readings are matched by."""
+        """Return the key by which rows of two readings are matched."""
         return f"{self.kind} {self.shown}"
 
     @property
@@ -131,7 +131,7 @@ def _drained(status: Object) -> str:
 
 
 def _state(conditions: list[Object]) -> str:
-    """Ready, or why not; of what is ready, that it leaks slowly."""
+    """Ready, or why not; for a ready one, whether it leaks slowly."""
     true = {one.get("type") for one in conditions if one.get("status") == "True"}
     if "RestartBudgetExhausted" in true:
         return "RestartBudgetExhausted"

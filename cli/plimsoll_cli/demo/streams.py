@@ -32,7 +32,7 @@ PROMPTS = tuple(
     )
 )
 MAX_TOKENS = 128
-"""A request takes a second or more: a restart meets most streams in the middle of one."""
+"""A request takes a second or more: most streams are in the middle of one during a restart."""
 READ_TIMEOUT_S = 60.0
 """Longest silence of a stream: longer than any restart, so that a hang is seen as a break."""
 PAUSE_AFTER_ERROR_S = 0.5

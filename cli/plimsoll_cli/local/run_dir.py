@@ -1,4 +1,4 @@
-"""The files of a local replica, and its supervisor, asked as ``kubectl exec`` does in a pod."""
+"""The files of a local replica, and calls of its supervisor, as by ``kubectl exec`` in a pod."""
 
 from __future__ import annotations
 
