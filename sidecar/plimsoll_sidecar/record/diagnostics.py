@@ -17,7 +17,7 @@ from plimsoll_api.admin import Diagnostic, ProcessMemory
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command
-from plimsoll_sidecar.signals.process.process_table import ProcessId, send
+from plimsoll_sidecar.signals.process.process_table import ProcessId, first_names, send
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +26,7 @@ STACKS_S = 0.5
 """Time for faulthandler to write: it needs milliseconds, whatever the process hangs in."""
 MAX_FILES = 16
 """Files of one kind an incident: an engine has a handful of processes."""
+MAX_LISTED = 1024
 MAX_BYTES = 64 << 20
 MAX_FILE_BYTES = 8 << 20
 PIECE = 1 << 16
@@ -107,8 +108,13 @@ class Diagnostics:
 
     def _leftover_stacks(self, folder: Path) -> list[Path]:
         """Stacks that the engine's processes wrote to the shared directory by themselves."""
-        found = []
-        for source in sorted((self._run_dir / "stacks").glob("*"))[:MAX_FILES]:
+        found: list[Path] = []
+        stacks = self._run_dir / "stacks"
+        try:  # the folder is the engine's, and may hold any number of files
+            names = first_names(stacks, MAX_LISTED)
+        except OSError:
+            return found
+        for source in [stacks / name for name in sorted(names)[:MAX_FILES]]:
             target = folder / f"stacks-{source.name}"
             try:
                 if _copy(source, target):

@@ -24,13 +24,18 @@ from pathlib import Path
 
 import msgspec
 
-from plimsoll_sidecar.signals.process.process_table import ProcessId, age_s, identify
+from plimsoll_sidecar.signals.process.process_table import (
+    MAX_DESCRIPTORS,
+    ProcessId,
+    age_s,
+    first_names,
+    identify,
+)
 
 PROC = Path("/proc")
 MAX_FILES = 4096
 MAX_DEPTH = 8
 MAX_PROCESSES = 512
-MAX_DESCRIPTORS = 65_536
 MAX_MAPS = 16 << 20
 """Bytes of one process's maps: a large engine has a tenth of it."""
 BLOCK = 512
@@ -207,7 +212,7 @@ def _mapped(folder: Path, wanted: set[FileId]) -> set[FileId]:
 
 def _opened(folder: Path, wanted: set[FileId]) -> set[FileId]:
     inodes = {inode for _, inode in wanted}
-    names = os.listdir(folder / "fd")
+    names = first_names(folder / "fd", MAX_DESCRIPTORS + 1)
     if len(names) > MAX_DESCRIPTORS:
         raise UnknownError(f"process {folder.name} has more than {MAX_DESCRIPTORS} open files")
     found: set[FileId] = set()

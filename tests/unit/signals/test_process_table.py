@@ -24,6 +24,7 @@ from plimsoll_sidecar.signals.process.process_table import (
     command_name,
     cpu_s,
     environment,
+    first_names,
     identify,
     lives,
     parents,
@@ -120,3 +121,10 @@ def test_what_is_read_with_each_sample_interns_no_number(monkeypatch: pytest.Mon
     assert resident(pid) is not None
     assert nearest({pid: "this"}) is not None
     assert not any(text.isdigit() for text in interned), interned
+
+
+def test_only_so_many_names_of_a_folder_are_read(tmp_path: pathlib.Path) -> None:
+    for number in range(20):
+        (tmp_path / str(number)).touch()
+    assert len(first_names(tmp_path, 7)) == 7
+    assert len(first_names(str(tmp_path), 100)) == 20

@@ -17,10 +17,13 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from plimsoll_api.admin import DeviceMemory
-from plimsoll_sidecar.signals.process.process_table import environment
+from plimsoll_sidecar.signals.process.process_table import (
+    MAX_DESCRIPTORS,
+    environment,
+    first_names,
+)
 
 PROC = Path("/proc")
-MAX_DESCRIPTORS = 65_536
 MAX_GPUS = 64
 CONTROL = (254, 255)
 """Minor numbers of nvidia-modeset and nvidiactl."""
@@ -95,10 +98,10 @@ def _opened(folder: str) -> set[tuple[int, int]]:
     """
     found: set[tuple[int, int]] = set()
     try:
-        names = os.listdir(folder)
+        names = first_names(folder, MAX_DESCRIPTORS)
     except OSError:
         return found
-    for name in names[:MAX_DESCRIPTORS]:
+    for name in names:
         try:
             # Only for a likely one: stat of a file of a network file system may hang.
             if not os.path.basename(os.readlink(f"{folder}/{name}")).startswith("nvidia"):

@@ -8,10 +8,12 @@ up to a bound; psutil would read and split all of them (docs/decisions/0002-libr
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -23,6 +25,8 @@ MAX_ANCESTORS = 64
 MAX_WORDS = 64
 MAX_LINE = 64 << 10
 """Words and bytes of a command line that are read: a hostile one may have megabytes."""
+MAX_DESCRIPTORS = 65_536
+"""Open files of one process that are looked at; a container's limit may be a million."""
 MAX_ENVIRONMENT = 1 << 20
 """Bytes of an environment; Linux starts no program with more than 2 MiB by default."""
 TRIES = 3
@@ -45,6 +49,12 @@ def read(pid: int, name: str, limit: int = -1) -> bytes:
             pieces.append(piece)
             left -= len(piece)
         return b"".join(pieces)
+
+
+def first_names(folder: str | Path, limit: int) -> list[str]:
+    """Return at most ``limit`` names of a folder that somebody else fills. Raises OSError."""
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in itertools.islice(entries, limit)]
 
 
 class ProcessId(msgspec.Struct, frozen=True):

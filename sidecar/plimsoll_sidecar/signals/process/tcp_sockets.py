@@ -18,6 +18,8 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from plimsoll_sidecar.signals.process.process_table import MAX_DESCRIPTORS, first_names
+
 LISTEN, ESTABLISHED = 10, 1
 """include/net/tcp_states.h"""
 NETLINK_SOCK_DIAG = 4
@@ -137,7 +139,7 @@ def holders(inodes: Iterable[str], pids: Iterable[int]) -> set[int]:
 
 def _holds(pid: int, links: set[str]) -> bool:
     try:
-        names = os.listdir(f"/proc/{pid}/fd")
+        names = first_names(f"/proc/{pid}/fd", MAX_DESCRIPTORS)
     except OSError:
         return False
     for name in names:
