@@ -301,7 +301,9 @@ ENGINE_RULES = validations(
         fieldPath=".type",
     ),
     rule(
-        "!has(self.adminContract) || self.adminContract == 'None' || self.type == 'custom'",
+        # An earlier release wrote 'none' into each object: the enumeration takes no new one.
+        "!has(self.adminContract) || self.adminContract in ['None', 'none'] || "
+        "self.type == 'custom'",
         "engine.adminContract is for engine.type custom only: the others are known",
         fieldPath=".adminContract",
     ),

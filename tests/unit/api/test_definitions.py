@@ -6,6 +6,7 @@ server's own code; ``tests/cluster/operator/test_bad_specs.py`` asks a server so
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from plimsoll_operator.plans.service import parse
 from tests.lab.objects import Refused
 
 if TYPE_CHECKING:
@@ -189,6 +191,19 @@ def test_a_bad_service_is_refused_with_the_field(
 ) -> None:
     with pytest.raises(Refused, match=re.escape(message)):
         definitions.create(service(change))
+
+
+def test_a_service_of_an_earlier_release_can_be_changed(definitions: Definitions) -> None:
+    """Its defaults stand in it as they were written then; what is unchanged is not held to them."""
+    engine = {"type": "vllm", "image": "vllm:1"}
+    before = definitions.create(SERVICE | {"spec": SERVICE["spec"] | {"engine": engine}})
+    before["spec"]["engine"]["adminContract"] = "none"
+    before["spec"]["supervision"]["drain"]["mode"] = "carry"
+    after = copy.deepcopy(before)
+    after["spec"]["engine"]["image"] = "vllm:2"
+    after["spec"]["supervision"]["drain"]["deadline"] = "9s"
+    assert definitions.update(before, after)["spec"]["engine"]["image"] == "vllm:2"
+    assert parse(after).spec.engine.admin_contract == "None"
 
 
 @pytest.mark.parametrize(
