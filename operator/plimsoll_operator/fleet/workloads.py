@@ -70,7 +70,7 @@ class Workload:
         text = replicas_text(found[name] for name in sorted(found))
         if len(text) <= MAX_REPLICAS_BYTES:
             return text
-        return text[: text.rindex(" ", 0, MAX_REPLICAS_BYTES)]
+        return text[: max(0, text.rfind(" ", 0, MAX_REPLICAS_BYTES))]
 
     @property
     def too_many(self) -> bool:

@@ -180,6 +180,9 @@ def test_the_names_on_a_slot_are_bounded() -> None:
     failure = too_many_workloads([found], [found])
     assert failure is not None
     assert failure.message.startswith("Deployment/vllm: so many pods")
+    (group,) = grouped(ray(*(f"llm-{'x' * 200}-{at:03}" for at in range(400))))
+    assert group.too_many
+    assert group.replicas() == "", "a group is one replica, which is not cut"
 
 
 @pytest.mark.parametrize(
