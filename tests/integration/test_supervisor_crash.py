@@ -13,12 +13,17 @@ from pathlib import Path
 import pytest
 
 from plimsoll_api import supervisor_config
+from plimsoll_api.admin import EngineState
 from plimsoll_api.engines import EngineType
 from plimsoll_api.incident_record import Reason, StepOutcome
 from plimsoll_api.incidents import IncidentPhase
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.supervision import Action, Mode, Supervision
 from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, SupervisorConfig
+from plimsoll_sidecar.act import readiness
+from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
+from plimsoll_sidecar.config import ConfigFile
+from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record.journal import Journal
 
@@ -250,3 +255,27 @@ def test_a_frontend_that_hears_nothing_is_ended_by_a_signal(tmp_path: Path) -> N
             time.sleep(0.1)
     assert incident.timeline[-1].step == Action.ENGINE_RESTART.value
     assert incident.timeline[-1].outcome is StepOutcome.SUCCEEDED
+
+
+def test_an_engine_serves_again_when_its_drain_by_hand_expires(tmp_path: Path) -> None:
+    """Also where the supervisor that saw the drain begin has ended meanwhile."""
+    rig = Rig(tmp_path)
+    rig.configure(Mode.OBSERVE)
+    state_dir = str(rig.state_dir)
+    with rig.engine():
+        endpoint = ConfigFile(rig.config).current.engine
+        engine = PlimsollEngine(endpoint, rig.run_dir / "admin-token")
+        epoch = engine.status().epoch
+        readiness.hold(state_dir, readiness.MANUAL, 3.0)
+        drain = Command(verb=Verb.DRAIN, operation_id="person-1", incident="person", epoch=epoch)
+        assert engine.drain(drain).outcome is Outcome.SUCCEEDED
+        with rig.supervisor():
+            deadline = time.monotonic() + 30
+            while readiness.MANUAL in readiness.holding(state_dir):
+                assert engine.status().state is EngineState.DRAINED
+                time.sleep(0.1)
+            while readiness.lapsed(state_dir):
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            assert engine.status().state is EngineState.SERVING
+        assert engine.status().epoch == epoch
