@@ -4,10 +4,10 @@
     python -m bench.hostile --seconds 20     # or what it can write in that time
 
 An hour's writes are bounded by the few names that a pod has, by the number of writes of each status
-and by how slowly the operator gives names back. So the hour is pressed into minutes: the operator
-deletes incidents after ten seconds instead of ten minutes. etcd compacts every five minutes as
-anywhere, so its growth within so short a time is an upper bound. Meanwhile a supervisor of another
-service publishes incidents: their delay is the time until that service's status names them.
+and by how slowly the operator gives names back. So the hour is compressed into minutes: the
+operator deletes incidents after ten seconds instead of ten minutes. etcd compacts every five
+minutes as always, so its growth in this short time is an upper bound. Meanwhile, a supervisor of
+another service publishes incidents: their delay is the time until that service's status names them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Writer:
                 self._incident(f"{self._pod}-{number}")
                 if self.stop.is_set():
                     return
-            self._create(f"{self._pod}-{turn}x")  # no name that it may use
+            self._create(f"{self._pod}-{turn}x")  # not one of its names
 
     def _incident(self, name: str) -> None:
         self._create(name)
@@ -170,7 +170,7 @@ class Others:
 
 
 def etcd_bytes(lab: Any) -> int:
-    """Size of etcd's file, which only defragmenting makes smaller."""
+    """Size of etcd's file, which only defragmentation makes smaller."""
     url = f"http://127.0.0.1:{lab.plane.etcd_port}/metrics"
     with urllib.request.urlopen(url, timeout=10) as answer:
         for line in answer.read().decode().splitlines():

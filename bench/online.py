@@ -1,4 +1,4 @@
-"""Latency and throughput through the HTTP server under an open load, beside vLLM's.
+"""Latency and throughput through the HTTP server under an open load, compared with vLLM's.
 
     python -m bench.checkpoint --shape llama-8b /tmp/8b
     python -m bench.online --label 8b --model /tmp/8b
@@ -50,7 +50,7 @@ STEADY = 64
 """Tokens of a stream before its waits count as those of a steady step."""
 STREAM_TOKENS = 320
 DRAIN_S = 120.0
-"""After the last arrival, for the answers that are still running."""
+"""Time after the last arrival for the answers that are still running."""
 START_S = 400.0
 MAX_MODEL_LEN = 8192
 
@@ -92,8 +92,8 @@ async def load(port: int, asked: list[Request]) -> list[tuple[float, int, Stream
 def figures_of(answers: list[tuple[float, int, Stream]]) -> dict[str, float | int | None]:
     """Return the latencies, and output tokens a second from the first request to the last token.
 
-    A piece may bring several tokens; ``itl`` is the wait for a piece, ``tpot`` the time for a
-    token. An answer that is short or has an error counts as failed, and in no latency.
+    A piece may contain several tokens; ``itl`` is the wait for a piece, ``tpot`` the time per
+    token. A short answer or one with an error counts as failed, and is left out of the latencies.
     """
     whole = [(sent, output, one.times) for sent, output, one in answers if one.tokens == output]
     first = [times[0] - sent for sent, _, times in whole]

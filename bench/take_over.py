@@ -3,10 +3,9 @@
     python -m bench.take_over                      # 5,000 services
     python -m bench.take_over --services 200
 
-The leader is stopped for longer than its Lease lasts and goes on, then its successor is killed, all
-while somebody else asks the API server for more than it has. Who wrote what, and when, is read from
-the API server's audit log: each operator has a token of its own. The figures are among those of
-``hostile.json``.
+The leader is paused for longer than its Lease lasts and continues. Then its successor is killed.
+Meanwhile, another client overloads the API server. The API server's audit log says who wrote what,
+and when: each operator has a token of its own. The figures are among those of ``hostile.json``.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ LEASE = "operator"
 ACCOUNT = "system:serviceaccount:plimsoll-system:plimsoll-operator"
 CREDENTIAL = "authentication.kubernetes.io/credential-id"
 IN_FLIGHT = ("--max-requests-inflight=16", "--max-mutating-requests-inflight=8")
-"""Some 24 seats for all; of its own an API server has 600."""
+"""Some 24 seats for all; the default of an API server is 600."""
 FLOOD = 48
-"""Requests of somebody else that wait at any time, each of all ConfigMaps."""
+"""Requests of the other client that wait at any time, each for all ConfigMaps."""
 CHANGES_PER_S = 4.0
 SETTLED_S = CLOCKS.lease
-"""A leader that is to be ended leads for so long before."""
+"""How long a leader leads before it is ended."""
 PAUSE_S = CLOCKS.lease + 10.0
 LIMIT_S = 1500.0
 AUDIT = {
@@ -89,8 +88,8 @@ def writes_of(lines: Iterable[str]) -> Iterator[Write]:
 def two_leaders(found: Iterable[Write]) -> tuple[int, int]:
     """Count the writes that ended while another operator held the Lease, and all of them.
 
-    An operator holds it from when its first write of the Lease was answered until another one's
-    was.
+    An operator holds it from the answer to its first write of the Lease until the answer to another
+    one's.
     """
     in_order = sorted(found, key=lambda one: one.answered)
     terms = [one for one in in_order if one.lease and one.done]
@@ -153,7 +152,7 @@ class Replicas:
             await asyncio.sleep(0.5)
 
     async def leader(self) -> Operator | None:
-        """Return the one that says that it leads, of those that are not paused."""
+        """Return the operator that says that it leads and is not paused."""
         for one in list(self.running):
             try:
                 if await asyncio.to_thread(one.metric, "plimsoll_operator_leader") == 1:
@@ -276,7 +275,7 @@ async def flood(lab: Lab) -> None:
 
 
 async def changing(admin: Admin, services: int) -> None:
-    """Change a service now and then, so that whoever leads has something to write."""
+    """Change a service now and then, so that the leader has something to write."""
     for turn in itertools.count():
         patch = {"spec": {"memory": {"host": {"growthBudget": f"{turn + 1}Mi"}}}}
         path = SERVICE.path(NAMESPACE, f"s{turn * 37 % services:05d}")

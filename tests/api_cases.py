@@ -1,6 +1,6 @@
-"""What the operator takes for granted of an API server: one table, for the real one and the fake.
+"""What the operator assumes of an API server: one table of cases, for the real one and the fake.
 
-Each case is a coroutine of the client and a namespace that is empty.
+Each case is a coroutine with the client and an empty namespace.
 """
 
 from __future__ import annotations

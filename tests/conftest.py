@@ -207,9 +207,9 @@ LABS = ("tests/cluster/operator/", "tests/cluster/", "tests/node/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What waits most comes first, the lab's long chain before all; short tests fill the end. The
-    fuzzers' corpus is one long file, as are those for Triton's interpreter: at the end each would
-    leave all workers but one idle."""
+    """Tests that wait most come first, the lab's long chain before all others; short ones fill the
+    end. The fuzzers' corpus is one long file, and so are those for Triton's interpreter: at the
+    end, each would leave all workers but one idle."""
     order = {"cluster": 0, "node": 0, "integration": 1, "fuzz": 1}
     items.sort(key=lambda item: 1 if item.name == "interpreted" else order.get(_tier(item), 2))
     for item in items:

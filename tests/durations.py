@@ -5,7 +5,7 @@ and their seconds on the clock, and which tests passed only when run again, with
 ``make test`` writes ``durations.json`` beside the Makefile; ``tests/durations.json`` is the
 record in the repository:
 
-    python -m tests.durations diff [RUN]   what became dearer or cheaper, dearest first
+    python -m tests.durations diff [RUN]   what costs more or less now, the largest first
     python -m tests.durations keep [RUN]   make a run the record; files that it did not run stay
 """
 
@@ -29,7 +29,7 @@ NOISE_S = 1.0
 NOISE_SHARE = 0.2
 """A file is dearer or cheaper from this many CPU seconds and this share of its cost on."""
 DEAR_S = 3.0
-"""A test that costs this many CPU seconds stands in the record by its own name."""
+"""A test that costs this many CPU seconds has its own entry in the record."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -67,7 +67,7 @@ class Durations:
         """After each phase: what it cost travels with its report, between processes too."""
         report = yield
         now = tree_cpu_s()
-        # What ended without its parent's wait makes the sum smaller.
+        # Processes that ended without a waiting parent are missing from the sum.
         report.cpu_s = max(0.0, now - self._before) if self._before else 0.0
         self._before = now
         return report

@@ -1,7 +1,7 @@
 """An API server in memory, below the operator's own client: for tests of controllers.
 
-It knows nothing of Kubernetes' controllers: a test plays those. That it answers as the real one
-does is held by one table of cases, which both are asked (``api_cases.py``).
+It has none of Kubernetes' controllers: a test plays those. One table of cases (``api_cases.py``) is
+run against both, so that it answers like the real one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.lab.objects import Refused
 
 KINDS = {kind.plural: kind for kind in (*DEFINED, *OWNED, POD, EVENT)}
 LIST_KEYS = ("name", "type", "uid", "port")
-"""What tells the entries of a list apart for server-side apply, where they all have it."""
+"""Fields that identify the entries of a list for server-side apply, if all entries have them."""
 MADE_AT = "2026-01-01T00:00:00Z"
 
 
@@ -45,8 +45,8 @@ class FakeApi(Api):
     """The operator's client on a server of its own; ``definitions`` are the rules of our kinds.
 
     ``refuse`` may raise :class:`Answer` for a request (method, kind, name), as an admission policy
-    or a quota does. The next ``busy`` requests are answered with 429. ``changed`` is told each
-    object that was written, and whether it is gone.
+    or a quota does. The next ``busy`` requests are answered with 429. ``changed`` is called with
+    each object that was written, and whether it is gone.
     """
 
     def __init__(self, definitions: Definitions | None = None, tries: int = 3) -> None:
@@ -294,7 +294,7 @@ def _fields(item: Object, selector: str) -> bool:
 
 
 def _key(entries: list[Any]) -> str | None:
-    """What tells the entries of an associative list apart; None for a list that is one value."""
+    """The field that identifies the entries of an associative list; None for an atomic list."""
     if not entries or not all(isinstance(one, dict) for one in entries):
         return None
     return next((key for key in LIST_KEYS if all(key in one for one in entries)), None)

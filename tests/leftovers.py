@@ -1,8 +1,8 @@
-"""Nothing that a test run started outlives it, however it ends: Ctrl-C, a kill, a crash.
+"""No process of a test run outlives the run, however it ends: by Ctrl-C, a kill or a crash.
 
-Starters of tests end what they start, but a run that is interrupted has no time for that, and what
-has a session of its own gets no signal. So all children carry the run's id in their environment,
-and a guard beside the run waits for its end and ends what still carries it:
+Tests end the processes that they start, but an interrupted run has no time for that, and a process
+with a session of its own gets no signal. So all children carry the run's id in their environment,
+and a guard process waits for the end of the run and ends all that still carry the id:
 
     python tests/leftovers.py PID ID
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 
 VARIABLE = "PLIMSOLL_TEST_RUN"
 GRACE_S = 5.0
-"""For what ends by itself once the run is gone."""
+"""Time for processes that end by themselves after the run."""
 PATIENCE_S = 30.0
 """A process in the kernel's hands cannot be killed at once."""
 

@@ -1,6 +1,6 @@
-"""An event loop whose time passes at once: a test waits for an hour in no time.
+"""An event loop with virtual time: a test that waits for an hour ends at once.
 
-Sleeps, timeouts and ``call_later`` are the real ones of asyncio; only the clock is not.
+Sleeps, timeouts and ``call_later`` are asyncio's own; only the clock is virtual.
 """
 
 from __future__ import annotations

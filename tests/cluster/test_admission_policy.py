@@ -197,8 +197,8 @@ def test_no_tenant_forges_a_slot(kube: Kube, tmp_path: Path) -> None:
 
 
 def test_no_account_of_a_namespace_deletes_a_slot(kube: Kube, tmp_path: Path) -> None:
-    """The count of the service's restarts would go with it, and so its restart budget: directly,
-    or by an owner that does not exist, of which the garbage collector deletes it."""
+    """The count of the service's restarts, and so its restart budget, would be deleted with it:
+    directly, or by the garbage collector if its owner did not exist."""
     kube("apply", "-f", "-", stdin=json.dumps(slots(kube, "qwen")))
     subject = f"--serviceaccount={kube.namespace}:qwen-supervisor"
     kube("create", "rolebinding", "edits", "--clusterrole=edit", subject)
@@ -219,7 +219,7 @@ def test_no_account_of_a_namespace_deletes_a_slot(kube: Kube, tmp_path: Path) ->
         item["metadata"] |= changed
         assert refused(own(item, verb="replace"), "may change owners and finalizers"), changed
     assert (kube.get("lease", "qwen-restart-0") or {})["metadata"]["annotations"] == count
-    # A Lease that is none of ours is theirs, and an administrator deletes what they like.
+    # Accounts may delete Leases that are not ours, and an administrator may delete any Lease.
     plain = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "plain"}}
     assert own(plain).returncode == 0
     assert own(plain, verb="delete").returncode == 0
@@ -263,8 +263,8 @@ def test_only_incidents_of_the_own_pod(kube: Kube, tmp_path: Path) -> None:
 
 
 def test_a_hostile_pod_writes_few_and_small_incidents(kube: Kube, tmp_path: Path) -> None:
-    """Names, metadata, sizes and the number of writes are bounded, so what one pod may make etcd
-    keep is known: 20 objects of at most MAX_BYTES, each written at most 101 times."""
+    """Names, metadata, sizes and the number of writes are bounded, and so is the room that one pod
+    takes in etcd: 20 objects of at most MAX_BYTES, each written at most 101 times."""
     own = writer(kube, tmp_path, "qwen-0")
     bad_name = "must be qwen-0-N with N from 0 to 19"
     eventually(lambda: refused(own(incident("qwen-0", name="x"), DRY_RUN), bad_name), "in force")
@@ -311,7 +311,7 @@ def test_a_hostile_pod_writes_few_and_small_incidents(kube: Kube, tmp_path: Path
 
 
 def test_a_status_is_no_larger_than_a_screen(kube: Kube) -> None:
-    """The schema holds for everybody; the longest status that it lets through is known."""
+    """The schema applies to all writers and bounds the length of a status."""
     kube.apply(incident("qwen-0"))
 
     def told(**status: Any) -> subprocess.CompletedProcess[str]:

@@ -30,8 +30,8 @@ TAKE = "--take-ownership"
 
 @pytest.fixture(scope="module")
 def own(cluster: Lab) -> Iterator[Lab]:
-    """A control plane of these tests' own, without our definitions: they would be in the way of an
-    installation that brings them. ``cluster`` says where something is missing for one."""
+    """A control plane of these tests' own, without our definitions, because the chart installs
+    them. ``cluster`` says what is missing to start one."""
     lab = new_lab(node=False)
     lab.start(crds=False)
     try:

@@ -104,7 +104,7 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def refuses(kube: Kube, taken: Kube) -> None:
-    """What is somebody else's can neither be written nor become the operator's."""
+    """Objects of others can neither be written nor become the operator's."""
     uid = read(kube, "inferenceservice", "tiny")["metadata"]["uid"]
     owner = {
         "apiVersion": "plimsoll.dev/v1alpha1",
@@ -143,7 +143,7 @@ def refuses(kube: Kube, taken: Kube) -> None:
 
 
 def restarts(kube: Kube, taken: Kube) -> None:
-    """Of a workload that is somebody else's only a rolling restart."""
+    """In the workloads of others, it may only start a rolling restart."""
     kubectl, at = "kubectl.kubernetes.io/restartedAt", {"plimsoll.dev/restarted-for": "u/1"}
     template = {"metadata": {"annotations": {kubectl: "2026-01-01T00:00:00Z"}}}
     restart = {"metadata": {"annotations": at}, "spec": {"template": template}}
@@ -160,7 +160,7 @@ def restarts(kube: Kube, taken: Kube) -> None:
 
 
 def webhooks(taken: Kube) -> None:
-    """Of its webhooks only what they select and trust."""
+    """In its webhooks, it may only change what they select and trust."""
     kind = "mutatingwebhookconfiguration"
     found = read(taken, kind, NAME)
     assert found["webhooks"]

@@ -132,7 +132,7 @@ def test_an_administrator_opens_a_namespace_and_closes_it(kube: Kube, helm: str)
 def test_a_secret_that_the_template_reads_becomes_none_of_ours(
     kube: Kube, later: dict[str, Any]
 ) -> None:
-    """The template stays the same, but what it reads would now be the keys of clients."""
+    """The template stays the same, but the Secret that it reads would now hold clients' keys."""
     volumes = [{"name": "own", "secret": {"secretName": "tls"}}]
     item = service("qwen", {"spec": {"volumes": volumes}})
     done = apply(kube, [item], "--force-conflicts")

@@ -87,7 +87,7 @@ print(min(times))
 
 
 def test_a_mapping_is_read_as_fast_as_by_its_owner() -> None:
-    """Of a size that no larger page divides: with 4 KiB pages it takes 1.8 times as long."""
+    """For a size that no larger page divides: with 4 KiB pages, it takes 1.8 times as long."""
     buffer = DeviceBuffer.allocate((1 << 30) + 8)
     done = subprocess.run(
         [sys.executable, "-c", READ_RATE + READS, buffer.export().hex(), str(buffer.nbytes)],

@@ -19,8 +19,8 @@ WITHOUT_A_TEST_OF_THEIR_OWN = (
     "slow_headers", "silent_probes", "slow_scrapes", "template_arguments", "large_answers",
     "decompression_bombs", "regular_expressions", "metric_series", "admin_garbage", "lying_engine",
 )  # fmt: skip
-"""Of the others ``integration/engine`` (clients, disconnects, rules, admin) and the fuzzers' corpus
-hold the bounds one by one; all of them at once are for the long run."""
+"""``integration/engine`` (clients, disconnects, rules, admin) and the fuzzers' corpus test the
+other bounds one by one; all of them at once are for the long run."""
 
 
 def check(found: Mapping[str, Any]) -> None:

@@ -389,7 +389,7 @@ def test_what_a_killed_engine_left_to_the_next_is_swept(machine: Machine) -> Non
 
 
 def test_a_name_in_the_environment_decides(machine: Machine) -> None:
-    """Whoever listens at the port: the engine is what was started as it."""
+    """The engine is the program that was started as it, whichever program listens at the port."""
     hold = machine.folder / "hold"
     hold.touch()
     engine = machine.start(f"--hold={hold}", "--helpers=1", **{CONTAINER_ENV: "engine"})

@@ -76,7 +76,7 @@ HOSTILE = {
 
 
 class Lease:
-    """A Lease that nobody else writes."""
+    """A Lease without other writers."""
 
     def __init__(self) -> None:
         self.lease: Object | None = None
@@ -139,7 +139,7 @@ async def supervised(ask: Callable[[bytes], Any]) -> float:
 
 
 async def trickle(port: int, first: bytes) -> None:
-    """Send a byte now and then, for ever."""
+    """Send a byte now and then, without an end."""
     with contextlib.suppress(OSError, ssl.SSLError):
         _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=UNVERIFIED)
         writer.write(first)

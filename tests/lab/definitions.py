@@ -1,7 +1,7 @@
-"""What the API server would make of an object of ours, asked of its own code without a server.
+"""Validates our objects as the API server does, by its own code without a server.
 
-``kubelab definitions`` (``kubelab/definitions.go``) holds the resource definitions and answers in
-a millisecond; some cases go to a real server as well, which holds the one to the other.
+``kubelab definitions`` (``kubelab/definitions.go``) has the resource definitions and answers in a
+millisecond; some cases also go to a real server, to check that both agree.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Definitions:
         )
 
     def create(self, document: Document) -> Document:
-        """The object as it is stored, with its defaults; Refused where the server takes it not."""
+        """The object as it is stored, with its defaults; Refused if the server rejects it."""
         return self._ask(object=_placed(document))
 
     def update(self, old: Document, new: Document, status: bool = False) -> Document:
-        """As :meth:`create` for an update; ``status`` where its status alone is written."""
+        """As :meth:`create`, for an update; ``status`` if only the status is written."""
         return self._ask(object=_placed(new), old=_placed(old), status=status)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """A lab's number: its directory, addresses and cgroup follow from it, so labs live side by side.
 
 A lock file holds the number. The lab's daemons inherit the lock, so that a number becomes free when
-the last of them has ended, whatever became of the process that started them. Whoever takes a number
-first removes what a lab that was killed left under it.
+the last of them has ended, whatever became of the process that started them. The next user of a
+number first removes what a lab that was killed left under it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Supervision is never worth a pod: what must not keep an engine's pod from starting."""
+"""Supervision must not cost a pod: what must not keep an engine's pod from starting."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_pods_of_a_deleted_policy_start_and_serve(
 def test_a_guaranteed_pod_stays_guaranteed_and_a_quota_admits_it(
     node: Lab, kube: Kube, operator: Start, webhook: tuple[str, ...], tmp_path: Path
 ) -> None:
-    """A quota that counts limits rejects a pod of which one container has none."""
+    """A quota that counts limits rejects a pod if one of its containers has none."""
     engine = supervised_engines.standin(node)
     engine.prepare(kube, tmp_path)
     hard = {f"{kind}.{name}": "64" for kind in ("limits", "requests") for name in ("cpu", "memory")}

@@ -1,4 +1,4 @@
-"""The supervisor's threads: none ends without a word (``background.py``)."""
+"""The supervisor's threads: none ends unnoticed (``background.py``)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def eventually(check: Callable[[], bool]) -> None:
 
 
 class Work:
-    """Turns that raise what they are told to."""
+    """Turns that raise the given errors."""
 
     def __init__(self) -> None:
         self.raises: Exception | None = None
@@ -109,7 +109,7 @@ def test_no_wish_of_the_server_costs_the_restart_slot(tmp_path: Path) -> None:
 def test_a_trim_without_a_thread_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise its command would be under way for ever, and no other would be sent."""
+    """Otherwise its command would be under way forever, and no other would be sent."""
 
     def start(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

@@ -1,4 +1,4 @@
-"""PID 1 of the supervisor's container outlives whatever becomes of the supervisor."""
+"""PID 1 of the supervisor's container survives any end of the supervisor."""
 
 from __future__ import annotations
 

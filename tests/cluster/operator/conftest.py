@@ -28,7 +28,7 @@ FAST = {
     "policy_pods": 0.2, "publish": 2.0,
     "rollout_settle": 2.0, "event": 2.0, "quiet": 1.0,
 }  # fmt: skip
-"""Clocks of the operators under test, in seconds: nobody waits for the defaults' minutes."""
+"""Clocks of the operators under test, in seconds; the defaults are minutes."""
 OWNED_PLURALS = ",".join(
     f"{kind.plural}.{kind.group}".rstrip(".") for kind in OWNED if kind.watched
 )

@@ -1,4 +1,4 @@
-"""The API server answers as the operator's client, and the tests' fake of it, take for granted."""
+"""The API server answers as the operator's client and the tests' fake assume."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.api_cases import CASES
 
 
 def test_a_server_answers_as_its_fake(kubectl: Any) -> None:
-    """All cases in one namespace's life: each leaves nothing that the next one meets."""
+    """All cases in one namespace: no case leaves objects behind."""
     asyncio.run(_all(kubectl))
 
 

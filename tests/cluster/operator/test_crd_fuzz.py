@@ -132,7 +132,7 @@ def test_any_spec_is_refused_reconciled_or_called_invalid(
 async def judged(
     kubectl: Any, definitions: Definitions, wanted: list[dict[str, Any]], real: int
 ) -> Counter[str]:
-    """What became of each spec: asked of the definitions, then of the operator's own functions.
+    """The verdicts on each spec: of the definitions, then of the operator's own functions.
 
     ``real`` of them go to the API server, which must judge as the definitions do.
     """

@@ -254,7 +254,7 @@ def test_incidents_outlive_their_policy_by_a_stated_time(
 def test_policies_at_rest_read_no_pods(
     kubectl: Any, start: Callable[..., Any], eventually: Any
 ) -> None:
-    """One watch of metadata tells of all changes, however many policies a namespace has."""
+    """One watch of metadata reports all changes, however many policies a namespace has."""
     operator = start()
     wait_for_account(kubectl, eventually)
     kubectl.apply(*(pod(f"vllm-{number}") for number in range(3)))

@@ -1,4 +1,4 @@
-"""Pages of an engine that are written to end its supervisor: each is an answer that says nothing.
+"""Pages of an engine that try to crash its supervisor: each counts as unknown.
 
 Tests ``act/adapters/external_load.py``, ``act/adapters/external_server.py``,
 ``act/adapters/external_load.py`` and the probes' answers (``signals/probe/probes.py``).

@@ -127,7 +127,7 @@ def test_a_slot_that_others_took_is_an_error(kube: Kube) -> None:
 
 
 def test_a_follower_that_is_late_does_not_give_back_what_was_just_taken(kube: Kube) -> None:
-    """It asks the API server as the governor takes the slot: the newer wish counts."""
+    """It calls the API server while the governor takes the slot: the newer wish counts."""
     mine = slots(kube)
     mine.wanted = NOBODY
     asked, go = threading.Event(), threading.Event()

@@ -21,7 +21,7 @@ def test_a_service_without_clients_says_nothing_of_who_is_left(api: ApiServer) -
 
 
 def test_a_wait_reads_the_namespace_once_and_then_the_pods_services_alone(api: ApiServer) -> None:
-    """A large namespace's slices, read whole each half second, are more than the supervisor has."""
+    """Reading a large namespace's slices every half second would exceed the supervisor's CPU."""
     for number in range(300):
         api.add(f"other-{number}", [endpoint(f"pod-{number}")])
     api.add("front", [endpoint(HEAD)])

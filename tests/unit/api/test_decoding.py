@@ -1,4 +1,4 @@
-"""JSON that somebody else wrote: one error for whatever it is, and a bound on its depth."""
+"""JSON of other programs: one error for all bad input, and a bound on its depth."""
 
 from __future__ import annotations
 

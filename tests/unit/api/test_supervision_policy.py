@@ -59,7 +59,7 @@ def test_shared_fields_are_those_of_an_inference_service() -> None:
         same = {key: value for key, value in ours[name].items() if key != "description"}
         other = {key: value for key, value in theirs[name].items() if key != "description"}
         if name in ("probe", "supervisor"):
-            # Whoever may create a policy must not choose what runs in other people's pods.
+            # The author of a policy must not choose what runs in other people's pods.
             assert "image" not in same["properties"]
             other["properties"] = {k: v for k, v in other["properties"].items() if k != "image"}
         assert same == other

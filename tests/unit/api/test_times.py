@@ -1,4 +1,4 @@
-"""Times far outside of what anyone means: each is unknown, or the nearest that can be written."""
+"""Times far outside any sensible range: each is unknown, or the nearest that can be written."""
 
 from __future__ import annotations
 

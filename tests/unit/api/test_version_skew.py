@@ -131,7 +131,7 @@ def test_the_status_of_a_later_engine_is_read(status: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("word", ["", "two words", "<b>", "1st", "x" * 64, "naïve", 7, None])
 def test_what_is_no_plain_word_is_refused(word: object) -> None:
-    """Whoever answers may write anything: a word that is kept and shown is short and harmless."""
+    """An answer may contain anything: a word that is kept and shown is short and harmless."""
     status = known_status() | {"state": word}
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(json.dumps(status), type=Status)

@@ -93,7 +93,7 @@ def test_an_owner_that_is_not_the_controller_counts_for_nothing() -> None:
 
 
 def test_kinds_of_one_name_in_two_groups_are_two_workloads() -> None:
-    """Supervisors of before knew no group: what they call a workload keeps its slots."""
+    """Earlier supervisors knew no group: a workload keeps its slots under their name for it."""
     usual, other = (
         WorkloadRef("StatefulSet", "a"),
         WorkloadRef("StatefulSet", "a", "apps.kruise.io"),

@@ -1,4 +1,4 @@
-"""What a person asks of a replica: how long it may take, and that no word of an answer decides."""
+"""Actions of a person on a replica: how long they may take, and how an answer is read."""
 
 from __future__ import annotations
 

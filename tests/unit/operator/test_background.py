@@ -1,4 +1,4 @@
-"""A part that fails begins again, and ends the operator only where nothing works without it.
+"""A part that fails starts again, and ends the operator only if nothing works without it.
 
 Tests ``runtime/background.py``.
 """

@@ -1,4 +1,4 @@
-"""The circuit breaker over time: dead, forged and unruly holders, turns that nobody uses.
+"""The circuit breaker over time: dead, forged and unruly holders, and unused turns.
 
 Tests ``controllers/circuit_breaker.py``.
 """

@@ -1,4 +1,4 @@
-"""What the operator tells supervisors of each other, when, and how much of it.
+"""What the operator publishes to supervisors about their peers, when, and how much.
 
 Tests ``fleet/peers.py`` and ``scraper.py``.
 """

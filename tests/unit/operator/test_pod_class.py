@@ -88,7 +88,7 @@ def own(spec: Object, name: str = "supervisor") -> Object:
         (pod(GUARANTEED, init=({},)), "Burstable", DEFAULT),
         (pod({"limits": {"memory": "48Gi"}}), "Burstable", DEFAULT),
         (
-            # A quota that counts limits.cpu rejects a pod of which one container has none.
+            # A quota that counts limits.cpu rejects a pod if one of its containers has none.
             pod({"limits": FULL, "requests": {"cpu": "1"}}),
             "Burstable",
             {"limits": {"cpu": "200m", "memory": "256Mi"}, "requests": DEFAULT["requests"]},

@@ -1,4 +1,4 @@
-"""Whatever a pod answers to a scrape becomes figures within bounds, or unknown.
+"""Any answer of a pod to a scrape becomes figures within bounds, or unknown.
 
 Tests ``plimsoll_operator/scraper.py`` and ``fleet/figures.py``.
 """

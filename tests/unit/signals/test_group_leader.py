@@ -1,4 +1,4 @@
-"""When the worker of a multi-node group may take its group for serving.
+"""When the worker of a multi-node group may assume that its group serves.
 
 Tests ``signals/group.py``.
 """

@@ -1,4 +1,4 @@
-"""Who listens at a port: by sock_diag, and by /proc where the kernel has none.
+"""Who listens at a port: by sock_diag, or by /proc on kernels without it.
 
 Tests ``signals/process/tcp_sockets.py``.
 """

@@ -1,4 +1,4 @@
-"""What the frontend counts of its own work, for whoever asks what a growth follows.
+"""What the frontend counts of its own work, to find out what a growth follows.
 
 Tests ``frontend/observability/load.py``.
 """

@@ -1,4 +1,4 @@
-"""A worker's end meets whoever replaces the worker before it: no request waits for ever.
+"""A worker ends while the one before it is being replaced: no request waits forever.
 
 Tests ``frontend/workers/worker_manager.py``.
 """

@@ -1,6 +1,6 @@
-"""The fake of the API server: all that ``runtime/client.py`` takes for granted of the real one.
+"""The fake of the API server does all that ``runtime/client.py`` assumes of the real one.
 
-``tests/cluster/operator/test_api_cases.py`` asks the real one the same.
+``tests/cluster/operator/test_api_cases.py`` runs the same cases against the real one.
 """
 
 from __future__ import annotations

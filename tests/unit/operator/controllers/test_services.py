@@ -70,7 +70,7 @@ class Cluster:
         asyncio.run(self.api.apply(SERVICE, self.manifest, manager="kubectl"))
 
     def reconcile(self) -> Exception | None:
-        """Until nothing more is written; the error of the last turn, which comes again."""
+        """Reconcile until nothing more is written; return the last turn's error, which repeats."""
         error: Exception | None = None
         for _ in range(TURNS):
             before = self.api._version

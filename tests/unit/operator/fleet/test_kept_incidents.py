@@ -63,7 +63,7 @@ def test_a_service_and_a_namespace_keep_so_many() -> None:
 
 
 def test_names_come_back_slowly() -> None:
-    """Else a pod writes as fast as the operator deletes, and etcd keeps what both did."""
+    """Otherwise a pod writes as fast as the operator deletes, and etcd keeps both histories."""
     young = [incident(n, "pod", day=2) for n in range(MAX_OF_POD)]
     assert surplus(young, 1, "2026-01-02T00:09:00Z") == []
     assert len(surplus(young, 50, "2026-01-02T00:11:00Z")) == MAX_OF_POD - KEPT_OF_POD

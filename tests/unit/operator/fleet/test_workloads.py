@@ -235,7 +235,7 @@ def test_the_breaker_shuts_the_slots_of_one_workload_and_not_of_another() -> Non
     assert [
         one["metadata"]["uid"] for one in turns(both, [asking("vllm-a", "llama")], 1).take
     ] == []
-    # Whoever has no supervisor of the policy asks for nothing.
+    # A pod without a supervisor of the policy asks for nothing.
     assert turns(both, [asking("anybody")], 1).take == []
 
 

@@ -1,4 +1,4 @@
-"""Of several operators one leads, whatever the API server does to their requests.
+"""One of several operators leads, whatever the API server does to their requests.
 
 The cases of client-go's own tests of leader election, two faults that its design excludes, and a
 search for two leaders. Time is virtual.
