@@ -261,16 +261,16 @@ def _read(secret: Object | None, name: str) -> tuple[Certificate | None, str]:
     data = secret.get("data") or {}
     if lacks := [key for key in KEYS if not data.get(key)]:
         return None, (
-            f"Secret {name} lacks {' and '.join(lacks)}: the API server must be told whom to trust."
-            " Use an issuer that provides ca.crt, or let the operator make the certificate"
+            f"Secret {name} lacks {' and '.join(lacks)}: use an issuer that provides ca.crt, by"
+            " which the API server trusts the webhook, or let the operator make the certificate"
         )
     try:
         found = Certificate(*(base64.b64decode(data[key]) for key in KEYS))
         _ = found.expires
     except (ValueError, binascii.Error) as error:
-        return None, f"Secret {name}: tls.crt is no certificate: {error}"
+        return None, f"Secret {name}: tls.crt is not a certificate: {error}"
     if not certificates(found.bundle):
-        return None, f"Secret {name}: ca.crt is no certificate"
+        return None, f"Secret {name}: ca.crt is not a certificate"
     return found, ""
 
 

@@ -192,7 +192,7 @@ class PolicyPods:
 
 
 def _names(policies: Iterable[SupervisionPolicy], pod: Object) -> list[str]:
-    """Name the policies that select the pod, the one that may have it first."""
+    """Name the policies that select the pod, oldest first."""
     labels = pod["metadata"].get("labels") or {}
     return [one.metadata.name for one in selecting(policies, labels)]
 

@@ -184,7 +184,7 @@ class Api:
         except aiohttp.ClientError as error:
             raise OSError(f"{what}: {error or repr(error)}") from error
         except (ValueError, KeyError) as error:
-            raise OSError(f"{what}: this is no event: {error}") from error
+            raise OSError(f"{what}: this is not an event: {error}") from error
         finally:
             answer.response.close()
 
