@@ -79,7 +79,7 @@ class Actuator:
         self._resuming, self._resume_at = False, 0.0
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         self._commander = Part("actuator", self._next_command)
-        # A longer pause than this would lose the slot, whoever asks for it.
+        # A longer pause than this would lose the slot, even if the API server asks for one.
         self._keeper = Part("slot", self._keep_slot, LEASES, RENEW_S / 2, RENEW_S)
         self._stored: queue.SimpleQueue[ReplicaRestarts] = queue.SimpleQueue()
         self._loaded = self._adopted = False
@@ -271,7 +271,7 @@ class Actuator:
         return act(command)
 
     def _wait_until_left(self) -> None:
-        """Wait for the pod's endpoints; a fixed time where nobody can be asked for them."""
+        """Wait until the pod has left its endpoints; for a fixed time if they are unknown."""
         if self._endpoints is None:
             return
         try:

@@ -25,7 +25,7 @@ Samples = Callable[[bytes], Iterator[tuple[str, bytes | None, float]]]
 def samples(names: Iterable[str]) -> Samples:
     """Return a function from a page to the samples of ``names``: name, labels as written, value.
 
-    A value that is no number is NaN. A line that is malformed or too long has no labels (None) and
+    A value that is not a number is NaN. A malformed or overlong line has no labels (None) and
     the value NaN.
     """
     plain = b"|".join(sorted(re.escape(name.encode()) for name in names))

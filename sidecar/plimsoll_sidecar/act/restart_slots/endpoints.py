@@ -16,7 +16,7 @@ POLL_S = 0.5
 LEAVE_S = 30.0
 """Longest wait for endpoints to follow an unready probe: probe period and kube-proxy's sync."""
 UNSEEN_S = 10.0
-"""Probe period, endpoints and proxies, generously, where nobody can be asked."""
+"""Generous time for probe period, endpoints and proxies if the endpoints are unknown."""
 
 
 class ServiceExit(Protocol):

@@ -26,7 +26,7 @@ MAX_WORDS = 64
 MAX_LINE = 64 << 10
 """Words and bytes of a command line that are read: a hostile one may have megabytes."""
 MAX_DESCRIPTORS = 65_536
-"""Open files of one process that are looked at; a container's limit may be a million."""
+"""Open files of one process that are read; a container's limit may be a million."""
 MAX_ENVIRONMENT = 1 << 20
 """Bytes of an environment; Linux starts no program with more than 2 MiB by default."""
 TRIES = 3
@@ -52,7 +52,7 @@ def read(pid: int, name: str, limit: int = -1) -> bytes:
 
 
 def first_names(folder: str | Path, limit: int) -> list[str]:
-    """Return at most ``limit`` names of a folder that somebody else fills. Raises OSError."""
+    """Return at most ``limit`` names of a folder that other processes fill. Raises OSError."""
     with os.scandir(folder) as entries:
         return [entry.name for entry in itertools.islice(entries, limit)]
 
