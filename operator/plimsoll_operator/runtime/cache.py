@@ -65,6 +65,8 @@ OWNERS = (SERVICE.kind, POLICY.kind)
 MAX_OWNED_BYTES = 16 << 20
 """Packed size of the objects that one service or policy may have: some thousand pods."""
 
+MAX_PASSED_OVER = 10_000
+
 
 class Store:
     """Newest known version of each object. Callers get copies.
@@ -79,6 +81,8 @@ class Store:
         self._objects: dict[Key, dict[Ref, _Packed]] = {}
         self._gone: set[str] = set()
         self._bytes: Counter[Key] = Counter()
+        self._passed_over: tuple[set[Key], set[Key]] = (set(), set())
+        """Keys with objects that were not expected: since the list before, and in this one."""
         self.changes: Counter[str] = Counter()
 
     def expected(self, item: Object, owners: Container[Key] = ()) -> bool:
@@ -92,6 +96,15 @@ class Store:
         known = self._objects.get(key, {})
         owned = Ref(key.kind, key.name) in known or key in owners
         return ref(item) in known or (owned and self._bytes[key] < MAX_OWNED_BYTES)
+
+    def pass_over(self, item: Object) -> None:
+        """Note that ``item`` is not stored, so that a later list does not call it missed.
+
+        Whoever creates objects before their owner would otherwise make a good watch look stale.
+        """
+        key = key_of(item)
+        if key is not None and len(self._passed_over[1]) < MAX_PASSED_OVER:
+            self._passed_over[1].add(key)
 
     def knows(self, item: Object) -> bool:
         """Whether just this version of ``item`` is known."""
@@ -136,6 +149,7 @@ class Store:
     def begin_listing(self) -> None:
         """Begin a list: :meth:`replace` does not take back in what is deleted from now on."""
         self._gone = set()
+        self._passed_over = (self._passed_over[1], set())
 
     def listed(self, items: Iterable[Object], owners: Container[Key] = ()) -> list[Listed]:
         """Pack some objects of a list for :meth:`replace`; known ones take no more room.
@@ -151,6 +165,8 @@ class Store:
                 if before is None or not before.is_of(item["metadata"]):
                     before = _Packed.of(item)
                 found.append(Listed(key, where, before))
+            else:
+                self.pass_over(item)
         return found
 
     def replace(self, kind: str, items: Iterable[Listed], version: str) -> int:
@@ -166,7 +182,10 @@ class Store:
                 continue
             listed.add((key, where))
             before = self._objects.get(key, {}).get(where)
-            behind += before is None or before.older(fresh)
+            if before is None:
+                behind += not any(key in some for some in self._passed_over)
+            else:
+                behind += before.older(fresh)
             self._put(key, where, fresh)
         for key in self.known():
             for where, kept in list(self._objects[key].items()):

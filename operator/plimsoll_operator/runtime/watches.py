@@ -113,7 +113,10 @@ class Watches:
         version = f"{kind.group}/{kind.version}" if kind.group else kind.version
         item |= {"apiVersion": version, "kind": kind.kind}
         gone = event == "DELETED"
-        if not gone and (self._store.knows(item) or not self._store.expected(item)):
+        if not gone and self._store.knows(item):
+            return
+        if not gone and not self._store.expected(item):
+            self._store.pass_over(item)
             return
         meta = item["metadata"].items()
         item["metadata"] = {name: value for name, value in meta if name != "managedFields"}

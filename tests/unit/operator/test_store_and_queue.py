@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_operator.kinds import BY_KIND, Key, Ref, key_of
+from plimsoll_operator.kinds import BY_KIND, SERVICE, Key, Ref, key_of
 from plimsoll_operator.plans.service import parse
 from plimsoll_operator.render import Images, render
 from plimsoll_operator.runtime.cache import MAX_OWNED_BYTES, Store
@@ -324,6 +324,35 @@ def test_what_a_known_owner_has_is_kept_and_bounded() -> None:
         assert len(store.of(KEY, {"ConfigMap"})) == 1, "there is room again"
 
     asyncio.run(play())
+
+
+def test_what_came_before_its_owner_does_not_make_a_watch_stale() -> None:
+    """Every event arrives: whoever creates the objects first shall not restart the operator."""
+
+    async def play() -> None:
+        store = Store()
+        watches = Watches(store, WorkQueue(1))
+        store.begin_listing()
+        watches.take(BY_KIND["ConfigMap"], "ADDED", labelled(1))
+        watches.take(SERVICE, "ADDED", service())
+        store.begin_listing()
+        assert store.replace("ConfigMap", store.listed([labelled(1)]), "9") == 0
+        store.begin_listing()
+        both = [labelled(1), labelled(2)]
+        assert store.replace("ConfigMap", store.listed(both), "9") == 1, "no event told of this one"
+
+    asyncio.run(play())
+
+
+def test_what_a_list_had_before_its_owner_was_not_missed_either() -> None:
+    store = Store()
+    for _ in range(3):
+        store.begin_listing()
+        assert store.replace("ConfigMap", store.listed([labelled(1)]), "9") == 0
+    store.put(service())
+    store.begin_listing()
+    assert store.replace("ConfigMap", store.listed([labelled(1)]), "9") == 0
+    assert store.of(KEY, {"ConfigMap"})
 
 
 def test_a_list_knows_the_owners_that_it_listed_before() -> None:
