@@ -176,11 +176,13 @@ class Store:
         newer than the list stay: watches go on while it is read.
         """
         listed: set[tuple[Key, Ref]] = set()
+        present: set[str] = set()
         behind = 0
         for key, where, fresh in items:
             if fresh.uid in self._gone:
                 continue
             listed.add((key, where))
+            present.add(fresh.uid)
             before = self._objects.get(key, {}).get(where)
             if before is None:
                 behind += not any(key in some for some in self._passed_over)
@@ -192,7 +194,7 @@ class Store:
                 stale = where.kind == kind and (key, where) not in listed
                 if stale and not kept.after(version):
                     self._drop(key, where, kept.uid)
-                    behind += 1
+                    behind += kept.uid not in present  # else its labels name another owner now
         return behind
 
     def get(self, key: Key, wanted: Ref) -> Object | None:

@@ -355,6 +355,28 @@ def test_what_a_list_had_before_its_owner_was_not_missed_either() -> None:
     assert store.of(KEY, {"ConfigMap"})
 
 
+def test_what_has_another_owner_by_now_was_not_missed() -> None:
+    async def play() -> None:
+        store, other = Store(), service()
+        other["metadata"] |= {"name": "other", "uid": "o"}
+        watches = Watches(store, WorkQueue(1))
+        moved = labelled(1, service="other")
+        moved["metadata"]["resourceVersion"] = "2"
+        for kind, item in (
+            (SERVICE, service()), (SERVICE, other), (BY_KIND["ConfigMap"], labelled(1)),
+            (BY_KIND["ConfigMap"], moved),
+        ):  # fmt: skip
+            watches.take(kind, "MODIFIED", dict(item))
+        store.begin_listing()
+        assert store.replace("ConfigMap", store.listed([moved]), "9") == 0
+        assert not store.of(KEY, {"ConfigMap"})
+        assert store.of(Key("ml", "other"), {"ConfigMap"})
+        store.begin_listing()
+        assert store.replace("ConfigMap", store.listed([]), "9") == 1, "no event told of its end"
+
+    asyncio.run(play())
+
+
 def test_a_list_knows_the_owners_that_it_listed_before() -> None:
     store = Store()
     assert not store.listed([labelled(1)])
