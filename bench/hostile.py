@@ -29,7 +29,7 @@ from bench.result import publish
 from plimsoll_api.incident_object import path_of
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.leakincident import MAX_OF_POD, MAX_TEXT, MAX_TEXTS, MAX_TIMELINE, MAX_WRITES
-from plimsoll_api.names import API_GROUP, SERVICE_KIND, SERVICE_LABEL
+from plimsoll_api.names import API_GROUP, INCIDENT_KIND, SERVICE_KIND, SERVICE_LABEL
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.times import rfc3339
 from plimsoll_operator.config import CLOCKS
@@ -121,7 +121,7 @@ class Writer:
 
 
 def _object(name: str) -> dict[str, Any]:
-    kind = {"apiVersion": f"{API_GROUP}/v1alpha1", "kind": "LeakIncident"}
+    kind = {"apiVersion": f"{API_GROUP}/v1alpha1", "kind": INCIDENT_KIND}
     return kind | {"metadata": {"name": name, "namespace": NAMESPACE}}
 
 

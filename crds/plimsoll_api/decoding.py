@@ -14,7 +14,7 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 MAX_DEPTH = 64
 """Arrays and objects within one another. Ours and Kubernetes' have fewer than 20; beyond a few
@@ -36,7 +36,7 @@ _lock = threading.Lock()
 
 
 @overload
-def decode(data: bytes, kind: type[T]) -> T: ...
+def decode(data: bytes, kind: type[_T]) -> _T: ...
 @overload
 def decode(data: bytes, kind: Any) -> Any: ...  # an annotated type
 def decode(data: bytes, kind: Any) -> Any:

@@ -59,6 +59,7 @@ def test_a_leak_is_found_cured_and_reported(
     the_admin_port_is_not_reachable(kube, after)
     kube("delete", "plinf", SERVICE, "--timeout=60s")
     eventually(lambda: leftovers(kube) == [], "deletion leaves nothing", timeout_s=120)
+    assert kube.list("leakincidents"), "incidents outlive their service by a week"
 
 
 @pytest.mark.parametrize("charted", ["one namespace"], indirect=True)
@@ -164,6 +165,6 @@ def service_status(kube: Kube) -> dict[str, Any]:
 
 
 def leftovers(kube: Kube) -> list[str]:
-    kinds = "deploy,rs,pod,svc,cm,sa,role,rolebinding,lease,pdb,controllerrevision,leakincident"
+    kinds = "deploy,rs,pod,svc,cm,sa,role,rolebinding,lease,pdb,controllerrevision"
     names = kube("get", kinds, "-o", "name").split()
     return [name for name in names if SERVICE in name]

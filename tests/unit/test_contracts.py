@@ -16,7 +16,9 @@ CONTRACTS = sorted((ROOT / "crds" / "plimsoll_api").glob("*.py"))
 LITERALS = {
     value for name, value in vars(names).items() if name.isupper() and isinstance(value, str)
 } - {names.CRD_VERSION, names.OPERATOR, names.ENGINE_CONTAINER, names.SUPERVISOR_CONTAINER}
-"""Texts that only the contract writes. (The operator's name is also that of its program.)"""
+LITERALS -= set(names.UNREADY_REASONS)
+"""Texts that only the contract writes. The operator's name is also that of its program, and two
+reasons to be unready are also names of actions."""
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import binascii
 import contextlib
 import datetime
 import secrets
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from pydantic import ValidationError
 
 from plimsoll_api.label_selector import LabelSelector, Operator
 from plimsoll_api.names import POLICY_LABEL, REFUSED
+from plimsoll_api.times import rfc3339
 from plimsoll_api.workloads import membership
 from plimsoll_cli.cluster.client import AbsentError, Cluster, Object
 from plimsoll_cli.cluster.supervised import CORE, of_policy, over, supervised
@@ -107,7 +109,7 @@ def first_cause(cluster: Cluster, pod: Object) -> Cause | None:
     sidecars = [
         one for one in spec.get("initContainers") or () if one.get("restartPolicy") == "Always"
     ]
-    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    now = rfc3339(time.time())
     found = []
     for one in [*sidecars, *spec["containers"]]:
         why = view.cause(one["name"], events, now)

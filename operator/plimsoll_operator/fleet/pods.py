@@ -33,7 +33,7 @@ EVENT_REASONS = frozenset(
 )
 """Reasons of Events that say why no container is created."""
 OVER = ("Succeeded", "Failed")
-MAX_TEXT = 400
+MAX_CAUSE = 400
 MAX_LINES = 3
 
 _CREATING = frozenset({"ContainerCreating", "PodInitializing"})
@@ -275,13 +275,13 @@ def again_s(pods: Iterable[PodView], now: str) -> float | None:
     return max(1.0, min(due)) if due else None
 
 
-def clean(text: str, limit: int = MAX_TEXT) -> str:
+def clean(text: str, limit: int = MAX_CAUSE) -> str:
     """Return the beginning of ``text`` as one printable line of at most ``limit`` characters."""
     whole = _printable(_ANSI.sub("", text[: 8 * limit]))
     return whole if len(whole) <= limit else f"{whole[: limit - 3].rstrip()}..."
 
 
-def last_lines(text: str, limit: int = MAX_TEXT) -> str:
+def last_lines(text: str, limit: int = MAX_CAUSE) -> str:
     """Return the end of a log as one printable line of at most ``limit`` characters."""
     lines = [_printable(line) for line in _ANSI.sub("", text[-8 * limit :]).splitlines()]
     whole = " | ".join([line for line in lines if line][-MAX_LINES:])
@@ -309,7 +309,7 @@ def _container(status: Object, probe: Object) -> Container:
         restarts=int(status.get("restartCount") or 0),
         state=next((one for one in ("terminated", "waiting", "running") if one in state), ""),
         reason=str(waiting.get("reason") or ""),
-        text=str(waiting.get("message") or "")[: 8 * MAX_TEXT],
+        text=str(waiting.get("message") or "")[: 8 * MAX_CAUSE],
         running_since=str((state.get("running") or {}).get("startedAt") or ""),
         end=next(_ends(status), {}),
         startup_s=float(probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3))

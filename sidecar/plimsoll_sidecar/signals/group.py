@@ -45,7 +45,7 @@ STALE_S = 20.0
 """An older answer says nothing about now. That of a healthy pod is renewed sooner: after the
 longest round and :data:`POLL_S`."""
 MAX_STATE_BYTES = 1 << 20
-MAX_TEXT = 200
+MAX_ANSWER_TEXT = 200
 MAX_EVIDENCE = 8
 MAX_BYTES = 1 << 60
 """More memory than a pod can have."""
@@ -139,7 +139,7 @@ class GroupPages:
         before = self._trouble.get(what, "")
         self._trouble[what] = trouble
         if trouble and not before:
-            log.warning("%s of the group cannot be read: %s", what, trouble[:MAX_TEXT])
+            log.warning("%s of the group cannot be read: %s", what, trouble[:MAX_ANSWER_TEXT])
         elif before and not trouble:
             log.info("%s of the group can be read again", what)
 
@@ -220,10 +220,10 @@ def shortened(theirs: Assessment) -> Assessment:
 def _plain(suspicion: Suspicion) -> Suspicion:
     return msgspec.structs.replace(
         suspicion,
-        process=suspicion.process[:MAX_TEXT] if suspicion.process else None,
-        unconfirmed=suspicion.unconfirmed[:MAX_TEXT] if suspicion.unconfirmed else None,
+        process=suspicion.process[:MAX_ANSWER_TEXT] if suspicion.process else None,
+        unconfirmed=suspicion.unconfirmed[:MAX_ANSWER_TEXT] if suspicion.unconfirmed else None,
         confidence=min(1.0, max(0.0, suspicion.confidence)),
-        evidence=[text[:MAX_TEXT] for text in suspicion.evidence[:MAX_EVIDENCE]],
+        evidence=[text[:MAX_ANSWER_TEXT] for text in suspicion.evidence[:MAX_EVIDENCE]],
         trigger=None,
     )
 

@@ -34,7 +34,7 @@ from plimsoll_sidecar.signals.process.process_table import (
 
 PROC = Path("/proc")
 MAX_FILES = 4096
-MAX_DEPTH = 8
+MAX_FOLDER_DEPTH = 8
 MAX_PROCESSES = 512
 MAX_MAPS = 16 << 20
 """Bytes of one process's maps: a large engine has a tenth of it."""
@@ -170,8 +170,8 @@ def segments(least_age_s: float, now: float, proc: Path = PROC) -> int:
 
 
 def _walk(folder: str, device: int, depth: int) -> Iterator[SharedFile]:
-    if depth > MAX_DEPTH:
-        raise UnknownError(f"{folder} is more than {MAX_DEPTH} folders deep")
+    if depth > MAX_FOLDER_DEPTH:
+        raise UnknownError(f"{folder} is more than {MAX_FOLDER_DEPTH} folders deep")
     with os.scandir(folder) as entries:
         for entry in entries:
             try:

@@ -15,10 +15,12 @@ from plimsoll_cli.figures import percentile, result
 
 
 def test_a_result_has_the_keys_that_every_benchmark_has() -> None:
-    whole = result("demo", {"pause_p50_s": 0.123456, "streams_count": 8}, ["plimsoll", "demo"], [1])
+    whole = result(
+        "demo", {"pause_p50_s": 0.12345678, "streams_count": 8}, ["plimsoll", "demo"], [1]
+    )
 
     assert set(whole) == {"name", "date", "machine", "commit", "command", "figures", "samples"}
-    assert whole["figures"] == {"pause_p50_s": 0.1235, "streams_count": 8}
+    assert whole["figures"] == {"pause_p50_s": 0.123457, "streams_count": 8}
     assert whole["machine"]["cpu_count"] >= 1
     assert whole["date"].endswith("Z")
     json.dumps(whole)

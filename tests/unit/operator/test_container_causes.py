@@ -18,7 +18,7 @@ from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_operator.controllers.pods import pod_events
 from plimsoll_operator.fleet.pods import (
     BACKOFF_RESET_S,
-    MAX_TEXT,
+    MAX_CAUSE,
     SETTLE_S,
     PodView,
     again_s,
@@ -287,7 +287,7 @@ def test_what_a_pod_says_is_one_bounded_printable_line(
     text: str, cleaned: Callable[[str], str]
 ) -> None:
     found = cleaned(text)
-    assert len(found) <= MAX_TEXT
+    assert len(found) <= MAX_CAUSE
     assert found.isprintable()
     assert found == found.strip()
 

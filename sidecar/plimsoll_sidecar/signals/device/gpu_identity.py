@@ -33,7 +33,7 @@ FRONTEND_MAJOR = 195
 LOOK_S, LOOK_AGAIN_S = 5.0, 60.0
 """Until a device is found, and after that: a process may open one more."""
 VARIABLE = "NVIDIA_VISIBLE_DEVICES"
-MAX_NAME = 96
+MAX_GPU_NAME = 96
 """Characters; ``MIG-GPU-<UUID>/GI/CI`` has less than 60."""
 
 
@@ -66,7 +66,7 @@ class GpuIdentity:
 def _named(main: int) -> list[str]:
     """Return what the device plugin's variable names; empty for ``all``, ``void`` and none."""
     names = (environment(main, VARIABLE) or "").split(",", MAX_GPUS)[:MAX_GPUS]
-    known = [n for n in names if n.startswith(("GPU-", "MIG-")) and len(n) <= MAX_NAME]
+    known = [n for n in names if n.startswith(("GPU-", "MIG-")) and len(n) <= MAX_GPU_NAME]
     return known if len(known) == len(names) else []
 
 

@@ -31,7 +31,7 @@ MAX_ENVIRONMENT = 1 << 20
 """Bytes of an environment; Linux starts no program with more than 2 MiB by default."""
 TRIES = 3
 """Tries to read the children of a process whose threads come and go."""
-ENDED = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
+ENDED_STATES = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
 
 
 def read(pid: int, name: str, limit: int = -1) -> bytes:
@@ -167,7 +167,7 @@ def parents() -> dict[int, int]:
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
             with process.oneshot():
-                if process.status() not in ENDED:
+                if process.status() not in ENDED_STATES:
                     found[pid] = process.ppid()
     return found
 
