@@ -26,7 +26,23 @@ EMPTY_MESSAGE = (
 VALUES_MESSAGE = "values must name at least one value for In and NotIn, and none for others"
 LABELS_MESSAGE = "matchLabels must have valid label keys, and values of at most 63 characters"
 
-Key = Annotated[str, StringConstraints(max_length=317, pattern=KEY_PATTERN)]
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+
+
+def _with_subdomain(key: str) -> str:
+    """Refuse a prefix that is no DNS subdomain, such as ``a..b``, which the pattern lets through.
+
+    One such key in a selector would make the API server refuse the webhooks of all policies.
+    """
+    prefix, slash, _ = key.rpartition("/")
+    if slash and not _SUBDOMAIN.fullmatch(prefix):
+        raise ValueError(f"{prefix!r} before the slash is not a DNS subdomain")
+    return key
+
+
+Key = Annotated[
+    str, StringConstraints(max_length=317, pattern=KEY_PATTERN), AfterValidator(_with_subdomain)
+]
 Value = Annotated[str, StringConstraints(max_length=63, pattern=VALUE_PATTERN)]
 
 
@@ -92,6 +108,7 @@ def _valid_keys(labels: dict[str, str]) -> dict[str, str]:
     for key in labels:
         if len(key) > 317 or not re.match(KEY_PATTERN, key):
             raise ValueError(f"{LABELS_MESSAGE}: {key[:317]!r}")
+        _with_subdomain(key)
     return labels
 
 
