@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from plimsoll_operator.kinds import Object
 
 TIMEOUT_S = 2
 MAX_WEBHOOKS = 64
+MAX_SELECTORS = 1 << 19
+"""Characters of all selectors together: etcd takes 1.5 MiB, and one selector may have 46 KiB."""
 MAX_NAMESPACES = 256
 """In one webhook, for the policies beyond :data:`MAX_WEBHOOKS`."""
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
@@ -56,8 +59,14 @@ def configuration(
 ) -> Object:
     """Build the whole MutatingWebhookConfiguration for server-side apply."""
     client = address.client_config(bundle)
-    fair = in_turn(policies)
-    own, shared = fair[:MAX_WEBHOOKS], fair[MAX_WEBHOOKS:]
+    own: list[SupervisionPolicy] = []
+    shared: list[SupervisionPolicy] = []
+    left = MAX_SELECTORS
+    for one in in_turn(policies):
+        size = len(json.dumps(one.spec.selector.manifest()))
+        fits = len(own) < MAX_WEBHOOKS and size <= left
+        (own if fits else shared).append(one)
+        left -= size if fits else 0
     webhooks = [
         _webhook(
             f"{_digest(one.metadata.namespace, one.metadata.name)}.pods.plimsoll.dev",

@@ -273,3 +273,12 @@ def test_only_an_authority_with_its_own_key_signs() -> None:
     assert not signs(replace(first, key=b"?"))
     assert not signs(leaf("h", first, NOW))
     assert leaf("h", first, NOW).bundle == first.certificate
+
+
+def test_the_largest_selectors_do_not_make_the_configuration_too_large() -> None:
+    term = {"operator": "NotIn", "values": [f"{'v' * 60}{n:03}" for n in range(32)]}
+    large = {"matchExpressions": [term | {"key": f"a.b/{'k' * 60}{n}"} for n in range(16)]}
+    many = [parsed(name=f"p-{n}", selector=large) for n in range(MAX_WEBHOOKS)]
+    made = configuration("w", many, Address("ns", "w"), b"ca")
+    assert len(json.dumps(made)) < 1 << 20
+    assert made["webhooks"][-1]["name"].startswith("shared-")
