@@ -105,16 +105,16 @@ def test_install_upgrade_rollback_uninstall(own: Lab, helm: str) -> None:
 def test_two_releases_live_beside_each_other(own: Lab, helm: str, tmp_path: Path) -> None:
     """Each in its namespace with its Roles and no more; definitions and policies are a third's."""
     suffix = uuid.uuid4().hex[:6]
-    names = ("objects", *(f"{team}-{suffix}" for team in ("red", "blue")))
+    names = tuple(f"{team}-{suffix}" for team in ("objects", "red", "blue"))
     spaces = {name: Kube(own.kube.kubectl, own.kube.kubeconfig, name) for name in names}
     helms = {name: Helm(helm, space) for name, space in spaces.items()}
     for space in spaces.values():
         space("create", "namespace", space.namespace)
-    said = helms["objects"](
+    said = helms[names[0]](
         "install", "objects", str(CHART), TAKE, values={"clusterObjects": "Only"}
     )
     assert "no operator" in said
-    assert spaces["objects"].list("deployments,services,serviceaccounts", "helm.sh/chart") == []
+    assert spaces[names[0]].list("deployments,services,serviceaccounts", "helm.sh/chart") == []
     own.kube.established(*CRDS)
 
     service = yaml.safe_load((ROOT / "examples" / "tiny.yaml").read_text())
@@ -135,9 +135,9 @@ def test_two_releases_live_beside_each_other(own: Lab, helm: str, tmp_path: Path
         assert not may(spaces[names[2]], accounts[0], "list", "inferenceservices")
 
         overlapping = {"clusterObjects": "Exclude", "namespaces": [names[1]]}
-        said = helms["objects"]("install", "third", str(CHART), values=overlapping)
+        said = helms[names[0]]("install", "third", str(CHART), values=overlapping)
         assert f"WARNING: release {names[1]} of namespace {names[1]} already watches" in said
-        helms["objects"]("uninstall", "third")
+        helms[names[0]]("uninstall", "third")
 
         helms[names[1]]("uninstall", names[1])
         assert own.kube.get("validatingadmissionpolicy", "incidents-of-own-pod.plimsoll.dev")
@@ -145,15 +145,16 @@ def test_two_releases_live_beside_each_other(own: Lab, helm: str, tmp_path: Path
     finally:
         for operator in operators:
             operator.stop()
-        helms["objects"]("uninstall", "objects")
+        helms[names[0]]("uninstall", "objects")
 
 
 def chart_flags(kube: Kube, release: str) -> list[str]:
-    """Those of the chart's Deployment, but for its namespaces."""
+    """Those of the chart's Deployment, except its namespaces and its port."""
     (container,) = (kube.get("deployment", f"{release}-plimsoll") or {})["spec"]["template"][
         "spec"
     ]["containers"]
-    return [flag for flag in container["args"][1:] if not flag.startswith("--namespace=")]
+    own = ("--namespace=", "--http-port=")
+    return [flag for flag in container["args"][1:] if not flag.startswith(own)]
 
 
 def image(kube: Kube) -> str:

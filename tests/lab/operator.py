@@ -103,7 +103,11 @@ class Operator:
         arguments += ["--http-port", str(self.port), "--scrape", "1", *flags]
         self._process = (WarmProcess if warm else _cold)(arguments, self.log)
         if ready:
-            eventually(self.ready, "the operator is ready", 90.0)
+            try:
+                eventually(self.ready, "the operator is ready", 90.0)
+            except AssertionError as error:
+                self.stop()
+                raise AssertionError(f"{error}\n{self.log.read_text()[-4000:]}") from error
 
     def runs(self) -> bool:
         """Whether it has not ended."""
