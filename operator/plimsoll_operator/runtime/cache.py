@@ -100,7 +100,7 @@ class Store:
     def pass_over(self, item: Object) -> None:
         """Note that ``item`` is not stored, so that a later list does not call it missed.
 
-        Whoever creates objects before their owner would otherwise make a good watch look stale.
+        Otherwise, objects created before their owner would make a good watch look stale.
         """
         key = key_of(item)
         if key is not None and len(self._passed_over[1]) < MAX_PASSED_OVER:

@@ -50,7 +50,7 @@ def test_a_roll_out_that_serves_stays_ready_and_is_told_in_events(
     since = kubectl.condition("tiny", "Ready")["lastTransitionTime"]
     eventually(lambda: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") > since)
     eventually(lambda: len(events(kubectl, "RolloutFinished")) == 1)
-    assert events(kubectl, "RolloutStarted") == [], "a new service is told by itself"
+    assert events(kubectl, "RolloutStarted") == [], "creating a service is no rollout"
 
     kubectl.patch("plinf", "tiny", {"spec": {"restart": {"id": "on Sunday"}}})
     eventually(lambda: kubectl.condition("tiny", "Reconciling")["status"] == "True")

@@ -190,7 +190,7 @@ def test_a_confirmed_incident_that_is_held_says_what_it_waits_for(
     assert incident.message.startswith(awaited)
     told = [e for e in world.events if e.incident is incident]
     world.run(20)
-    assert [e for e in world.events if e.incident is incident] == told, "it is told once"
+    assert [e for e in world.events if e.incident is incident] == told, "the event is emitted once"
     world.over_budget = True
     world.to(Verb.RESTART_WORKER)
     assert incident.message == ""

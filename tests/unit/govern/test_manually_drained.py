@@ -33,7 +33,7 @@ def test_its_incident_waits_for_the_resume_and_goes_on_then(
     assert "plimsoll resume" in incident.message
     told = len(world.events)
     world.run(20)
-    assert len(world.events) == told, "it is told once"
+    assert len(world.events) == told, "the event is emitted once"
     world.manually_drained = False
     world.answer(world.to(Verb.TAKE_SLOT))
     assert incident.waits is None

@@ -327,7 +327,7 @@ def test_what_a_known_owner_has_is_kept_and_bounded() -> None:
 
 
 def test_what_came_before_its_owner_does_not_make_a_watch_stale() -> None:
-    """Every event arrives: whoever creates the objects first shall not restart the operator."""
+    """All events arrive: objects created before their owner must not restart the operator."""
 
     async def play() -> None:
         store = Store()

@@ -170,7 +170,7 @@ def test_a_roll_out_is_told_in_events_and_stays_ready(cluster: Cluster) -> None:
     cluster.reconcile()
     cluster.roll_out()
     since = cluster.conditions()["Ready"]["lastTransitionTime"]
-    assert cluster.events("RolloutStarted") == [], "a new service is told by itself"
+    assert cluster.events("RolloutStarted") == [], "creating a service is no rollout"
     assert len(cluster.events("RolloutFinished")) == 1
     cluster.spec["restart"] = {"id": "on Sunday"}
     cluster.apply()
