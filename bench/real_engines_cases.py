@@ -22,10 +22,10 @@ from bench.real_engines_replica import CLIENTS, TOKENS, Book, Replica, told
 from plimsoll_api.engines import EngineType
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
-from plimsoll_sidecar.signals.probe.probe_socket import ask_all
-from plimsoll_sidecar.signals.probe.probes import REPORT
-from plimsoll_sidecar.signals.process.process_table import ProcessId, identify
-from plimsoll_sidecar.signals.process.programs import PROGRAMS
+from plimsoll_sidecar.signals.engine_processes import PROGRAMS
+from plimsoll_sidecar.signals.probe_reports import ask_all
+from plimsoll_sidecar.signals.probes import REPORT
+from plimsoll_sidecar.signals.process_table import ProcessId, identify
 from tests.conformance.peers import CHECKPOINT, LARGE, Peer
 from tests.conformance.rig import START_S, Rig, until
 

@@ -15,8 +15,8 @@ import urllib3
 
 from bench.real_engines_replica import Replica
 from plimsoll_api.supervision import Mode
-from plimsoll_sidecar.signals.probe.probe_socket import ask_all
-from plimsoll_sidecar.signals.probe.probes import REPORT
+from plimsoll_sidecar.signals.probe_reports import ask_all
+from plimsoll_sidecar.signals.probes import REPORT
 from tests.conformance.rig import Rig
 
 PROMPTS, TOKENS = 32, 192

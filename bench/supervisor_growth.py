@@ -19,7 +19,7 @@ import sys
 import time
 
 from plimsoll_sidecar.main import build, parser
-from plimsoll_sidecar.signals.process.resident_memory import resident
+from plimsoll_sidecar.signals.resident_memory import resident
 
 SCRAPE_EVERY = 15
 SERVE_EVERY = 400

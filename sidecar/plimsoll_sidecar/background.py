@@ -13,8 +13,8 @@ standby        renews the lease on the engine's standby worker  ``act/standby.py
 publisher      brings incidents to Kubernetes                   ``record/publisher.py``
 state-server   ``/metrics``, ``/state`` and the page            ``record/server.py``
 ask-server     takes manual actions                             ``manual/ask_server.py``
-group-members  asks the other pods of a multi-node group        ``signals/group.py``
-group-leader   asks the leader of a multi-node group            ``signals/group.py``
+group-members  asks the other pods of a multi-node group        ``signals/other_pods.py``
+group-leader   asks the leader of a multi-node group            ``signals/other_pods.py``
 =============  ===============================================  ==================================
 
 The main thread samples and decides. :func:`once` starts a thread for a single task.

@@ -37,16 +37,16 @@ from plimsoll_sidecar.record.hosts import Hosts
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher
 from plimsoll_sidecar.record.server import StateServer
-from plimsoll_sidecar.signals.device.exporters import AmdExporter, Dcgm, Pod
-from plimsoll_sidecar.signals.group import (
+from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, Pod
+from plimsoll_sidecar.signals.other_pods import (
     GroupLeader,
     GroupMembers,
     GroupPages,
+    PeersFile,
     leader_of,
     workers_of,
 )
-from plimsoll_sidecar.signals.peers_file import PeersFile
-from plimsoll_sidecar.signals.process.process_table import ProcessId
+from plimsoll_sidecar.signals.process_table import ProcessId
 from plimsoll_sidecar.signals.sampler import Sampler
 from plimsoll_sidecar.signals.shared_memory import OrphanedMemory
 from plimsoll_sidecar.supervisor import Supervisor

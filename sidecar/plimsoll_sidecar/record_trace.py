@@ -15,7 +15,7 @@ from plimsoll_api.memory_policy import MemoryBudget
 from plimsoll_api.supervisor_config import SupervisorConfig
 from plimsoll_api.trace import Budgets, EngineInfo, Header, Limits, Sample, TraceBudget
 from plimsoll_sidecar.act.adapters.engine_adapter import adapter_for
-from plimsoll_sidecar.signals.device.exporters import AmdExporter, Dcgm, Pod
+from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, Pod
 from plimsoll_sidecar.signals.sampler import Sampler
 
 FIRST_ANSWER_S = 60.0

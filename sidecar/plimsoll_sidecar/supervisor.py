@@ -52,9 +52,8 @@ from plimsoll_sidecar.record.journal import Journal, JournalError
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher, describe
 from plimsoll_sidecar.record.rows import LastKnownEngine
-from plimsoll_sidecar.signals.group import GroupMembers
-from plimsoll_sidecar.signals.peers_file import PeersFile
-from plimsoll_sidecar.signals.process.process_table import ProcessId, identify
+from plimsoll_sidecar.signals.other_pods import GroupMembers, PeersFile
+from plimsoll_sidecar.signals.process_table import ProcessId, identify
 from plimsoll_sidecar.signals.sampler import known_signals
 
 log = logging.getLogger(__name__)

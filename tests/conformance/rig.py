@@ -31,7 +31,7 @@ from plimsoll_sidecar.act.adapters.external_engine import ExternalEngine
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record.journal import Journal
-from plimsoll_sidecar.signals.process.process_table import (
+from plimsoll_sidecar.signals.process_table import (
     ProcessId,
     command_line,
     descendants,

@@ -14,7 +14,7 @@ import pytest
 
 from plimsoll_api.admin import EngineState, Role
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
-from plimsoll_sidecar.signals.process.process_table import ProcessId, identify
+from plimsoll_sidecar.signals.process_table import ProcessId, identify
 from tests.conformance.conftest import Record
 from tests.conformance.rig import START_S, Rig, until
 from tests.conformance.watching import served, until_confirmed

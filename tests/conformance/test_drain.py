@@ -16,7 +16,7 @@ import pytest
 import urllib3
 
 from plimsoll_api.action_answer import ActionAnswer
-from plimsoll_sidecar.signals.process.process_table import identify
+from plimsoll_sidecar.signals.process_table import identify
 from tests.conformance.conftest import Record
 from tests.conformance.rig import ANSWER_S, START_S, Rig, until
 

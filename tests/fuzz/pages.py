@@ -26,9 +26,9 @@ from plimsoll_sidecar.detect.peers import weighed
 from plimsoll_sidecar.govern.command import EngineView
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.record.metrics import Metrics
-from plimsoll_sidecar.signals.device.exporters import Dcgm
-from plimsoll_sidecar.signals.peers_file import PeersFile
-from plimsoll_sidecar.signals.process.cgroup import CgroupMemory
+from plimsoll_sidecar.signals.cgroup import CgroupMemory
+from plimsoll_sidecar.signals.device_memory import Dcgm
+from plimsoll_sidecar.signals.other_pods import PeersFile
 from plimsoll_sidecar.signals.sampler import Sampler, known_signals
 from tests.fuzz.watched import Target
 

@@ -4,7 +4,7 @@ memory, because the cgroup of a test belongs to everything else on the machine a
 import sys
 
 from plimsoll_sidecar import main
-from plimsoll_sidecar.signals.process.cgroup import Cgroup
+from plimsoll_sidecar.signals.cgroup import Cgroup
 
 Cgroup.of = classmethod(lambda cls, pid: None)  # type: ignore[method-assign,assignment]
 

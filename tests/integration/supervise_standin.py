@@ -37,7 +37,7 @@ from plimsoll_sidecar.detect.leak.baseline import Checkpoint
 from plimsoll_sidecar.record.diagnostics import Diagnostics
 from plimsoll_sidecar.record.journal import Journal
 from plimsoll_sidecar.record.metrics import Metrics
-from plimsoll_sidecar.signals.process.process_table import ProcessId
+from plimsoll_sidecar.signals.process_table import ProcessId
 from plimsoll_sidecar.supervisor import Supervisor
 from tests.integration.ballast import fill
 

@@ -11,12 +11,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from plimsoll_api.supervisor_config import EXPORTER_PORT, NODE_IP
-from plimsoll_sidecar.signals.device.exporters import SCRAPE_S, AmdExporter, Dcgm, Pod, node_url
-from plimsoll_sidecar.signals.device.sources import (
+from plimsoll_sidecar.signals.device_memory import (
     NOT_ASKED,
+    SCRAPE_S,
+    AmdExporter,
+    Dcgm,
     DeviceBytes,
     Nvml,
+    Pod,
     assigned,
+    node_url,
     reasons,
 )
 

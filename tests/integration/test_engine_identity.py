@@ -24,7 +24,7 @@ from plimsoll_sidecar.act.adapters.external_engine import ExternalEngine
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.detect.stalls.stall import StallWatch
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
-from plimsoll_sidecar.signals.process.process_table import command_line, identify
+from plimsoll_sidecar.signals.process_table import command_line, identify
 from plimsoll_sidecar.signals.sampler import Sampler
 from tests.unit.govern.governed import World, done
 

@@ -20,9 +20,9 @@ from plimsoll_sidecar.act.adapters.external_engine import gather
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command, Verb
 from plimsoll_sidecar.record.diagnostics import Diagnostics
-from plimsoll_sidecar.signals.probe.probe_socket import ask_all
-from plimsoll_sidecar.signals.probe.probes import REPORT, Probes
-from plimsoll_sidecar.signals.process.stacks import handles
+from plimsoll_sidecar.signals.probe_reports import ask_all
+from plimsoll_sidecar.signals.probes import REPORT, Probes
+from plimsoll_sidecar.signals.stacks import handles
 from tests.integration.test_external_adapters import Rig
 
 # As a call into CUDA that never returns and keeps Python's lock: a mutex that is locked twice.

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll_sidecar.signals.device import gpu_identity
-from plimsoll_sidecar.signals.device.gpu_identity import LOOK_S, GpuIdentity
+from plimsoll_sidecar.signals import gpu_identity
+from plimsoll_sidecar.signals.gpu_identity import LOOK_S, GpuIdentity
 
 ONE, TWO = "GPU-11111111-1111-1111-1111-111111111111", "GPU-22222222-2222-2222-2222-222222222222"
 CAPS = 235

@@ -13,7 +13,7 @@ import pytest
 
 from plimsoll_sidecar.act.sweep import FOLLOW_S, Sweep
 from plimsoll_sidecar.signals import shared_memory
-from plimsoll_sidecar.signals.process.process_table import identify
+from plimsoll_sidecar.signals.process_table import identify
 from plimsoll_sidecar.signals.shared_memory import (
     MIN_AGE_S,
     SCAN_S,

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from plimsoll_api.admin import ProcessMemory, Role
-from plimsoll_sidecar.signals.process import resident_memory
-from plimsoll_sidecar.signals.process.process_table import identify
-from plimsoll_sidecar.signals.process.resident_memory import Processes
+from plimsoll_sidecar.signals import resident_memory
+from plimsoll_sidecar.signals.process_table import identify
+from plimsoll_sidecar.signals.resident_memory import Processes
 
 MIB = 1 << 20
 PROGRAM = """

@@ -16,7 +16,7 @@ from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
 from plimsoll_sidecar.act.adapters.processes import Terminator
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
-from plimsoll_sidecar.signals.process.process_table import identify
+from plimsoll_sidecar.signals.process_table import identify
 
 
 def command(epoch: str, verb: Verb = Verb.RESTART_WORKER, number: int = 1) -> Command:

@@ -15,10 +15,9 @@ import pytest
 from plimsoll_api.admin import EngineState, Load, ProcessMemory, Role, Status
 from plimsoll_sidecar.record import diagnostics
 from plimsoll_sidecar.record.diagnostics import Diagnostics
-from plimsoll_sidecar.signals import sampler
-from plimsoll_sidecar.signals.process import cgroup, process_table, resident_memory
-from plimsoll_sidecar.signals.process.process_table import ProcessId, identify
-from plimsoll_sidecar.signals.process.resident_memory import Processes
+from plimsoll_sidecar.signals import cgroup, process_table, resident_memory, sampler
+from plimsoll_sidecar.signals.process_table import ProcessId, identify
+from plimsoll_sidecar.signals.resident_memory import Processes
 
 MIB = 1 << 20
 HELD_MIB = 32

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll_api.admin import ProcessMemory, Role
-from plimsoll_sidecar.signals.process.resident_memory import Processes
+from plimsoll_sidecar.signals.resident_memory import Processes
 from tests.swap import swap_file
 
 MIB = 1 << 20

@@ -3,7 +3,7 @@
 import socket
 import time
 
-from plimsoll_sidecar.signals.process.tcp_sockets import unanswered
+from plimsoll_sidecar.signals.tcp_sockets import unanswered
 
 LIMIT_S = 10.0
 TICK_S = 0.02

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.signals import shared_memory
-from plimsoll_sidecar.signals.process.process_table import ProcessId, age_s, lives
+from plimsoll_sidecar.signals.process_table import ProcessId, age_s, lives
 from plimsoll_sidecar.signals.shared_memory import SHM, SharedFile, UnknownError, is_pods_own
 
 log = logging.getLogger(__name__)

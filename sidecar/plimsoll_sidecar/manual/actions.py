@@ -176,8 +176,7 @@ def _sees(
 ) -> ActionAnswer:
     """One sample says more than any check of mounts and permissions."""
     from plimsoll_api.version import version
-    from plimsoll_sidecar.signals.device.exporters import AmdExporter, Dcgm, Pod
-    from plimsoll_sidecar.signals.device.sources import describe_nvml
+    from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, Pod, describe_nvml
     from plimsoll_sidecar.signals.sampler import Sampler
     from plimsoll_sidecar.signals.shared_memory import OrphanedMemory
 

@@ -17,7 +17,7 @@ from plimsoll_api.admin import Diagnostic, ProcessMemory
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command
-from plimsoll_sidecar.signals.process.process_table import ProcessId, first_names, send
+from plimsoll_sidecar.signals.process_table import ProcessId, first_names, send
 
 log = logging.getLogger(__name__)
 

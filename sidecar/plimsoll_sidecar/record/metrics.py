@@ -31,8 +31,8 @@ from plimsoll_sidecar.govern.command import Event, EventType
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record.ratchet import Ratchet, band_of
 from plimsoll_sidecar.record.sample_metrics import GroupMetrics, OpenFilesMetrics, PartsMetrics
-from plimsoll_sidecar.signals.process.cgroup import CgroupMemory
-from plimsoll_sidecar.signals.process.resident_memory import resident
+from plimsoll_sidecar.signals.cgroup import CgroupMemory
+from plimsoll_sidecar.signals.resident_memory import resident
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REMEDIATIONS = frozenset(action.value for action in Action)

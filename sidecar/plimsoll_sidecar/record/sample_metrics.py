@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from plimsoll_api.trace import OpenFiles
 from plimsoll_sidecar.background import parts_ok
-from plimsoll_sidecar.signals.process.cgroup import CgroupMemory
+from plimsoll_sidecar.signals.cgroup import CgroupMemory
 
 PREFIX = "plimsoll_cgroup_memory"
 

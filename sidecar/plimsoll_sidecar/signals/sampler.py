@@ -23,11 +23,10 @@ from plimsoll_api.trace import (
     Torch,
 )
 from plimsoll_sidecar.clients.http import EngineError
-from plimsoll_sidecar.signals.device.sources import DeviceSource, Nvml, assigned, outside, reasons
-from plimsoll_sidecar.signals.process.cgroup import Cgroup, CgroupMemory
-from plimsoll_sidecar.signals.process.open_files import OpenFilesReader
-from plimsoll_sidecar.signals.process.process_table import ProcessId
-from plimsoll_sidecar.signals.process.resident_memory import Processes
+from plimsoll_sidecar.signals.cgroup import Cgroup, CgroupMemory
+from plimsoll_sidecar.signals.device_memory import DeviceSource, Nvml, assigned, outside, reasons
+from plimsoll_sidecar.signals.process_table import OpenFilesReader, ProcessId
+from plimsoll_sidecar.signals.resident_memory import Processes
 from plimsoll_sidecar.signals.shared_memory import OrphanedMemory
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from plimsoll_sidecar.signals.process.process_table import (
+from plimsoll_sidecar.signals.process_table import (
     MAX_DESCRIPTORS,
     ProcessId,
     age_s,

@@ -18,7 +18,7 @@ from plimsoll_api.peers import PEERS_FILE, decode
 from plimsoll_operator.config import CLOCKS
 from plimsoll_sidecar.detect.peers import weighed
 from plimsoll_sidecar.record.metrics import Metrics
-from plimsoll_sidecar.signals.peers_file import PeersFile
+from plimsoll_sidecar.signals.other_pods import PeersFile
 from tests.cluster.operator.test_adopt import LISTED_S
 from tests.cluster.operator.test_fleet_safety import SELECTOR, leaking
 from tests.cluster.operator.test_lifecycle import own_address

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from plimsoll_sidecar.signals.process.open_files import nearest
+from plimsoll_sidecar.signals.process_table import nearest
 
 REQUESTS = 9
 SEGMENT = 64 << 10

@@ -11,7 +11,7 @@ from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.external_server import ServerInfo
 from plimsoll_sidecar.act.adapters.processes import OwnedProcesses
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
-from plimsoll_sidecar.signals.process.engine_processes import EngineFinder, Members, NoEngine
+from plimsoll_sidecar.signals.engine_processes import EngineFinder, Members, NoEngine
 
 
 def test_an_engine_that_ends_while_it_is_identified_does_not_answer(

@@ -1,7 +1,7 @@
 """Pages of an engine that try to crash its supervisor: each counts as unknown.
 
 Tests ``act/adapters/external_load.py``, ``act/adapters/external_server.py``,
-``act/adapters/external_load.py`` and the probes' answers (``signals/probe/probes.py``).
+``act/adapters/external_load.py`` and the probes' answers (``signals/probes.py``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from plimsoll_sidecar.act.adapters.external_load import ExternalLoad, PauseReade
 from plimsoll_sidecar.act.adapters.external_profile import VLLM
 from plimsoll_sidecar.act.adapters.external_server import engine_type, server_version
 from plimsoll_sidecar.clients.http import HttpClient
-from plimsoll_sidecar.signals.probe.probes import Probes
+from plimsoll_sidecar.signals.probes import Probes
 from tests.unit.clients.raw_server import ok, serve
 
 NESTED = b'{"x":' + b"[" * 1000 + b"]" * 1000 + b"}"

@@ -30,7 +30,7 @@ from plimsoll_sidecar.govern.command import Command, Outcome, Result, SlotWish, 
 from plimsoll_sidecar.govern.policy.restart_budget import ReplicaRestarts
 from plimsoll_sidecar.record import journal
 from plimsoll_sidecar.record.metrics import Metrics
-from plimsoll_sidecar.signals.process.process_table import ProcessId
+from plimsoll_sidecar.signals.process_table import ProcessId
 from plimsoll_sidecar.supervisor import Supervisor
 
 STATUS = Status(

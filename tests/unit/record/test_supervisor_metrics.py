@@ -19,8 +19,8 @@ from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record import metrics as record_metrics
 from plimsoll_sidecar.record import sample_metrics
 from plimsoll_sidecar.record.metrics import Metrics
-from plimsoll_sidecar.signals.process.cgroup import CgroupMemory
-from plimsoll_sidecar.signals.process.resident_memory import Resident
+from plimsoll_sidecar.signals.cgroup import CgroupMemory
+from plimsoll_sidecar.signals.resident_memory import Resident
 from plimsoll_sidecar.signals.sampler import known_signals
 
 ALL = {"engine": True, "host": True}

@@ -1,6 +1,6 @@
 """Memory files of both versions of control groups, as kernels write them.
 
-Tests ``signals/process/cgroup.py``.
+Tests ``signals/cgroup.py``.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import os
 import tracemalloc
 from pathlib import Path
 
-from plimsoll_sidecar.signals.process.cgroup import Cgroup, CgroupMemory
-from plimsoll_sidecar.signals.process.process_table import membership
+from plimsoll_sidecar.signals.cgroup import Cgroup, CgroupMemory
+from plimsoll_sidecar.signals.process_table import membership
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:

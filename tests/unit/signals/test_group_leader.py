@@ -1,6 +1,6 @@
 """When the worker of a multi-node group may assume that its group serves.
 
-Tests ``signals/group.py``.
+Tests ``signals/other_pods.py``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from plimsoll_api.admin import EngineState
-from plimsoll_sidecar.signals.group import ASKED_S, SURE_S, GroupLeader, GroupPages, leader_of
+from plimsoll_sidecar.signals.other_pods import ASKED_S, SURE_S, GroupLeader, GroupPages, leader_of
 from tests.lab.kube import eventually
 from tests.unit.clients.api_server import ApiServer, endpoint
 from tests.unit.signals.group_pods import OTHER, WORKER, Clock, free_port, serving
@@ -77,7 +77,7 @@ def test_without_endpoints_nobody_knows(api: ApiServer) -> None:
 def test_the_leader_is_asked_only_while_somebody_waits(
     api: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plimsoll_sidecar.signals.group.POLL_S", 0.01)
+    monkeypatch.setattr("plimsoll_sidecar.signals.other_pods.POLL_S", 0.01)
     group = Group(api)
     with serving(LEADER, group.port, page(EngineState.SERVING)):
         assert not group.leader.serves(), "it never waits"

@@ -1,6 +1,6 @@
 """What the leader of a multi-node group reads of its workers' supervisors.
 
-Tests ``signals/group.py``.
+Tests ``signals/other_pods.py``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pytest
 
 from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_sidecar.signals import group
-from plimsoll_sidecar.signals.group import (
+from plimsoll_sidecar.signals import other_pods
+from plimsoll_sidecar.signals.other_pods import (
     ANSWER_S,
     MAX_EVIDENCE,
     MAX_PODS,
@@ -164,7 +164,7 @@ def test_silent_pods_do_not_make_the_answers_of_others_old(
     api: ApiServer, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked one after another, seven silent pods take longer than an answer stands for."""
-    monkeypatch.setattr(group, "ANSWER_S", 0.5)
+    monkeypatch.setattr(other_pods, "ANSWER_S", 0.5)
     silent = [endpoint(f"llm-0-{number}", OTHER) for number in range(2, MAX_PODS + 1)]
     api.add("llm", [*silent, endpoint("llm-0-1", WORKER)])
     found = members(api, port, time.monotonic)
@@ -177,4 +177,4 @@ def test_silent_pods_do_not_make_the_answers_of_others_old(
 
 
 def test_the_longest_round_is_shorter_than_an_answer_stands_for() -> None:
-    assert MAX_PODS / group.AT_ONCE * ANSWER_S + group.POLL_S < STALE_S
+    assert MAX_PODS / other_pods.AT_ONCE * ANSWER_S + other_pods.POLL_S < STALE_S

@@ -1,6 +1,6 @@
 """Open files of real processes against their limits.
 
-Tests ``signals/process/open_files.py``.
+Tests ``signals/process_table.py``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from plimsoll_api.trace import OpenFiles
-from plimsoll_sidecar.signals.process import open_files
-from plimsoll_sidecar.signals.process.open_files import OpenFilesReader, nearest
+from plimsoll_sidecar.signals import process_table
+from plimsoll_sidecar.signals.process_table import OpenFilesReader, nearest
 
 OPENS = """
 import os, resource, sys
@@ -71,9 +71,9 @@ def test_more_than_can_be_counted_is_unknown(
     sizeless = type(tmp_path.stat())
     with monkeypatch.context() as patched:
         patched.setattr(os, "stat", lambda path: sizeless((0,) * 10))
-        assert open_files._open(str(listed)) == 4
-        patched.setattr(open_files, "MAX_COUNTED", 3)
-        assert open_files._open(str(listed)) is None
+        assert process_table._open_files(str(listed)) == 4
+        patched.setattr(process_table, "MAX_COUNTED_FILES", 3)
+        assert process_table._open_files(str(listed)) is None
 
 
 def test_it_is_read_at_intervals() -> None:

@@ -1,4 +1,7 @@
-"""A supervisor believes what was published while it is recent, and within its bounds."""
+"""A supervisor believes what was published while it is recent, and within its bounds.
+
+Tests ``signals/other_pods.py``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 
 from plimsoll_api import peers
 from plimsoll_api.peers import MAX_AGE_S, MAX_PEERS, MAX_PEERS_BYTES, Grown, Peer
-from plimsoll_sidecar.signals.peers_file import FRESH_S, PeersFile
+from plimsoll_sidecar.signals.other_pods import FRESH_S, PeersFile
 
 ONE = Peer("qwen-0", "64d8", host=Grown(1 << 20, 60, 7))
 TWO = Peer("qwen-1", "64d8", "Deployment/qwen", device=Grown(0, 61, 0))

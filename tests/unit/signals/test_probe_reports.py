@@ -1,6 +1,6 @@
 """The supervisor's side of the probe: what it takes from untrusted peers, and makes of it.
 
-Tests ``signals/probe/probes.py`` and ``signals/probe/probe_report.py``.
+Tests ``signals/probes.py`` and ``signals/probe_reports.py``.
 """
 
 from __future__ import annotations
@@ -28,10 +28,15 @@ from plimsoll_api.admin import (
     Status,
 )
 from plimsoll_api.decoding import Malformed, decode
-from plimsoll_sidecar.signals.probe import probe_report
-from plimsoll_sidecar.signals.probe.probe_report import Inside, Report, ReportedOwner, TorchDevice
-from plimsoll_sidecar.signals.probe.probe_socket import ask_all
-from plimsoll_sidecar.signals.probe.probes import AGAIN_S, LATE_S, OLD_S, REPORT_S, Probes
+from plimsoll_sidecar.signals import probe_reports
+from plimsoll_sidecar.signals.probe_reports import (
+    Inside,
+    Report,
+    ReportedOwner,
+    TorchDevice,
+    ask_all,
+)
+from plimsoll_sidecar.signals.probes import AGAIN_S, LATE_S, OLD_S, REPORT_S, Probes
 
 ME = os.getpid()
 Answer = Callable[[socket.socket], None]
@@ -147,7 +152,7 @@ def test_ranks_are_added_up_and_an_unknown_bound_stays_unknown() -> None:
         ]
         return Report(1, host_pinned=5, engine=Inside(ledger=lines))
 
-    entries = probe_report.ledger([(Role.WORKER, rank(4)), (Role.WORKER, rank(None))])
+    entries = probe_reports.ledger([(Role.WORKER, rank(4)), (Role.WORKER, rank(None))])
     assert [(e.owner, e.kind.value, e.bytes, e.bound) for e in entries] == [
         ("weights", "device", 20, 20),
         ("grammar_cache", "host", 2, None),
@@ -162,17 +167,17 @@ def test_devices_are_matched_by_uuid_and_summed_over_processes() -> None:
         Report(3, devices=[TorchDevice(1, 100, 200, "GPU-a")]),
     ]
     known = [DeviceMemory(0, "GPU-b"), DeviceMemory(1, "GPU-a")]
-    found = probe_report.devices(known, reports)
+    found = probe_reports.devices(known, reports)
     assert [(d.uuid, d.torch_allocated, d.torch_reserved) for d in found] == [
         ("GPU-b", 10, 20),
         ("GPU-a", 101, 202),
     ]
-    alone = probe_report.devices([], reports)
+    alone = probe_reports.devices([], reports)
     assert [(d.index, d.uuid, d.torch_reserved) for d in alone] == [
         (0, "GPU-a", 202),
         (1, "GPU-b", 20),
     ]
-    assert probe_report.devices(known, []) == known
+    assert probe_reports.devices(known, []) == known
 
 
 def seen() -> Status:

@@ -2,14 +2,14 @@
 
 The titles are those that vLLM 0.32 and SGLang 0.5.23 set.
 
-Tests ``signals/process/programs.py``.
+Tests ``signals/engine_processes.py``.
 """
 
 import pytest
 
 from plimsoll_api.admin import Parts, Role
 from plimsoll_api.engines import EngineType
-from plimsoll_sidecar.signals.process.programs import name_of, named, parts_of
+from plimsoll_sidecar.signals.engine_processes import name_of, named, parts_of
 
 MAIN = 1
 SERVE = "vllm serve m"

@@ -1,6 +1,6 @@
 """What is read of the processes of this machine.
 
-Tests ``signals/process/process_table.py``.
+Tests ``signals/process_table.py``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from plimsoll_sidecar.signals.process.open_files import nearest
-from plimsoll_sidecar.signals.process.process_table import (
+from plimsoll_sidecar.signals.process_table import (
     MAX_WORDS,
     ProcessId,
     age_s,
@@ -27,10 +26,11 @@ from plimsoll_sidecar.signals.process.process_table import (
     first_names,
     identify,
     lives,
+    nearest,
     parents,
     read,
 )
-from plimsoll_sidecar.signals.process.resident_memory import resident
+from plimsoll_sidecar.signals.resident_memory import resident
 
 WORDS = 300_000
 

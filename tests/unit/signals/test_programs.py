@@ -1,19 +1,19 @@
 """A command line is an engine's by its program alone: paths and arguments name anything.
 
-Tests ``signals/process/programs.py``.
+Tests ``signals/engine_processes.py``.
 """
 
 import pytest
 
 from plimsoll_api.engines import EngineType
-from plimsoll_sidecar.signals.process.process_table import Container
-from plimsoll_sidecar.signals.process.programs import (
+from plimsoll_sidecar.signals.engine_processes import (
     default_port,
     has_title,
     is_engine,
     is_part,
     may_serve,
 )
+from plimsoll_sidecar.signals.process_table import Container
 
 VLLM, SGLANG = EngineType.VLLM, EngineType.SGLANG
 

@@ -1,6 +1,6 @@
 """Who listens at a port: by sock_diag, or by /proc on kernels without it.
 
-Tests ``signals/process/tcp_sockets.py``.
+Tests ``signals/tcp_sockets.py``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from plimsoll_sidecar.signals.process import tcp_sockets as sock_diag
-from plimsoll_sidecar.signals.process.tcp_sockets import ESTABLISHED, LISTEN, listed, sockets
+from plimsoll_sidecar.signals import tcp_sockets as sock_diag
+from plimsoll_sidecar.signals.tcp_sockets import ESTABLISHED, LISTEN, listed, sockets
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.processes import TerminationResult
 from plimsoll_sidecar.govern.command import Command, Result
-from plimsoll_sidecar.signals.process.process_table import ProcessId
+from plimsoll_sidecar.signals.process_table import ProcessId
 
 
 class EngineAdapter(Protocol):

@@ -32,13 +32,12 @@ from plimsoll_sidecar.act.adapters.external_server import ServerInfo
 from plimsoll_sidecar.act.adapters.processes import TERM_GRACE_S, OwnedEngine, held, trim_effect
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.govern.command import Command, Outcome, Result
-from plimsoll_sidecar.signals.device.gpu_identity import GpuIdentity
-from plimsoll_sidecar.signals.probe.probes import Probes
-from plimsoll_sidecar.signals.process import stacks
-from plimsoll_sidecar.signals.process.engine_processes import Members, NoEngine
-from plimsoll_sidecar.signals.process.process_table import ProcessId, age_s, identify
-from plimsoll_sidecar.signals.process.programs import parts_of
-from plimsoll_sidecar.signals.process.tcp_sockets import ESTABLISHED, LISTEN, sockets, unanswered
+from plimsoll_sidecar.signals import stacks
+from plimsoll_sidecar.signals.engine_processes import Members, NoEngine, parts_of
+from plimsoll_sidecar.signals.gpu_identity import GpuIdentity
+from plimsoll_sidecar.signals.probes import Probes
+from plimsoll_sidecar.signals.process_table import ProcessId, age_s, identify
+from plimsoll_sidecar.signals.tcp_sockets import ESTABLISHED, LISTEN, sockets, unanswered
 
 log = logging.getLogger(__name__)
 

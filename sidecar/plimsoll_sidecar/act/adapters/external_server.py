@@ -21,8 +21,8 @@ from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.external_profile import PROFILES, EngineProfile
 from plimsoll_sidecar.act.adapters.processes import OwnedProcesses
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
-from plimsoll_sidecar.signals.process.process_table import command_line
-from plimsoll_sidecar.signals.process.programs import is_engine
+from plimsoll_sidecar.signals.engine_processes import is_engine
+from plimsoll_sidecar.signals.process_table import command_line
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,15 @@ from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Outcome
-from plimsoll_sidecar.signals.process.engine_processes import EngineFinder, Members, NoEngine, is_in
-from plimsoll_sidecar.signals.process.process_table import (
+from plimsoll_sidecar.signals.engine_processes import (
+    EngineFinder,
+    Members,
+    NoEngine,
+    has_title,
+    is_in,
+    named,
+)
+from plimsoll_sidecar.signals.process_table import (
     ProcessId,
     age_s,
     command_line,
@@ -33,8 +40,7 @@ from plimsoll_sidecar.signals.process.process_table import (
     parents,
     send,
 )
-from plimsoll_sidecar.signals.process.programs import has_title, named
-from plimsoll_sidecar.signals.process.resident_memory import resident, total
+from plimsoll_sidecar.signals.resident_memory import resident, total
 
 log = logging.getLogger(__name__)
 

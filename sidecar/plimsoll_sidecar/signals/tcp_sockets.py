@@ -18,7 +18,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from plimsoll_sidecar.signals.process.process_table import MAX_DESCRIPTORS, first_names
+from plimsoll_sidecar.signals.process_table import MAX_DESCRIPTORS, first_names
 
 LISTEN, ESTABLISHED = 10, 1
 """include/net/tcp_states.h"""

@@ -18,11 +18,10 @@ import msgspec
 from plimsoll_api.admin import Capability, Diagnostic, Number, ProcessMemory, Role, Status
 from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.supervisor_config import PROBE_DIR_ENV
-from plimsoll_sidecar.signals.probe import probe_report
-from plimsoll_sidecar.signals.probe.probe_report import Report
-from plimsoll_sidecar.signals.probe.probe_socket import TEXT_BYTES, Exchange, ask_all
-from plimsoll_sidecar.signals.process.process_table import ProcessId, children, identify, lives
-from plimsoll_sidecar.signals.process.resident_memory import MAX_PROCESSES
+from plimsoll_sidecar.signals import probe_reports
+from plimsoll_sidecar.signals.probe_reports import TEXT_BYTES, Exchange, Report, ask_all
+from plimsoll_sidecar.signals.process_table import ProcessId, children, identify, lives
+from plimsoll_sidecar.signals.resident_memory import MAX_PROCESSES
 
 REPORT_S = 0.3
 """For the reports of all processes, within a sample; they take a millisecond."""
@@ -108,7 +107,9 @@ class Probes:
             return status
         by_pid = {identity.pid: report for identity, report in reports.items()}
         processes = [
-            probe_report.account(process, by_pid[process.pid]) if process.pid in by_pid else process
+            probe_reports.account(process, by_pid[process.pid])
+            if process.pid in by_pid
+            else process
             for process in family.values()
         ]
         roles = {process.pid: process.role for process in processes}
@@ -125,8 +126,8 @@ class Probes:
             status,
             load=load,
             processes=processes,
-            devices=probe_report.devices(status.devices, by_pid.values()),
-            ledger=probe_report.ledger(accounts),
+            devices=probe_reports.devices(status.devices, by_pid.values()),
+            ledger=probe_reports.ledger(accounts),
             capabilities=[*status.capabilities, *added],
             probed=True,
         )

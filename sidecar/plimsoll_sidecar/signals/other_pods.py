@@ -1,4 +1,6 @@
-"""The other pods of a multi-node group, by the ``/state`` pages of their supervisors.
+"""What is known of other pods: those of a multi-node group, and the other replicas.
+
+Pods of a group are read by the ``/state`` pages of their supervisors.
 
 The leader's supervisor reads the newest assessment of each worker. A worker's own processes do not
 show when they have loaded their part of the model, which may take many minutes. So its warm-up
@@ -17,14 +19,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from plimsoll_api import peers
 from plimsoll_api.admin import EngineState
 from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
 from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.names import METRICS_PORT
+from plimsoll_api.peers import MAX_PEERS_BYTES, Peer
 from plimsoll_api.workloads import RAY_KIND
 from plimsoll_sidecar.background import Part
 from plimsoll_sidecar.clients.endpoint_slices import EndpointSlices
@@ -53,6 +58,8 @@ ASKED_S = 10.0
 """Stop polling after this long without a call to ``serves``."""
 SURE_S = 10.0
 """How long the leader must have been ready: it may not have seen yet that its group restarts."""
+FRESH_S = 300.0
+"""The operator writes once a minute, and a kubelet takes up to a minute and a half to follow."""
 _HEAD = re.compile(r".*-head(-.*)?")
 """KubeRay's names of head pods: nothing else in a RayCluster's Service tells them apart."""
 
@@ -286,3 +293,37 @@ class GroupLeader:
             self._ready_since = None
         elif self._ready_since is None:
             self._ready_since = self._clock()
+
+
+class PeersFile:
+    """What the operator published of the other replicas, while it is known to be recent.
+
+    A kubelet writes the file some time after the operator did, and leaves it as it is when the
+    operator is away. Clocks of two machines are never compared: a file is recent while it changes.
+    One that is there at the start may be of any age, so it counts from its first change on.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._path, self._clock = path, clock
+        self._data = self._read()
+        self._until = float("-inf")
+        self._peers: tuple[Peer, ...] = ()
+
+    def peers(self) -> tuple[Peer, ...]:
+        """Look at the file again; empty while nothing recent is known. Never raises."""
+        now, data = self._clock(), self._read()
+        if data != self._data:
+            self._data, self._until = data, now + FRESH_S
+            try:
+                self._peers = peers.decode(data)
+            except Malformed:
+                self._peers = ()
+        return self._peers if now < self._until else ()
+
+    def _read(self) -> bytes:
+        """Return the file's content, one byte beyond the bound at most; empty without a file."""
+        try:
+            with self._path.open("rb") as file:
+                return file.read(MAX_PEERS_BYTES + 1)
+        except OSError:
+            return b""

@@ -14,7 +14,7 @@ import psutil
 
 from plimsoll_api.admin import STANDBY, ProcessMemory, Role
 from plimsoll_api.trace import Host, RoleRss
-from plimsoll_sidecar.signals.process.process_table import (
+from plimsoll_sidecar.signals.process_table import (
     ProcessId,
     children,
     cpu_s,

@@ -15,7 +15,7 @@ from stat import S_ISREG
 import msgspec
 
 from plimsoll_api.units import whole_number
-from plimsoll_sidecar.signals.process.process_table import membership
+from plimsoll_sidecar.signals.process_table import membership
 
 ROOT = Path("/sys/fs/cgroup")
 MAX_BYTES = 1 << 16

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from plimsoll_api.admin import DeviceMemory
-from plimsoll_sidecar.signals.process.process_table import (
+from plimsoll_sidecar.signals.process_table import (
     MAX_DESCRIPTORS,
     environment,
     first_names,

@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from plimsoll_sidecar.signals.process.process_table import ProcessId, lives, send
-from plimsoll_sidecar.signals.process.process_table import read as read_file
+from plimsoll_sidecar.signals.process_table import ProcessId, lives, send
+from plimsoll_sidecar.signals.process_table import read as read_file
 
 log = logging.getLogger(__name__)
 
