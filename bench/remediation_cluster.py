@@ -22,7 +22,7 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import API_VERSION, INCIDENT_PLURAL, SERVICE_KIND
 from plimsoll_api.names import SERVICE_RESTARTS as ANNOTATION
 from plimsoll_cli.local.plan import Plan
-from plimsoll_operator.render import disruption, rbac
+from plimsoll_operator.render import objects
 from tests.lab.kube import Kube
 
 WRAPPER = Path(supervise_in_lab.__file__)
@@ -78,9 +78,9 @@ def cluster(name: str, folder: Path) -> Iterator[Service]:
             "spec": {"replicas": 2, "model": {"uri": "file:///models/tiny"}},
         }
         service = InferenceService.model_validate(manifest)
-        slots = disruption.slot_leases(service)
-        account = rbac.service_account(service)
-        made = [*slots, account, rbac.role(service), rbac.role_binding(service)]
+        slots = objects.slot_leases(service)
+        account = objects.service_account(service)
+        made = [*slots, account, objects.role(service), objects.role_binding(service)]
         kube.apply(manifest, *made)
         found = kube.get("inferenceservice", name)
         assert found is not None

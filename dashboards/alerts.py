@@ -1,7 +1,7 @@
 """Alert rules, as a plain rules file and as a PrometheusRule.
 
-Those on leak budgets are :mod:`plimsoll_operator.render.burn`'s: PromQL needs literal ranges, so
-there is one rule for each class of windows.
+Those on leak budgets come from :mod:`plimsoll_operator.render.monitoring`: PromQL needs literal
+ranges, so there is one rule for each class of windows.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from plimsoll_operator.render.burn import FAST, RUNBOOKS, SLOW, WINDOWS_S, Burn, burn
-from plimsoll_operator.render.burn import alert as _alert
+from plimsoll_operator.render.monitoring import FAST, RUNBOOKS, SLOW, WINDOWS_S, Burn, burn
+from plimsoll_operator.render.monitoring import alert as _alert
 
 
 def _of_class(rule: Burn, index: int) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from plimsoll_operator.fleet.workloads import grouped
 from plimsoll_operator.kinds import read
 from plimsoll_operator.plans import policy_objects as policies
 from plimsoll_operator.plans.service import parse
-from plimsoll_operator.render import Images, rbac, render
+from plimsoll_operator.render import Images, objects, render
 from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab, namespace
 
@@ -46,7 +46,7 @@ def kube(cluster: Lab) -> Iterator[Kube]:
 
 def account(kube: Kube, name: str) -> list[dict[str, Any]]:
     service = service_of(kube, name)
-    return [rbac.service_account(service), rbac.role(service), rbac.role_binding(service)]
+    return [objects.service_account(service), objects.role(service), objects.role_binding(service)]
 
 
 def service_of(kube: Kube, name: str) -> InferenceService:

@@ -16,7 +16,7 @@ from plimsoll_cli.cluster import client
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.main import app
 from plimsoll_operator.injection.kserve_llm import SCHEME
-from plimsoll_operator.render.merge import merge
+from plimsoll_operator.render.compare import merge
 from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab, namespace
 

@@ -23,7 +23,7 @@ from plimsoll_api.supervision import Mode, RestartBudget, Supervision
 from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, SupervisorConfig, encode
 from plimsoll_api.trace import Sample
 from plimsoll_operator.fleet import slots
-from plimsoll_operator.render import disruption, rbac
+from plimsoll_operator.render import objects
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import adapter_for
 from plimsoll_sidecar.act.restart_slots import budget_reset, lease_counts
@@ -90,15 +90,15 @@ class Rig:
         created = _eventually(lambda: self.admin.create(services, manifest))
         service = InferenceService.model_validate(manifest)
         coordination = f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases"
-        for lease in disruption.slot_leases(service):
+        for lease in objects.slot_leases(service):
             self.admin.apply(f"{coordination}/{lease['metadata']['name']}", lease)
         rules = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{self.namespace}"
         self.admin.create(
-            f"/api/v1/namespaces/{self.namespace}/serviceaccounts", rbac.service_account(service)
+            f"/api/v1/namespaces/{self.namespace}/serviceaccounts", objects.service_account(service)
         )
-        self.admin.create(f"{rules}/roles", rbac.role(service))
-        self.admin.create(f"{rules}/rolebindings", rbac.role_binding(service))
-        self.slot = disruption.slot_leases(service)[0]["metadata"]["name"]
+        self.admin.create(f"{rules}/roles", objects.role(service))
+        self.admin.create(f"{rules}/rolebindings", objects.role_binding(service))
+        self.slot = objects.slot_leases(service)[0]["metadata"]["name"]
         return str(created["metadata"]["uid"])
 
     def _token(self) -> str:

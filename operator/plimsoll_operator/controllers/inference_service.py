@@ -32,7 +32,7 @@ from plimsoll_operator.kinds import (
     ref,
 )
 from plimsoll_operator.plans.service import Failure, Plan, parse, reconcile
-from plimsoll_operator.render.autoscaler import first_replicas
+from plimsoll_operator.render.objects import first_replicas
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.scraper import Scraper

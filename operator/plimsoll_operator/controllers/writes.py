@@ -15,8 +15,7 @@ from plimsoll_operator.fleet.pods import clean, seconds
 from plimsoll_operator.kinds import BY_KIND, EVENT, InvalidSpec, Key, Kind, Object, owner_uid, ref
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.render.compare import needs_apply, with_replicas
-from plimsoll_operator.render.deployment import digest
-from plimsoll_operator.render.names import MANAGER
+from plimsoll_operator.render.names import MANAGER, digest
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError, Conflict
 from plimsoll_operator.status.notices import Notice

@@ -6,12 +6,10 @@ Each RayCluster gets a Service.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from plimsoll_api.engines import EngineType
 from plimsoll_api.names import (
     API_GROUP,
-    INCIDENT_PLURAL,
     METRICS_PORT,
     POLICY_KIND,
     POLICY_LABEL,
@@ -32,11 +30,10 @@ from plimsoll_api.supervisor_config import (
 from plimsoll_api.workloads import RAY_CLUSTER, service_of_ray, slots_of
 from plimsoll_operator.fleet.workloads import Workload
 from plimsoll_operator.kinds import Key, Object
-from plimsoll_operator.render.names import MANAGED_BY, MANAGER
-from plimsoll_operator.render.ownership import owned
+from plimsoll_operator.render.names import MANAGED_BY, MANAGER, owned
+from plimsoll_operator.render.objects import rule, supervisor_binding, supervisor_role
 from plimsoll_operator.render.supervisor import peers_data
 
-RBAC = "rbac.authorization.k8s.io"
 REPORT = "report"
 """Verb on a SupervisionPolicy: to write incidents and to take slots in its name. The admission
 policies ask for it; the API server itself does not know it."""
@@ -99,8 +96,8 @@ def render(
     slots = [one["metadata"]["name"] for one in leases]
     rights = [role(policy, (*slots, *sorted(set(held) - set(slots))))]
     if accounts:
-        rights.append(role_binding(policy, accounts))
-    services = [_service(policy, name) for one in workloads if (name := one.ray_cluster)]
+        rights.append(supervisor_binding(name, sorted(accounts), policy.metadata.namespace))
+    services = [_service(policy, ray) for one in workloads if (ray := one.ray_cluster)]
     return [
         owned(item, POLICY_KIND, policy.metadata, _labels(policy))
         for item in (config, *leases, *rights, *services)
@@ -156,39 +153,9 @@ def role(policy: SupervisionPolicy, slots: Collection[str]) -> Object:
 
     The admission policies hold each supervisor to what its own pod has.
     """
-    return {
-        "apiVersion": f"{RBAC}/v1",
-        "kind": "Role",
-        "metadata": {"name": object_name(policy.metadata.name)},
-        "rules": [
-            _rule(API_GROUP, [INCIDENT_PLURAL], ["create", "get", "patch"]),
-            _rule(API_GROUP, [f"{INCIDENT_PLURAL}/status"], ["get", "patch"]),
-            _rule(API_GROUP, [POLICY_PLURAL], [REPORT]) | {"resourceNames": [policy.metadata.name]},
-            _rule("", ["events"], ["create", "patch"]),
-            _rule("discovery.k8s.io", ["endpointslices"], ["list"]),
-            _rule("coordination.k8s.io", ["leases"], ["get", "update"])
-            | {"resourceNames": list(slots)},
-        ],
-    }
-
-
-def role_binding(policy: SupervisionPolicy, accounts: Collection[str]) -> Object:
-    """Bind the role to the accounts of the pods that have a supervisor."""
-    name, namespace = object_name(policy.metadata.name), policy.metadata.namespace
-    return {
-        "apiVersion": f"{RBAC}/v1",
-        "kind": "RoleBinding",
-        "metadata": {"name": name},
-        "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": name},
-        "subjects": [
-            {"kind": "ServiceAccount", "name": account, "namespace": namespace}
-            for account in sorted(accounts)
-        ],
-    }
-
-
-def _rule(group: str, resources: list[str], verbs: list[str]) -> dict[str, Any]:
-    return {"apiGroups": [group], "resources": resources, "verbs": verbs}
+    name = policy.metadata.name
+    report = rule(API_GROUP, [POLICY_PLURAL], [REPORT]) | {"resourceNames": [name]}
+    return supervisor_role(object_name(name), list(slots), report)
 
 
 def _labels(policy: SupervisionPolicy) -> dict[str, str]:

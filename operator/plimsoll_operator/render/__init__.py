@@ -11,18 +11,24 @@ from typing import Any
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import SERVICE_KIND as KIND
 from plimsoll_operator.render import names
-from plimsoll_operator.render.autoscaler import autoscaler
 from plimsoll_operator.render.containers import Images
 from plimsoll_operator.render.deployment import deployment, pod_hash, revision
-from plimsoll_operator.render.disruption import disruption_budget, slot_leases
 from plimsoll_operator.render.engine import drain_args, engine_args, engine_env, plain_env
 from plimsoll_operator.render.monitoring import pod_monitor, prometheus_rule
-from plimsoll_operator.render.network import network_policy
-from plimsoll_operator.render.ownership import owned
+from plimsoll_operator.render.names import owned
+from plimsoll_operator.render.objects import (
+    autoscaler,
+    disruption_budget,
+    headless_service,
+    network_policy,
+    role,
+    role_binding,
+    service_account,
+    service_object,
+    slot_leases,
+)
 from plimsoll_operator.render.paths import Places, in_pod, model_dir
 from plimsoll_operator.render.pod import pod_template
-from plimsoll_operator.render.rbac import role, role_binding, service_account
-from plimsoll_operator.render.service import headless_service, service_object
 from plimsoll_operator.render.supervisor import config_map, supervisor_args, supervisor_config
 
 __all__ = [

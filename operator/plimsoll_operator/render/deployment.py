@@ -7,8 +7,6 @@ It is kept in a ControllerRevision, whose data the API server does not let anybo
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
@@ -17,15 +15,10 @@ from plimsoll_api.operation import count
 from plimsoll_api.supervision import Drain
 from plimsoll_api.units import format_duration, parse_duration
 from plimsoll_operator.render import names
+from plimsoll_operator.render.names import digest
 
 PULL_S = 300
 """Time on top of the startup budget for scheduling and pulling an image."""
-
-
-def digest(value: Any) -> str:
-    """Hash a JSON value, the same in every process; return 10 hex digits."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 def pod_hash(service: InferenceService) -> str:

@@ -1,8 +1,20 @@
-"""Names, labels and annotations of what the operator makes for an InferenceService."""
+"""Names, labels and owners of what the operator makes."""
 
 from __future__ import annotations
 
-from plimsoll_api.names import ENGINE_CONTAINER, OPERATOR, SERVICE_LABEL, SUPERVISOR_CONTAINER
+import hashlib
+import json
+from typing import Any
+
+from plimsoll_api.inferenceservice import ObjectMeta
+from plimsoll_api.names import (
+    API_VERSION,
+    APPLIED_HASH,
+    ENGINE_CONTAINER,
+    OPERATOR,
+    SERVICE_LABEL,
+    SUPERVISOR_CONTAINER,
+)
 
 MANAGER = OPERATOR
 """Field manager of every write, and value of the managed-by label."""
@@ -51,3 +63,35 @@ def slots(service: str, count: int) -> tuple[str, ...]:
 def revision(service: str, pod_hash: str) -> str:
     """Name of the ControllerRevision that pins a pod template."""
     return f"{service}-{pod_hash}"
+
+
+def digest(value: Any) -> str:
+    """Hash a JSON value, the same in every process; return 10 hex digits."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def owned(
+    item: dict[str, Any], kind: str, owner: ObjectMeta, labels: dict[str, str]
+) -> dict[str, Any]:
+    """Give ``item`` an ``owner`` of ``kind``, and ``labels`` beside its own."""
+    meta = item["metadata"]
+    reference = {
+        "apiVersion": API_VERSION,
+        "kind": kind,
+        "name": owner.name,
+        "uid": owner.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    full: dict[str, Any] = {
+        **item,
+        "metadata": {
+            **meta,
+            "namespace": owner.namespace,
+            "labels": meta.get("labels", {}) | labels,
+            "ownerReferences": [reference],
+        },
+    }
+    full["metadata"]["annotations"] = {**meta.get("annotations", {}), APPLIED_HASH: digest(full)}
+    return full

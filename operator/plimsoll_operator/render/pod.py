@@ -11,7 +11,8 @@ from plimsoll_api.names import METRICS_PORT, PROBE_PORT, REVISION_LABEL, SUPERVI
 from plimsoll_api.resources import Resources
 from plimsoll_api.serving import SupervisorSettings
 from plimsoll_api.supervisor_config import AMD_EXPORTER_PORT, EXPORTER_PORT, NODE_IP
-from plimsoll_operator.render import api_keys, model, names, paths
+from plimsoll_operator.render import model, names, paths
+from plimsoll_operator.render.compare import merge_template
 from plimsoll_operator.render.containers import (
     LAST_WORDS,
     Images,
@@ -21,8 +22,7 @@ from plimsoll_operator.render.containers import (
     restricted,
 )
 from plimsoll_operator.render.deployment import pod_hash
-from plimsoll_operator.render.engine_container import engine_container
-from plimsoll_operator.render.merge import merge_template
+from plimsoll_operator.render.engine import engine_container, key_volumes
 from plimsoll_operator.render.paths import SUPERVISED
 from plimsoll_operator.render.probe import add_probe
 from plimsoll_operator.render.supervisor import supervisor_args
@@ -187,7 +187,7 @@ def _volumes(service: InferenceService) -> list[dict[str, Any]]:
         {"name": "config", "configMap": {"name": names.supervisor(name), "optional": True}},
         {"name": "token", "projected": {"sources": token_sources()}},
         *model.volumes(service),
-        *api_keys.volumes(service),
+        *key_volumes(service),
     ]
 
 

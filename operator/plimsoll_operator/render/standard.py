@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_operator.render import api_keys, names
+from plimsoll_operator.render import names
+from plimsoll_operator.render.engine import KEYS_VOLUME
 
 
 class NotAllowed(ValueError):
@@ -61,7 +62,7 @@ OWN_VOLUMES = {
     "run": {names.ENGINE, names.SUPERVISOR},
     "token": {names.SUPERVISOR},
     "config": {names.SUPERVISOR},
-    api_keys.VOLUME: {names.ENGINE},
+    KEYS_VOLUME: {names.ENGINE},
 }
 """Volumes that only some of our containers mount: the admin token is in ``run``, the token of the
 ServiceAccount in ``token``."""

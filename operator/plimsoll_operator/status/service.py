@@ -16,9 +16,8 @@ from plimsoll_operator.fleet.revisions import advanced
 from plimsoll_operator.fleet.suspects import suspect_status
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.service import Failure, Plan
-from plimsoll_operator.render.autoscaler import first_replicas
 from plimsoll_operator.render.deployment import pod_hash
-from plimsoll_operator.render.service import url
+from plimsoll_operator.render.objects import first_replicas, url
 from plimsoll_operator.status import conditions
 from plimsoll_operator.status.conditions import Verdict
 

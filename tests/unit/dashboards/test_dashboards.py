@@ -15,7 +15,7 @@ import yaml
 
 from dashboards import generate
 from docs.tools import metrics
-from plimsoll_operator.render.burn import RUNBOOKS
+from plimsoll_operator.render.monitoring import RUNBOOKS
 from tests.unit.dashboards import queries
 
 RULES_TEST = Path(__file__).with_name("alerts_test.yaml")

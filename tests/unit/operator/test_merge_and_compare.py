@@ -1,6 +1,6 @@
 """podTemplate over the rendered template; the wanted object against the live one.
 
-Tests ``render/merge.py`` and ``render/compare.py``.
+Tests ``render/compare.py``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_operator.render.compare import contains, needs_apply
-from plimsoll_operator.render.merge import merge, merge_template
+from plimsoll_operator.render.compare import contains, merge, merge_template, needs_apply
 
 BASE = {
     "metadata": {"labels": {"a": "1"}},

@@ -16,7 +16,7 @@ from plimsoll_operator import main
 from plimsoll_operator.config import parse
 from plimsoll_operator.kinds import OWNED, WATCHED
 from plimsoll_operator.plans.service import parse as parse_service
-from plimsoll_operator.render.rbac import role
+from plimsoll_operator.render.objects import role
 from plimsoll_operator.runtime.watches import settings
 
 ROOT = Path(__file__).parents[3]

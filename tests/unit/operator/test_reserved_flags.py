@@ -1,6 +1,6 @@
 """What the renderer writes for an engine is what a manifest must not write: they cannot drift.
 
-Tests ``render/engine_container.py``.
+Tests ``render/engine.py``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from plimsoll_api.engines import RESERVED_FLAGS, EngineType
 from plimsoll_engine import __main__ as engine
 from plimsoll_operator.plans.service import parse
 from plimsoll_operator.render import Images
-from plimsoll_operator.render.engine_container import engine_container
+from plimsoll_operator.render.engine import engine_container
 
 SYNONYMS = {(EngineType.VLLM, "--model"), (EngineType.SGLANG, "--model")}
 """Flags for what the operator writes in another form."""

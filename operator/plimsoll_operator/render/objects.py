@@ -1,0 +1,225 @@
+"""The objects around the Deployment: Services, slots, network, scaling, rights of supervisors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.names import API_GROUP, INCIDENT_PLURAL, METRICS_PORT, PROBE_PORT
+from plimsoll_api.operation import count
+from plimsoll_operator.render import names
+
+PORT = 80
+
+
+def service_object(service: InferenceService) -> dict[str, Any]:
+    """Build the ClusterIP Service in front of the ready replicas."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": service.metadata.name},
+        "spec": {
+            "type": "ClusterIP",
+            "selector": names.selector(service.metadata.name),
+            "ports": [{"name": "http", "port": PORT, "targetPort": "http", "protocol": "TCP"}],
+        },
+    }
+
+
+def headless_service(service: InferenceService) -> list[dict[str, Any]]:
+    """At most one object: by its name a client finds the address of each ready replica."""
+    if not service.spec.service.headless:
+        return []
+    base = service_object(service)
+    spec: dict[str, Any] = base["spec"] | {"clusterIP": "None"}
+    return [base | {"metadata": {"name": names.replicas(service.metadata.name)}, "spec": spec}]
+
+
+def url(service: InferenceService) -> str:
+    """Where the OpenAI API answers inside the cluster."""
+    return f"http://{service.metadata.name}.{service.metadata.namespace}.svc"
+
+
+def disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
+    """Return at most one PodDisruptionBudget: evictions take no more replicas than restarts.
+
+    Replicas that are not ready may always be evicted: a budget must not keep a node from being
+    drained for the sake of pods that serve nobody.
+    """
+    wanted = service.spec.disruption
+    if not wanted.enabled:
+        return []
+    own = wanted.max_unavailable
+    return [
+        {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": {"name": service.metadata.name},
+            "spec": {
+                "maxUnavailable": service.spec.supervision.max_unavailable
+                if own is None
+                else count(own),
+                "unhealthyPodEvictionPolicy": "AlwaysAllow",
+                "selector": {"matchLabels": names.selector(service.metadata.name)},
+            },
+        }
+    ]
+
+
+def slot_leases(service: InferenceService) -> list[dict[str, Any]]:
+    """Return one Lease for each restart slot.
+
+    They are applied without ``spec``, which belongs to the supervisors that take and release them.
+    """
+    wanted = names.slots(service.metadata.name, service.spec.supervision.max_unavailable)
+    return [
+        {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name}}
+        for name in wanted
+    ]
+
+
+def network_policy(service: InferenceService) -> list[dict[str, Any]]:
+    """At most one object: the serving port for clients, the metrics ports for monitoring.
+
+    The admin port listens on loopback alone and is let in for nobody. The kubelet's probes come
+    from the pod's own node, which no policy holds back; the probe port is open to nobody else who
+    is not named.
+    """
+    wanted = service.spec.network_policy
+    if not wanted.enabled:
+        return []
+    port = service.spec.engine.port
+    # Engines show their metrics on the serving port: named scrapers may use it, too. Scrapers that
+    # nobody named must not open it to those who are no clients.
+    scraped = (port, METRICS_PORT) if wanted.monitoring else (METRICS_PORT,)
+    return [
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": {"name": service.metadata.name},
+            "spec": {
+                "podSelector": {"matchLabels": names.selector(service.metadata.name)},
+                "policyTypes": ["Ingress"],
+                "ingress": [
+                    _from(wanted.clients, port),
+                    _from(wanted.monitoring, *scraped),
+                    *([_from(wanted.probes, PROBE_PORT)] if wanted.probes else []),
+                ],
+            },
+        }
+    ]
+
+
+def _from(peers: list[dict[str, Any]], *ports: int) -> dict[str, Any]:
+    """Without peers everybody."""
+    rule: dict[str, Any] = {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
+    return rule | ({"from": peers} if peers else {})
+
+
+def autoscaler(service: InferenceService) -> list[dict[str, Any]]:
+    """At most one object; it scales the Deployment, whose replicas are its own from then on."""
+    wanted = service.spec.autoscaling
+    if wanted is None:
+        return []
+    target = wanted.target
+    if target.metric is not None:
+        metric: dict[str, Any] = {
+            "type": "Pods",
+            "pods": {
+                "metric": {"name": target.metric.name},
+                "target": {"type": "AverageValue", "averageValue": target.metric.average_value},
+            },
+        }
+    else:
+        use = {"type": "Utilization", "averageUtilization": target.cpu_percent}
+        metric = {"type": "Resource", "resource": {"name": "cpu", "target": use}}
+    name = service.metadata.name
+    return [
+        {
+            "apiVersion": "autoscaling/v2",
+            "kind": "HorizontalPodAutoscaler",
+            "metadata": {"name": name},
+            "spec": {
+                "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+                "minReplicas": wanted.min_replicas,
+                "maxReplicas": wanted.max_replicas,
+                "metrics": [metric],
+            },
+        }
+    ]
+
+
+def first_replicas(service: InferenceService) -> int:
+    """How many replicas a new Deployment begins with."""
+    scaling = service.spec.autoscaling
+    if scaling is None:
+        return service.spec.replicas
+    return min(max(service.spec.replicas, scaling.min_replicas), scaling.max_replicas)
+
+
+RBAC = "rbac.authorization.k8s.io"
+
+
+def service_account(service: InferenceService) -> dict[str, Any]:
+    """Build the identity of the pods; only the supervisor's container gets its token."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"name": names.supervisor(service.metadata.name)},
+        "automountServiceAccountToken": False,
+    }
+
+
+def role(service: InferenceService, held: Collection[str] = ()) -> dict[str, Any]:
+    """Build the Role of the service's supervisors.
+
+    ``held`` names slots that are no longer wanted and still held: their holders give them back.
+    """
+    slots = names.slots(service.metadata.name, service.spec.supervision.max_unavailable)
+    return supervisor_role(
+        names.supervisor(service.metadata.name), (*slots, *sorted(set(held) - set(slots)))
+    )
+
+
+def role_binding(service: InferenceService) -> dict[str, Any]:
+    """Bind the role to the service account."""
+    name = names.supervisor(service.metadata.name)
+    return supervisor_binding(name, [name], service.metadata.namespace)
+
+
+def supervisor_role(name: str, slots: Sequence[str], *more: dict[str, Any]) -> dict[str, Any]:
+    """Incidents and events, the readiness of the neighbours, the own slots, and ``more`` rules."""
+    return {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": "Role",
+        "metadata": {"name": name},
+        "rules": [
+            rule(API_GROUP, [INCIDENT_PLURAL], ["create", "get", "patch"]),
+            rule(API_GROUP, [f"{INCIDENT_PLURAL}/status"], ["get", "patch"]),
+            *more,
+            rule("", ["events"], ["create", "patch"]),
+            rule("discovery.k8s.io", ["endpointslices"], ["list"]),
+            rule("coordination.k8s.io", ["leases"], ["get", "update"])
+            | {"resourceNames": list(slots)},
+        ],
+    }
+
+
+def supervisor_binding(name: str, accounts: Sequence[str], namespace: str) -> dict[str, Any]:
+    """Bind the role ``name`` to service accounts of its namespace."""
+    return {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": name},
+        "subjects": [
+            {"kind": "ServiceAccount", "name": account, "namespace": namespace}
+            for account in accounts
+        ],
+    }
+
+
+def rule(group: str, resources: list[str], verbs: list[str]) -> dict[str, Any]:
+    """One rule of a Role."""
+    return {"apiGroups": [group], "resources": resources, "verbs": verbs}
