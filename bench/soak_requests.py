@@ -73,7 +73,9 @@ class Clients:
             ignore_eos=True,
         )
         name = f"soak-{number}"
-        generation = Generation(name, ids, sampling, engine.tokenizer.decode, media=media)
+        generation = Generation(
+            name, ids, sampling, engine.tokenizer.continuations(ids)(), media=media
+        )
         with engine.running(generation):
             if aborted:
                 await self._leave(generation)

@@ -107,7 +107,6 @@ async def _asked(
     param = PARAMS[prefix]
     stops = [body.stop] if isinstance(body.stop, str) else (body.stop or [])
     text = TextRules(stops, body.include_stop_str_in_output)
-    decode = engine.tokenizer.decode if body.skip_special_tokens else engine.tokenizer.decode_all
     # A request is of its API key where several tell tenants apart, else of the user it names.
     admission = Admission(
         priority=priority.allowed(engine.settings, body.priority, tenant),
@@ -128,6 +127,7 @@ async def _asked(
             body, tokens, tokenizer.eos_ids, tokenizer.vocab_size, prepared.grammar,
             prepared.bad_words,
         )  # fmt: skip
+        detokenizer = tokenizer.continuations(ids, body.skip_special_tokens)
         await asyncio.sleep(0)  # a thousand prompts must not hold up the streams
         for choice in range(batch.n):
             # The first choice is that of a request for one; as in vLLM the others count on. What
@@ -139,7 +139,7 @@ async def _asked(
             )
             name = f"{batch.request_id}-{len(batch.generations)}"
             batch.generations.append(
-                Generation(name, ids, seeded, decode, text, admission, batch.wake, media)
+                Generation(name, ids, seeded, detokenizer(), text, admission, batch.wake, media)
             )
     return batch
 

@@ -37,7 +37,7 @@ def chat(tokens: Iterable[TokenLogprobs], text_of: TokenText) -> list[msgspec.Ra
                 ]
             }
         )
-        for token_id, logprobs in tokens
+        for token_id, logprobs, _ in tokens
     ]
 
 
@@ -83,10 +83,10 @@ def _entry(text: str, logprob: float) -> dict[str, Any]:
 
 def completion(
     tokens: Sequence[TokenLogprobs], text_of: TokenText, offset: int
-) -> tuple[dict[str, list[Any]], int]:
-    """Return ``logprobs`` of a completion's chunk, and the offset of what follows.
+) -> dict[str, list[Any]]:
+    """Return ``logprobs`` of a completion's chunk.
 
-    The chunk's text begins ``offset`` characters after the choice's.
+    The text that the tokens count their offsets in begins ``offset`` characters after the choice's.
     """
     body: dict[str, list[Any]] = {
         "tokens": [],
@@ -94,7 +94,7 @@ def completion(
         "top_logprobs": [],
         "text_offset": [],
     }
-    for token_id, logprobs in tokens:
+    for token_id, logprobs, place in tokens:
         text = text_of(token_id)
         top = zip(logprobs.top_ids, logprobs.top, strict=True)
         # The chosen token is among them, as with OpenAI: there may be one more than asked for. It
@@ -104,9 +104,8 @@ def completion(
         body["tokens"].append(text)
         body["token_logprobs"].append(max(logprobs.chosen, LOWEST))
         body["top_logprobs"].append(_encoded(chosen | named | chosen))
-        body["text_offset"].append(offset)
-        offset += len(text)
-    return body, offset
+        body["text_offset"].append(max(0, offset + place))
+    return body
 
 
 def _encoded(value: object) -> msgspec.Raw:

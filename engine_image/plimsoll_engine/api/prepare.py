@@ -266,7 +266,7 @@ class Preparation:
         largest = self._tokenizer.vocab_size - 1
         if ids and max(ids) > largest:
             raise invalid(f"token {max(ids)} does not exist; the largest is {largest}", param)
-        return self._tokenizer.decode_all(ids)
+        return self._tokenizer.decode(ids)
 
 
 def check_values(raw: bytes | bytearray, most: int) -> None:

@@ -41,8 +41,7 @@ class CompletionChoice:
     ) -> None:
         self.index = index
         self._text_of = text_of
-        self._offset = len(echo)
-        self._echo = echo
+        self.echo = echo
         self.prompt_logprobs: list[msgspec.Raw] | None = None
         self.before: dict[str, list[Any]] = {}
         """Log probabilities of the echo."""
@@ -56,7 +55,7 @@ class CompletionChoice:
 
     def first(self) -> dict[str, Any] | None:
         """Return what a stream opens with: the prompt, where it was asked for."""
-        return self._piece(Delta(self._echo, None, []), {}) if self._echo else None
+        return self._piece(Delta(self.echo, None, []), {}) if self.echo else None
 
     def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """Yield what a stream sends of ``delta``: one chunk, or none before there is text."""
@@ -98,8 +97,7 @@ class CompletionChoice:
     def _told(self, tokens: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
         if not tokens:
             return {}
-        entry, self._offset = logprobs.completion(tokens, self._text_of, self._offset)
-        return entry
+        return logprobs.completion(tokens, self._text_of, len(self.echo))
 
     def _choice(self, text: str, entry: dict[str, list[Any]], end: Delta | None) -> dict[str, Any]:
         finish_reason = None if end is None else end.finish_reason

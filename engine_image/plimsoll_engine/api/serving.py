@@ -336,5 +336,10 @@ def _answer(
     if prompt_logprobs(body) is not None:
         echoes = isinstance(body, CompletionRequest) and body.echo
         echo = body.logprobs if echoes else None
-        answer.of_prompts = OfPrompts(body.prompt_logprobs, echo, _token_text(engine, body))
+        answer.of_prompts = OfPrompts(
+            body.prompt_logprobs,
+            echo,
+            _token_text(engine, body),
+            engine.tokenizer.continuations((), skip_special_tokens=False),
+        )
     return answer

@@ -100,12 +100,12 @@ async def answer(engine: AsyncEngine, data: bytes, fields: dict[str, str], tenan
     )
     served = engine.settings.served_model_name
     made = Batch(f"transcr-{secrets.token_hex(12)}", 1, [], asyncio.Event(), served)
-    admission = Admission(tenant=tenant)
+    admission, text = Admission(tenant=tenant), tokenizer.continuations(ids)
     for number, (_, window) in enumerate(windows):
         media = [window.media(0, hears.placeholders, hears.tokens)]
         name = f"{made.request_id}-{number}"
         made.generations.append(
-            Generation(name, ids, how, tokenizer.decode, TextRules(), admission, made.wake, media)
+            Generation(name, ids, how, text(), TextRules(), admission, made.wake, media)
         )
     return Transcript(engine, made, [seconds for seconds, _ in windows], language, kind)
 

@@ -5,50 +5,86 @@ Text depends on the sequence of tokens alone, never on how it was split into ste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-Decode = Callable[[Sequence[int]], str]
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
 REPLACEMENT = "\ufffd"
-# A character has at most four bytes, so it is complete after four tokens at the latest. A longer
-# tail that still ends in the replacement character is invalid for good, and is let go.
 MAX_WINDOW = 32
+"""Tokens that may wait for the rest of a character. It has four bytes at most; a vocabulary may
+spell each with a token. What is longer is no character, or no text at all (special tokens)."""
 
 
 class Detokenizer:
-    """Decodes a window of the last tokens only: the cost of a token does not grow with the text.
+    """Decodes one text token by token, as the continuation of ``context``.
 
-    The window begins some tokens before what was already given out, since tokenizers drop or add
-    a space at the very beginning of a text.
+    ``context`` is the end of the prompt (:func:`context_of`): a decoder that drops the space at the
+    beginning of a text must not drop it at the beginning of a continuation. The cost of a token
+    does not grow with the text.
     """
 
-    def __init__(self, decode: Decode) -> None:
-        self._decode = decode
-        self._window: list[int] = []
-        self._context = 0  # tokens of the window that only give context
-        self._given = 0  # characters of the window's text that were given out
+    def __init__(
+        self, tokenizer: Tokenizer, context: Sequence[int] = (), skip_special_tokens: bool = True
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._context: list[int] = []
+        self._pending: list[int] = []
+        self._restart(list(context))
 
     def push(self, token_id: int) -> str:
         """Return the text that became certain with ``token_id``."""
-        self._window.append(token_id)
-        text = self._decode(self._window)
-        incomplete = text.endswith(REPLACEMENT)
-        if incomplete and len(self._window) - self._context <= MAX_WINDOW:
-            text = text[:-1]
-            incomplete = True
-        else:
-            incomplete = False
-        piece = text[self._given :]
-        self._given = max(self._given, len(text))
-        if not incomplete and piece:
-            self._window = self._window[self._context :]
-            self._context = len(self._window)
-            self._given = len(self._decode(self._window))
+        self._pending.append(token_id)
+        try:
+            piece: str | None = self._stream.step(self._tokenizer, token_id)
+        except Exception:  # noqa: BLE001 - the library raises bare Exception
+            # Bytes that complete no character turn the whole run of bytes around them invalid, with
+            # characters that were given out already. The new ones alone are decoded then.
+            piece = self.finish()
+            self._restart(self._pending)
+            return piece
+        if piece is not None:
+            self._context, self._pending = self._pending, []
+            return piece
+        if len(self._pending) <= MAX_WINDOW:
+            return ""
+        piece = self.finish()
+        self._restart(self._context)
         return piece
 
     def finish(self) -> str:
-        """Return what is left when no token follows: an unfinished character, as a replacement."""
-        return self._decode(self._window)[self._given :]
+        """Return what is left when no token follows: an unfinished character, as replacements."""
+        before = self._decode(self._context)
+        text = self._decode(self._context + self._pending)
+        if text.startswith(before):
+            return text[len(before) :]
+        return self._decode(self._pending)
+
+    def _restart(self, context: list[int]) -> None:
+        self._context, self._pending = context, []
+        self._stream = DecodeStream(ids=context, skip_special_tokens=self._skip)
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=self._skip)
+        return text
+
+
+def context_of(
+    tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool = True
+) -> list[int]:
+    """Return the fewest tokens at the end of a prompt that stand for a text of whole characters.
+
+    Tokens after it that complete no character are left out: they are the prompt's, not the
+    answer's. Empty where the last tokens of the prompt have no text.
+    """
+    for end in range(len(prompt_ids), max(0, len(prompt_ids) - 4), -1):
+        for start in range(end - 1, max(-1, end - MAX_WINDOW - 1), -1):
+            ids = list(prompt_ids[start:end])
+            text = tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+            if text and not text.endswith(REPLACEMENT):
+                return ids
+    return []
 
 
 class StopMatcher:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from plimsoll_engine.frontend.requests.adapter_registry import RegisteredAdapter
-from plimsoll_engine.frontend.requests.detokenize import Decode, Detokenizer, StopMatcher
+from plimsoll_engine.frontend.requests.detokenize import Detokenizer, StopMatcher
 from plimsoll_engine.frontend.requests.prompt_scores import PromptScores
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.worker_ipc import Logprobs, Media, Sampling, Started, Submit
@@ -41,10 +41,14 @@ class RequestFailed(Exception):
 
 
 class TokenLogprobs(NamedTuple):
-    """A token with the log probabilities of its place."""
+    """A token with the log probabilities of its place.
+
+    ``offset`` is the number of characters of the text before the token's.
+    """
 
     token_id: int
     logprobs: Logprobs
+    offset: int = 0
 
 
 class Delta(NamedTuple):
@@ -97,8 +101,8 @@ class Generation:
     """One running request."""
 
     __slots__ = (
-        "__weakref__", "_detokenizer", "_error", "_include", "_logprobs", "_pending", "_stops",
-        "_taken",
+        "__weakref__", "_characters", "_detokenizer", "_error", "_include", "_logprobs", "_pending",
+        "_stops", "_taken",
         "admission", "attempt", "ended", "finish_reason", "media", "output_ids", "parked",
         "prompt_ids", "request_id", "sampling", "scores", "started", "stop_reason", "times", "wake",
         "with_worker",
@@ -109,7 +113,7 @@ class Generation:
         request_id: str,
         prompt_ids: list[int],
         sampling: Sampling,
-        decode: Decode,
+        detokenizer: Detokenizer,
         text: TextRules = ENDS_NOWHERE,
         admission: Admission = Admission(),
         wake: asyncio.Event | None = None,
@@ -133,7 +137,8 @@ class Generation:
         """The number of its last submission."""
         self.times = Times(arrived=time.monotonic())
         self.started: Started | None = None
-        self._detokenizer = Detokenizer(decode)
+        self._detokenizer = detokenizer
+        self._characters = 0  # of the text, with what a stop string may still cut
         self._stops = StopMatcher(text.stops, text.include)
         self._include = text.include
         self._pending: list[str] = []
@@ -165,13 +170,14 @@ class Generation:
             return
         self.output_ids.append(token_id)
         if logprobs is not None:
-            self._logprobs.append(TokenLogprobs(token_id, logprobs))
+            self._logprobs.append(TokenLogprobs(token_id, logprobs, self._characters))
         ends = finish_reason == "stop" and token_id in self.sampling.stop_token_ids
         if ends:
             self.stop_reason = token_id
         piece, stopped = "", False
         if self._include or not ends:  # as in vLLM a stop token is no text
             piece = self._detokenizer.push(token_id)
+            self._characters += len(piece)
         if len(self.output_ids) > self.sampling.min_tokens:
             piece, stopped = self._stops.push(piece)
         if not stopped and finish_reason is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as _Tokenizer
 
 from plimsoll_engine.checkpoint import eos_ids, model_vocab_size, read_json
 from plimsoll_engine.errors import UsageError
+from plimsoll_engine.frontend.requests.detokenize import Detokenizer, context_of
 
 # Threads of the library's own gain nothing for one text at a time, and a process that has them
 # cannot be forked.
@@ -50,6 +51,8 @@ class Tokenizer:
         # fault that ends the worker.
         self.vocab_size: int = min(self._tokenizer.get_vocab_size(), model_vocab_size(model))
         self.eos_ids = eos_ids(model)
+        self._middle = context_of(self._tokenizer, self.encode_rendered("a"))
+        self._middle_text = self.decode(self._middle)
         self._special = {
             name: _token_text(settings[name], f"{model / 'tokenizer_config.json'}: field {name}")
             for name in ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -74,19 +77,23 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ``ids`` without special tokens."""
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=True)
-        return text
-
-    def decode_all(self, ids: Sequence[int]) -> str:
-        """Return the text of ``ids`` with special tokens."""
+        """Return the text of ``ids``, special tokens included."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
+    def continuations(
+        self, prompt_ids: Sequence[int], skip_special_tokens: bool = True
+    ) -> Callable[[], Detokenizer]:
+        """Return what makes the decoder of a text after ``prompt_ids``, one for each choice."""
+        context = context_of(self._tokenizer, prompt_ids, skip_special_tokens)
+        return lambda: Detokenizer(self._tokenizer, context, skip_special_tokens)
+
     def token_text(self, token_id: int) -> str:
-        """Return what one token stands for, special ones included."""
-        text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
-        return text
+        """Return what one token stands for in the middle of a text, special ones included."""
+        text = self.decode([*self._middle, token_id])
+        if text.startswith(self._middle_text):
+            return text[len(self._middle_text) :]
+        return self.decode([token_id])
 
     def token_id(self, text: str) -> int | None:
         """Return the token that is ``text``; None where no single one is."""

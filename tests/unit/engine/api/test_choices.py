@@ -15,6 +15,7 @@ from plimsoll_engine.api.responses import CompletionChoice, usage
 from plimsoll_engine.api.tool_calls import ToolCallParser
 from plimsoll_engine.frontend.requests.request_log import Delta, Generation
 from plimsoll_engine.messages.worker_ipc import Sampling
+from tests.byte_text import bytes_text
 
 CALL = '<tool_call>{"name": "a", "arguments": {}}</tool_call>'
 
@@ -67,7 +68,7 @@ def test_a_chat_begins_with_its_echo() -> None:
 
 
 def test_usage_counts_what_was_sent() -> None:
-    generations = [Generation(name, [1, 2], Sampling(9), str) for name in "ab"]
+    generations = [Generation(name, [1, 2], Sampling(9), bytes_text()) for name in "ab"]
     generations[0].output_ids = [5, 6, 9, 7]
     generations[1].output_ids = [5]
     told = usage(generations, 2, reasoning_end=9, sent=[1, 0])

@@ -5,61 +5,112 @@ Tests ``frontend/requests/detokenize.py``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
-from plimsoll_engine.frontend.requests.detokenize import MAX_WINDOW, Detokenizer, StopMatcher
+from plimsoll_engine.frontend.requests.detokenize import (
+    MAX_WINDOW,
+    REPLACEMENT,
+    Detokenizer,
+    StopMatcher,
+    context_of,
+)
+from tests.byte_text import FIRST_BYTE, byte_level, llama_2
+
+BYTES = byte_level()
+WORDS = ("▁hi", "▁there", "hi", "Say", "▁Say", "ä", "日")
+LLAMA = llama_2(WORDS)
+LLAMA_WITHOUT_STRIP = llama_2(WORDS, strip=False)
+BOS, EOS = 1, 2
+
+TEXTS = [
+    "hi₿a", "a 🦭 b", "👨‍👩‍👧‍👦!", "𝔘𝔫𝔦code", "ẞ鬱ß", "한국어 텍스트", "🇩🇪🇫🇷",
+    "héllo", "日本の首都", "a\ufffdb",
+]  # fmt: skip
 
 
-def decode_bytes(ids: Sequence[int]) -> str:
-    """A byte-level tokenizer: the token is the byte."""
-    return bytes(ids).decode("utf-8", errors="replace")
+def token(tokenizer: Tokenizer, text: str) -> int:
+    found = tokenizer.token_to_id(text)
+    assert found is not None
+    return found
 
 
-def decode_words(ids: Sequence[int]) -> str:
-    """A tokenizer of the sentencepiece kind: a word's leading space is lost at the beginning."""
-    return "".join(f" w{i}" for i in ids).lstrip(" ")
-
-
-def detokenize(ids: Sequence[int], decode: object = decode_bytes) -> list[str]:
-    detokenizer = Detokenizer(decode)  # type: ignore[arg-type]
+def detokenize(tokenizer: Tokenizer, ids: Iterable[int], prompt: Sequence[int] = ()) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, context_of(tokenizer, prompt))
     return [*(detokenizer.push(i) for i in ids), detokenizer.finish()]
 
 
 @given(st.text(max_size=200))
 def test_pieces_make_the_text(text: str) -> None:
-    pieces = detokenize(text.encode("utf-8", errors="surrogatepass"))
-    assert "".join(pieces) == decode_bytes(text.encode("utf-8", errors="surrogatepass"))
+    given = text.encode("utf-8", errors="surrogatepass")
+    assert "".join(detokenize(BYTES, given)) == given.decode("utf-8", errors="replace")
 
 
 @given(st.text(max_size=100))
 def test_no_piece_holds_half_a_character(text: str) -> None:
-    assert not any("\ufffd" in piece for piece in detokenize(text.replace("\ufffd", "").encode()))
+    pieces = detokenize(BYTES, text.replace(REPLACEMENT, "").encode())
+    assert not any(REPLACEMENT in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("tokenizer", [LLAMA, LLAMA_WITHOUT_STRIP])
+@pytest.mark.parametrize("text", TEXTS)
+def test_characters_made_of_byte_tokens_are_whole(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text.replace(" ", "▁")).ids
+    pieces = detokenize(tokenizer, ids, tokenizer.encode("Say").ids)
+    assert "".join(pieces) == text
+    assert len([piece for piece in pieces if piece]) >= len(set(text)) - 1, "nothing was streamed"
+
+
+@given(st.text(max_size=60), st.text(min_size=1, max_size=9))
+def test_a_continuation_is_what_the_whole_has_more_than_its_prompt(text: str, prompt: str) -> None:
+    before = LLAMA.encode(prompt.replace(" ", "▁")).ids
+    after = LLAMA.encode(text.replace(" ", "▁")).ids
+    whole = LLAMA.decode(before + after)
+    if prompt.strip(" ") and whole.startswith(LLAMA.decode(before)):
+        assert LLAMA.decode(before) + "".join(detokenize(LLAMA, after, before)) == whole
+
+
+def test_a_decoder_takes_the_first_space_of_a_text_alone() -> None:
+    there = [token(LLAMA, "▁hi"), token(LLAMA, "▁there")]
+    said = token(LLAMA, "Say")
+    assert "".join(detokenize(LLAMA, there)) == "hi there"
+    assert "".join(detokenize(LLAMA, there, [BOS])) == "hi there"
+    assert "".join(detokenize(LLAMA, there, [said])) == " hi there"
+    assert "".join(detokenize(LLAMA, there, [said, BOS, EOS])) == " hi there"
+    assert "".join(detokenize(LLAMA, [token(LLAMA, "▁"), *there], [said])) == "  hi there"
+
+
+def test_the_half_character_of_a_prompt_is_no_text_of_the_answer() -> None:
+    euro = [FIRST_BYTE + byte for byte in "€".encode()]
+    letter = token(LLAMA, "a")
+    assert "".join(detokenize(LLAMA, [letter], [letter, *euro[:2]])) == "a"
+    assert "".join(detokenize(LLAMA, [letter], [letter, *euro])) == "a"
+
+
+def test_invalid_bytes_take_no_text_with_them() -> None:
+    euro = [FIRST_BYTE + byte for byte in "€".encode()]
+    broken, letter = FIRST_BYTE + 0xF0, token(LLAMA, "a")
+    pieces = detokenize(LLAMA, [letter, *euro, broken, letter, letter, *euro, letter])
+    assert "".join(pieces) == f"a€{REPLACEMENT}aa€a"
 
 
 @given(st.lists(st.integers(0, 255), max_size=MAX_WINDOW))
 def test_invalid_bytes_make_the_same_text_as_at_once(ids: list[int]) -> None:
-    assert "".join(detokenize(ids)) == decode_bytes(ids)
+    assert "".join(detokenize(BYTES, ids)) == BYTES.decode(ids)
 
 
-def test_endless_invalid_bytes_are_let_go_and_cost_no_growing_window() -> None:
-    longest = 0
-
-    def decode(ids: Sequence[int]) -> str:
-        nonlocal longest
-        longest = max(longest, len(ids))
-        return decode_bytes(ids)
-
-    pieces = detokenize([0x80] * 1000, decode)
-    assert len("".join(pieces)) >= 1000 - 1
-    assert longest <= 2 * MAX_WINDOW + 2
-
-
-@given(st.lists(st.integers(0, 99), max_size=50))
-def test_spaces_between_words_survive(ids: list[int]) -> None:
-    assert "".join(detokenize(ids, decode_words)) == decode_words(ids)
+@pytest.mark.parametrize(("tokenizer", "number"), [(BYTES, 0x80), (LLAMA, 0x80), (LLAMA, EOS)])
+def test_tokens_without_text_cost_no_growing_window(tokenizer: Tokenizer, number: int) -> None:
+    detokenizer, longest = Detokenizer(tokenizer), 0
+    for _ in range(1000):
+        detokenizer.push(number)
+        longest = max(longest, len(detokenizer._pending))
+    assert longest <= MAX_WINDOW
+    assert detokenizer.finish().count(REPLACEMENT) <= MAX_WINDOW
 
 
 @given(

@@ -20,10 +20,11 @@ from plimsoll_faults.frontend import (
     UnregisteredLog,
 )
 from plimsoll_faults.models.tiny import write_checkpoint
+from tests.byte_text import bytes_text
 
 
 def generation(name: str) -> Generation:
-    return Generation(name, [1, 2], Sampling(max_tokens=2), lambda ids: "x" * len(ids))
+    return Generation(name, [1, 2], Sampling(max_tokens=2), bytes_text())
 
 
 def test_the_tokenizer_remembers_every_prompt(tmp_path: Path) -> None:

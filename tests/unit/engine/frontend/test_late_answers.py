@@ -6,7 +6,6 @@ Tests ``frontend/async_engine.py``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -25,10 +24,7 @@ from plimsoll_engine.messages.worker_ipc import (
 )
 from plimsoll_engine.settings import Settings
 from plimsoll_faults.models import tiny
-
-
-def decode(ids: Sequence[int]) -> str:
-    return "".join(chr(i) for i in ids)
+from tests.byte_text import bytes_text
 
 
 def resubmitted(folder: Path, *answers: FromWorker) -> Generation:
@@ -36,7 +32,7 @@ def resubmitted(folder: Path, *answers: FromWorker) -> Generation:
     tiny.write_checkpoint(folder)
     (folder / "run").mkdir()
     settings = Settings(model=folder, served_model_name="m", run_dir=folder / "run", device="cpu")
-    request = Generation("a", [1, 2], Sampling(max_tokens=9), decode)
+    request = Generation("a", [1, 2], Sampling(max_tokens=9), bytes_text())
 
     async def answered() -> None:
         engine = AsyncEngine(settings, Tokenizer(folder))

@@ -6,7 +6,6 @@ Tests ``frontend/workers/worker_manager.py``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,10 +23,7 @@ from plimsoll_engine.messages.worker_ipc import Prepared, Ready, Sampling, Submi
 from plimsoll_engine.messages.zygote_ipc import Exited
 from plimsoll_engine.settings import Settings, StandbyPolicy
 from plimsoll_faults.models import tiny
-
-
-def decode(ids: Sequence[int]) -> str:
-    return "".join(chr(i) for i in ids)
+from tests.byte_text import bytes_text
 
 
 class Workers:
@@ -116,7 +112,7 @@ async def engine_of(settings: Settings, *dies: int) -> tuple[AsyncEngine, Worker
     workers = Workers(engine, set(dies))
     engine.workers = engine.manager._workers = cast(Any, workers)
     engine.manager.standby._workers = cast(Any, workers)
-    request = Generation("a", [1, 2], Sampling(max_tokens=9), decode)
+    request = Generation("a", [1, 2], Sampling(max_tokens=9), bytes_text())
     engine.requests.admit(request)
     engine.lifecycle.move(EngineState.WARMING)
     await engine.manager.first_start()

@@ -25,14 +25,11 @@ from plimsoll_engine.frontend.requests.request_log import (
 from plimsoll_engine.frontend.workers.outbox import Outbox
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.worker_ipc import Abort, Sampling, Stop, Submit
-
-
-def decode(ids: Sequence[int]) -> str:
-    return "".join(chr(i) for i in ids)
+from tests.byte_text import bytes_text
 
 
 def generation(name: str = "a", stops: Sequence[str] = ()) -> Generation:
-    return Generation(name, [1, 2], Sampling(max_tokens=9, seed=4), decode, TextRules(stops))
+    return Generation(name, [1, 2], Sampling(max_tokens=9, seed=4), bytes_text(), TextRules(stops))
 
 
 def test_a_full_log_refuses() -> None:
@@ -56,7 +53,7 @@ def test_the_choices_of_a_request_are_admitted_together_or_not() -> None:
 def test_no_stop_string_is_looked_for_before_min_tokens() -> None:
     async def run() -> None:
         sampling = Sampling(max_tokens=9, min_tokens=3)
-        one = Generation("a", [1], sampling, decode, TextRules(["b"]))
+        one = Generation("a", [1], sampling, bytes_text(), TextRules(["b"]))
         for token in "abcdbe":
             one.push(ord(token), None)
         delta = one.take()
@@ -81,7 +78,7 @@ def test_a_text_ends_before_what_ends_it_or_after_it(
     rules: TextRules, text: str, reason: str | int
 ) -> None:
     async def run() -> None:
-        one = Generation("a", [1], Sampling(9, stop_token_ids=[ord("f")]), decode, rules)
+        one = Generation("a", [1], Sampling(9, stop_token_ids=[ord("f")]), bytes_text(), rules)
         for token in "abcdef":
             one.push(ord(token), "stop" if token == "f" else None)
         delta = one.take()
@@ -171,3 +168,17 @@ def test_stop_overtakes_what_the_next_worker_gets_anyway() -> None:
     outbox.put(worker_ipc.AuditQuery("q"))
     outbox.put(Stop())
     assert (outbox.take(), outbox.take()) == (Stop(), None)
+
+
+def test_log_probabilities_say_where_in_the_text_their_token_begins() -> None:
+    async def run() -> list[tuple[int, int]]:
+        one = generation(stops=["never"])
+        for byte in "a€b".encode():
+            one.push(byte, None, worker_ipc.Logprobs(-0.5, [], []))
+        delta = one.take()
+        assert delta is not None
+        assert delta.text == "a€b"
+        return [(token.token_id, token.offset) for token in delta.logprobs]
+
+    found = asyncio.run(run())
+    assert found == list(zip("a€b".encode(), [0, 1, 1, 1, 2], strict=True))

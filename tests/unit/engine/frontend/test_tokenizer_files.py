@@ -16,6 +16,7 @@ from plimsoll_engine.checkpoint import eos_ids
 from plimsoll_engine.errors import UsageError
 from plimsoll_engine.frontend.requests.tokenizer import TemplateError, Tokenizer
 from plimsoll_faults.models import tiny_text
+from tests.byte_text import llama_2
 
 
 @pytest.fixture
@@ -114,3 +115,19 @@ def test_a_broken_file_is_named(damage: Callable[[Path], Any], message: str, fol
     damage(folder)
     with pytest.raises(UsageError, match=message):
         Tokenizer(folder)
+
+
+def test_a_token_alone_reads_as_in_the_middle_of_a_text(tmp_path: Path) -> None:
+    made = llama_2(["▁hi", "ä"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path)
+    for text, shown in (
+        ("▁hi", " hi"),
+        ("ä", "ä"),
+        ("▁", " "),
+        ("<0xE2>", "\ufffd"),
+        ("</s>", "</s>"),
+    ):
+        token = made.token_to_id(text)
+        assert token is not None
+        assert tokenizer.token_text(token) == shown
