@@ -36,7 +36,6 @@ RESERVED_FLAGS = (
     Reserved("--model", _KNOWN, "set model.uri"),
     Reserved("--model-path", (EngineType.SGLANG,), "set model.uri"),
     Reserved("--served-model-name", _KNOWN, "set model.servedName"),
-    Reserved("--host", _KNOWN, "the operator sets it"),
     Reserved("--port", _KNOWN, "set engine.port"),
     Reserved("--admin-port", _OURS, "the operator sets it"),
     Reserved("--run-dir", _OURS, "the operator sets it"),

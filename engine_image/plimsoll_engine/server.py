@@ -26,6 +26,7 @@ import msgspec
 import uvicorn
 import uvloop
 
+from plimsoll_api.listening import bound
 from plimsoll_engine.api import admin, answer_sizes, serving
 from plimsoll_engine.api.answer import error_body, overloaded
 from plimsoll_engine.api.auth import ApiKeys, Guard
@@ -107,10 +108,11 @@ def read_token(file: Path, timeout_s: float) -> str:
 
 
 def _bind(host: str, port: int, flag: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named: asyncio turns Nagle off for sockets that say they are TCP only.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener = bound(host, port)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"{flag} {port} on {host}: {reason}") from None
     # What follows is inherited by each connection.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
@@ -119,7 +121,6 @@ def _bind(host: str, port: int, flag: str) -> socket.socket:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
     try:
-        listener.bind((host, port))
         listener.listen(BACKLOG)  # who reads engine.json may connect at once
     except OSError as error:
         listener.close()

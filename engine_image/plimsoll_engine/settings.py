@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from plimsoll_api.listening import EVERY_ADDRESS
 from plimsoll_api.names import ADMIN_PORT, TOKEN_FILE
 from plimsoll_api.units import parse_bytes
 from plimsoll_engine import injection
@@ -60,7 +61,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     model: Path
     served_model_name: str
     run_dir: Path
-    host: str = "0.0.0.0"
+    host: str = EVERY_ADDRESS
     port: int = 8000
     admin_port: int = ADMIN_PORT
     dtype: str = "auto"
@@ -181,7 +182,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--model", required=True, metavar="DIR", help="checkpoint, or hf://ORG/NAME[@REVISION]")
     add("--served-model-name", metavar="NAME", help="default: the directory's name, or ORG/NAME")
     add("--run-dir", required=True, type=Path, metavar="DIR", help="sockets, token, stacks")
-    add("--host", default="0.0.0.0", help="address of the serving API")
+    add("--host", default=EVERY_ADDRESS, help="address of the serving API; default: all there are")
     add("--port", default=8000, type=port, help="port of the serving API; 0 takes a free one")
     add("--admin-port", default=ADMIN_PORT, type=port, help="admin API, on 127.0.0.1 only")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))

@@ -13,6 +13,7 @@ from importlib.metadata import version
 
 from pydantic import ValidationError
 
+from plimsoll_api.listening import EVERY_ADDRESS
 from plimsoll_api.resources import Resources
 from plimsoll_api.serving import SUPERVISOR_RESOURCES
 from plimsoll_operator.render import Images
@@ -166,6 +167,8 @@ def parse(
             flags.probe_image or None,
             tuple(flags.supervisor_pull_secret),
             _resources(parser, "--supervisor-resources", flags.supervisor_resources),
+            # The API server's Service has an address of the cluster's first family, as pods do.
+            EVERY_ADDRESS if ":" in env.get("KUBERNETES_SERVICE_HOST", "") else "0.0.0.0",
         ),
         http_port=flags.http_port,
         workers=flags.workers,

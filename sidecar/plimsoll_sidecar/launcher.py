@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from plimsoll_api.listening import EVERY_ADDRESS
 from plimsoll_api.names import PROBE_PORT, TOKEN_FILE
 from plimsoll_sidecar import web
 from plimsoll_sidecar.act.readiness import is_ready
@@ -73,7 +74,7 @@ class Launcher:
         self._arguments = arguments
         self._state_dir = option(arguments, "--state-dir")
         self._probes = _probes(
-            option(arguments, "--host", "0.0.0.0"),
+            option(arguments, "--host", EVERY_ADDRESS),
             option(arguments, "--probe-port", str(PROBE_PORT)),
             self._answer,
         )

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plimsoll_api import logs
+from plimsoll_api.listening import EVERY_ADDRESS
 from plimsoll_api.names import ENGINE_CONTAINER, METRICS_PORT, PROBE_PORT, TOKEN_FILE
 from plimsoll_api.peers import PEERS_FILE
 from plimsoll_api.supervisor_config import SupervisorConfig
@@ -62,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument("--state-dir", type=Path, required=True, help="journal and diagnostics")
     parse.add_argument("--metrics-port", type=int, default=METRICS_PORT, help="/metrics and /state")
     parse.add_argument("--probe-port", type=int, default=PROBE_PORT, help="the launcher's own")
-    parse.add_argument("--host", default="0.0.0.0", help="address of the metrics port")
+    parse.add_argument("--host", default=EVERY_ADDRESS, help="address of the metrics port")
     return parse
 
 

@@ -19,6 +19,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from plimsoll_api.listening import bound
+
 MAX_CONNECTIONS = 64
 MAX_HEAD = 16 << 10
 """Bytes of a request's line and headers."""
@@ -241,13 +243,10 @@ class HttpServer:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = bound(host, port)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
         listener.listen(BACKLOG)
-    except (OSError, OverflowError):
+    except OSError:
         listener.close()
         raise
     listener.setblocking(False)

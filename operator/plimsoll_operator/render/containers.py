@@ -24,7 +24,8 @@ class Images:
     """Images for services and policies that name none, with their pull secrets and resources.
 
     Without an image for the probe, the supervisor's is used. ``pull_secrets`` names Secrets in the
-    namespace of each pod, and ``resources`` are the supervisor's.
+    namespace of each pod, and ``resources`` are the supervisor's. ``host`` is where engines listen
+    that take the addresses of one family: all addresses of the cluster's.
     """
 
     engine: str
@@ -32,6 +33,7 @@ class Images:
     probe: str | None = None
     pull_secrets: tuple[str, ...] = ()
     resources: Resources = SUPERVISOR_RESOURCES
+    host: str = "0.0.0.0"
 
 
 def probe(path: str, port: int, scheme: str = "HTTP") -> dict[str, Any]:

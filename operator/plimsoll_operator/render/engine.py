@@ -126,7 +126,7 @@ def engine_container(service: InferenceService, images: Images) -> dict[str, Any
     return {
         "name": names.ENGINE,
         "image": engine.image or images.engine,
-        **_start(service),
+        **_start(service, images.host),
         "env": _environment(service),
         "ports": [{"name": "http", "containerPort": engine.port, "protocol": "TCP"}],
         "resources": resources(engine.resources),
@@ -164,7 +164,7 @@ def _environment(service: InferenceService) -> list[dict[str, Any]]:
     return list({one["name"]: one for one in variables}.values())
 
 
-def _start(service: InferenceService) -> dict[str, Any]:
+def _start(service: InferenceService, host: str) -> dict[str, Any]:
     """Command and arguments. What follows a known engine's arguments are the manifest's."""
     engine = service.spec.engine
     at = in_pod(service)
@@ -177,7 +177,7 @@ def _start(service: InferenceService) -> dict[str, Any]:
             command = ["python3", "-m", "sglang.launch_server", f"--model-path={at.model_dir}"]
         case EngineType.CUSTOM:
             return {"args": list(engine.args)}
-    address = [f"--host={at.host}", f"--port={at.port}"]
+    address = [f"--host={host}", f"--port={at.port}"]
     named = f"--served-model-name={service.served_name}"
     return {"command": [*command, named, *address, *engine.args]}
 

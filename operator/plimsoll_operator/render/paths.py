@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.listening import EVERY_ADDRESS
 from plimsoll_api.names import ADMIN_PORT, METRICS_PORT, PROBE_PORT
 from plimsoll_api.serving import ModelSource
 from plimsoll_api.supervisor_config import CONFIG_FILE
@@ -29,13 +30,13 @@ TOKEN_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 class SupervisorPlaces:
     """Paths and ports that a supervisor uses. Paths are absolute.
 
-    ``host`` is the address that it binds, as the serving API does.
+    ``host`` is the address that it binds, as our engine's serving API does.
     """
 
     run_dir: str
     state_dir: str
     config_file: str
-    host: str = "0.0.0.0"
+    host: str = EVERY_ADDRESS
     metrics_port: int = METRICS_PORT
     probe_port: int = PROBE_PORT
 

@@ -7,12 +7,13 @@ alike. All clients of the supervisor use :func:`request`.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
 import socket
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +29,8 @@ MAX_BYTES = 4 << 20
 MAX_HEAD = 64 << 10
 """Bytes of the status line and headers, including what the framing adds to a body."""
 CHUNK = 1 << 16
+LOOPBACK = "127.0.0.1"
+"""In a URL: this pod, whichever of its addresses the engine listens at."""
 
 
 class NoAnswer(Exception):
@@ -48,6 +51,19 @@ class Answer(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+
+def own_addresses() -> Iterator[str]:
+    """Yield the addresses at which an engine of this pod may listen, the loopback's first.
+
+    An engine that is told its pod's address, or takes one family alone, does not listen at all of
+    them. A socket that is connected sends nothing: it shows which address the kernel would use.
+    """
+    yield from (LOOPBACK, "::1")
+    for family, anywhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as route:
+            route.connect((anywhere, 9))
+            yield route.getsockname()[0]
 
 
 class _Wire(io.RawIOBase):
@@ -93,8 +109,25 @@ class _Response(http.client.HTTPResponse):
 class _Bounded:
     """A connection whose answers end within what is left of the request's total time."""
 
+    host: str
     timeout: float | None
     response_class: Any
+
+    def _new_conn(self) -> socket.socket:
+        """Connect; for the loopback, to the first address of this pod that takes the connection."""
+        asked, failed = self.host, None
+        addresses = own_addresses() if asked == LOOPBACK else iter((asked,))
+        try:
+            for address in addresses:
+                self.host = address
+                try:
+                    return super()._new_conn()  # type: ignore[misc, no-any-return]
+                except urllib3.exceptions.NewConnectionError as error:
+                    failed = failed or error
+        finally:
+            self.host = asked
+        assert failed is not None
+        raise failed
 
     def getresponse(self) -> Any:
         deadline = time.monotonic() + (self.timeout or 0.0)

@@ -17,6 +17,8 @@ from plimsoll_operator.render.engine import engine_container
 
 SYNONYMS = {(EngineType.VLLM, "--model"), (EngineType.SGLANG, "--model")}
 """Flags for what the operator writes in another form."""
+OPEN = {"--host"}
+"""Flags that the operator writes and a manifest may write again."""
 
 
 def command(type_: EngineType) -> list[str]:
@@ -34,7 +36,14 @@ def test_every_flag_that_is_rendered_is_reserved_and_no_other(type_: EngineType)
     rendered = {word.partition("=")[0] for word in command(type_) if word.startswith("--")}
     reserved = {one.flag for one in RESERVED_FLAGS if type_ in one.types}
     synonyms = {flag for of, flag in SYNONYMS if of is type_}
-    assert reserved - synonyms == rendered
+    assert reserved - synonyms == rendered - OPEN
+
+
+def test_the_manifests_address_comes_last_and_wins() -> None:
+    spec = {"type": "vllm", "image": "i", "args": ["--host=::1"]}
+    item = {"metadata": {"name": "q"}, "spec": {"model": {"uri": "file:///m"}, "engine": spec}}
+    words = engine_container(parse(item), Images("e", "s", host="::"))["command"]
+    assert [word for word in words if word.startswith("--host")] == ["--host=::", "--host=::1"]
 
 
 @pytest.mark.parametrize("flag", ["--por=9000", "--served-model=x", "--startup=1"])
