@@ -30,9 +30,8 @@ from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.sweep import Sweep
 from plimsoll_sidecar.clock import SteadyClock
 from plimsoll_sidecar.config import ConfigFile
-from plimsoll_sidecar.detect import peers
-from plimsoll_sidecar.detect.group import LEAKS, MINE, joined
-from plimsoll_sidecar.detect.leak.baseline import Checkpoint
+from plimsoll_sidecar.detect.detector import Checkpoint
+from plimsoll_sidecar.detect.fleet import LEAKS, MINE, joined, weighed
 from plimsoll_sidecar.govern.command import (
     EngineProcess,
     EngineView,
@@ -187,7 +186,7 @@ class Supervisor:
             self._metrics.swept(self._sweep.follow(self._frontend(), requested))
         assessment = self._detector.update(sample)
         if self._peers is not None:
-            assessment = peers.weighed(assessment, self._replica, self._peers.peers())
+            assessment = weighed(assessment, self._replica, self._peers.peers())
         log.debug("%s", assessment)
         if self._inherited is not None and status is not None:
             if status.epoch == self._inherited.epoch:

@@ -33,7 +33,7 @@ from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
 from plimsoll_sidecar.act.restart_slots.slots import LocalSlots
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.config import ConfigFile
-from plimsoll_sidecar.detect.leak.baseline import Checkpoint
+from plimsoll_sidecar.detect.detector import Checkpoint
 from plimsoll_sidecar.record.diagnostics import Diagnostics
 from plimsoll_sidecar.record.journal import Journal
 from plimsoll_sidecar.record.metrics import Metrics

@@ -16,7 +16,7 @@ from plimsoll_api import decoding
 from plimsoll_api.open_enum import unknown_words
 from plimsoll_api.times import LAST_TIME
 from plimsoll_sidecar.clock import Reading
-from plimsoll_sidecar.detect.leak.baseline import Checkpoint
+from plimsoll_sidecar.detect.detector import Checkpoint
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.state import GovernorState
 

@@ -43,7 +43,7 @@ def written(folder: Path) -> None:
     samples = {
         "moved": moved,
         "without_effect": [f"{LEAK}.trend.FADING"],
-        "not_movable": {"plimsoll_sidecar.detect.stalls.step_gaps.StepGaps.add(steps)": "why"},
+        "not_movable": {"plimsoll_sidecar.detect.patience.StepGaps.add(steps)": "why"},
         "not_run": [
             f"{LEAK}.trend.BUSIER to 0.35",
             f"{LEAK}.growth.WIDTHS_S[0] to 1.3",

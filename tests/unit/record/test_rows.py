@@ -5,9 +5,9 @@ from __future__ import annotations
 import zlib
 
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_sidecar.detect.leak.baseline import Checkpoint
-from plimsoll_sidecar.detect.leak.slow_leak import Level, SlowState
-from plimsoll_sidecar.detect.leak.trend import Point
+from plimsoll_sidecar.detect.detector import Checkpoint
+from plimsoll_sidecar.detect.growth import Point
+from plimsoll_sidecar.detect.slow_leak import Level, SlowState
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record.rows import LastKnownEngine, decode, encode
 

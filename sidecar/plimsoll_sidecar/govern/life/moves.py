@@ -6,7 +6,7 @@ from plimsoll_api.incident_record import Reason, StepOutcome, StepRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase, WaitReason
 from plimsoll_api.supervision import Action, Mode
 from plimsoll_api.units import format_bytes
-from plimsoll_sidecar.detect.losses.capacity_loss import SPENT_RATIO
+from plimsoll_sidecar.detect.losses import SPENT_RATIO
 from plimsoll_sidecar.govern.command import EventType, Verb
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.life.conditions import EXHAUSTED

@@ -1,4 +1,7 @@
-"""How long the next pause may be, by those before it."""
+"""How long the next pause may be, by those before it.
+
+Tests ``detect/patience.py``.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import t as student
 
-from plimsoll_sidecar.detect.stalls.usual_pauses import (
+from plimsoll_sidecar.detect.patience import (
     MISTAKEN,
     UsualPauses,
     student_t_quantile,

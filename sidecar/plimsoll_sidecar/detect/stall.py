@@ -15,8 +15,7 @@ from __future__ import annotations
 from plimsoll_api.assessment import Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.trace import Sample, SampleLoad
-from plimsoll_sidecar.detect.stalls.patience import Silence, patience
-from plimsoll_sidecar.detect.stalls.step_gaps import LONG_PAUSE_S, Demand, StepGaps
+from plimsoll_sidecar.detect.patience import LONG_PAUSE_S, Demand, Silence, StepGaps, patience
 
 FRONTEND_FACTOR = 2.0
 HEADLESS_S = 10.0

@@ -1,4 +1,4 @@
-"""From a sample to sizes: of each segment, and of all host and device memory.
+"""From a sample to what is judged: the size of each segment, and the load of the last scrape.
 
 What a sample does not say is absent here, never zero, and nothing is made up from a difference that
 comes out negative.
@@ -6,11 +6,14 @@ comes out negative.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from plimsoll_api.assessment import Segment
-from plimsoll_api.trace import Host, RoleRss, Sample
+from plimsoll_api.trace import Host, LedgerLine, RoleRss, Sample
+from plimsoll_sidecar.detect.stall import work
 
 MAX_ROLES = 256
 """An engine has a dozen at most; a longer list must be made up."""
@@ -218,3 +221,43 @@ class Roles:
     def _grown(self) -> dict[str, int]:
         growth = {role: size - self._bases.get(role, size) for role, size in self._newest.items()}
         return {role: size for role, size in growth.items() if size > 0}
+
+
+LOAD_MEMORY_S = 30.0
+"""A failed scrape leaves load and ledger as they were for this long; then they are unknown."""
+PAGES_S = 30.0
+"""A page shows one moment of a load that changes within milliseconds, between no request and all:
+what the engine serves is the most that the pages of this time show."""
+
+
+class LastScrape:
+    """``load`` is requests in flight and ``requests`` those ever answered; None is unknown."""
+
+    def __init__(self) -> None:
+        self.ledger: list[LedgerLine] = []
+        self.load: int | None = None
+        self.ready: bool | None = None
+        self.requests: int | None = None
+        self._known_at = -math.inf
+        self._loads: deque[tuple[float, int]] = deque()
+
+    def update(self, sample: Sample) -> None:
+        """Take in a sample; what a failed scrape leaves is forgotten when it is too old."""
+        if sample.scrape_ok:
+            self._known_at, self.ready = sample.t, sample.ready
+            self.load, self.requests = self._load(sample), sample.load.requests_total
+            if sample.ledger is not None:
+                self.ledger = sample.ledger
+        elif sample.t - self._known_at > LOAD_MEMORY_S:
+            self.load = None
+
+    def _load(self, sample: Sample) -> int | None:
+        load = work(sample.load)
+        if load is None or sample.load_age_s is None:
+            return load
+        while self._loads and sample.t - self._loads[0][0] > PAGES_S:
+            self._loads.popleft()
+        while self._loads and self._loads[-1][1] <= load:
+            self._loads.pop()
+        self._loads.append((sample.t, load))
+        return self._loads[0][1]

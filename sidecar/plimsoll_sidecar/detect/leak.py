@@ -2,6 +2,8 @@
 
 The budget is allowed within its window, so growth is measured against the least growth within that
 window; against the memory limit it is measured from the baseline on. The worse of the two counts.
+
+:class:`AttributedBudget` adds what explains its growth: declared caches, and what came with it.
 """
 
 from __future__ import annotations
@@ -9,16 +11,31 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from plimsoll_api.assessment import BudgetState, Segment, Suspicion
+from plimsoll_api.assessment import BudgetState, Segment, SlowGrowth, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.memory_policy import MemoryBudget
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.trace import LedgerLine, Sample
 from plimsoll_api.units import format_bytes
-from plimsoll_sidecar.detect.leak.baseline import Baseline, Warmup
-from plimsoll_sidecar.detect.leak.growth import Growth, SegmentDelta, SlidingMinimum, grown_most
-from plimsoll_sidecar.detect.leak.odds import odds
-from plimsoll_sidecar.detect.leak.suspicion import Hysteresis, Standing, unconfirmed
-from plimsoll_sidecar.detect.leak.thresholds import THRESHOLDS
-from plimsoll_sidecar.detect.leak.trend import Point, Trend
+from plimsoll_sidecar.detect.attribution import (
+    Account,
+    Owner,
+    TriggerWatch,
+    out_of_bounds,
+    sentence,
+)
+from plimsoll_sidecar.detect.baseline import Baseline, Warmup
+from plimsoll_sidecar.detect.growth import (
+    Growth,
+    Point,
+    SegmentDelta,
+    SlidingMinimum,
+    Trend,
+    grown_most,
+)
+from plimsoll_sidecar.detect.odds import Hysteresis, Standing, odds, unconfirmed
+from plimsoll_sidecar.detect.segments import LastScrape
+from plimsoll_sidecar.detect.slow_leak import SlowLeakWatch, SlowState, limit_of, slow_growth
+from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 
 MIN_RISE_BYTES = 2 << 20
 SMOOTH_S = 60.0
@@ -243,3 +260,139 @@ class LeakBudgetWatch:
         early = exhaustion is not None and exhaustion <= in_time
         need = at.early_share if early else at.suspect_share
         return ratio >= need and trend.rise >= need / 2 * self.budget.growth_bytes
+
+
+SHARED_DEVICE = "other pods use the device, so only the engine's own allocator counts"
+
+
+class AttributedBudget:
+    """Growth of host or device memory in one epoch, which ``kind`` says."""
+
+    def __init__(self, kind: IncidentKind, policy: MemoryPolicy, interval_s: float) -> None:
+        on_host = kind is IncidentKind.HOST_GROWTH
+        budget = policy.host if on_host else policy.device
+        self.memory = "host" if on_host else "device"
+        self.watch = LeakBudgetWatch(kind, budget, policy.warmup_s, interval_s)
+        self._triggers, self._account = TriggerWatch(), Account(self.memory)
+        self._shared = policy.shared_device and not on_host
+        self._slow = SlowLeakWatch()
+        self._limit: int | None = None
+        self._said: SlowGrowth | None = None
+
+    @property
+    def bases(self) -> list[Point]:
+        """Where growth is measured from; empty before the warm-up has ended."""
+        return self.watch.baseline.bases if self.watch.baseline else []
+
+    @property
+    def owners(self) -> dict[str, Owner] | None:
+        """What the engine's caches account for; None before the warm-up has ended."""
+        return dict(self._account.owners) if self.watch.baseline is not None else None
+
+    @property
+    def slow_state(self) -> SlowState:
+        """The hours in which slow growth is looked for."""
+        return self._slow.state
+
+    @property
+    def slow(self) -> SlowGrowth | None:
+        """Whether the memory grows slowly; None before it was watched for long enough."""
+        return self._said
+
+    def resume(
+        self,
+        bases: list[Point],
+        owners: dict[str, Owner] | None,
+        slow: SlowState,
+        t: float,
+    ) -> None:
+        """Go on from what an earlier detector found in the same epoch."""
+        if bases and self.watch.baseline is None:
+            self._account.resume(owners)
+            self._slow.resume(slow, t, self._limit)
+            self._tell_slow()
+        self.watch.resume(bases, t)
+
+    def take(
+        self,
+        sample: Sample,
+        total: int,
+        sizes: dict[Segment, int],
+        scrape: LastScrape,
+        in_long_step: bool,
+    ) -> None:
+        """Take in a sample's ``total`` bytes and the sizes of its segments."""
+        point = self._point(sample, total, scrape)
+        self.watch.update(point, sizes, scrape.ready, in_long_step)
+        self._tell_since(point)
+        self._take_slow(sample)
+        if self.watch.budget is not None and sample.scrape_ok:
+            undeclared = point.bytes - point.declared
+            self._triggers.add(point.t, undeclared, point.load, sample.load)
+
+    def suspicion(self, t: float, declared: list[LedgerLine]) -> Suspicion | None:
+        """Return what is suspected at ``t``, with the ledger's evidence and what came with it."""
+        suspicion = self.watch.suspicion()
+        if suspicion is None:
+            return None
+        suspicion.evidence += out_of_bounds(declared, self.memory)
+        if not declared:
+            suspicion.evidence.append(
+                "the engine declares no caches, so a cache that still fills may be included: "
+                "with the probe or a ledger, this would be decided sooner"
+            )
+        if self._shared:
+            suspicion.evidence.append(SHARED_DEVICE)
+        since = self.watch.suspected_since
+        if since is not None:
+            suspicion.trigger = self._triggers.over(since, t)
+        found = sentence(suspicion.trigger) if suspicion.trigger is not None else None
+        if found is not None:
+            suspicion.evidence.append(found)
+        return suspicion
+
+    def _tell_since(self, point: Point) -> None:
+        """Say what the engine has met since the warm-up, for a comparison with other replicas."""
+        if not self.bases:
+            return
+        base, state = self.bases[0], self.watch.state
+        state.age_s = max(0.0, point.t - base.t)
+        if point.requests is not None and base.requests is not None:
+            answered = point.requests - base.requests
+            state.requests = answered if answered >= 0 else None
+
+    def _take_slow(self, sample: Sample) -> None:
+        watch = self.watch
+        self._limit = limit_of(self.memory, watch.budget, sample, self._shared)
+        watch.state.limit = self._limit
+        if watch.baseline is None:  # the warm-up, which may begin again with the first requests
+            if self._slow.begun:
+                self._slow, self._said = SlowLeakWatch(), None
+            return
+        floor = watch.state.current
+        if floor is None or watch.baseline.settling():
+            return
+        if self._slow.add(sample.t, watch.baseline.growth, floor, self._limit):
+            self._tell_slow()
+
+    def _tell_slow(self) -> None:
+        """Say what the newest hour showed; until the next one it stays as it is."""
+        slow = self._slow
+        if slow.known:
+            segment = self.watch.grown_segment
+            self._said = slow_growth(slow.found, slow.peak, self._limit, segment, self._why())
+
+    def _why(self) -> str:
+        """Say why there is no limit."""
+        if self._shared:
+            return "other pods use the device, so its free memory is not only the engine's"
+        if self.memory == "device":
+            return "the size of the device is unknown"
+        return "no memory limit is known: set spec.memory.host.limit or the engine's limit"
+
+    def _point(self, sample: Sample, size: int, scrape: LastScrape) -> Point:
+        def point(declared: int) -> Point:
+            return Point(sample.t, size, declared, scrape.load, scrape.requests)
+
+        watch = self.watch
+        return point(self._account.declared(scrape.ledger, lambda known: watch.grown(point(known))))

@@ -5,14 +5,16 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_sidecar.detect.stalls.patience import (
+from plimsoll_sidecar.detect.patience import (
     BEGUN_PATIENCE_S,
+    LONG_PAUSE_S,
     MARGIN_S,
     SERVED_PATIENCE_S,
+    Demand,
     Silence,
+    StepGaps,
     patience,
 )
-from plimsoll_sidecar.detect.stalls.step_gaps import LONG_PAUSE_S, Demand, StepGaps
 
 TIMEOUT_S = 60.0
 KNOWN = Demand(8)

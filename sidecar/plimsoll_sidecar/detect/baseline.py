@@ -10,13 +10,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
-import msgspec
-
-from plimsoll_sidecar.detect.attribution.ledger import Owner
-from plimsoll_sidecar.detect.leak.growth import WIDTHS_S, Bucket
-from plimsoll_sidecar.detect.leak.slow_leak import SlowState
-from plimsoll_sidecar.detect.leak.thresholds import THRESHOLDS
-from plimsoll_sidecar.detect.leak.trend import Point, fit, unexplained
+from plimsoll_sidecar.detect.growth import WIDTHS_S, Bucket, Point, fit, unexplained
+from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 
 SETTLED_FLOORS = 8
 SETTLED_BYTES = 4 << 20
@@ -299,26 +294,3 @@ class Baseline:
 
 def _class(load: int | None) -> int:
     return -1 if load is None else max(0, load).bit_length()
-
-
-class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The bases of one epoch, one for each class of load.
-
-    They are of host, device, and device without what its allocator keeps unused. Then the owners of
-    the ledger by name, for each of the three; null is of a release that kept none. Then each role's
-    size (anonymous, and shared), and the hours in which slow growth is looked for.
-
-    Without them a new detector would take memory that has leaked for its baseline.
-    """
-
-    host: list[Point] = []
-    device: list[Point] = []
-    in_use: list[Point] = []
-    host_owners: dict[str, Owner] | None = None
-    device_owners: dict[str, Owner] | None = None
-    in_use_owners: dict[str, Owner] | None = None
-    roles: dict[str, int] = {}
-    shared_roles: dict[str, int] = {}
-    host_slow: SlowState = SlowState()
-    device_slow: SlowState = SlowState()
-    in_use_slow: SlowState = SlowState()

@@ -1,9 +1,9 @@
-"""A leak suspicion in the light of the other replicas, which are its control group. Pure.
+"""The supervisor's view beyond its own pod: other replicas, and a multi-node group. Pure.
 
-Replicas under one load grow alike if the cause is what they share, and a replica grows alone if the
-cause is its own. The cause has one of three scopes: this replica, its revision, or all revisions of
-the service. A leak and a growth without one have these scopes with different probabilities, which
-are the assumptions of the model:
+The other replicas are a suspicion's control group. Replicas under one load grow alike if the cause
+is what they share, and a replica grows alone if the cause is its own. The cause has one of three
+scopes: this replica, its revision, or all revisions of the service. A leak and a growth without one
+have these scopes with different probabilities, which are the assumptions of the model:
 
 - A leak is often of one replica, which met a rare request or error (1/2); of the revision, whose
   code every request passes (2/5); seldom older than the revision, for it would have been found
@@ -22,23 +22,29 @@ to 2. The replicas' sum gives the likelihood of each scope, and
 
 Without replicas to compare with, that is 0. However many there are, the probabilities above bound
 it: at most log 5 for a leak, and log 7 against one. It is added to the log odds of the growth by
-itself (``leak/odds.py``), as independent evidence.
+itself (``odds.py``), as independent evidence.
 
 RESIN (Lou et al., OSDI 2022) finds leaks of a fleet by comparing the memory of many hosts, in
 buckets of usage. A service has few replicas, so here each weighs as much as its growth tells.
+
+The assessment of a multi-node group is made of those of its pods (:func:`joined`). A group has one
+incident of a kind, at its leader. A leak of a worker is the leader's suspicion, and the worker's
+budget takes the place of its own for as long as that incident is open: what a restart brought back
+is measured where the leak was.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from plimsoll_api.assessment import Assessment, Suspicion
+from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.peers import Grown, Peer
+from plimsoll_api.units import format_bytes
 
 IF_LEAK = (0.5, 0.4, 0.1)
 IF_NO_LEAK = (0.1, 0.2, 0.7)
@@ -149,3 +155,82 @@ def _log_mean(weights: Sequence[float], logs: Sequence[float]) -> float:
     most = max(logs)
     parts = (weight * math.exp(log - most) for weight, log in zip(weights, logs, strict=True))
     return most + math.log(math.fsum(parts))
+
+
+LEAKS = (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
+"""What the leader tells for its group. Workers tell the rest themselves."""
+MINE = ""
+UNKNOWN = BudgetState()
+
+
+def joined(
+    own: Assessment, members: Mapping[str, Assessment | None], origins: Mapping[IncidentKind, str]
+) -> Assessment:
+    """Return what the leader knows of its group.
+
+    ``members`` holds the assessments of the other pods, None for one that says nothing now.
+    ``origins`` maps the kinds of open incidents to the pod that they began in, :data:`MINE` for the
+    leader: until its end an incident follows that pod's memory.
+    """
+    found, warm = own, own.warm
+    for kind in LEAKS:
+        pod = origins.get(kind)
+        if pod is None:
+            pod = _worst(kind, own, members)
+        theirs = own if pod == MINE else members.get(pod)
+        suspicion = _suspicion(theirs, kind)
+        if suspicion is not None:
+            others = _others(kind, pod, own, members)
+            suspicion = replace(suspicion, pod=pod or None, evidence=[*suspicion.evidence, *others])
+        kept = [one for one in found.suspicions if one.kind is not kind]
+        found = replace(found, suspicions=[*kept, *([suspicion] if suspicion else [])])
+        if pod != MINE:
+            found = _measured(found, kind, theirs)
+            warm = warm and theirs is not None and theirs.warm
+    return replace(found, warm=warm)
+
+
+def _measured(own: Assessment, kind: IncidentKind, theirs: Assessment | None) -> Assessment:
+    """``own`` with the budget of another pod; unknown where that says nothing."""
+    if kind is IncidentKind.HOST_GROWTH:
+        return replace(own, host=(theirs.host if theirs else None) or UNKNOWN)
+    return replace(
+        own,
+        device=(theirs.device if theirs else None) or UNKNOWN,
+        reserved=theirs.reserved if theirs else None,
+    )
+
+
+def _worst(kind: IncidentKind, own: Assessment, members: Mapping[str, Assessment | None]) -> str:
+    """Return the pod with the worst suspicion, the leader if no pod has one."""
+    worst, pod = _rank(_suspicion(own, kind)), MINE
+    for name in sorted(members):
+        rank = _rank(_suspicion(members[name], kind))
+        if rank > worst:
+            worst, pod = rank, name
+    return pod
+
+
+def _others(
+    kind: IncidentKind, pod: str, own: Assessment, members: Mapping[str, Assessment | None]
+) -> list[str]:
+    """Name the other pods that leak too: their leaks join this one."""
+    everyone = {"the leader": own if pod != MINE else None} | {
+        f"pod {name}": members[name] for name in sorted(members) if name != pod
+    }
+    return [
+        f"{name} grows too: {format_bytes(suspicion.bytes)}"
+        for name, assessment in everyone.items()
+        if (suspicion := _suspicion(assessment, kind)) is not None
+    ]
+
+
+def _suspicion(assessment: Assessment | None, kind: IncidentKind) -> Suspicion | None:
+    found = [one for one in assessment.suspicions if one.kind is kind] if assessment else []
+    return max(found, key=_rank, default=None)
+
+
+def _rank(suspicion: Suspicion | None) -> tuple[bool, float, int]:
+    if suspicion is None:
+        return False, -1.0, 0
+    return suspicion.over_budget, suspicion.consumed_ratio, suspicion.bytes

@@ -27,7 +27,7 @@ from plimsoll_api.assessment import Segment, SlowGrowth
 from plimsoll_api.memory_policy import MemoryBudget
 from plimsoll_api.trace import Sample
 from plimsoll_api.units import DAY_S
-from plimsoll_sidecar.detect.leak.thresholds import THRESHOLDS
+from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 
 HOUR_S = 3600.0
 LOW_S = 300.0
