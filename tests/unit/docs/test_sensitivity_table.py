@@ -71,7 +71,7 @@ def test_the_table_tells_differences_and_what_has_no_row(
         "| `trend.STEPS` | 8 | to 10: the detector fails | no run changes |",
     ]
     assert "Without any effect on these runs: `trend.FADING`." in lines
-    assert "Cannot be moved: `step_gaps.StepGaps.add(steps)`." in lines
+    assert "Cannot be moved: `patience.StepGaps.add(steps)`." in lines
     assert sensitivity._unmoved(FIGURES, None).startswith("Unmoved (commit unknown), on 91 runs")
     assert lines[-1] == "Not run: `trend.BUSIER`, `growth.WIDTHS_S[0]`."
 
