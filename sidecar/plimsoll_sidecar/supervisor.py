@@ -42,7 +42,7 @@ from plimsoll_sidecar.govern.command import (
 )
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.govern.policy.restart_budget import NONE
+from plimsoll_sidecar.govern.restart_budget import NONE
 from plimsoll_sidecar.govern.state import GovernorState, shift
 from plimsoll_sidecar.manual.notes import Inbox
 from plimsoll_sidecar.page.history import History

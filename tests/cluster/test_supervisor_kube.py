@@ -34,7 +34,7 @@ from plimsoll_sidecar.clients.kube import KubeClient, KubeError
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.govern.command import Refusal
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.govern.policy.restart_budget import NONE
+from plimsoll_sidecar.govern.restart_budget import NONE
 from plimsoll_sidecar.main import new_detector
 from plimsoll_sidecar.paths import RESET_FILE
 from plimsoll_sidecar.record.metrics import Metrics

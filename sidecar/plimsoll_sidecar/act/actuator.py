@@ -31,7 +31,7 @@ from plimsoll_sidecar.background import Part, once
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.clients.kube import KubeError
 from plimsoll_sidecar.govern.command import Command, Outcome, Refusal, Result, SlotWish, Verb
-from plimsoll_sidecar.govern.policy.restart_budget import ReplicaRestarts
+from plimsoll_sidecar.govern.restart_budget import ReplicaRestarts
 from plimsoll_sidecar.signals.process_table import ProcessId
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter, adapter_
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.config import ConfigError, ConfigFile
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, Verb
-from plimsoll_sidecar.govern.manual import ManualAction
+from plimsoll_sidecar.govern.notices import ManualAction
 from plimsoll_sidecar.manual import notes
 from plimsoll_sidecar.paths import RESET_FILE
 

@@ -16,7 +16,7 @@ import msgspec
 
 from plimsoll_api.decoding import decode
 from plimsoll_sidecar.govern.command import Outcome
-from plimsoll_sidecar.govern.manual import ACTIONS, ManualAction
+from plimsoll_sidecar.govern.notices import ACTIONS, ManualAction
 from plimsoll_sidecar.signals.process_table import ProcessId, identify
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from plimsoll_api.decoding import Malformed, decode
-from plimsoll_sidecar.govern.policy.restart_budget import Restart
+from plimsoll_sidecar.govern.restart_budget import Restart
 from plimsoll_sidecar.govern.state import GovernorState
 
 FILE = "restarts.json"

@@ -10,7 +10,7 @@ from plimsoll_api.admin import DrainMode
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_sidecar.govern.command import Command, Verb
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.govern.policy.restart_budget import Restart
+from plimsoll_sidecar.govern.restart_budget import Restart
 from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.record import journal as journal_file
 from plimsoll_sidecar.record import set_aside

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from plimsoll_api.incident_record import JOURNAL_FILE, StepOutcome, StepRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.govern.policy.restart_budget import Restart
+from plimsoll_sidecar.govern.restart_budget import Restart
 from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.page.html import page
 from plimsoll_sidecar.record.journal import Journal

@@ -17,7 +17,7 @@ from plimsoll_sidecar.act.restart_slots.lease_counts import (
     MAX_OF_REPLICA,
     UnreadableError,
 )
-from plimsoll_sidecar.govern.policy.restart_budget import NONE, ReplicaRestarts
+from plimsoll_sidecar.govern.restart_budget import NONE, ReplicaRestarts
 
 NOW, WINDOW_S = 1_700_000_000.0, 3600.0
 

@@ -18,7 +18,7 @@ import msgspec
 from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.names import REPLICA_RESTARTS, SERVICE_RESTARTS
 from plimsoll_sidecar.clients.kube import Object
-from plimsoll_sidecar.govern.policy.restart_budget import NONE, ReplicaRestarts
+from plimsoll_sidecar.govern.restart_budget import NONE, ReplicaRestarts
 
 MAX_RESTARTS = 1000
 """Restarts read and kept of the service: ``restartBudget.count`` allows no more."""

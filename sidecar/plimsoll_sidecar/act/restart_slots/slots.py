@@ -34,7 +34,7 @@ from plimsoll_sidecar.clients.kube import (
     Object,
 )
 from plimsoll_sidecar.govern.command import Refusal, SlotWish
-from plimsoll_sidecar.govern.policy.restart_budget import NONE, ReplicaRestarts
+from plimsoll_sidecar.govern.restart_budget import NONE, ReplicaRestarts
 
 DURATION_S = 60
 """A holder that does not renew for this long is dead: its container restarts in seconds."""

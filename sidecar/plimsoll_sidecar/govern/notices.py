@@ -1,6 +1,7 @@
-"""An engine, or its worker, that ended by itself: recorded, and nothing follows from it.
+"""Incidents that only record what happened: a crash, or what a person did by hand.
 
-Seen by the epoch: another one began and nobody had asked for it. Only a supervisor that saw the old
+They open and end in one turn. A crash is an end of the engine, or of its worker, by itself. It is
+seen by the epoch: another one began and nobody had asked for it. Only a supervisor that saw the old
 epoch alive says so: after an absence of its own it cannot know (a node that restarted, a service
 that a person stopped and started).
 """
@@ -16,9 +17,9 @@ from plimsoll_api.assessment import Assessment
 from plimsoll_api.incident_record import Attribution, Reason, StepOutcome, StepRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.units import format_bytes
-from plimsoll_sidecar.govern.command import EngineProcess, EngineView
+from plimsoll_sidecar.govern.command import EngineProcess, EngineView, Outcome
 from plimsoll_sidecar.govern.incident import Incident, incident_name
-from plimsoll_sidecar.govern.starts import boot_of
+from plimsoll_sidecar.govern.verification import boot_of
 
 ENDING = frozenset({EngineState.STOPPING, EngineState.STOPPED})
 HEALTHY = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAINED})
@@ -117,3 +118,65 @@ def _memory(seen: LastSeen, host_limit: int | None) -> str:
         host += f" of {format_bytes(host_limit)}"
     device = "" if seen.device_bytes is None else f", device {format_bytes(seen.device_bytes)}"
     return host + device
+
+
+ACTIONS = {
+    "trim": Reason.MANUAL_TRIM,
+    "drain": Reason.MANUAL_DRAIN,
+    "restart": Reason.MANUAL_RESTART,
+    "resume": Reason.MANUAL_RESUME,
+}
+FAILURES = {
+    Outcome.REFUSED: Reason.REFUSED,
+    Outcome.FAILED: Reason.FAILED,
+    Outcome.UNKNOWN: Reason.EFFECT_UNKNOWN,
+}
+
+
+class ManualAction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One action by hand.
+
+    ``id`` is its own; ``outcome`` is None while it is under way. Times are Unix seconds.
+    """
+
+    id: str
+    action: str
+    epoch: str
+    at: float
+    outcome: Outcome | None = None
+    message: str = ""
+    finished_at: float | None = None
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether the end of this epoch is, or may be, this action's doing."""
+        return self.action == "restart" and self.outcome in (None, Outcome.SUCCEEDED)
+
+
+def manual_action(action: ManualAction, replica: str, now: float) -> Incident:
+    """Return the record of an action that has ended. Its name is made from the action's id."""
+    outcome = action.outcome or Outcome.UNKNOWN
+    ended = action.finished_at or now
+    reason = FAILURES.get(outcome, ACTIONS[action.action])
+    step = StepRecord(
+        time=action.at,
+        step=ACTIONS[action.action].value,
+        outcome=StepOutcome(outcome.value),
+        operation_id=action.id,
+        finished_at=ended,
+        message=action.message,
+    )
+    evidence = [f"a person ran plimsoll {action.action} in epoch {action.epoch}"]
+    return Incident(
+        name=f"{replica[:244]}-{action.id[-8:]}",
+        kind=IncidentKind.MANUAL_ACTION,
+        epoch=action.epoch,
+        opened_at=action.at,
+        phase=IncidentPhase.RESOLVED,
+        phase_since=ended,
+        attribution=Attribution(confidence=1.0, evidence=evidence),
+        timeline=[step],
+        ended_at=ended,
+        reason=reason,
+        message=action.message,
+    )

@@ -1,4 +1,4 @@
-"""Steps that several phases share: confirm, escalate, go back, end, give a slot back."""
+"""What changes an incident: steps that several phases share, and the answers to its commands."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from plimsoll_api.incidents import IncidentKind, IncidentPhase, WaitReason
 from plimsoll_api.supervision import Action, Mode
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.detect.losses import SPENT_RATIO
-from plimsoll_sidecar.govern.command import EventType, Verb
-from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.govern.life.conditions import EXHAUSTED
-from plimsoll_sidecar.govern.life.context import TurnContext
-from plimsoll_sidecar.govern.policy import maintenance_window, restart_budget
-from plimsoll_sidecar.govern.state import MAX_REFUSALS, MIN_TRIMMED, ROUND, SLOT_RETRY_S
+from plimsoll_sidecar.govern import restart_budget
+from plimsoll_sidecar.govern.command import Command, EventType, Outcome, Result, Verb
+from plimsoll_sidecar.govern.context import EXHAUSTED, TurnContext
+from plimsoll_sidecar.govern.incident import ROUND, Incident
+from plimsoll_sidecar.govern.state import MAX_REFUSALS, MIN_TRIMMED, SLOT_RETRY_S
 
 WITHIN_BUDGET = "deferred: the leak budget is not spent, and memory will outlast a drain"
 MANUALLY_DRAINED = "a person drained this replica: no restart until plimsoll resume"
@@ -125,15 +124,13 @@ def waits_for_window(context: TurnContext, incident: Incident) -> bool:
 
     If we do not know how long memory lasts, do not wait.
     """
-    opens_s = maintenance_window.opens_in(context.policy.maintenance_window, context.now)
-    left = context.time_to_limit_s(incident)
-    if not opens_s or incident.kind is IncidentKind.STALL or left is None:
+    window, left = context.policy.maintenance_window, context.time_to_limit_s(incident)
+    if window is None or incident.kind is IncidentKind.STALL or left is None:
         return False
-    if left <= opens_s + context.policy.drain.deadline_s:
+    opens_s = window.opens_in(context.now)
+    if not opens_s or left <= opens_s + context.policy.drain.deadline_s:
         return False
-    assert context.policy.maintenance_window is not None
-    at = maintenance_window.clock(context.policy.maintenance_window)
-    message = f"waiting for the maintenance window at {at}"
+    message = f"waiting for the maintenance window at {window.opens_at}"
     if wait(context, incident, WaitReason.MAINTENANCE_WINDOW, message):
         incident.note(context.step("MaintenanceWindow", StepOutcome.SKIPPED, message))
     return True
@@ -197,3 +194,101 @@ def measured_later(step: StepRecord) -> bool:
     """Whether the step is a trim that ended and whose effect is still to be measured."""
     begun = step.outcome is StepOutcome.BEGUN and step.finished_at is not None
     return begun and step.step == Action.TRIM.value
+
+
+def finished(context: TurnContext, incident: Incident, command: Command, result: Result) -> None:
+    """Take in the answer to an incident's command."""
+    for step in incident.timeline:
+        if step.operation_id == command.operation_id:
+            step.outcome, step.message = StepOutcome(result.outcome.value), result.message
+            step.finished_at = context.now
+            if command.verb is Verb.TRIM and _measurable(step, result):
+                step.outcome = StepOutcome.BEGUN
+            elif command.verb is not Verb.RESTART_ENGINE:
+                step.after_bytes = context.current(incident)
+    incident.diagnostics.extend(result.diagnostics)
+    ok = result.outcome is Outcome.SUCCEEDED
+    if command.verb is not Verb.TAKE_SLOT:
+        context.emit(EventType.ADVANCED, incident)
+    match command.verb:
+        case Verb.DIAGNOSE:
+            incident.diagnosed = True
+        case Verb.TRIM:
+            # An adapter may not see the memory that it was for: then only its size tells.
+            incident.trimmed = ok or result.outcome is Outcome.UNKNOWN
+            incident.seen, incident.missed = 0, 0
+        case Verb.TAKE_SLOT:
+            slot_answered(context, incident, command, result)
+        case Verb.LEAVE | Verb.DRAIN | Verb.RESTART_WORKER | Verb.RESTART_ENGINE:
+            disrupted(context, incident, command, result)
+
+
+def slot_answered(
+    context: TurnContext, incident: Incident, command: Command, result: Result
+) -> None:
+    """Take note of a try to get the slot.
+
+    One that is refused for the same reason as the one before it leaves no trace of its own: it may
+    wait for half an hour.
+    """
+    incident.retry_at = context.now + SLOT_RETRY_S
+    if len({_said(step) for step in incident.timeline[-2:]}) == len(incident.timeline[-2:]):
+        context.emit(EventType.ADVANCED, incident)
+    else:
+        newest = incident.timeline.pop()
+        incident.timeline[-1].finished_at = newest.finished_at
+    incident.waits, incident.message = result.waits, result.message
+    if result.outcome in (Outcome.SUCCEEDED, Outcome.UNKNOWN):
+        context.state.slot_holder, incident.slot_at = incident.name, command.at
+
+
+def disrupted(context: TurnContext, incident: Incident, command: Command, result: Result) -> None:
+    """Go on after a drain or restart.
+
+    Verify if the epoch changed or it succeeded, else escalate.
+    """
+    if incident.phase is IncidentPhase.VERIFYING:
+        return
+    if context.state.epoch != command.epoch:
+        # Whatever the answer says: the epoch that was meant is over.
+        context.enter(incident, IncidentPhase.VERIFYING)
+    elif result.outcome is Outcome.UNKNOWN:
+        context.end(incident, IncidentPhase.UNRESOLVED, Reason.EFFECT_UNKNOWN)
+    elif result.outcome is Outcome.REFUSED:
+        restart_budget.withdraw(context.state.restarts, command.epoch)
+        return_to_confirmed(context, incident, result.message)
+    elif command.verb in (Verb.LEAVE, Verb.DRAIN) and leave_to_person(context, incident):
+        return
+    elif command.verb is Verb.LEAVE:
+        context.enter(incident, IncidentPhase.RESTARTING)
+        request_replacement(context, incident)
+    elif command.verb is Verb.DRAIN:
+        # A drain that missed its deadline is followed by the restart all the same.
+        context.enter(incident, IncidentPhase.RESTARTING)
+        context.send(incident, Verb.RESTART_ENGINE, Action.ENGINE_RESTART.value)
+    elif result.outcome is Outcome.SUCCEEDED:
+        context.enter(incident, IncidentPhase.VERIFYING)
+    else:
+        escalate(context, incident, result.message)
+
+
+def renewed(context: TurnContext, incident: Incident, ended_epoch: str) -> None:
+    """Take in a new epoch that this incident's own command did not bring."""
+    if incident.phase is IncidentPhase.VERIFYING and incident.fenced_epoch == ended_epoch:
+        return
+    for step in filter(measured_later, incident.timeline):
+        step.outcome = StepOutcome.UNKNOWN  # the memory that it was measured by is gone
+    if incident.phase is not IncidentPhase.VERIFYING:
+        incident.rung, incident.fenced_epoch = None, ended_epoch
+    incident.warm_at, incident.least_bytes = None, None
+    incident.note(context.step("NewEpoch", StepOutcome.SUCCEEDED, "the engine restarted"))
+    context.enter(incident, IncidentPhase.VERIFYING)
+
+
+def _said(step: StepRecord) -> tuple[str, StepOutcome, str]:
+    return step.step, step.outcome, step.message
+
+
+def _measurable(step: StepRecord, result: Result) -> bool:
+    """Whether memory will show what a trim did. One that failed by its own account did nothing."""
+    return step.before_bytes is not None and result.outcome in (Outcome.SUCCEEDED, Outcome.UNKNOWN)

@@ -1,8 +1,8 @@
 """The life of one incident: what each phase waits for, and what it begins.
 
 One function a phase, found by :data:`PHASES`. A function takes the incident as far as it goes
-without waiting for an answer; :mod:`plimsoll_sidecar.govern.life.answers` takes the answers, and
-:mod:`plimsoll_sidecar.govern.life.transitions` says which phase may follow which.
+without waiting for an answer; :mod:`plimsoll_sidecar.govern.moves` takes the answers, and
+:mod:`plimsoll_sidecar.govern.incident` says which phase may follow which.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from plimsoll_api.admin import Capability
 from plimsoll_api.incident_record import Reason, StepOutcome
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.supervision import Action, Mode
+from plimsoll_sidecar.govern import ladder, restart_budget
 from plimsoll_sidecar.govern.command import EventType, Verb
-from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.govern.life.conditions import (
+from plimsoll_sidecar.govern.context import (
+    TurnContext,
     disturbed,
     due,
     engine_starts,
@@ -23,8 +24,8 @@ from plimsoll_sidecar.govern.life.conditions import (
     restart_budget_spent,
     why_not,
 )
-from plimsoll_sidecar.govern.life.context import TurnContext
-from plimsoll_sidecar.govern.life.moves import (
+from plimsoll_sidecar.govern.incident import ROUND, Incident
+from plimsoll_sidecar.govern.moves import (
     WITHDRAWN,
     confirm,
     diagnosed,
@@ -40,10 +41,9 @@ from plimsoll_sidecar.govern.life.moves import (
     stop_restarting,
     waits_for_window,
 )
-from plimsoll_sidecar.govern.life.verification import Verdict, verdict
-from plimsoll_sidecar.govern.policy import ladder, restart_budget
-from plimsoll_sidecar.govern.policy.restart_budget import Restart
-from plimsoll_sidecar.govern.state import CONFIRM_ROUNDS, ROUND, SLOT_WAIT_S
+from plimsoll_sidecar.govern.restart_budget import Restart
+from plimsoll_sidecar.govern.state import CONFIRM_ROUNDS, SLOT_WAIT_S
+from plimsoll_sidecar.govern.verification import Verdict, verdict
 
 RESTART = {
     Action.WORKER_RESTART: Verb.RESTART_WORKER,
