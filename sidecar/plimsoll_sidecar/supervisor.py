@@ -44,13 +44,13 @@ from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.restart_budget import NONE
 from plimsoll_sidecar.govern.state import GovernorState, shift
-from plimsoll_sidecar.manual.notes import Inbox
-from plimsoll_sidecar.page.history import History
+from plimsoll_sidecar.history import History
+from plimsoll_sidecar.manual import Inbox
 from plimsoll_sidecar.paths import RESET_FILE
 from plimsoll_sidecar.record.journal import Journal, JournalError
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher, describe
-from plimsoll_sidecar.record.rows import LastKnownEngine
+from plimsoll_sidecar.record.storage import LastKnownEngine
 from plimsoll_sidecar.signals.other_pods import GroupMembers, PeersFile
 from plimsoll_sidecar.signals.process_table import ProcessId, identify
 from plimsoll_sidecar.signals.sampler import known_signals

@@ -30,7 +30,7 @@ from plimsoll_api.trace import Malloc, Sample, SampleLoad
 from plimsoll_sidecar import clock
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
-from plimsoll_sidecar.act.restart_slots.slots import LocalSlots
+from plimsoll_sidecar.act.slots import LocalSlots
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.detect.detector import Checkpoint

@@ -1,4 +1,7 @@
-"""What a restart brought back is judged by how much the engine's own starts differ."""
+"""What a restart brought back is judged by how much the engine's own starts differ.
+
+Tests ``govern/verification.py``.
+"""
 
 import msgspec
 import pytest

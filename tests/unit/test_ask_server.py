@@ -1,4 +1,4 @@
-"""The socket for manual actions (``manual/ask_server.py``)."""
+"""The socket for manual actions (``ask_server.py``)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll_sidecar import background
-from plimsoll_sidecar.manual import ask_server
-from plimsoll_sidecar.manual.ask_server import AT_ONCE, AskServer
+from plimsoll_sidecar import ask_server, background
+from plimsoll_sidecar.ask_server import AT_ONCE, AskServer
 from plimsoll_sidecar.paths import SOCKET
 
 

@@ -1,6 +1,6 @@
 """The page's parts: bounded history, a chart with known numbers, escaped texts, the rung.
 
-Tests ``page/chart.py`` and ``page/html.py``.
+Tests ``history.py`` and ``page.py``.
 """
 
 from __future__ import annotations
@@ -26,10 +26,8 @@ from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.state import View
 from plimsoll_api.supervision import Action
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.page import sections
-from plimsoll_sidecar.page.chart import Band, growth, svg
-from plimsoll_sidecar.page.history import History
-from plimsoll_sidecar.page.html import EMPTY, page
+from plimsoll_sidecar.history import Band, History, growth, svg
+from plimsoll_sidecar.page import EMPTY, page, present_rung
 
 MIB = 1 << 20
 
@@ -125,11 +123,11 @@ def test_the_present_rung_is_the_heaviest_of_the_open_incidents() -> None:
             rung=rung,
         )
 
-    assert sections.present_rung([]) == "Observe"
-    assert sections.present_rung([at(IncidentPhase.OPEN)]) == "Observe"
-    assert sections.present_rung([at(IncidentPhase.TRIMMING)]) == "Trim"
+    assert present_rung([]) == "Observe"
+    assert present_rung([at(IncidentPhase.OPEN)]) == "Observe"
+    assert present_rung([at(IncidentPhase.TRIMMING)]) == "Trim"
     both = [at(IncidentPhase.TRIMMING), at(IncidentPhase.RESTARTING, Action.WORKER_RESTART)]
-    assert sections.present_rung(both) == "WorkerRestart"
+    assert present_rung(both) == "WorkerRestart"
 
 
 def state(**changes: object) -> bytes:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll_sidecar.record.hosts import CONFIGURED, Hosts, cluster_domains
+from plimsoll_sidecar.record.server import CONFIGURED, Hosts, cluster_domains
 
 HOSTS = Hosts("qwen-5d-x", "qwen", "team-a", ["cluster.local"], ["plimsoll.example", " "])
 

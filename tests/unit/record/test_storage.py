@@ -1,4 +1,4 @@
-"""Rows of the journal (``record/rows.py``)."""
+"""Rows of the journal (``record/storage.py``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from plimsoll_sidecar.detect.detector import Checkpoint
 from plimsoll_sidecar.detect.growth import Point
 from plimsoll_sidecar.detect.slow_leak import Level, SlowState
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.record.rows import LastKnownEngine, decode, encode
+from plimsoll_sidecar.record.storage import LastKnownEngine, decode, encode
 
 
 def test_a_row_comes_back_as_it_was() -> None:

@@ -9,6 +9,8 @@ from here.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import logging
 import os
 import time
 from pathlib import Path
@@ -18,6 +20,7 @@ import msgspec
 
 from plimsoll_api.action_answer import CURRENT, ActionAnswer
 from plimsoll_api.admin import Capability, DrainMode
+from plimsoll_api.decoding import decode
 from plimsoll_api.names import ASK_MODULE, DRAIN_S, TOKEN_FILE
 from plimsoll_api.supervisor_config import CONFIG_FILE, SupervisorConfig
 from plimsoll_sidecar.act import readiness
@@ -25,9 +28,9 @@ from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter, adapter_
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.config import ConfigError, ConfigFile
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, Verb
-from plimsoll_sidecar.govern.notices import ManualAction
-from plimsoll_sidecar.manual import notes
+from plimsoll_sidecar.govern.notices import ACTIONS, ManualAction
 from plimsoll_sidecar.paths import RESET_FILE
+from plimsoll_sidecar.signals.process_table import ProcessId, identify
 
 VERBS = {
     "trim": Verb.TRIM,
@@ -150,14 +153,14 @@ def _restart_engine(engine: EngineAdapter, config: SupervisorConfig, command: Co
     """Out of the endpoints first, then the running requests to their end, then the engine."""
     pod = os.environ.get("POD_NAME")
     if pod:
-        from plimsoll_sidecar.act.restart_slots import endpoints
+        from plimsoll_sidecar.act import service_exit
         from plimsoll_sidecar.clients.kube import KubeClient, KubeError
 
-        found = endpoints.endpoints_of_pod(KubeClient.in_cluster(), config.service, pod)
+        found = service_exit.endpoints_of_pod(KubeClient.in_cluster(), config.service, pod)
         try:
-            found.wait_until_left(endpoints.LEAVE_S)
+            found.wait_until_left(service_exit.LEAVE_S)
         except KubeError:
-            endpoints.FixedDelayExit().wait_until_left(endpoints.LEAVE_S)
+            service_exit.FixedDelayExit().wait_until_left(service_exit.LEAVE_S)
     finished = engine.finish(command)
     return engine.restart_engine(command) if finished.outcome is Outcome.SUCCEEDED else finished
 
@@ -165,7 +168,7 @@ def _restart_engine(engine: EngineAdapter, config: SupervisorConfig, command: Co
 def _note(state_dir: Path, action: ManualAction) -> str | None:
     """Why the supervisor will not hear of it. What a person asked for is done all the same."""
     try:
-        notes.write(state_dir, action)
+        write_note(state_dir, action)
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
     return None
@@ -223,15 +226,15 @@ def _resume(
     done = ["back in service", "the restart budget in the replica's journal is reset"]
     if not config.slots:
         return _result(command, Outcome.SUCCEEDED, "; ".join(done))
-    from plimsoll_sidecar.act.restart_slots import budget_reset
+    from plimsoll_sidecar.act import lease_counts
     from plimsoll_sidecar.clients.kube import ACCOUNT, KubeClient, KubeError
 
     kube, pod = KubeClient.in_cluster(), os.environ.get("POD_NAME", "")
     try:
         if kube is None:
             raise KubeError(0, "this is not a pod of a cluster")
-        uid = budget_reset.pod_uid(ACCOUNT / "token")
-        done.append(budget_reset.clear(kube, config, pod, uid, arguments.service))
+        uid = lease_counts.pod_uid(ACCOUNT / "token")
+        done.append(lease_counts.reset(kube, config, pod, uid, arguments.service))
     except KubeError as error:
         done.append(f"the slot Leases were not cleared: {error}: run plimsoll resume again")
         return _result(command, Outcome.FAILED, "; ".join(done))
@@ -263,3 +266,92 @@ def run(argv: list[str]) -> tuple[int, str]:
 def encode(answer: ActionAnswer) -> str:
     """Return the answer as the one line of JSON that the command line reads."""
     return msgspec.json.encode(answer).decode()
+
+
+log = logging.getLogger(__name__)
+
+FOLDER = "by-hand"
+MAX_FILES = 64
+MAX_BYTES = 1 << 14
+
+
+class Note(msgspec.Struct, frozen=True):
+    """An action, and the process that carries it out."""
+
+    action: ManualAction
+    by: ProcessId | None
+
+
+def write_note(state_dir: Path, action: ManualAction) -> None:
+    """Note an action of this process, or what became of it. Raises OSError."""
+    folder = state_dir / FOLDER
+    folder.mkdir(exist_ok=True)
+    fresh = folder / f"{action.id}.new"
+    fresh.write_bytes(msgspec.json.encode(Note(action, identify(os.getpid()))))
+    os.replace(fresh, folder / f"{action.id}.json")
+
+
+class Inbox:
+    """The supervisor's end.
+
+    ``read`` gives each ended action once; ``forget`` removes the files of those, after they are in
+    the journal.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._folder = state_dir / FOLDER
+        self._given: set[Path] = set()
+
+    def read(self) -> list[ManualAction]:
+        """Return what is under way, and what has ended since the last call.
+
+        A file that cannot be used is removed: nothing else writes here, and nothing waits for it.
+        """
+        try:
+            names = sorted(name for name in os.listdir(self._folder) if name.endswith(".json"))
+        except OSError:
+            return []
+        found = []
+        for name in names[:MAX_FILES]:
+            path = self._folder / name
+            if path in self._given:
+                continue
+            try:
+                action = _read(path)
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError) as error:
+                log.warning("%s: removed because it is not a manual action: %s", path, error)
+                _remove(path)
+                continue
+            if action.outcome is not None:
+                self._given.add(path)
+            found.append(action)
+        return found
+
+    def forget(self) -> None:
+        """Remove the notes that were handed out: what they asked for is in the journal now."""
+        for path in self._given:
+            _remove(path)
+        self._given.clear()
+
+
+def _read(path: Path) -> ManualAction:
+    with path.open("rb") as file:
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES >> 10} KiB")
+    note = decode(data, Note)
+    action = note.action
+    if action.action not in ACTIONS or path.stem != action.id:
+        raise ValueError(f"action {action.action!r} of {action.id!r}")
+    if action.outcome is None and (note.by is None or identify(note.by.pid) != note.by):
+        return msgspec.structs.replace(
+            action, outcome=Outcome.UNKNOWN, message="the command was interrupted"
+        )
+    return action
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()

@@ -9,7 +9,7 @@ The desired state of the Leases is in the journal alone, as ``wanted``: the inci
 slot, or none. :meth:`Slots.follow` brings the Leases to that state every few seconds.
 
 The PUT that takes the slot also writes the annotations that count restarts (see
-:mod:`plimsoll_sidecar.act.restart_slots.lease_counts`): no restart is left out.
+:mod:`plimsoll_sidecar.act.lease_counts`): no restart is left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from plimsoll_api.names import OPERATOR, SLOT_REPLICAS
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_api.times import rfc3339_micro
 from plimsoll_api.workloads import replicas_in
-from plimsoll_sidecar.act.restart_slots import lease_counts
+from plimsoll_sidecar.act import lease_counts
 from plimsoll_sidecar.clients.kube import (
     Conflict,
     Forbidden,

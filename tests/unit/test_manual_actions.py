@@ -1,4 +1,4 @@
-"""Actions by hand (``manual/actions.py``): a restart of a whole engine, drains, and their end."""
+"""Actions by hand (``manual.py``): a restart of a whole engine, drains, and their end."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import pytest
 from plimsoll_api.admin import Capability, EngineState, Load, Status
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, SupervisorConfig
-from plimsoll_sidecar.act import readiness
+from plimsoll_sidecar.act import readiness, service_exit
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
-from plimsoll_sidecar.act.restart_slots import endpoints
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command, Outcome, Result
-from plimsoll_sidecar.manual.actions import ask, parser
+from plimsoll_sidecar.manual import ask, parser
 
 CONFIG = SupervisorConfig(
     service=ServiceRef("vllm"), engine=EngineEndpoint(EngineType.VLLM, "", "")
@@ -59,18 +58,18 @@ def test_its_pod_leaves_and_its_requests_end_before_the_engine_does(
 ) -> None:
     waited: list[float] = []
 
-    def wait(self: endpoints.FixedDelayExit, timeout_s: float) -> bool:
+    def wait(self: service_exit.FixedDelayExit, timeout_s: float) -> bool:
         waited.append(timeout_s)
         assert not readiness.is_ready(str(tmp_path))
         return True
 
-    monkeypatch.setattr(endpoints.FixedDelayExit, "wait_until_left", wait)
+    monkeypatch.setattr(service_exit.FixedDelayExit, "wait_until_left", wait)
     monkeypatch.setenv("POD_NAME", "vllm-0")
     engine = Engine(tmp_path, finishes)
     arguments = ["restart", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]
     answer = ask(parser().parse_args(arguments), cast(EngineAdapter, engine), CONFIG)
     assert answer.outcome == finishes
-    assert waited == [endpoints.LEAVE_S]
+    assert waited == [service_exit.LEAVE_S]
     assert engine.calls == [(name, False) for name in calls]
     assert readiness.is_ready(str(tmp_path)) is (finishes is Outcome.REFUSED)
 
