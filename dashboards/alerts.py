@@ -189,6 +189,16 @@ def _operator() -> list[dict[str, Any]]:
             dashboard="operator",
         ),
         _alert(
+            "PlimsollWebhookNotReady",
+            "max by (namespace, pod) (plimsoll_operator_webhook_ready) == 0",
+            "warning",
+            "The webhook of operator {{ $labels.pod }} cannot answer the API server",
+            "If no other replica answers, new pods of SupervisionPolicies start without a"
+            " supervisor. /readyz of the operator says what the webhook lacks.",
+            wait="10m",
+            dashboard="operator",
+        ),
+        _alert(
             "PlimsollWebhookCertificateExpiring",
             "min by (secret) (plimsoll_operator_webhook_certificate_expiry_timestamp_seconds)"
             " - time() < 604800",

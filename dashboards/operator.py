@@ -43,12 +43,12 @@ def operator() -> Dashboard:
                            "[$__rate_interval])) or vector(0)", "{{reason}}")))
         .with_panel(lines("Requests", RATE, "Sent, refused, and delayed by the client's own limit.",
                           (_rate("requests_total"), "requests"),
-                          (_rate("elections_total"), "election"),
-                          (_rate("refusals_total"), "refused (429)"),
+                          (_rate("lease_requests_total"), "election"),
+                          (_rate("throttled_requests_total"), "refused (429)"),
                           (_rate("throttled_seconds_total"), "delay, seconds per second")))
         .with_panel(lines("Circuit breaker", COUNT, "Held and closed slots, suspect revisions.",
                           ("max(plimsoll_operator_slots_held)", "held"),
-                          ("max(plimsoll_operator_slots_shut)", "closed"),
+                          ("max(plimsoll_operator_slots_closed)", "closed"),
                           ("count(plimsoll_operator_suspect_revisions) or vector(0)",
                            "suspect revisions")))
         .with_panel(lines("Pods of policies", COUNT, "Selected pods, by state.",
@@ -69,6 +69,10 @@ def operator() -> Dashboard:
         .with_panel(lines("Admission", RATE, "Pods that the webhook was asked about, by result.",
                           ("sum by (result) (rate(plimsoll_operator_admissions_total"
                            "[$__rate_interval])) or vector(0)", "{{result}}")))
+        .with_panel(lines("Webhook", COUNT, "Replicas whose webhook can answer, and that cannot.",
+                          ("sum(plimsoll_operator_webhook_ready) or vector(0)", "ready"),
+                          ("count(plimsoll_operator_webhook_ready == 0) or vector(0)",
+                           "not ready")))
         .with_panel(lines("Webhook certificate", SECONDS, "Time until it expires.",
                           ("min by (secret) (plimsoll_operator_webhook_certificate_expiry_timestamp"
                            "_seconds) - time()", "{{secret}}")))

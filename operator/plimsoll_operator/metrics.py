@@ -161,10 +161,10 @@ class OperatorCollector(Collector):
         yield _gauge("queue_length", "Services that wait for a worker.", len(self._queue))
         known = len(self._store.services())
         yield _gauge("services", "InferenceServices that the operator knows.", known)
-        turns = self._breaker.last
-        yield _gauge("slots_held", "Restart slots that supervisors hold.", turns.held)
+        slots = self._breaker.last
+        yield _gauge("slots_held", "Restart slots that supervisors hold.", slots.held)
         text = "Restart slots that the circuit breaker keeps closed."
-        yield _gauge("slots_shut", text, len(turns.take))
+        yield _gauge("slots_closed", text, len(slots.close))
         found = GaugeMetricFamily(
             f"{METRIC_PREFIX}suspect_revisions",
             "InferenceServices whose current revision leaks in most replicas, and workloads of"
@@ -212,10 +212,12 @@ class OperatorCollector(Collector):
         yield _counter("scrape_failures", "Scrapes without an answer.", self._scraper.failures)
         text = "Requests to the API server, except those of watches and of the election."
         yield _counter("requests", text, self._api.requests)
-        elections = self._voting.requests if self._voting else 0
-        yield _counter("elections", "Requests for the leader's lease.", elections)
+        lease_requests = self._voting.requests if self._voting else 0
+        yield _counter("lease_requests", "Requests for the leader's lease.", lease_requests)
         yield _counter(
-            "refusals", "Requests that the API server refused for now (429).", self._api.refusals
+            "throttled_requests",
+            "Requests that the API server refused for now (429).",
+            self._api.refusals,
         )
         waited = self._api.limit.waited_s
         yield _counter(

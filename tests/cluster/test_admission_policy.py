@@ -133,7 +133,7 @@ def test_only_slots_for_the_own_pod(kube: Kube, tmp_path: Path) -> None:
     own, unbound = writer(kube, tmp_path, "qwen-0"), writer(kube, tmp_path)
     foreign = "is not the pod of this token"
     for service in ("qwen", "llama"):
-        kube("apply", "-f", "-", stdin=json.dumps(slots(kube, service)))
+        kube.apply(slots(kube, service))
 
     def put(write: Write, service: str, **spec: Any) -> subprocess.CompletedProcess[str]:
         return write(slot(kube, service, **spec), verb="replace")
@@ -170,7 +170,7 @@ def test_only_slots_for_the_own_pod(kube: Kube, tmp_path: Path) -> None:
 def test_no_tenant_forges_a_slot(kube: Kube, tmp_path: Path) -> None:
     """Who may edit everything in a namespace makes no Lease that looks like one of ours, and takes
     none: not as themselves, and not with another service's token."""
-    kube("apply", "-f", "-", stdin=json.dumps(slots(kube, "llama")))
+    kube.apply(slots(kube, "llama"))
     binding = ("create", "rolebinding")
     for account in ("qwen-supervisor", "tenant"):
         if account == "tenant":
@@ -199,7 +199,7 @@ def test_no_tenant_forges_a_slot(kube: Kube, tmp_path: Path) -> None:
 def test_no_account_of_a_namespace_deletes_a_slot(kube: Kube, tmp_path: Path) -> None:
     """The count of the service's restarts, and so its restart budget, would be deleted with it:
     directly, or by the garbage collector if its owner did not exist."""
-    kube("apply", "-f", "-", stdin=json.dumps(slots(kube, "qwen")))
+    kube.apply(slots(kube, "qwen"))
     subject = f"--serviceaccount={kube.namespace}:qwen-supervisor"
     kube("create", "rolebinding", "edits", "--clusterrole=edit", subject)
     own = writer(kube, tmp_path, "qwen-0")
@@ -219,6 +219,17 @@ def test_no_account_of_a_namespace_deletes_a_slot(kube: Kube, tmp_path: Path) ->
         item["metadata"] |= changed
         assert refused(own(item, verb="replace"), "may change owners and finalizers"), changed
     assert (kube.get("lease", "qwen-restart-0") or {})["metadata"]["annotations"] == count
+    # How often it is written has no bound, so what is written has one.
+    bounded = "changes no metadata of a restart slot there but the counts"
+    labels = (kube.get("lease", "qwen-restart-0") or {})["metadata"]["labels"]
+    for field, value in (
+        ("annotations", {"other": "x"}),
+        ("annotations", {"plimsoll.dev/restarts": "x" * 131_073}),
+        ("labels", labels | {"a": "b"}),
+    ):
+        item = slot(kube, "qwen")
+        item["metadata"][field] = value
+        assert refused(own(item, verb="replace"), bounded), value
     # Accounts may delete Leases that are not ours, and an administrator may delete any Lease.
     plain = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "plain"}}
     assert own(plain).returncode == 0
@@ -372,6 +383,65 @@ def of_policy(kube: Kube, name: str, *accounts: str, **workloads: str) -> list[d
     for one in made:
         del one["metadata"]["ownerReferences"]
     return made
+
+
+def event(name: str, **changed: Any) -> dict[str, Any]:
+    about = {"apiVersion": "plimsoll.dev/v1alpha1", "kind": "LeakIncident", "name": "qwen-0-3"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": name},
+        "involvedObject": about,
+        "reason": "Confirmed",
+        "message": "m",
+        "type": "Warning",
+        "source": {"component": "plimsoll-supervisor", "host": "qwen-0"},
+        "firstTimestamp": NOW,
+        "lastTimestamp": NOW,
+        "count": 1,
+    } | changed
+
+
+def test_a_hostile_pod_writes_few_and_small_events(kube: Kube, tmp_path: Path) -> None:
+    """200 names of a pod, and none twice: what its token writes in etcd within an hour is bounded.
+    An account that has a right to Events of its own keeps it."""
+    own, unbound = writer(kube, tmp_path, "qwen-0"), writer(kube, tmp_path)
+
+    def create(item: dict[str, Any], *more: str, by: Write = own) -> Any:
+        item["involvedObject"]["namespace"] = kube.namespace
+        return by(item, *more, verb="create")
+
+    bad_name = "must be POD-N.PHASE"
+    eventually(lambda: refused(create(event("any"), DRY_RUN), bad_name), "in force")
+    for name in ("any", "qwen-0", "qwen-0.confirmed", "qwen-0-20.confirmed", "qwen-0-1.other",
+                 "llama-0-1.confirmed", "qwen-0-1.confirmed.2", "qwen-0-01.confirmed"):  # fmt: skip
+        assert refused(create(event(name)), bad_name), name
+    assert refused(create(event("qwen-0-3.confirmed"), by=unbound), "it is bound to none")
+    large = {"labels": {"a": "b"}}, {"annotations": {"a": "x" * 200_000}}
+    for more in large:
+        item = event("qwen-0-3.confirmed")
+        item["metadata"] |= more
+        assert refused(create(item), "a supervisor tells of a LeakIncident"), more
+    about = event("qwen-0-3.confirmed")["involvedObject"]
+    for changed in (
+        {"message": "x" * 1025},
+        {"reason": "x" * 64},
+        {"involvedObject": about | {"fieldPath": "x"}},
+        {"involvedObject": about | {"kind": "Pod", "apiVersion": "v1"}},
+        {"related": about},
+        {"source": {"component": "x" * 64}},
+        {"reportingComponent": "x" * 64, "reportingInstance": "y", "action": "z"},
+    ):
+        item = event("qwen-0-3.confirmed", **changed)
+        assert refused(create(item), "a supervisor tells of a LeakIncident"), changed
+    done = create(event("qwen-0-3.confirmed"))
+    assert done.returncode == 0, done.stderr
+    done = own(event("qwen-0-3.confirmed", message="again"), verb="replace")
+    assert refused(done, "cannot"), "it has no right to change one"
+    kube("create", "role", "events", "--verb=create,patch", "--resource=events")
+    subject = f"--serviceaccount={kube.namespace}:qwen-supervisor"
+    kube("create", "rolebinding", "events", "--role=events", subject)
+    eventually(lambda: create(event("theirs")).returncode == 0, "a right of its own", 30)
 
 
 def slot_of(policy: str, workload: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab, namespace
-from tests.lab.operator import Operator, operator_kubeconfig
+from tests.lab.operator import Operator, account_policy, operator_kubeconfig
 from tests.lab.webhook import NAME, Webhook
 
 SERVICE = {
@@ -80,6 +81,7 @@ def test_the_account_does_its_work_and_nothing_else(kube: Kube, tmp_path: Path) 
         refuses(kube, taken)
         restarts(kube, taken)
         webhooks(taken)
+        other_addresses(kube, taken, f"https://127.0.0.1:{webhook.port}/pods")
         kube("delete", "supervisionpolicy", "engines")
         assert "account of the operator" not in operator.log.read_text()
     finally:
@@ -157,6 +159,30 @@ def restarts(kube: Kube, taken: Kube) -> None:
         assert "the account of the operator may only write objects" in said(done), other
     found = read(kube, "deployment", "web")["spec"]["template"]
     assert found["metadata"]["annotations"] == template["metadata"]["annotations"]
+
+
+def other_addresses(kube: Kube, taken: Kube, url: str) -> None:
+    """Of a webhook with a URL, not even what begins like it is another address."""
+    text = account_policy(url).replace("account-of-", "address-of-")
+    kube("apply", "-f", "-", stdin=text)
+    try:
+        found = read(taken, "mutatingwebhookconfiguration", NAME)["webhooks"][0]
+
+        def put(address: str) -> str:
+            patch = {
+                "webhooks": [found | {"clientConfig": found["clientConfig"] | {"url": address}}]
+            }
+            of = ("mutatingwebhookconfiguration", NAME, "--type=merge", "-p", json.dumps(patch))
+            return said(taken.run("patch", *of))
+
+        def refused(address: str) -> bool:
+            return "ask its own webhook" in put(address)
+
+        for other in (f"{url}.evil.example", f"{url}/../other", "https://127.0.0.1:1/pods"):
+            eventually(partial(refused, other), f"{other} is refused", 30)
+        assert not put(url)
+    finally:
+        kube("delete", "-f", "-", stdin=text)
 
 
 def webhooks(taken: Kube) -> None:

@@ -60,15 +60,18 @@ def account_kubeconfig(kube: Kube, account: str, target: Path) -> Path:
     return target
 
 
-def account_policy() -> str:
+def account_policy(url: str = "") -> str:
     """The policy on the operator's account, for an operator that runs beside the cluster.
 
-    The API server reaches its webhook by an address, and each test has a Lease of its own.
+    The API server reaches its webhook by an address, of any port unless ``url`` is given, and each
+    test has a Lease of its own.
     """
     text = (ROOT / "config" / "operator-policy.yaml").read_text()
+    begins = (".url == variables.webhookUrl", ".url.startsWith(variables.webhookUrl)")
     for here, lab in (
         ("\"'plimsoll-system/plimsoll-operator'\"", "request.namespace + '/operator'"),
-        ("\"''\"", "\"'https://127.0.0.1:'\""),
+        ("\"''\"", f"\"'{url or 'https://127.0.0.1:'}'\""),
+        *(() if url else (begins,)),
     ):
         assert here in text
         text = text.replace(here, lab)

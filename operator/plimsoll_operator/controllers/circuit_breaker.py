@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from plimsoll_api.times import rfc3339_micro
 from plimsoll_operator.config import CLOCKS, Clocks
-from plimsoll_operator.fleet.slots import DURATION_S, HOLDER, RENEW_S, Turns, holder, turns
+from plimsoll_operator.fleet.slots import DURATION_S, HOLDER, RENEW_S, Allocation, allocate, holder
 from plimsoll_operator.kinds import INCIDENT, LEASE, Object
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError, Conflict
@@ -62,10 +62,10 @@ class Breaker:
         self._lost: Counter[str] = Counter()
         self._changes: tuple[int, ...] = ()
         self._next = -math.inf
-        self.last = Turns()
+        self.last = Allocation()
 
     async def run(self) -> None:
-        """Decides again and again, for ever."""
+        """Run the allocation loop until canceled."""
         while True:
             await asyncio.sleep(self._clocks.breaker)
             try:
@@ -77,23 +77,23 @@ class Breaker:
         """One decision, carried out; none where nothing happened and nothing is due."""
         changes, now = self._store.changes, self._clock()
         seen = (changes[LEASE.kind], changes[INCIDENT.kind])
-        if seen == self._changes and not self.last.take and now < self._next:
+        if seen == self._changes and not self.last.close and now < self._next:
             return
         leases = self._store.of_kind(LEASE.kind)
         dead, overlong = self._observe(leases, now)
         incidents = self._store.of_kind(INCIDENT.kind)
-        self.last = turns(leases, incidents, self._limit, dead, overlong, self._last_turn)
-        self._pass_turns(now)
-        due = [one for one in self.last.take if self._due(one, now)]
+        self.last = allocate(leases, incidents, self._limit, dead, overlong, self._last_turn)
+        self._expire_grants(now)
+        due = [one for one in self.last.close if self._due(one, now)]
         if due:
             log.warning(
                 "circuit breaker: %d of %d slots are in use, %d services wait",
-                self.last.held, self._limit, len(self.last.take),
+                self.last.held, self._limit, len(self.last.close),
             )  # fmt: skip
-        shut = await asyncio.gather(*(self._shut(one) for one in due))
-        if not all(shut):
+        closed = await asyncio.gather(*(self._close(one) for one in due))
+        if not all(closed):
             return  # a supervisor was quicker: what is open is counted anew before more is opened
-        await asyncio.gather(*(self._open(one) for one in self.last.give))
+        await asyncio.gather(*(self._reopen(one) for one in self.last.reopen))
         self._changes = seen
 
     def _observe(self, leases: list[Object], now: float) -> tuple[set[str], set[str]]:
@@ -127,9 +127,9 @@ class Breaker:
                 del per_lease[uid]
         return dead, overlong
 
-    def _pass_turns(self, now: float) -> None:
-        """End the turns that nobody used, if others ask for theirs."""
-        opened = {one["metadata"]["uid"] for one in self.last.open}
+    def _expire_grants(self, now: float) -> None:
+        """Take back the grants that nobody used, if others ask for one."""
+        opened = {one["metadata"]["uid"] for one in self.last.granted}
         self._opened = {uid: self._opened.get(uid, now) for uid in opened}
         if not self.last.asking:
             return
@@ -142,8 +142,8 @@ class Breaker:
         renewed = self._renewed.get(lease["metadata"]["uid"], -RENEW_S)
         return holder(lease) != HOLDER or now - renewed >= RENEW_S
 
-    async def _shut(self, lease: Object) -> bool:
-        """Whether it is shut, or nobody took it; False where a supervisor was quicker.
+    async def _close(self, lease: Object) -> bool:
+        """Whether it is closed, or nobody took it; False where a supervisor was quicker.
 
         One who writes a Lease all the time does not keep the others waiting for ever.
         """
@@ -160,7 +160,7 @@ class Breaker:
             lease = found
         return True
 
-    async def _open(self, lease: Object) -> None:
+    async def _reopen(self, lease: Object) -> None:
         await self._write(lease, "")
         self._renewed.pop(lease["metadata"]["uid"], None)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.times import rfc3339
 from plimsoll_operator.config import Config
-from plimsoll_operator.controllers.pods import attend, outlive, pod_events
+from plimsoll_operator.controllers.pods import outlive, pod_events, reconcile_pods
 from plimsoll_operator.controllers.writes import (
     NameConflict,
     OwnedObjects,
@@ -101,7 +101,7 @@ class Controller:
             plan = await self._carry_out(key, item, service, pods)
             again.append(self._peers.next_s(key))
             incidents, now, config = self._incidents(key), self._clock(), self._config
-            look = attend(self._api, self._store, key, item, raw, incidents, now, config)
+            look = reconcile_pods(self._api, self._store, key, item, raw, incidents, now, config)
             again.append(await look)
         except (InvalidSpec, NameConflict, ApiError) as problem:
             failure, error = self._refusals.judge(key, problem)
@@ -137,7 +137,7 @@ class Controller:
             live = self._store.get(key, ref(desired))
             written = await self._owned.apply(key, uid, desired, replicas)
             if written and desired["kind"] == "Deployment":
-                await self._recorder.write(item, applied(live, desired, plan.course))
+                await self._recorder.write(item, applied(live, desired, plan.decision))
         await self._owned.remove(key, plan.surplus)
         return plan
 

@@ -28,7 +28,7 @@ MAX_PODS = 4
 """Pods of which the Events are read: those of one service have the same trouble."""
 
 
-async def attend(
+async def reconcile_pods(
     api: Api, store: Store, key: Key, item: Object, pods: list[Object], incidents: list[Object],
     now: str, config: Config, kept: Collection[str] = (),
 ) -> float | None:  # fmt: skip

@@ -11,7 +11,7 @@ from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.inference_service import now
-from plimsoll_operator.controllers.pods import attend, outlive, pod_events
+from plimsoll_operator.controllers.pods import outlive, pod_events, reconcile_pods
 from plimsoll_operator.controllers.rolling_restart import RollingRestarts
 from plimsoll_operator.controllers.selected_pods import PolicyPods
 from plimsoll_operator.controllers.writes import (
@@ -130,7 +130,7 @@ class PolicyController:
             plan = await self._carry_out(key, item, policy, pods)
             failure = plan.failure
             again += [self._peers.next_s(key), stuck_s(pods, self._clock())]
-            look = await attend(
+            look = await reconcile_pods(
                 self._api, self._store, key, item, _brief(pods), self._incidents(key),
                 self._clock(), self._config,
                 {one.name for one in pods if one.member.workload is None},
@@ -234,7 +234,7 @@ class PolicyController:
 
 
 def _brief(pods: tuple[SelectedPod, ...]) -> list[Object]:
-    """Return what :func:`attend` needs of the pods that are supervised or terminating."""
+    """Return what :func:`reconcile_pods` needs of the pods that are supervised or terminating."""
     leaving = {"deletionTimestamp": "now"}
     return [
         {

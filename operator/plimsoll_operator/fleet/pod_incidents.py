@@ -13,7 +13,7 @@ import msgspec
 
 from plimsoll_api.incident_object import conditions_of
 from plimsoll_api.incidents import ENDED
-from plimsoll_api.leakincident import MAX_CONDITIONS, MAX_TEXTS
+from plimsoll_api.leakincident import MAX_CONDITIONS, MAX_TEXTS, MAX_WRITES
 from plimsoll_api.names import API_GROUP, API_VERSION, INCIDENT_KIND
 from plimsoll_api.times import unix_seconds
 from plimsoll_operator.kinds import Object
@@ -52,6 +52,7 @@ def examine(service: Object, pods: list[Object], incidents: list[Object], now: s
             _crashes(found, service, pod, container, incidents, known, now)
     _requests(found, pods, incidents)
     _orphans(found, pods, incidents, now)
+    _unwritable(found, incidents, now)
     return found
 
 
@@ -160,6 +161,22 @@ def _orphans(found: Findings, pods: list[Object], incidents: list[Object], now: 
         else:
             text = "the pod no longer exists"
             found.updates.append(_end(one, "Unresolved", "PodGone", text, now))
+
+
+def _unwritable(found: Findings, incidents: list[Object], now: str) -> None:
+    """End the incidents of which no supervisor can write the end: their writes are used up.
+
+    A supervisor keeps the last write for the end, so another client of the pod's token wrote them.
+    """
+    ending = {one["metadata"]["name"] for one in found.updates}
+    text = f"the status was written {MAX_WRITES} times, so its supervisor cannot end it"
+    found.updates += [
+        _end(one, "Unresolved", "WritesExhausted", text, now)
+        for one in incidents
+        if _open(one)
+        and ((one.get("status") or {}).get("revision") or 0) >= MAX_WRITES
+        and one["metadata"]["name"] not in ending
+    ]
 
 
 def _asks_for_a_pod(incident: Object) -> bool:

@@ -18,7 +18,7 @@ from plimsoll_operator.kinds import Object
 
 
 @dataclass(frozen=True)
-class Course:
+class RolloutDecision:
     """What a rollout does about a bad revision.
 
     ``revision`` is the one to run; ``requested`` says that a person asked for the last good one,
@@ -56,14 +56,14 @@ def good(revisions: Object) -> list[str]:
     return [revisions[name] for name in ("current", "previous") if revisions.get(name)]
 
 
-def course(
+def decide(
     service: InferenceService,
     status: Object,
     update: str,
     suspect: Suspect | None,
     known: Collection[str],
     running: str = "",
-) -> Course:
+) -> RolloutDecision:
     """Decide which revision to run.
 
     ``known`` are the revisions whose template still exists, and ``running`` is the one that the
@@ -73,19 +73,19 @@ def course(
     target = last_good(status.get("revisions") or {}, update, known, running)
     if service.spec.rollout.revision is RunRevision.LAST_GOOD:
         if target:
-            return Course(target, action="RolledBack", requested=True)
-        return Course(update, requested=True)
+            return RolloutDecision(target, action="RolledBack", requested=True)
+        return RolloutDecision(update, requested=True)
     known_suspect = (status.get("suspectRevision") or {}).get("revision") == update
     if not known_suspect and suspect is None:
-        return Course(update)
+        return RolloutDecision(update)
     match service.spec.rollout.on_leak:
         case OnLeak.CONTINUE:
-            return Course(update, action="Reported")
+            return RolloutDecision(update, action="Reported")
         case OnLeak.HOLD:
             return _held(status, update)
         case OnLeak.ROLLBACK:
             if target:
-                return Course(target, action="RolledBack")
+                return RolloutDecision(target, action="RolledBack")
             return _held(status, update)
 
 
@@ -99,8 +99,8 @@ def last_good(revisions: Object, update: str, known: Collection[str], running: s
     return running if running in found else next(iter(found), "")
 
 
-def _held(status: Object, update: str) -> Course:
+def _held(status: Object, update: str) -> RolloutDecision:
     """Stop a rollout that is under way; only report one that is done."""
     if (status.get("revisions") or {}).get("current") == update:
-        return Course(update, action="Reported")
-    return Course(update, paused=True, action="Held")
+        return RolloutDecision(update, action="Reported")
+    return RolloutDecision(update, paused=True, action="Held")

@@ -49,30 +49,30 @@ class SlotSet(NamedTuple):
 
 
 @dataclass
-class Turns:
-    """Leases to ``take`` (or renew), to ``give`` back, and those whose turn it is, left ``open``.
+class Allocation:
+    """Leases to ``close`` (or renew), to ``reopen``, and to leave open as ``granted``.
 
-    ``held`` counts slots that live supervisors hold, ``asking`` those of ``take`` that a
+    ``held`` counts slots that live supervisors hold, ``asking`` those of ``close`` that a
     supervisor asks for.
     """
 
-    take: list[Object] = field(default_factory=list)
-    give: list[Object] = field(default_factory=list)
-    open: list[Object] = field(default_factory=list)
+    close: list[Object] = field(default_factory=list)
+    reopen: list[Object] = field(default_factory=list)
+    granted: list[Object] = field(default_factory=list)
     held: int = 0
     waiting: int = 0
     asking: int = 0
 
 
-def turns(
+def allocate(
     leases: list[Object],
     incidents: list[Object],
     limit: int,
     dead: Collection[str] = (),
     overlong: Collection[str] = (),
     last_turn: Mapping[str, float] | None = None,
-) -> Turns:
-    """Whose turn it is. ``limit`` counts held slots and those left open for a service.
+) -> Allocation:
+    """Allocate the slots. ``limit`` counts held slots and those left open for a service.
 
     ``dead`` has uids of Leases that are as good as free, ``overlong`` of those that are held and
     count no more, ``last_turn`` when a Lease's last turn ended, by its uid. First come those whose
@@ -83,7 +83,7 @@ def turns(
     slots = [one for one in leases if _is_slot(one)]
     waits = _waits(incidents, slots)
     fair = _Shares(slots, limit)
-    found = Turns()
+    found = Allocation()
     candidates = []
     for one in slots:
         if holder(one) in ("", HOLDER) or one["metadata"]["uid"] in dead:
@@ -104,11 +104,11 @@ def turns(
     )
     found.waiting = len(waiting)
     for one in waiting:
-        (found.open if fair.admit(_key(one)) else found.take).append(one)
-    found.asking = sum(waits[_key(one)][0] == ASKING for one in found.take)
-    shut = {one["metadata"]["uid"] for one in found.take}
-    found.give = [
-        one for one in candidates if holder(one) == HOLDER and one["metadata"]["uid"] not in shut
+        (found.granted if fair.admit(_key(one)) else found.close).append(one)
+    found.asking = sum(waits[_key(one)][0] == ASKING for one in found.close)
+    closed = {one["metadata"]["uid"] for one in found.close}
+    found.reopen = [
+        one for one in candidates if holder(one) == HOLDER and one["metadata"]["uid"] not in closed
     ]
     return found
 

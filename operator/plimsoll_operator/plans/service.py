@@ -14,7 +14,7 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import POD_HASH
 from plimsoll_operator.fleet import revisions
 from plimsoll_operator.fleet.pods import PodView
-from plimsoll_operator.fleet.revisions import Course
+from plimsoll_operator.fleet.revisions import RolloutDecision
 from plimsoll_operator.fleet.suspects import Suspect, changes, find, of_pods
 from plimsoll_operator.kinds import InvalidSpec, Object, Ref, owner_uid, read, ref
 from plimsoll_operator.render import Images, names, render
@@ -42,7 +42,7 @@ class Plan:
 
     desired: list[Object]
     surplus: list[Object]
-    course: Course
+    decision: RolloutDecision
     suspect: Suspect | None
     changed: list[str]
 
@@ -90,15 +90,17 @@ def reconcile(
     templates = _templates(service, owned)
     suspect = find(update, of_pods(pods), incidents)
     running = _running(service, owned)
-    course = revisions.course(service, before, update, suspect, templates, running)
-    instead = None if course.revision == update else (course.revision, templates[course.revision])
+    decision = revisions.decide(service, before, update, suspect, templates, running)
+    instead = (
+        None if decision.revision == update else (decision.revision, templates[decision.revision])
+    )
     present = {pod.name for pod in pods}
     held = held_slots(owned.values(), present)
     pinned = templates.get(update)
     try:
         if restricted and service.spec.pod_template is not None:
             check(service, pod_template(service, images), rendered_template(service, images))
-        desired = render(service, images, pinned, held, instead, course.paused, peers)
+        desired = render(service, images, pinned, held, instead, decision.paused, peers)
     except NotAllowed as error:
         raise InvalidSpec(str(error)) from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -121,7 +123,7 @@ def reconcile(
     ]
     good = templates.get(revisions.last_good(known_revisions, update, templates, running))
     changed = changes(good, pinned) if suspect and good and pinned else []
-    return Plan(desired, surplus, course, suspect, changed)
+    return Plan(desired, surplus, decision, suspect, changed)
 
 
 def _templates(service: InferenceService, owned: Mapping[Ref, Object]) -> dict[str, Any]:

@@ -198,7 +198,7 @@ def supervisor_role(name: str, slots: Sequence[str], *more: dict[str, Any]) -> d
             rule(API_GROUP, [INCIDENT_PLURAL], ["create", "get", "patch"]),
             rule(API_GROUP, [f"{INCIDENT_PLURAL}/status"], ["get", "patch"]),
             *more,
-            rule("", ["events"], ["create", "patch"]),
+            rule("", ["events"], ["create"]),
             rule("discovery.k8s.io", ["endpointslices"], ["list"]),
             rule("coordination.k8s.io", ["leases"], ["get", "update"])
             | {"resourceNames": list(slots)},

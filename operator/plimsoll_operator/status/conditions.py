@@ -29,7 +29,7 @@ from plimsoll_api.inferenceservice_status import ConditionType as Type
 from plimsoll_api.supervision_policy_status import PolicyCondition
 from plimsoll_operator.fleet.figures import Figures, Slow
 from plimsoll_operator.fleet.pods import Cause, Events, PodView, not_ready
-from plimsoll_operator.fleet.revisions import Course
+from plimsoll_operator.fleet.revisions import RolloutDecision
 from plimsoll_operator.fleet.suspects import Suspect
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.service import Failure
@@ -199,9 +199,9 @@ def ends(pods: Sequence[PodView], now: str) -> list[Verdict]:
     ]
 
 
-def suspicion(suspect: Suspect | None, course: Course) -> list[Verdict]:
+def suspicion(suspect: Suspect | None, decision: RolloutDecision) -> list[Verdict]:
     """``SuspectRevision``; while a roll-out is held or rolled back for it, it is stalled."""
-    acts = course.action in ("Held", "RolledBack") and not course.requested
+    acts = decision.action in ("Held", "RolledBack") and not decision.requested
     if suspect is None and not acts:
         return [Verdict(Type.SUSPECT_REVISION, False, NO_SUSPECT)]
     evidence = (
@@ -212,11 +212,11 @@ def suspicion(suspect: Suspect | None, course: Course) -> list[Verdict]:
     found = [Verdict(Type.SUSPECT_REVISION, True, SAME_LEAK, evidence)]
     if acts:
         text = (
-            f"rolled back to revision {course.revision}: {evidence}; change the spec to continue"
-            if course.action == "RolledBack"
+            f"rolled back to revision {decision.revision}: {evidence}; change the spec to continue"
+            if decision.action == "RolledBack"
             else f"rollout on hold: {evidence}; change the spec or rollout.onLeak to continue"
         )
-        reason = f"{course.action}ForLeak"
+        reason = f"{decision.action}ForLeak"
         found.append(Verdict(Type.PROGRESSING, False, reason, text))
         found.append(Verdict(Type.STALLED, True, reason, text))
     return found
@@ -227,15 +227,15 @@ def same_leak(leak: str, leaking: int, replicas: int, revision: str, since: str)
     return f"{leak} in {leaking} of {replicas} replicas of revision {revision} since {since}"
 
 
-def requested(course: Course, complete: bool) -> list[Verdict]:
+def requested(decision: RolloutDecision, complete: bool) -> list[Verdict]:
     """``rollout.revision`` is ``LastGood``: a roll-back that was asked for is no failure.
 
     ``complete`` says that the revision which is to run does so in all replicas.
     """
-    if not course.requested:
+    if not decision.requested:
         return []
-    if course.action == "RolledBack":
-        text = f"runs revision {course.revision} because spec.rollout.revision is LastGood"
+    if decision.action == "RolledBack":
+        text = f"runs revision {decision.revision} because spec.rollout.revision is LastGood"
         return [Verdict(Type.PROGRESSING, False, "RolledBackOnRequest", text)] if complete else []
     text = (
         "spec.rollout.revision is LastGood, but no earlier revision is known to be good, so the "

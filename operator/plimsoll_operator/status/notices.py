@@ -11,7 +11,7 @@ from typing import Literal
 from plimsoll_api.names import POD_HASH, RESTART_ID
 from plimsoll_api.supervision_policy_status import PolicyCondition
 from plimsoll_operator.fleet.pods import clean
-from plimsoll_operator.fleet.revisions import Course
+from plimsoll_operator.fleet.revisions import RolloutDecision
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.service import Failure
 
@@ -25,7 +25,7 @@ class Notice:
     type: Literal["Normal", "Warning"] = "Normal"
 
 
-def applied(live: Object | None, desired: Object, course: Course) -> list[Notice]:
+def applied(live: Object | None, desired: Object, decision: RolloutDecision) -> list[Notice]:
     """After a Deployment was applied over ``live``: a roll-out or a roll-back has begun."""
     before, after = _revision(live), _revision(desired)
     found = []
@@ -38,8 +38,8 @@ def applied(live: Object | None, desired: Object, course: Course) -> list[Notice
         )
         found.append(Notice("RestartRequested", f"{said}: replacing the pods"))
     paused, was_paused = _paused(desired), live is not None and _paused(live)
-    if course.action == "RolledBack" and before != after:
-        found.append(_rollback(before, after, course))
+    if decision.action == "RolledBack" and before != after:
+        found.append(_rollback(before, after, decision))
     elif live is not None and before != after:  # a new service speaks for itself
         found.append(Notice("RolloutStarted", f"rollout from revision {before} to {after} started"))
     if paused and not was_paused:
@@ -50,9 +50,9 @@ def applied(live: Object | None, desired: Object, course: Course) -> list[Notice
     return found
 
 
-def _rollback(before: str, after: str, course: Course) -> Notice:
+def _rollback(before: str, after: str, decision: RolloutDecision) -> Notice:
     """Tell of a rollback; a person's own is no warning."""
-    if course.requested:
+    if decision.requested:
         text = (
             f"rolling back from revision {before} to {after}"
             " because spec.rollout.revision is LastGood"

@@ -60,8 +60,8 @@ def status(
         verdicts += conditions.completeness(service, missing)
     if plan is not None:
         complete = any(one.reason == "RolloutComplete" for one in verdicts)
-        verdicts += conditions.suspicion(plan.suspect, plan.course)
-        verdicts += conditions.requested(plan.course, complete)
+        verdicts += conditions.suspicion(plan.suspect, plan.decision)
+        verdicts += conditions.requested(plan.decision, complete)
     if failure is not None:
         verdicts += conditions.failed(failure)
     if figures is not None or "conditions" not in before:
@@ -115,9 +115,9 @@ def _revisions(
         one.reason == "RolloutComplete" for one in verdicts
     )
     done = str(annotations.get(POD_HASH, "")) if proven else ""
-    bad = "" if plan.course.action == "None" else update
+    bad = "" if plan.decision.action == "None" else update
     found: Object = {"revisions": advanced(before.get("revisions") or {}, update, done, bad)}
-    suspect = suspect_status(plan.suspect, before, update, plan.course.action, plan.changed)
+    suspect = suspect_status(plan.suspect, before, update, plan.decision.action, plan.changed)
     return found | ({"suspectRevision": suspect} if suspect else {})
 
 

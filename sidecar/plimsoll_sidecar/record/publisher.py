@@ -11,7 +11,6 @@ a phase are published at growing intervals.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import queue
 import threading
@@ -34,6 +33,8 @@ log = logging.getLogger(__name__)
 WARNINGS = frozenset({IncidentPhase.CONFIRMED, IncidentPhase.UNRESOLVED})
 PROMPT = 60
 """Up to this many writes of an incident, a change of its phase is written at once."""
+MAX_POD = 230
+"""Characters of a pod's name in the name of an Event, which may have 253."""
 NEVER = float("inf")
 
 
@@ -124,6 +125,10 @@ class Publisher:
         """Object, status, Event; each may be repeated. Raises KubeError."""
         namespace = self._service.namespace
         known = self._written.get(incident.name) or self._find(incident)
+        if known.revision >= MAX_WRITES:  # by another client of this pod's token
+            log.error("incident %s: somebody used up its %d writes; the operator ends it",
+                      known.name, MAX_WRITES)  # fmt: skip
+            return
         self._written[incident.name] = known
         revision = known.revision + 1
         status = status_object_of(incident, known.name, self._service, revision, known.generation)
@@ -163,14 +168,18 @@ class Publisher:
         )
 
     def _event(self, incident: Incident, written: Written) -> None:
-        """One Event a phase: its name is made from both, so that a repetition finds it there."""
-        digest = hashlib.sha256(f"{incident.name}/{incident.phase}".encode()).hexdigest()[:16]
+        """One Event a phase: its name is made from both, so that a repetition finds it there.
+
+        The cluster lets a pod use only these names, which bounds the number of its Events.
+        """
+        number = written.name.rpartition("-")[2]
+        name = f"{self._pod[:MAX_POD]}-{number}.{incident.phase.value.lower()}"
         at = rfc3339(incident.phase_since)
         namespace = self._service.namespace
         body = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": f"{incident.name[:200]}.{digest}", "namespace": namespace},
+            "metadata": {"name": name, "namespace": namespace},
             "involvedObject": {
                 "apiVersion": API_VERSION,
                 "kind": INCIDENT_KIND,

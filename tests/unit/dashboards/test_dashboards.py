@@ -61,6 +61,14 @@ def test_every_metric_of_a_supervisor_is_shown() -> None:
         assert family.name in hidden or shown & {*family.series}, family.name
 
 
+def test_every_metric_of_the_webhook_is_shown() -> None:
+    shown = {name for _, query in queries.every() for name in queries.METRIC.findall(query)}
+    of_webhook = [one for one in metrics.every() if "_webhook_" in one.name]
+    assert len(of_webhook) >= 2
+    for family in of_webhook:
+        assert shown & {*family.series}, family.name
+
+
 def test_rules_fire_and_stay_quiet() -> None:
     promtool("check", "rules", str(queries.FOLDER / "alerts.yaml"))
     promtool("test", "rules", str(RULES_TEST))

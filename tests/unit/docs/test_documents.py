@@ -62,6 +62,15 @@ def test_all_pages_name_the_version_of_kubernetes_that_doctor_asks_for() -> None
     assert all(versions <= {least} for versions in found.values()), found
 
 
+def test_no_upgrade_of_the_chart_loses_the_new_defaults() -> None:
+    """``--reuse-values`` alone takes the old chart's defaults for values that the new one added."""
+    for path in (*blocks.documents(), *sorted((blocks.ROOT / "charts").rglob("NOTES.txt"))):
+        text = path.read_text()
+        assert not re.search(r"(?<!then)-reuse-values", text), path
+        for command in re.findall(r"helm upgrade (?!again)[^`]*", text):
+            assert re.search(r"--reset-then-reuse-values|--install", command), f"{path}: {command}"
+
+
 def test_reasons_that_the_operations_page_explains_exist() -> None:
     """The kubelet's and the scheduler's own words apart."""
     page = (blocks.ROOT / "docs" / "operations.md").read_text()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from plimsoll_operator.fleet import revisions
 from plimsoll_operator.fleet.pod_incidents import examine
 from plimsoll_operator.fleet.pods import PodView
-from plimsoll_operator.fleet.slots import HOLDER, turns
+from plimsoll_operator.fleet.slots import HOLDER, allocate
 from plimsoll_operator.fleet.suspects import changes, find, of_pods
 from plimsoll_operator.kinds import ref
 from plimsoll_operator.plans.service import parse, reconcile
@@ -105,21 +105,21 @@ def test_a_roll_out_under_way_is_held_and_a_finished_one_reported() -> None:
     under_way = {"revisions": {"update": "new", "current": "old"}}
     done = {"revisions": {"update": "new", "current": "new", "previous": "old"}}
     known = {"old", "new"}
-    held = revisions.course(service(), under_way, "new", suspect, known)
+    held = revisions.decide(service(), under_way, "new", suspect, known)
     assert (held.revision, held.paused, held.action) == ("new", True, "Held")
-    told = revisions.course(service(), done, "new", suspect, known)
+    told = revisions.decide(service(), done, "new", suspect, known)
     assert (told.paused, told.action) == (False, "Reported")
     back = service(onLeak="Rollback")
     for status_ in (under_way, done):
-        course = revisions.course(back, status_, "new", suspect, known)
-        assert (course.revision, course.paused, course.action) == ("old", False, "RolledBack")
-    nowhere = revisions.course(back, under_way, "new", suspect, {"new"})
+        decision = revisions.decide(back, status_, "new", suspect, known)
+        assert (decision.revision, decision.paused, decision.action) == ("old", False, "RolledBack")
+    nowhere = revisions.decide(back, under_way, "new", suspect, {"new"})
     assert (nowhere.revision, nowhere.paused) == ("new", True)
-    going_on = revisions.course(service(onLeak="Continue"), under_way, "new", suspect, known)
+    going_on = revisions.decide(service(onLeak="Continue"), under_way, "new", suspect, known)
     assert (going_on.revision, going_on.paused) == ("new", False)
     remembered = under_way | {"suspectRevision": {"revision": "new"}}
-    assert revisions.course(back, remembered, "new", None, known).action == "RolledBack"
-    assert revisions.course(back, remembered, "newer", None, known).action == "None"
+    assert revisions.decide(back, remembered, "new", None, known).action == "RolledBack"
+    assert revisions.decide(back, remembered, "newer", None, known).action == "None"
 
 
 def test_a_roll_back_runs_the_old_template_and_says_what_changed() -> None:
@@ -153,7 +153,7 @@ def test_a_roll_back_runs_the_old_template_and_says_what_changed() -> None:
     assert conditions["Stalled"]["reason"] == "RolledBackForLeak"
     # With the bad pods gone and their incidents aged it stays, and nothing moves in the status.
     later = reconcile(parse(new), owned, [], [], IMAGES, new["status"])
-    assert later.course.revision == hashes[0]
+    assert later.decision.revision == hashes[0]
     again = status(new, parse(new), None, [], [], {}, None, "2026-01-02T00:00:00Z", plan=later)
     times = {one["type"]: one["lastTransitionTime"] for one in again["conditions"]}
     assert times["Stalled"] == NOW
@@ -163,22 +163,26 @@ def test_a_person_goes_back_to_the_last_good_revision() -> None:
     asked = service(revision="LastGood")
     known = {"old", "new"}
     for known_revisions in ({"current": "old"}, {"current": "new", "previous": "old"}):
-        course = revisions.course(asked, {"revisions": known_revisions}, "new", None, known)
-        assert (course.revision, course.action, course.requested) == ("old", "RolledBack", True)
-        assert conditions.requested(course, False) == [], "while pods are replaced it progresses"
-        (done,) = conditions.requested(course, True)
+        decision = revisions.decide(asked, {"revisions": known_revisions}, "new", None, known)
+        assert (decision.revision, decision.action, decision.requested) == (
+            "old",
+            "RolledBack",
+            True,
+        )
+        assert conditions.requested(decision, False) == [], "while pods are replaced it progresses"
+        (done,) = conditions.requested(decision, True)
         assert (done.type, done.status, done.reason) == (
             "Progressing",
             False,
             "RolledBackOnRequest",
         )
-        (seen,) = conditions.suspicion(None, course)
+        (seen,) = conditions.suspicion(None, decision)
         assert seen.status is False, "no leak is blamed for what a person asked for"
-    nowhere = revisions.course(asked, {"revisions": {"current": "new"}}, "new", None, known)
+    nowhere = revisions.decide(asked, {"revisions": {"current": "new"}}, "new", None, known)
     assert (nowhere.revision, nowhere.action) == ("new", "None")
     (stalled,) = conditions.requested(nowhere, True)
     assert (stalled.type, stalled.reason) == ("Stalled", "NoGoodRevision")
-    assert conditions.requested(revisions.course(service(), {}, "new", None, known), True) == []
+    assert conditions.requested(revisions.decide(service(), {}, "new", None, known), True) == []
 
 
 def test_a_revision_that_was_gone_back_from_is_never_gone_back_to() -> None:
@@ -230,9 +234,9 @@ def test_the_breaker_leaves_no_more_slots_open_than_the_fleet_may_bear(
     incidents = [incident(f"p{n}", at(n), "AwaitingSlot") for n in leaking]
     for one, n in zip(incidents, leaking, strict=True):
         one["spec"]["workloadRef"] = of(f"s{n}")
-    found = turns(leases, incidents, limit)
-    shut = {one["metadata"]["uid"] for one in found.take}
-    freed = {one["metadata"]["uid"] for one in found.give}
+    found = allocate(leases, incidents, limit)
+    shut = {one["metadata"]["uid"] for one in found.close}
+    freed = {one["metadata"]["uid"] for one in found.reopen}
     assert not shut & freed
     held = holders.count("pod")
     open_ = {
@@ -255,7 +259,7 @@ def asking(
 
 
 def shut(found: Any) -> set[str]:
-    return {one["metadata"]["uid"] for one in found.take}
+    return {one["metadata"]["uid"] for one in found.close}
 
 
 def in_namespace(namespace: str, service: str, holder: str = "") -> Any:
@@ -268,7 +272,7 @@ def test_idle_incidents_do_not_shut_out_who_asks_for_a_slot() -> None:
     leases = [lease(f"s{n:02}", "") for n in range(11)]
     incidents = [asking(f"s{n:02}", at(n), phase="Confirmed") for n in range(10)]
     incidents.append(asking("s10", at(50)))
-    found = turns(leases, incidents, 10)
+    found = allocate(leases, incidents, 10)
     assert len(shut(found)) == 1
     assert "s10" not in shut(found)
 
@@ -276,22 +280,22 @@ def test_idle_incidents_do_not_shut_out_who_asks_for_a_slot() -> None:
 def test_what_an_incident_says_of_its_beginning_does_not_put_it_first() -> None:
     incidents = [asking("s0", at(1)), asking("s1", at(2))]
     incidents[1]["spec"]["openedAt"] = "1970-01-01T00:00:00Z"
-    assert shut(turns([lease("s0", ""), lease("s1", "")], incidents, 1)) == {"s1"}
+    assert shut(allocate([lease("s0", ""), lease("s1", "")], incidents, 1)) == {"s1"}
 
 
 def test_who_had_a_turn_waits_behind_those_who_had_none() -> None:
     leases, incidents = [lease("s0", ""), lease("s1", "")], [asking("s0", at(1)), asking("s1")]
-    assert shut(turns(leases, incidents, 1)) == {"s1"}
-    assert shut(turns(leases, incidents, 1, last_turn={"s0": 5.0})) == {"s0"}
+    assert shut(allocate(leases, incidents, 1)) == {"s1"}
+    assert shut(allocate(leases, incidents, 1, last_turn={"s0": 5.0})) == {"s0"}
 
 
 def test_a_dead_holder_counts_for_nobody_and_its_slot_can_be_shut() -> None:
     leases = [lease("dead", "gone-0"), lease("s1", "")]
     incidents = [asking("dead"), asking("s1", at(1))]
-    assert shut(turns(leases, incidents, 1)) == {"s1"}
-    found = turns(leases, incidents, 1, dead={"dead"})
+    assert shut(allocate(leases, incidents, 1)) == {"s1"}
+    found = allocate(leases, incidents, 1, dead={"dead"})
     assert (shut(found), found.held) == ({"dead"}, 0)
-    held_on = turns(leases, incidents, 1, overlong={"dead"})
+    held_on = allocate(leases, incidents, 1, overlong={"dead"})
     assert (shut(held_on), held_on.held) == (set(), 1), "it is left to its holder"
 
 
@@ -299,24 +303,24 @@ def test_a_namespace_and_a_service_count_for_half_of_the_limit() -> None:
     hostile = [in_namespace("a", f"s{n}", f"s{n}-0") for n in range(9)]
     other = in_namespace("b", "waits")
     incidents = [asking("waits", namespace="b")]
-    assert shut(turns([*hostile, other], incidents, 10)) == set()
-    assert shut(turns([*hostile[:4], other], incidents, 4)) == set()
+    assert shut(allocate([*hostile, other], incidents, 10)) == set()
+    assert shut(allocate([*hostile[:4], other], incidents, 4)) == set()
 
     many = [lease("big", f"big-{n}") for n in range(9)]
     for n, one in enumerate(many):
         one["metadata"] |= {"name": f"big-restart-{n}", "uid": f"big-{n}"}
-    assert shut(turns([*many, lease("small", "")], [asking("small")], 4)) == set()
+    assert shut(allocate([*many, lease("small", "")], [asking("small")], 4)) == set()
 
     # Who alone has slots may use all of the limit, and nobody opens more than the limit.
     alone = [in_namespace("a", f"s{n}") for n in range(6)]
     asks = [asking(f"s{n}", namespace="a") for n in range(6)]
-    assert len(shut(turns(alone, asks, 4))) == 2
+    assert len(shut(allocate(alone, asks, 4))) == 2
 
 
 def test_a_lease_that_is_no_slot_counts_for_nobody() -> None:
     forged = lease("qwen", "anybody")
     forged["metadata"] |= {"name": "qwen-forged", "uid": "forged"}
-    found = turns([forged, lease("s1", "")], [asking("s1"), asking("qwen")], 1)
+    found = allocate([forged, lease("s1", "")], [asking("s1"), asking("qwen")], 1)
     assert (found.held, shut(found)) == (0, set())
 
 

@@ -90,7 +90,7 @@ class Fleet:
             self.status = status(
                 self.item, service, self._observed(), [], self.incidents(), {}, None, NOW, plan=plan
             )
-        return plan.course.action
+        return plan.decision.action
 
     def _observed(self) -> Object:
         count = self.spec["replicas"]

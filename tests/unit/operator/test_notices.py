@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from plimsoll_operator.controllers.writes import MAX_KNOWN, MAX_MESSAGE, QUIET_S, Recorder
-from plimsoll_operator.fleet.revisions import Course
+from plimsoll_operator.fleet.revisions import RolloutDecision
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.runtime.client import ApiError
 from plimsoll_operator.status.notices import Notice, applied, finished, refused
@@ -31,32 +31,37 @@ def deployment(revision: str, restart: str = "", paused: bool = False) -> dict[s
 
 
 OLD, NEW = deployment("old"), deployment("new")
-BACK = Course("old", action="RolledBack")
+BACK = RolloutDecision("old", action="RolledBack")
 
 
 @pytest.mark.parametrize(
-    ("live", "desired", "course", "reasons"),
+    ("live", "desired", "decision", "reasons"),
     [
-        (None, NEW, Course("new"), []),
-        (None, deployment("new", "7"), Course("new"), []),
-        (OLD, NEW, Course("new"), ["RolloutStarted"]),
-        (NEW, NEW, Course("new"), []),
-        (OLD, deployment("new", "7"), Course("new"), ["RestartRequested", "RolloutStarted"]),
-        (OLD, deployment("old", "7"), Course("old"), []),  # noted by a newer operator
+        (None, NEW, RolloutDecision("new"), []),
+        (None, deployment("new", "7"), RolloutDecision("new"), []),
+        (OLD, NEW, RolloutDecision("new"), ["RolloutStarted"]),
+        (NEW, NEW, RolloutDecision("new"), []),
+        (
+            OLD,
+            deployment("new", "7"),
+            RolloutDecision("new"),
+            ["RestartRequested", "RolloutStarted"],
+        ),
+        (OLD, deployment("old", "7"), RolloutDecision("old"), []),  # noted by a newer operator
         (NEW, OLD, BACK, ["RollbackStarted"]),
         (OLD, OLD, BACK, []),
-        (NEW, deployment("new", "", True), Course("new", True, "Held"), ["RolloutHeld"]),
-        (deployment("new", "", True), NEW, Course("new"), ["RolloutResumed"]),
+        (NEW, deployment("new", "", True), RolloutDecision("new", True, "Held"), ["RolloutHeld"]),
+        (deployment("new", "", True), NEW, RolloutDecision("new"), ["RolloutResumed"]),
     ],
 )
 def test_what_an_applied_deployment_means(
-    live: Any, desired: Any, course: Course, reasons: list[str]
+    live: Any, desired: Any, decision: RolloutDecision, reasons: list[str]
 ) -> None:
-    assert [one.reason for one in applied(live, desired, course)] == reasons
+    assert [one.reason for one in applied(live, desired, decision)] == reasons
 
 
 def test_a_roll_back_for_a_leak_is_a_warning_and_one_on_request_is_not() -> None:
-    asked = Course("old", action="RolledBack", requested=True)
+    asked = RolloutDecision("old", action="RolledBack", requested=True)
     assert [applied(NEW, OLD, one)[0].type for one in (BACK, asked)] == ["Warning", "Normal"]
 
 

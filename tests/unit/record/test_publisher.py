@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -111,9 +112,11 @@ class Kube:
 
     def __init__(self, *events: int) -> None:
         self.events, self.revisions = list(events), list[int]()
+        self.named: list[str] = []
+        self.status: Object = {}
 
     def get(self, path: str) -> Object:
-        return {"metadata": {"uid": "u"}, "spec": {"id": "a-1"}}
+        return {"metadata": {"uid": "u"}, "spec": {"id": "a-1"}, "status": self.status}
 
     def apply(self, path: str, body: Object) -> Object:
         self.revisions.append(body["status"]["revision"])
@@ -122,6 +125,7 @@ class Kube:
     def create(self, path: str, body: Object) -> Object:
         if self.events:
             raise KubeError(self.events.pop(0), "no Event")
+        self.named.append(body["metadata"]["name"])
         return body
 
 
@@ -136,3 +140,24 @@ def test_no_event_that_fails_writes_the_same_status_again() -> None:
     kube.events = [422]
     publishing.publish(waiting())
     assert kube.revisions == [1, 2, 3], "an Event that is refused is not worth another try"
+
+
+def test_events_have_few_names_which_the_cluster_knows() -> None:
+    """``config/admission-policy.yaml`` lists the phases, and bounds the number."""
+    kube = Kube()
+    publishing = Publisher(cast(KubeClient, kube), ServiceRef(name="s", uid="1"), "a" * 240)
+    for phase in IncidentPhase:
+        publishing.publish(waiting(phase))
+    number = r"-1?[0-9]\."
+    assert all(re.match("a" * 230 + number, name) and len(name) <= 253 for name in kube.named)
+    policy = (Path(__file__).parents[3] / "config" / "admission-policy.yaml").read_text()
+    (listed,) = re.findall(r"\[\.\]\(([a-z|]+)\)\$", policy)
+    assert {name.rpartition(".")[2] for name in kube.named} == set(listed.split("|"))
+
+
+def test_nothing_is_written_of_an_incident_whose_writes_are_used_up() -> None:
+    kube = Kube()
+    kube.status = {"revision": MAX_WRITES, "phase": "Open"}
+    publishing = Publisher(cast(KubeClient, kube), ServiceRef(name="s", uid="1"), "a")
+    publishing.publish(waiting(IncidentPhase.RESOLVED))
+    assert (kube.revisions, kube.named) == ([], [])

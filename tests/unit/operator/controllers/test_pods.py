@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from plimsoll_operator.config import Config
-from plimsoll_operator.controllers.pods import MARKER, OWNER_GONE, attend, outlive
+from plimsoll_operator.controllers.pods import MARKER, OWNER_GONE, outlive, reconcile_pods
 from plimsoll_operator.kinds import Key, Kind, Object
 from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.cache import Store
@@ -85,7 +85,7 @@ def test_an_owner_that_is_there_again_takes_the_mark_off() -> None:
     api, item = Calls(), incident("2026-01-02T00:00:00Z")
     policy = {"metadata": {"name": "engines", "namespace": "ml", "uid": "p"}}
     now = "2026-01-03T00:00:00Z"
-    asyncio.run(attend(cast("Api", api), Store(), KEY, policy, [], [item], now, CONFIG))
+    asyncio.run(reconcile_pods(cast("Api", api), Store(), KEY, policy, [], [item], now, CONFIG))
     assert api.applied == [({}, MARKER)]
 
 
@@ -106,8 +106,29 @@ def after(api: FakeApi, *incidents: Object) -> dict[str, str]:
     """The phases of ``incidents`` once the operator found that their pod is gone."""
     items = [api.put(one) for one in incidents]
     policy = {"metadata": {"name": "engines", "namespace": "ml", "uid": "p"}}
-    asyncio.run(attend(api, Store(), KEY, policy, [], items, "2026-01-03T00:00:00Z", CONFIG))
+    asyncio.run(
+        reconcile_pods(api, Store(), KEY, policy, [], items, "2026-01-03T00:00:00Z", CONFIG)
+    )
     return {one["metadata"]["name"]: one["status"]["phase"] for one in api.all("LeakIncident")}
+
+
+def test_an_incident_whose_writes_somebody_used_up_is_ended(definitions: Definitions) -> None:
+    """A client with the token of the pod can write the highest revision: then the supervisor can
+    write nothing more, not even the end."""
+    api = FakeApi(definitions)
+    alive = {"metadata": {"name": "vllm-0", "creationTimestamp": "2026-01-01T00:00:00Z"}}
+    policy = {"metadata": {"name": "engines", "namespace": "ml", "uid": "p"}}
+    items = [
+        api.put(recorded("vllm-0-1", revision=100)),
+        api.put(recorded("vllm-0-2", revision=99)),
+        api.put(recorded("vllm-0-3", revision=100, phase="Resolved", outcome="Trim")),
+    ]
+    now = "2026-01-03T00:00:00Z"
+    asyncio.run(reconcile_pods(api, Store(), KEY, policy, [alive], items, now, CONFIG))
+    found = {one["metadata"]["name"]: one["status"] for one in api.all("LeakIncident")}
+    assert found["vllm-0-1"]["outcome"] == "WritesExhausted"
+    assert found["vllm-0-1"]["phase"] == "Unresolved"
+    assert [found[f"vllm-0-{n}"].get("outcome") for n in (2, 3)] == [None, "Trim"]
 
 
 WHOLE: dict[str, dict[str, Any]] = {

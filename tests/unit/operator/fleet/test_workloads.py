@@ -22,7 +22,7 @@ from plimsoll_api.workloads import (
 )
 from plimsoll_operator.config import DEFAULT_IMAGES
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State, examine
-from plimsoll_operator.fleet.slots import turns
+from plimsoll_operator.fleet.slots import allocate
 from plimsoll_operator.fleet.workloads import (
     MAX_REPLICAS_BYTES,
     MAX_WORKLOADS,
@@ -227,16 +227,16 @@ def asking(pod: str, service: str = "vllm") -> dict[str, Any]:
 def test_the_breaker_shuts_the_slots_of_one_workload_and_not_of_another() -> None:
     vllm, llama = grouped([*pods(VLLM, "vllm-a"), *pods(LLAMA, "llama-0")])
     both = [breaker_lease(vllm, "vllm-a"), breaker_lease(llama)]
-    found = turns(both, [asking("llama-0")], 1)
-    assert [one["metadata"]["uid"] for one in found.take] == ["StatefulSet/llama"]
+    found = allocate(both, [asking("llama-0")], 1)
+    assert [one["metadata"]["uid"] for one in found.close] == ["StatefulSet/llama"]
     assert (found.held, found.asking) == (1, 1)
-    assert turns(both, [asking("llama-0")], 4).take == []
+    assert allocate(both, [asking("llama-0")], 4).close == []
     # It names another workload, and asks for its own all the same.
     assert [
-        one["metadata"]["uid"] for one in turns(both, [asking("vllm-a", "llama")], 1).take
+        one["metadata"]["uid"] for one in allocate(both, [asking("vllm-a", "llama")], 1).close
     ] == []
     # A pod without a supervisor of the policy asks for nothing.
-    assert turns(both, [asking("anybody")], 1).take == []
+    assert allocate(both, [asking("anybody")], 1).close == []
 
 
 def test_a_workload_that_is_alone_may_use_the_whole_limit() -> None:
@@ -246,14 +246,14 @@ def test_a_workload_that_is_alone_may_use_the_whole_limit() -> None:
     for number, one in enumerate(slots):
         one["metadata"]["uid"] = str(number)
     assert len(slots) == 8
-    assert turns(slots, [asking("vllm-a")], 4).take == []
+    assert allocate(slots, [asking("vllm-a")], 4).close == []
     shut = next(one for one in slots if one["metadata"]["annotations"][SLOT_REPLICAS] == "")
     shut["spec"] = {"holderIdentity": "plimsoll-operator"}
-    assert turns(slots, [asking("vllm-a")], 4).give == [shut], "what was shut is given back"
+    assert allocate(slots, [asking("vllm-a")], 4).reopen == [shut], "what was shut is given back"
 
 
 def test_a_lease_that_only_looks_like_a_workloads_slot_counts_for_nobody() -> None:
     (vllm,) = grouped(pods(VLLM, "vllm-a"))
     forged = breaker_lease(vllm, "anybody")
     forged["metadata"]["annotations"][SLOT_WORKLOAD] = "Deployment/other"
-    assert turns([forged], [asking("vllm-a")], 1).held == 0
+    assert allocate([forged], [asking("vllm-a")], 1).held == 0
