@@ -126,7 +126,7 @@ class Publisher:
         namespace = self._service.namespace
         known = self._written.get(incident.name) or self._find(incident)
         if known.revision >= MAX_WRITES:  # by another client of this pod's token
-            log.error("incident %s: somebody used up its %d writes; the operator ends it",
+            log.error("incident %s: its %d writes are used up; the operator ends it",
                       known.name, MAX_WRITES)  # fmt: skip
             return
         self._written[incident.name] = known
