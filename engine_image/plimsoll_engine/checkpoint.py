@@ -1,13 +1,104 @@
-"""Small files of a checkpoint that both the frontend and the worker read."""
+"""What a checkpoint says besides its weights: the one reader of its small files.
+
+Where several files say the same, the order is that of transformers and vLLM:
+
+- The ends of a text are those of generation_config.json, else of config.json, else of its
+  text_config, and always the tokenizer's eos_token as well (vLLM).
+- A token is special where tokenizer.json or tokenizer_config.json says so or names it, as in
+  transformers.
+- Truncation and padding of tokenizer.json are left behind by training scripts and are off
+  (transformers sets both for each call).
+- Tokens exist up to the largest number of the vocabulary, which may have gaps, and below the
+  model's vocab_size.
+- Sampling defaults are those fields of generation_config.json that vLLM takes
+  (``--generation-config auto``), whatever do_sample says.
+- The chat template is ``--chat-template``, else chat_template.jinja, else chat_template.json, else
+  that of tokenizer_config.json.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import os
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken, Tokenizer
+
 from plimsoll_engine.errors import UsageError
+
+# Threads of the library's own gain nothing for one text at a time, and a process that has them
+# cannot be forked.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
+"""Special tokens that chat templates know by name."""
+DEFAULTS: dict[str, tuple[float, float]] = {
+    "temperature": (0, 2),
+    "top_p": (math.ulp(0.0), 1),
+    "top_k": (-1, 1_000_000),
+    "min_p": (0, 1),
+    "repetition_penalty": (0.01, 100),
+}
+"""Fields of generation_config.json that are defaults of requests; bounds as of requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What the folder of a checkpoint says.
+
+    ``ends`` are the tokens that end a text, ``special`` the texts of the tokens in NAMED,
+    ``num_tokens`` is one more than the largest number of a token, ``defaults`` are the sampling
+    fields for requests that leave them out. ``sources`` says of which file each of them is.
+    """
+
+    folder: Path
+    tokenizer: Tokenizer
+    num_tokens: int
+    ends: list[int]
+    special: dict[str, str]
+    chat_template: str | None
+    defaults: dict[str, float]
+    sources: dict[str, str]
+
+    @classmethod
+    def read(
+        cls, folder: Path, chat_template: Path | None = None, generation_config: str = "auto"
+    ) -> Checkpoint:
+        """Read the checkpoint in ``folder``; UsageError names the file and field that is wrong."""
+        settings = read_json(folder / TOKENIZER_CONFIG)
+        tokenizer = _tokenizer(folder, settings)
+        special = {
+            name: _token_text(settings[name], f"{folder / TOKENIZER_CONFIG}: field {name}")
+            for name in NAMED
+            if settings.get(name)
+        }
+        template, template_of = _template(folder, settings, chat_template)
+        ends, ends_of = _ends(folder, tokenizer, special.get("eos_token"))
+        defaults = _defaults(folder) if generation_config == "auto" else {}
+        sources = {
+            "stop_token_ids": ends_of,
+            "chat_template": template_of,
+            "sampling": GENERATION if defaults else "",
+        }
+        return cls(
+            folder, tokenizer, _num_tokens(folder, tokenizer), ends, special, template, defaults,
+            {name: source for name, source in sources.items() if source},
+        )  # fmt: skip
+
+    def summary(self) -> dict[str, Any]:
+        """Return what requests get from the checkpoint, and of which file it is."""
+        return {
+            "stop_token_ids": self.ends,
+            "sampling": self.defaults,
+            "sources": self.sources,
+        }
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -16,33 +107,138 @@ def read_json(file: Path) -> dict[str, Any]:
         data = json.loads(file.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{file}: cannot be read: {error}") from None
     if not isinstance(data, dict):
         raise UsageError(f"{file}: expected a JSON object")
     return data
 
 
-def model_vocab_size(model: Path) -> int:
-    """Tokens that the model knows, of config.json; the largest number where it does not say."""
-    config = read_json(model / "config.json")
-    text = config.get("text_config")
-    size = (text if isinstance(text, dict) else config).get("vocab_size")
-    return size if isinstance(size, int) else sys.maxsize
+def _tokenizer(folder: Path, settings: dict[str, Any]) -> Tokenizer:
+    file = folder / TOKENIZER
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+        raise UsageError(f"{file}: not a tokenizer: {error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    known = {one.content: one for one in tokenizer.get_added_tokens_decoder().values()}
+    marked = []
+    for text in dict.fromkeys(_special(folder, settings)):
+        token = known.get(text)
+        if tokenizer.token_to_id(text) is None or (token is not None and token.special):
+            continue
+        token = token or AddedToken(text, normalized=False)
+        token.special = True
+        marked.append(token)
+    if marked:
+        tokenizer.add_special_tokens(marked)
+    return tokenizer
 
 
-def eos_ids(model: Path) -> list[int]:
-    """Return the tokens that end a text: of generation_config.json, else of config.json.
+def _special(folder: Path, settings: dict[str, Any]) -> Iterator[str]:
+    """Yield the texts of the tokens that tokenizer_config.json calls special, or names."""
+    where = f"{folder / TOKENIZER_CONFIG}: field"
+    for name, value in settings.items():
+        if name.endswith("_token") and value and not isinstance(value, bool):
+            yield _token_text(value, f"{where} {name}")
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        value = settings.get(name) or []
+        values = value.values() if isinstance(value, dict) else value
+        if not isinstance(value, dict | list):
+            raise UsageError(f"{where} {name}: expected a list of tokens")
+        for one in values:
+            yield _token_text(one, f"{where} {name}")
+    added = settings.get("added_tokens_decoder") or {}
+    if not isinstance(added, dict):
+        raise UsageError(f"{where} added_tokens_decoder: expected an object of tokens")
+    for number, one in added.items():
+        if isinstance(one, dict) and one.get("special"):
+            yield _token_text(one, f"{where} added_tokens_decoder.{number}")
 
-    UsageError where they are no token numbers.
+
+def _token_text(value: Any, field: str) -> str:
+    text = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise UsageError(f"{field}: {value!r} is no token's text")
+    return text
+
+
+def _num_tokens(folder: Path, tokenizer: Tokenizer) -> int:
+    """Return how many token numbers both know.
+
+    On a GPU, a token that the model has no row for is a fault that ends the worker.
     """
-    for name in ("generation_config.json", "config.json"):
-        value = read_json(model / name).get("eos_token_id")
-        if value is not None:
-            ids = value if isinstance(value, list) else [value]
-            if not all(isinstance(one, int) for one in ids):
-                raise UsageError(
-                    f"{model / name}: field eos_token_id: {value!r} is no token number"
-                )
-            return list(ids)
-    return []
+    numbers = tokenizer.get_vocab(with_added_tokens=True).values()
+    config = read_json(folder / CONFIG)
+    size = _text_config(config).get("vocab_size", config.get("vocab_size"))
+    return min(max(numbers, default=-1) + 1, size if isinstance(size, int) else sys.maxsize)
+
+
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
+def _ends(folder: Path, tokenizer: Tokenizer, eos: str | None) -> tuple[list[int], str]:
+    config = read_json(folder / CONFIG)
+    ids, sources = [], []
+    for name, where, settings in (
+        (GENERATION, "", read_json(folder / GENERATION)),
+        (CONFIG, "", config),
+        (CONFIG, "text_config.", _text_config(config)),
+    ):
+        if (value := settings.get("eos_token_id")) is None:
+            continue
+        ids = list(value) if isinstance(value, list) else [value]
+        if not all(type(one) is int and one >= 0 for one in ids):
+            field = f"{where}eos_token_id"
+            raise UsageError(f"{folder / name}: field {field}: {value!r} is no token number")
+        sources.append(name)
+        break
+    own = None if eos is None else tokenizer.token_to_id(eos)
+    if own is not None and own not in ids:
+        ids.append(own)
+        sources.append(TOKENIZER_CONFIG)
+    return ids, ", ".join(sources)
+
+
+def _defaults(folder: Path) -> dict[str, float]:
+    file = folder / GENERATION
+    found = {}
+    for name, value in read_json(file).items():
+        if name not in DEFAULTS or value is None:
+            continue
+        least, most = DEFAULTS[name]
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not least <= value <= most:
+            raise UsageError(
+                f"{file}: field {name}: {value!r} is not between {least:g} and {most:g}; correct it"
+                " or start with --generation-config vllm"
+            )
+        found[name] = value
+    return found
+
+
+def _template(
+    folder: Path, settings: dict[str, Any], chosen: Path | None
+) -> tuple[str | None, str]:
+    """Return the source of the chat template, and the file that it is of."""
+    try:
+        for file in (chosen, folder / "chat_template.jinja"):
+            if file is not None and (file is chosen or file.is_file()):
+                return file.read_text(encoding="utf-8"), file.name
+        for name, holder in (
+            ("chat_template.json", read_json(folder / "chat_template.json")),
+            (TOKENIZER_CONFIG, settings),
+        ):
+            source = holder.get("chat_template")
+            if isinstance(source, list):  # several, by name
+                source = {entry["name"]: entry["template"] for entry in source}.get("default")
+            if isinstance(source, str):
+                return source, name
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{chosen or folder}: the chat template cannot be read: {error!r}"
+        ) from None
+    return None, ""

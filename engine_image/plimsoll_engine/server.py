@@ -167,7 +167,10 @@ def run(settings: Settings) -> int:
     with _writing(settings):
         _write_stacks_on_sigusr1(settings)
     token = read_token(settings.token_file, min(settings.startup_timeout_s, TOKEN_TIMEOUT_S))
-    tokenizer = Tokenizer(settings.model, settings.api.chat_template)
+    tokenizer = Tokenizer(
+        settings.model, settings.api.chat_template, settings.api.generation_config
+    )
+    log.info("checkpoint read", extra=tokenizer.checkpoint.summary())
     keys = None if settings.api_key_file is None else ApiKeys(settings.api_key_file)
     with (
         _bind(settings.host, settings.port, "--port") as serving_socket,

@@ -125,7 +125,7 @@ async def _asked(
         tokenizer = engine.tokenizer
         how = sampling(
             body, tokens, tokenizer.eos_ids, tokenizer.vocab_size, prepared.grammar,
-            prepared.bad_words,
+            prepared.bad_words, tokenizer.checkpoint.defaults,
         )  # fmt: skip
         detokenizer = tokenizer.continuations(ids, body.skip_special_tokens)
         await asyncio.sleep(0)  # a thousand prompts must not hold up the streams

@@ -143,7 +143,9 @@ class Preparation:
         except ApiError as error:
             error.param = responses_request.FIELDS.get(error.param or "", error.param)
             raise
-        prepared.told = msgspec.json.encode(responses_request.echoed(body))
+        prepared.told = msgspec.json.encode(
+            responses_request.echoed(body, self._tokenizer.checkpoint.defaults)
+        )
         return prepared
 
     def _prepared(

@@ -197,6 +197,7 @@ class Preparer:
                 sys.executable, "-m", "plimsoll_engine.api.preparer_process",
                 f"--fd={theirs.fileno()}", f"--parent={os.getpid()}",
                 f"--model={self._engine.settings.model}",
+                f"--generation-config={self._engine.settings.api.generation_config}",
             ]  # fmt: skip
             if self._sees:
                 command.append("--sees")

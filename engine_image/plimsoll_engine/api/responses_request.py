@@ -5,6 +5,7 @@ Only what needs no state of earlier requests: the whole conversation is in ``inp
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -36,6 +37,7 @@ from plimsoll_engine.api.protocol import (
     TopP,
 )
 from plimsoll_engine.api.responses_input import messages
+from plimsoll_engine.api.sampling_params import chosen
 
 ITEMS = 4096
 LOGPROBS = "message.output_text.logprobs"
@@ -197,15 +199,18 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
 _ECHOED = ("instructions", "max_output_tokens", "metadata", "tools", "user")
 
 
-def echoed(body: ResponsesRequest) -> dict[str, Any]:
-    """Return the fields of ``body`` that a response repeats."""
+def echoed(body: ResponsesRequest, defaults: Mapping[str, float]) -> dict[str, Any]:
+    """Return the fields of ``body`` that a response repeats.
+
+    ``defaults`` are those of the checkpoint for fields that it leaves out.
+    """
     told = {name: msgspec.to_builtins(getattr(body, name)) for name in _ECHOED}
     return told | {
         "tools": told["tools"] or [],
         "tool_choice": msgspec.to_builtins(body.tool_choice) or "auto",
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
-        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "temperature": chosen(body.temperature, defaults, "temperature", 1.0),
+        "top_p": chosen(body.top_p, defaults, "top_p", 1.0),
         "text": {"format": _format_echo(body.text)},
         "truncation": "disabled",
         "store": False,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from plimsoll_engine.api.errors import invalid
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
@@ -18,10 +20,12 @@ def sampling(
     vocab_size: int,
     grammar: Grammar | None,
     bad_words: list[list[int]],
+    defaults: Mapping[str, float] = MappingProxyType({}),
 ) -> Sampling:
     """Return how a body wants its tokens chosen; raise ApiError where a field is wrong.
 
-    ``bad_words`` are its own as tokens.
+    ``bad_words`` are its own as tokens. ``defaults`` are the checkpoint's for fields that it leaves
+    out; where there is none, OpenAI's: every token at temperature 1.
     """
     if (body.min_tokens or 0) > max_tokens:
         raise invalid(
@@ -34,16 +38,15 @@ def sampling(
         stop_ids += [eos for eos in eos_ids if eos not in stop_ids]
     return Sampling(
         max_tokens=max_tokens,
-        # OpenAI's defaults of temperature and top_p are 1.
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_k=max(0, body.top_k or 0),
-        top_p=1.0 if body.top_p is None else body.top_p,
-        min_p=body.min_p or 0.0,
+        temperature=chosen(body.temperature, defaults, "temperature", 1.0),
+        top_k=max(0, int(chosen(body.top_k, defaults, "top_k", 0))),
+        top_p=chosen(body.top_p, defaults, "top_p", 1.0),
+        min_p=chosen(body.min_p, defaults, "min_p", 0.0),
         seed=secrets.randbits(63) if body.seed is None else body.seed & SEED_MASK,
         stop_token_ids=stop_ids,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+        repetition_penalty=chosen(body.repetition_penalty, defaults, "repetition_penalty", 1.0),
         logit_bias=_bias(body.logit_bias or {}, vocab_size),
         min_tokens=body.min_tokens or 0,
         logprobs=_logprobs(body),
@@ -53,6 +56,13 @@ def sampling(
         bad_words=bad_words,
         logprob_token_ids=_named(body.logprob_token_ids, vocab_size),
     )
+
+
+def chosen(
+    asked: float | None, defaults: Mapping[str, float], name: str, otherwise: float
+) -> float:
+    """Return what a request asks for, else the checkpoint's default, else ``otherwise``."""
+    return defaults.get(name, otherwise) if asked is None else asked
 
 
 def _allowed(ids: list[int] | None, vocab_size: int, grammar: Grammar | None) -> list[int] | None:

@@ -205,6 +205,7 @@ def _models(api: FastAPI, engine: AsyncEngine) -> None:
             "root": engine.settings.served_model_name,
             "parent": None,
             "max_model_len": engine.max_model_len,
+            "checkpoint": engine.tokenizer.checkpoint.summary(),
         }
 
     @api.get("/v1/models")

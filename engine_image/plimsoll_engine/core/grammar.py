@@ -24,7 +24,7 @@ from pathlib import Path
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from plimsoll_engine.caches.lru import LruCache
-from plimsoll_engine.checkpoint import eos_ids
+from plimsoll_engine.checkpoint import Checkpoint
 from plimsoll_engine.core.grammar_queue import SMALL_CHARACTERS, GrammarQueue
 from plimsoll_engine.core.grammar_trial import (
     BYTES,
@@ -93,9 +93,11 @@ class Vocabulary:
         are refused, and everything else works.
         """
         try:
-            ends = eos_ids(model)
-            text = (model / "tokenizer.json").read_text(encoding="utf-8")
-            tokenizer = LLTokenizer(text, eos_token=ends) if ends else None
+            checkpoint = Checkpoint.read(model)
+            count = checkpoint.num_tokens
+            ends = [end for end in checkpoint.ends if end < count]
+            text = checkpoint.tokenizer.to_str()
+            tokenizer = LLTokenizer(text, n_vocab=count, eos_token=ends) if ends else None
         except (OSError, ValueError, RuntimeError, UsageError):
             return None
         size = len(text) * TOKENIZER_BYTES_PER_FILE_BYTE

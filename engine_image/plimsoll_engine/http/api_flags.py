@@ -13,12 +13,15 @@ from plimsoll_engine.errors import UsageError
 class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``chat_template`` is a file that takes the place of the checkpoint's.
 
+    ``generation_config``: with ``auto``, requests get the sampling defaults of the checkpoint.
+
     ``return_tokens_as_token_ids`` is for requests that do not say. ``force_include_usage``: every
     chunk of a stream has the usage so far, and the last one has that of the whole.
     ``tokenizer_info``: there is ``/tokenizer_info``.
     """
 
     chat_template: Path | None = None
+    generation_config: str = "auto"
     return_tokens_as_token_ids: bool = False
     force_include_usage: bool = False
     tokenizer_info: bool = False
@@ -29,6 +32,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--chat-template", type=Path, metavar="FILE",
         help="Jinja template of chats; default: the checkpoint's")  # fmt: skip
+    add("--generation-config", default="auto", choices=("auto", "vllm"),
+        help="sampling defaults: the checkpoint's, or (vllm) temperature 1 alone")  # fmt: skip
     add("--return-tokens-as-token-ids", action="store_true",
         help="write tokens of log probabilities as token_id:NUMBER")  # fmt: skip
     add("--enable-force-include-usage", action="store_true",
@@ -44,6 +49,7 @@ def from_flags(flags: argparse.Namespace) -> ApiSettings:
         raise UsageError(f"--chat-template {template}: no such file, or none that can be read")
     return ApiSettings(
         chat_template=None if template is None else template.resolve(),
+        generation_config=flags.generation_config,
         return_tokens_as_token_ids=flags.return_tokens_as_token_ids,
         force_include_usage=flags.enable_force_include_usage,
         tokenizer_info=flags.enable_tokenizer_info_endpoint,

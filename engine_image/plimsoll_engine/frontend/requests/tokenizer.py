@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -13,15 +12,10 @@ from typing import Any, NoReturn
 import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import Tokenizer as _Tokenizer
 
-from plimsoll_engine.checkpoint import eos_ids, model_vocab_size, read_json
+from plimsoll_engine.checkpoint import TOKENIZER, Checkpoint
 from plimsoll_engine.errors import UsageError
 from plimsoll_engine.frontend.requests.detokenize import Detokenizer, context_of
-
-# Threads of the library's own gain nothing for one text at a time, and a process that has them
-# cannot be forked.
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class TemplateError(Exception):
@@ -35,30 +29,21 @@ class TooLong(TemplateError):
 class Tokenizer:
     """The tokenizer of the checkpoint in ``model``; UsageError names the file that is wrong.
 
-    ``chat_template`` is a file with another template than the checkpoint's.
+    The others are as in :meth:`Checkpoint.read`.
     """
 
-    def __init__(self, model: Path, chat_template: Path | None = None) -> None:
-        file = model / "tokenizer.json"
-        try:
-            self._tokenizer = _Tokenizer.from_file(str(file))
-        except Exception as error:  # noqa: BLE001 - the library raises bare Exception
-            raise UsageError(f"{file}: not a tokenizer: {error}") from None
-        settings = read_json(model / "tokenizer_config.json")
+    def __init__(
+        self, model: Path, chat_template: Path | None = None, generation_config: str = "auto"
+    ) -> None:
+        self.checkpoint = checkpoint = Checkpoint.read(model, chat_template, generation_config)
+        self._tokenizer = checkpoint.tokenizer
         # What the parsed tokenizer takes is not told; its file's size is of the same order.
-        self.file_bytes = file.stat().st_size
-        # A tokenizer may know tokens that the model has no row for: on a GPU such a token is a
-        # fault that ends the worker.
-        self.vocab_size: int = min(self._tokenizer.get_vocab_size(), model_vocab_size(model))
-        self.eos_ids = eos_ids(model)
+        self.file_bytes = (model / TOKENIZER).stat().st_size
+        self.vocab_size = checkpoint.num_tokens
+        self.eos_ids = checkpoint.ends
         self._middle = context_of(self._tokenizer, self.encode_rendered("a"))
         self._middle_text = self.decode(self._middle)
-        self._special = {
-            name: _token_text(settings[name], f"{model / 'tokenizer_config.json'}: field {name}")
-            for name in ("bos_token", "eos_token", "pad_token", "unk_token")
-            if settings.get(name)
-        }
-        self.chat_template = _template_source(model, settings, chat_template)
+        self.chat_template = checkpoint.chat_template
         self._template = _compile(self.chat_template, chat_template or "the checkpoint")
 
     def encode(self, text: str) -> list[int]:
@@ -127,7 +112,7 @@ class Tokenizer:
             )
         try:
             pieces = self._template.generate(
-                {**self._special, **variables},
+                {**self.checkpoint.special, **variables},
                 messages=messages,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
@@ -149,28 +134,6 @@ def _joined(pieces: Iterable[str], most: int | None) -> str:
         if most is not None and size > most:
             raise TooLong(f"the chat makes a prompt of more than {most} characters")
     return "".join(taken)
-
-
-def _token_text(value: Any, field: str) -> str:
-    text = value.get("content") if isinstance(value, dict) else value
-    if not isinstance(text, str):
-        raise UsageError(f"{field}: {value!r} is no token's text")
-    return text
-
-
-def _template_source(model: Path, settings: dict[str, Any], chosen: Path | None) -> str | None:
-    file = chosen or model / "chat_template.jinja"
-    try:
-        if chosen is not None or file.is_file():
-            return file.read_text(encoding="utf-8")
-        source = settings.get("chat_template")
-        if isinstance(source, list):  # several, by name
-            source = {entry["name"]: entry["template"] for entry in source}.get("default")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(
-            f"{chosen or model}: the chat template cannot be read: {error!r}"
-        ) from None
-    return source if isinstance(source, str) else None
 
 
 def _compile(source: str | None, where: Path | str) -> jinja2.Template | None:

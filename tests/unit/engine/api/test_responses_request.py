@@ -63,7 +63,7 @@ def test_options_become_those_of_a_chat() -> None:
     assert asked.response_format == {"type": "json_schema", "json_schema": {"schema": schema}}
     assert asked.tools is not None
     assert asked.tools[0].function.name == "f"
-    told = echoed(ResponsesRequest(model="m", input="hi", metadata={"a": "b"}))
+    told = echoed(ResponsesRequest(model="m", input="hi", metadata={"a": "b"}), {})
     assert (told["metadata"], told["tools"], told["tool_choice"]) == ({"a": "b"}, [], "auto")
 
 

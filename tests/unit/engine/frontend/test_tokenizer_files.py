@@ -1,6 +1,6 @@
 """What the frontend reads from a checkpoint's tokenizer files.
 
-Tests ``frontend/requests/tokenizer.py``.
+Tests ``checkpoint.py`` and ``frontend/requests/tokenizer.py``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 
-from plimsoll_engine.checkpoint import eos_ids
+from plimsoll_engine.api.protocol import CompletionRequest
+from plimsoll_engine.api.sampling_params import sampling
+from plimsoll_engine.checkpoint import Checkpoint
 from plimsoll_engine.errors import UsageError
 from plimsoll_engine.frontend.requests.tokenizer import TemplateError, Tokenizer
 from plimsoll_faults.models import tiny_text
@@ -59,15 +62,102 @@ def test_templates_get_tools_and_variables_and_cannot_be_nested_to_death(folder:
         tokenizer.render([], [deep])
 
 
-def test_the_ends_of_a_text_are_of_the_generation_config_first(folder: Path) -> None:
-    assert eos_ids(folder) == [2, 0]
+def test_the_ends_of_a_text_are_of_the_first_file_that_says_them_and_the_tokenizer_s(
+    folder: Path,
+) -> None:
+    def ends() -> tuple[list[int], str]:
+        read = Checkpoint.read(folder)
+        return read.ends, read.sources["stop_token_ids"]
+
+    end = tiny_text.train().token_to_id(tiny_text.EOS)
+    assert ends() == ([2, 0], "generation_config.json")
+    edit(folder, "generation_config.json", eos_token_id=[0])
+    assert ends() == ([0, end], "generation_config.json, tokenizer_config.json")
     (folder / "generation_config.json").unlink()
-    assert eos_ids(folder) == []
+    assert ends() == ([end], "tokenizer_config.json")
+    (folder / "config.json").write_text('{"text_config": {"eos_token_id": [7, 8]}}')
+    assert ends() == ([7, 8, end], "config.json, tokenizer_config.json")
     (folder / "config.json").write_text('{"eos_token_id": 7}')
-    assert eos_ids(folder) == [7]
+    assert ends() == ([7, end], "config.json, tokenizer_config.json")
+    edit(folder, "tokenizer_config.json", eos_token=None)
+    assert ends() == ([7], "config.json")
     (folder / "config.json").write_text("[]")
     with pytest.raises(UsageError, match="expected a JSON object"):
-        eos_ids(folder)
+        ends()
+
+
+def test_truncation_and_padding_of_the_tokenizer_are_off(folder: Path) -> None:
+    whole = Tokenizer(folder).encode("gull " * 200)
+    library = tiny_text.train()
+    library.enable_truncation(32)
+    library.enable_padding(length=64)
+    library.save(str(folder / "tokenizer.json"))
+    tokenizer = Tokenizer(folder)
+    assert tokenizer.encode("gull " * 200) == whole
+    assert len(tokenizer.encode("x")) < 64
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"added_tokens_decoder": {"300": {"content": "<repo>", "special": True}}},
+        {"additional_special_tokens": ["<repo>"]},
+        {"extra_special_tokens": {"repo_token": {"content": "<repo>"}}},
+        {"mask_token": "<repo>"},
+    ],
+)
+def test_what_the_tokenizer_config_calls_special_is_no_text(
+    folder: Path, settings: dict[str, Any]
+) -> None:
+    library = tiny_text.train()
+    library.add_tokens([AddedToken("<repo>", special=False, normalized=False)])
+    library.save(str(folder / "tokenizer.json"))
+    number = library.token_to_id("<repo>")
+    assert number is not None
+
+    def text(ids: list[int]) -> str:
+        decoder = Tokenizer(folder).continuations([])()
+        return "".join(map(decoder.push, ids))
+
+    letters = library.encode("a").ids
+    assert text([*letters, number]) == "a<repo>"
+    edit(folder, "tokenizer_config.json", **settings)
+    assert text([*letters, number, *letters]) == "aa"
+    assert Tokenizer(folder).encode("a<repo>a") == [*letters, number, *letters]
+
+
+def test_the_largest_number_of_a_token_counts_and_not_how_many_there_are(folder: Path) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    last = max(vocabulary, key=vocabulary.__getitem__)
+    vocabulary[last] = 900
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    assert Tokenizer(folder).vocab_size == 901
+    (folder / "config.json").write_text('{"vocab_size": 700}')
+    assert Tokenizer(folder).vocab_size == 700
+
+
+def test_sampling_defaults_are_of_the_generation_config(folder: Path) -> None:
+    edit(folder, "generation_config.json", temperature=0.6, top_k=20, top_p=None, max_length=9)
+    read = Checkpoint.read(folder)
+    assert read.defaults == {"temperature": 0.6, "top_k": 20}
+    assert read.sources["sampling"] == "generation_config.json"
+    assert Checkpoint.read(folder, generation_config="vllm").defaults == {}
+
+    def made(**fields: Any) -> tuple[float, int, float]:
+        body = CompletionRequest(model="m", prompt="x", **fields)
+        asked = sampling(body, 4, [], 9, None, [], read.defaults)
+        return asked.temperature, asked.top_k, asked.top_p
+
+    assert made() == (0.6, 20, 1.0)
+    assert made(temperature=0.0, top_k=-1, top_p=0.5) == (0.0, 0, 0.5)
+
+
+def test_the_template_of_a_processor_comes_before_the_tokenizer_s(folder: Path) -> None:
+    (folder / "chat_template.json").write_text('{"chat_template": "of the processor"}')
+    assert Tokenizer(folder).chat_template == "of the processor"
+    (folder / "chat_template.jinja").write_text("of its own file")
+    assert Checkpoint.read(folder).sources["chat_template"] == "chat_template.jinja"
 
 
 def test_without_a_chat_template_completions_are_named(folder: Path) -> None:
@@ -106,6 +196,14 @@ BROKEN: list[tuple[Callable[[Path], Any], str]] = [
     (
         lambda f: edit(f, "generation_config.json", eos_token_id=["</s>"]),
         r"generation_config\.json: field eos_token_id",
+    ),
+    (
+        lambda f: edit(f, "generation_config.json", temperature=-1),
+        r"generation_config\.json: field temperature: -1 .* --generation-config vllm",
+    ),
+    (
+        lambda f: edit(f, "tokenizer_config.json", additional_special_tokens=[3]),
+        "field additional_special_tokens",
     ),
 ]
 
