@@ -47,7 +47,8 @@ CHANGES_PER_S = 4.0
 SETTLED_S = CLOCKS.lease
 """How long a leader leads before it is ended."""
 PAUSE_S = CLOCKS.lease + 10.0
-LIMIT_S = 1500.0
+LIMIT_S = 4500.0
+"""5,000 services took more than 1,500 s to be made on two cores that did other work as well."""
 AUDIT = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
