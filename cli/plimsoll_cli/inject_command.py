@@ -32,7 +32,6 @@ def register(app: typer.Typer) -> None:
 
 def inject(
     context: typer.Context,
-    supervisor_image: Annotated[str, typer.Option(help="Container image of the supervisor.")],
     manifest: Annotated[
         Path | None,
         typer.Argument(metavar="FILE", help="Manifest to read, or - for standard input."),
@@ -40,6 +39,12 @@ def inject(
     file: Annotated[
         Path | None, typer.Option("--file", "-f", metavar="FILE", help="Same as the argument FILE.")
     ] = None,
+    supervisor_image: Annotated[
+        str | None, typer.Option(help="Container image of the supervisor. Required to inject.")
+    ] = None,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Take out what inject added, and nothing else.")
+    ] = False,
     policy: Annotated[
         Path | None,
         typer.Option(
@@ -152,10 +157,18 @@ def inject(
 
     if (manifest is None) == (file is None):
         raise UsageError("inject: name one manifest, or - for standard input: inject -f FILE")
+    if remove:
+        given = [one.name for one in context.command.params if _is_given(context, str(one.name))]
+        if others := sorted({str(one) for one in given} - {"remove", "manifest", "file"}):
+            raise UsageError(f"--remove and --{others[0].replace('_', '-')}: use one of them")
+        typer.echo(command.remove(manifest or file or Path("-")).encode(), nl=False)
+        return
+    if supervisor_image is None:
+        raise UsageError("inject: --supervisor-image is required")
     if policy is not None:
-        given = [one for one in OF_POLICY if _is_given(context, one)]
-        if given:
-            flags = ", ".join("--" + one.replace("_", "-") for one in given)
+        doubled = [one for one in OF_POLICY if _is_given(context, one)]
+        if doubled:
+            flags = ", ".join("--" + one.replace("_", "-") for one in doubled)
             raise UsageError(f"--policy and {flags}: use one of them; {policy} sets this")
         options = _of_policy(policy, supervisor_image)
     else:
@@ -194,7 +207,7 @@ def inject(
     text, notes = command.run(manifest or file or Path("-"), options, wanted)
     for note in notes:
         typer.echo(note, err=True)
-    typer.echo(text, nl=False)
+    typer.echo(text.encode(), nl=False)
 
 
 def _supervisor(policy: SupervisorSettings, **given: Any) -> SupervisorSettings:

@@ -5,11 +5,10 @@ They are checked as the API server would.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import sys
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import ValidationError
 
 from plimsoll_api.inferenceservice import InferenceService
@@ -17,26 +16,27 @@ from plimsoll_api.names import API_VERSION, POLICY_KIND, SERVICE_KIND
 from plimsoll_api.schema import ResourceModel
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_cli.errors import UsageError
+from plimsoll_cli.yaml_text import YamlError
+from plimsoll_cli.yaml_tree import MAX_FILE, split
 
 T = TypeVar("T", bound=ResourceModel)
-MAX_BYTES = 3 << 20
-"""The API server takes no larger request body (its limit for writes is 3 MiB)."""
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that is written twice, where YAML's own reader would take the last one."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            if isinstance(key_node, yaml.ScalarNode):
-                if key_node.value in seen and key_node.tag != "tag:yaml.org,2002:merge":
-                    raise yaml.constructor.ConstructorError(
-                        problem=f"{key_node.value} appears twice: remove one of them",
-                        problem_mark=key_node.start_mark,
-                    )
-                seen.add(key_node.value)
-        return super().construct_mapping(node, deep)
+def read_text(file: Path) -> str:
+    """Return the text of ``file`` (``-`` is standard input); UsageError says what is wrong."""
+    try:
+        if str(file) == "-":
+            held = sys.stdin.buffer.read(MAX_FILE + 1)
+        else:
+            with file.open("rb") as opened:
+                held = opened.read(MAX_FILE + 1)
+        if len(held) > MAX_FILE:
+            raise UsageError(f"{file}: larger than {MAX_FILE >> 20} MiB: this is not a manifest")
+        return held.decode()
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file}: is not UTF-8 text: {error.reason}") from None
 
 
 def read(path: Path) -> InferenceService:
@@ -67,32 +67,18 @@ def _read(path: Path, wanted: str, model: type[T]) -> T:
 
 
 def _document(path: Path, wanted: str) -> dict[str, Any]:
+    text = read_text(path)
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise UsageError(f"{path}: larger than {MAX_BYTES >> 20} MiB: this is not a manifest")
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: is not UTF-8 text: {error.reason}") from None
-    try:
-        # _Loader is a SafeLoader: it makes no objects of other classes.
-        documents = [d for d in yaml.load_all(text, Loader=_Loader) if d is not None]
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        at = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise UsageError(f"{path}{at}: not YAML: {error.problem or error.context}") from None
-    except yaml.YAMLError as error:
-        raise UsageError(f"{path}: not YAML: {str(error).splitlines()[0]}") from None
-    except RecursionError:
-        raise UsageError(f"{path}: nested too deeply to be a manifest") from None
+        roots = [root for one in split(text) if (root := one.root()) is not None]
+        documents = [one for root in roots if (one := root.value(strict=True)) is not None]
+    except YamlError as error:
+        raise UsageError(f"{':'.join([str(path), *map(str, error.at or ())])}: {error}") from None
     if len(documents) != 1:
         count = f"{len(documents)} documents" if documents else "nothing"
         raise UsageError(f"{path}: holds {count}: give a file with one {wanted}")
     document = documents[0]
     if not isinstance(document, dict):
-        what = type(document).__name__
-        raise UsageError(f"{path}: holds a {what}: give a file with one {wanted}")
+        raise UsageError(f"{path}: holds no object: give a file with one {wanted}")
     return document
 
 

@@ -63,7 +63,7 @@ def plain(out: Console) -> bool:
 def dump(value: Any, output: Output) -> str:
     """``value``, which holds only what JSON has."""
     if output is Output.YAML:
-        return yaml_text.dump(value, allow_unicode=True)
+        return yaml_text.dump(value)
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -1,29 +1,169 @@
-"""YAML that Kubernetes reads as it was meant.
+"""What the scalars of YAML mean to kubectl, and texts written so that they keep their meaning.
 
-PyYAML writes for YAML 1.1, in which ``215131e209`` and ``0o17`` are texts. For Kubernetes, which
-reads YAML 1.2, they are numbers, and it refuses a number as a label or annotation.
+kubectl reads YAML with sigs.k8s.io/yaml, whose plain scalars are of neither version of YAML: ``y``
+and ``on`` are booleans, ``0o17`` is a number and ``22:30`` a text. What we write is quoted where
+either version takes a text for something else.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
+import math
 import re
-from collections.abc import Iterable
+import struct
+from collections.abc import Callable, Iterable
+from decimal import Decimal
 from typing import Any
 
 import yaml
 
 
+class YamlError(ValueError):
+    """A text that kubectl does not read, or that exceeds a bound; ``at`` is line and column."""
+
+    def __init__(self, problem: str, at: tuple[int, int] | None = None) -> None:
+        super().__init__(problem)
+        self.at = at
+
+
+_INFINITE = (".inf", ".Inf", ".INF")
+
+
+def _cases(*words: str) -> list[str]:
+    return [form for word in words for form in (word, word.capitalize(), word.upper())]
+
+
+WORDS: dict[str, Any] = {
+    **dict.fromkeys(_cases("y", "yes", "true", "on"), True),
+    **dict.fromkeys(_cases("n", "no", "false", "off"), False),
+    **dict.fromkeys(["", "~", *_cases("null")], None),
+    **dict.fromkeys([".nan", ".NaN", ".NAN"], math.nan),
+    **dict.fromkeys([sign + word for sign in ("", "+") for word in _INFINITE], math.inf),
+    **dict.fromkeys(["-" + word for word in _INFINITE], -math.inf),
+}
+"""Unquoted scalars of go.yaml.in/yaml/v2, which sigs.k8s.io/yaml uses."""
+INTEGER = re.compile(
+    r"(?P<sign>[-+]?)(?:0[xX](?P<hex>[0-9a-fA-F]+)|0[bB](?P<bin>[01]+)|0[oO]?(?P<oct>[0-7]+)"
+    r"|(?P<dec>0|[1-9][0-9]*))"
+)
+BASES = {"hex": 16, "bin": 2, "oct": 8, "dec": 10}
+FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+FRACTION = re.compile(r"\.[0-9](_?[0-9])*([eE][-+]?[0-9](_?[0-9])*)?")
+MAX_NUMBER = 4096
+"""Characters of a number: a longer one is a text to nobody, and costs the square to read."""
+MAX_KEY = (1 << 63) - 1
+"""The largest number that sigs.k8s.io/yaml takes for a key, and as a floating-point number."""
+LONG = "tag:yaml.org,2002:"
+TAGS: dict[str, Callable[[Any], bool]] = {
+    f"{LONG}bool": lambda value: isinstance(value, bool),
+    f"{LONG}int": lambda value: type(value) is int,
+    f"{LONG}float": lambda value: (
+        isinstance(value, float) or (type(value) is int and -MAX_KEY <= value + 1 <= MAX_KEY + 1)
+    ),
+    f"{LONG}null": lambda value: value is None,
+    f"{LONG}timestamp": lambda value: isinstance(value, str),
+}
+
+
+def plain(text: str) -> Any:
+    """Return what kubectl takes an unquoted scalar for."""
+    first = text[:1]
+    if text in WORDS and (not first or first in "yYnNtTfFoO~.+-"):
+        return WORDS[text]
+    if first == ".":
+        return _float(text.replace("_", ""), text) if FRACTION.fullmatch(text) else text
+    if not first or first not in "+-0123456789" or len(text) > MAX_NUMBER:
+        return text
+    digits = text.replace("_", "")
+    if (found := INTEGER.fullmatch(digits)) is not None:
+        base = next(name for name in BASES if found[name] is not None)
+        number = int(found["sign"] + found[base], BASES[base]) if len(digits) <= 80 else 1 << 64
+        unsigned = number < 1 << 64 and not found["sign"]
+        if -(1 << 63) <= number < 1 << 63 or unsigned:
+            return number
+    return _float(digits, text) if FLOAT.fullmatch(digits) else text
+
+
+def _float(digits: str, text: str) -> Any:
+    """Return the number; ``text`` if it is too large for one."""
+    number = float(digits)
+    return text if math.isinf(number) else number
+
+
+def tagged(tag: str | None, text: str, unquoted: bool) -> Any:
+    """Return the value of a scalar. Raises YamlError where kubectl refuses it."""
+    if tag is None:
+        return plain(text) if unquoted else text
+    if tag == f"{LONG}binary":
+        try:
+            return base64.b64decode(text, validate=False).decode("utf-8", "replace")
+        except binascii.Error:
+            raise YamlError("!!binary value contains invalid base64 data") from None
+    if tag not in TAGS:
+        return text
+    value = plain(text)
+    if not TAGS[tag](value):
+        raise YamlError(f"cannot decode {text[:40]!r} as a {tag.replace(LONG, '!!')}")
+    return value
+
+
+def json_value(value: Any) -> Any:
+    """Return a scalar as Go writes it to JSON: no fraction that is 0, and nothing infinite."""
+    if not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
+        raise YamlError(f"{value} is no number in JSON")
+    return int(Decimal(repr(value))) if value.is_integer() and abs(value) < 1e21 else value
+
+
+def shortest(number: float) -> str:
+    """Return a float that is a key as Go does: with the digits that 32 bits need."""
+    if math.isnan(number):
+        return ".nan"
+    try:
+        packed = struct.pack("f", number)
+    except OverflowError:
+        packed = struct.pack("f", math.copysign(math.inf, number))
+    (rounded,) = struct.unpack("f", packed)
+    if math.isinf(rounded):
+        return ".inf" if number > 0 else "-.inf"
+    texts = (f"{rounded:.{digits}e}" for digits in range(10))
+    shown = next(one for one in texts if struct.pack("f", float(one)) == packed)
+    digits, _, written = shown.partition("e")
+    exponent, decimals = int(written), len(digits.strip("-").replace(".", "")) - 1
+    # strconv.FormatFloat with 'g' and the shortest precision.
+    if -4 <= exponent < 6:
+        return f"{float(shown):.{max(decimals - exponent, 0)}f}"
+    return shown
+
+
 class _Dumper(yaml.SafeDumper):
     """Quotes a text that either version of YAML takes for something else."""
 
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        """Indent lists in mappings, as most manifests do."""
+        super().increase_indent(flow, False)
 
-# YAML 1.2.2, section 10.3.2, the core schema's floats and octal numbers.
-_Dumper.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$"),
-    list("-+.0123456789"),
-)
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"0o[0-7]+$"), ["0"])
+
+OTHER_BREAKS = re.compile("[\r\x85\u2028\u2029\ufeff]")
+"""Line ends that YAML's versions disagree on; PyYAML would fold them."""
+
+
+def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = None
+    if OTHER_BREAKS.search(text):
+        style = '"'
+    elif "\n" in text:
+        style = "|"
+    elif not isinstance(plain(text), str):
+        style = "'"
+    return dumper.represent_scalar(f"{LONG}str", text, style)
+
+
+_Dumper.add_representer(str, _represent)
+WIDE = 1 << 30
 
 
 def dump(document: Any, **style: Any) -> str:
@@ -33,5 +173,18 @@ def dump(document: Any, **style: Any) -> str:
 
 def dump_all(documents: Iterable[Any], **style: Any) -> str:
     """Return several documents; keys keep their order."""
-    text: str = yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, **style)
+    text: str = yaml.dump_all(
+        documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDE, **style
+    )
     return text
+
+
+def dump_flow(value: Any, json_text: bool = False) -> str:
+    """Return ``value`` on one line, as it may stand in a list or mapping in brackets."""
+    if json_text:
+        return json.dumps(value)
+    text: str = yaml.dump(
+        [value], Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDE,
+        default_flow_style=True,
+    )  # fmt: skip
+    return text.rstrip("\n")[1:-1]

@@ -1,17 +1,24 @@
-"""Reads manifests, adds supervisors, prints manifests."""
+"""Adds supervisors to the workloads in a file, and takes them out again.
+
+What is added to a document is written into its text; all other text stays as it is. What was
+changed is recorded in an annotation of the supervisor's ConfigMap, so that it can be taken back.
+"""
 
 from __future__ import annotations
 
-import sys
+import json
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from plimsoll_cli import yaml_text
 from plimsoll_cli.errors import UsageError
+from plimsoll_cli.inject.edit import EditError, apply, changes, line_end, record, same, undo
 from plimsoll_cli.inject.selection import Selection
+from plimsoll_cli.manifest import read_text
+from plimsoll_cli.yaml_text import YamlError, dump
+from plimsoll_cli.yaml_tree import Document, Node, split
+from plimsoll_operator.injection.configuration import Injected
 from plimsoll_operator.injection.documents import inject
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.options import Options
@@ -19,107 +26,259 @@ from plimsoll_operator.injection.pods import KINDS
 
 Object = dict[str, Any]
 
+RECORD = "plimsoll.dev/injected"
+"""Annotation of what ``plimsoll inject`` adds to a file: the changed document, and each change."""
+
+
+@dataclass
+class Place:
+    """An object of a file: a document, or an item of a list of objects. ``at`` is for a person."""
+
+    at: str
+    value: Object
+    node: Node
+
+
+@dataclass
+class Held:
+    """A document that was read: no value if it is empty. ``added`` are objects to put before it.
+
+    ``wanted`` has the injected objects, by the nodes of those that they replace.
+    """
+
+    document: Document
+    root: Node | None = None
+    value: Object | None = None
+    places: list[Place] = field(default_factory=list)
+    added: list[Object] = field(default_factory=list)
+    wanted: dict[int, Object] = field(default_factory=dict)
+
 
 def run(file: Path, options: Options, selection: Selection) -> tuple[str, list[str]]:
     """Return the text to print and notes for a person.
 
-    UsageError, which names the file, the object and the field, where something cannot be injected,
-    and where nothing was.
+    UsageError, which names the file, the object and the field, if the file cannot be read, if a
+    workload that was asked for by its name cannot be supervised, and if nothing was injected.
     """
-    made: list[Object] = []
-    fresh: list[Object] = []
+    text = _without_injected(read_text(file), file)
+    held = _documents(text, file)
+    everything = [place for one in held for place in one.places]
+    demanded = options.unrecognized or bool(selection.names)
+    names = _ConfigMaps(everything)
     notes: list[str] = []
+    errors: list[str] = []
     count = 0
-    for at, document in flat(read(file)):
-        if not selection.takes(document):
-            made.append(document)
-            continue
+    made: list[str] = []
+    for one in held:
+        for place in one.places:
+            if not selection.takes(place.value):
+                continue
+            try:
+                injected = inject(place.value, options)
+                names.check(injected, place.value)
+            except InjectionError as error:
+                if demanded:
+                    raise UsageError(f"{file}: {place.at}: {error}") from None
+                errors.append(f"{place.at}: {error}")
+                continue
+            notes += injected.notes
+            if injected.config_map is not None:
+                one.wanted[id(place.node)] = injected.document
+                one.added += [injected.config_map, *injected.others]
         try:
-            injected = inject(document, options)
-        except InjectionError as error:
-            raise UsageError(f"{file}: {at}: {error}") from None
-        if injected.config_map is not None:
-            count += 1
-            fresh += [injected.config_map, *injected.others]
-            made += [injected.config_map, *injected.others]
-        made.append(injected.document)
-        notes += injected.notes
+            made.append(_changed(one))
+            count += len(one.wanted)
+        except EditError as error:
+            where = one.places[0].at
+            if demanded:
+                raise UsageError(f"{file}: {where}: {error}") from None
+            errors.append(f"{where}: {error}")
+            made.append(one.document.before + one.document.text)
+    if errors and not count:
+        raise UsageError("\n".join(f"{file}: {error}" for error in errors))
     if not count:
-        raise UsageError(f"{file}: nothing to inject: {_why(made, notes, selection)}")
-    made = without_old(made, fresh)
-    return yaml_text.dump_all(made, width=100, explicit_start=True), notes
+        raise UsageError(f"{file}: nothing to inject: {_why(everything, notes, selection)}")
+    return "".join(made), [*notes, *(f"{error} (left unchanged)" for error in errors)]
 
 
-def _why(documents: list[Object], notes: list[str], selection: Selection) -> str:
+def remove(file: Path) -> str:
+    """Return the file without what :func:`run` added to it. UsageError if that is nothing."""
+    text = read_text(file)
+    made = _without_injected(text, file)
+    if made == text:
+        raise UsageError(
+            f"{file}: holds nothing that inject added: the record is an annotation {RECORD} of the"
+            " supervisor's ConfigMap, which must be in the same file"
+        )
+    return made
+
+
+def _why(places: list[Place], notes: list[str], selection: Selection) -> str:
     if notes:
         return "; ".join(notes)
-    if not any(selection.takes(document) for document in documents) and documents:
+    if places and not any(selection.takes(place.value) for place in places):
         return "no document matches --name and --selector"
-    kinds = ", ".join(str(document.get("kind")) for document in documents) or "nothing"
+    kinds = ", ".join(dict.fromkeys(kind_of(place.value) for place in places)) or "nothing"
     return f"the file holds {kinds}, and inject accepts {KINDS}"
 
 
-def read(file: Path) -> list[Object]:
-    """Return the documents of ``file`` (``-`` is standard input); UsageError says what is wrong."""
+def _documents(text: str, file: Path) -> list[Held]:
+    found: list[Held] = []
+    count = 0
     try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-        documents = [one for one in yaml.safe_load_all(text) if one is not None]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(f"{file}: cannot be read: {reason}") from None
-    except yaml.YAMLError as error:
-        raise UsageError(f"{file}: not YAML: {' '.join(str(error).split())}") from None
-    for at, document in enumerate(documents, 1):
-        if _holds_itself(document, ()):
-            raise UsageError(f"{file}: document {at}: an alias refers to what it stands in")
-        if not isinstance(document, dict):
-            raise UsageError(
-                f"{file}: document {at}: holds a {type(document).__name__}, not a manifest"
-            )
-        for field in ("apiVersion", "kind"):
-            if not isinstance(document.get(field), str):
-                raise UsageError(f"{file}: document {at}: {field}: required")
-    return documents
+        for document in split(text):
+            root = document.root()
+            value = None if root is None else root.value()
+            if root is None or value is None:
+                found.append(Held(document))
+                continue
+            count += 1
+            at = f"document {count}"
+            found.append(Held(document, root, value, list(_objects(value, root, at, file))))
+    except YamlError as error:
+        place = ":".join([str(file), *map(str, error.at or ())])
+        raise UsageError(f"{place}: {error}") from None
+    return found
 
 
-def _holds_itself(value: object, around: tuple[int, ...]) -> bool:
-    if not isinstance(value, dict | list):
-        return False
-    if id(value) in around:
-        return True
-    parts = value.values() if isinstance(value, dict) else value
-    return any(_holds_itself(part, (*around, id(value))) for part in parts)
+def _objects(value: Any, node: Node, at: str, file: Path) -> Iterator[Place]:
+    """Yield the objects in a document, with their places."""
+    if not isinstance(value, dict):
+        shown = {list: "a list", type(None): "nothing"}.get(type(value), "a text or a number")
+        raise UsageError(f"{file}: {at}: holds {shown}, not a manifest")
+    for part in ("apiVersion", "kind"):
+        if not isinstance(value.get(part), str):
+            raise UsageError(f"{file}: {at}: {part}: required")
+    items = value.get("items")
+    if not (value["kind"].endswith("List") and isinstance(items, list)):
+        yield Place(at, value, node)
+        return
+    nodes = node.entry("items")
+    assert nodes is not None, "it has this value"
+    for number, (item, child) in enumerate(zip(items, nodes.resolved.children, strict=True), 1):
+        if isinstance(item, dict):
+            yield from _objects(item, child, f"{at}, item {number}", file)
 
 
-def flat(documents: list[Object], within: str = "document ") -> Iterator[tuple[str, Object]]:
-    """Yield the documents, each with its place, and in place of a List its items."""
-    for at, document in enumerate(documents, 1):
-        place = f"{within}{at}"
-        if str(document.get("kind", "")).endswith("List") and "items" in document:
-            items = [one for one in document["items"] or [] if isinstance(one, dict)]
-            yield from flat(items, f"{place}, item ")
-        else:
-            yield place, document
+def kind_of(document: Object) -> str:
+    """Name the kind of an object as kubectl does, with its group."""
+    group, _, _ = str(document.get("apiVersion")).rpartition("/")
+    return f"{document.get('kind')}.{group}" if group else str(document.get("kind"))
 
 
-def without_old(documents: list[Object], fresh: list[Object]) -> list[Object]:
-    """Return ``documents`` without those that the ``fresh`` objects among them replace.
+def _changed(held: Held) -> str:
+    """Return a document's text with what was injected. Raises EditError."""
+    document = held.document
+    if held.root is None or held.value is None or not held.wanted:
+        return document.before + document.text
+    wanted = _with(held.value, held.root, held.wanted)
+    made = changes(document.text, held.root, wanted, document.is_json)
+    text = apply(document.text, made)
+    try:
+        again = Document("", text, is_json=document.is_json).root()
+        if again is None or not same(again.value(), wanted):
+            raise EditError("its YAML is written in a form that inject cannot extend")
+    except YamlError as error:
+        raise EditError(
+            f"its YAML is written in a form that inject cannot extend: {error}"
+        ) from None
+    lines = [f"of {_identity(held.value)}", *record(made)]
+    for at, added in enumerate(held.added):
+        annotations = {RECORD: "\n".join(lines if not at else lines[:1]) + "\n"}
+        added["metadata"] = {**added["metadata"], "annotations": annotations}
+    if document.stream:
+        shown = [json.dumps(added, indent=2) + "\n" for added in held.added]
+        return document.before + "".join(shown) + text
+    end = line_end(document.text)
+    blocks = [dump(added).replace("\n", end) for added in held.added]
+    separator = f"---{end}"
+    if document.is_json:
+        # What follows the first document is YAML to kubectl, and this one is not.
+        return document.before + text + "".join(separator + block for block in blocks)
+    return document.before + "".join(block + separator for block in blocks) + text
 
-    A file that was injected before holds what is made again.
-    """
-    made = {identity(one) for one in fresh}
-    new = {id(one) for one in fresh}
-    return [one for one in documents if id(one) in new or identity(one) not in made]
+
+def _with(value: Any, node: Node, wanted: dict[int, Object]) -> Any:
+    """Return the document's value with the injected objects in it."""
+    if id(node) in wanted:
+        return wanted[id(node)]
+    items = node.entry("items")
+    if items is None or not isinstance(value["items"], list):
+        return value
+    listed = zip(value["items"], items.resolved.children, strict=True)
+    return value | {"items": [_with(item, child, wanted) for item, child in listed]}
 
 
-def identity(document: Object) -> tuple[str, ...]:
-    """Which object the document is for."""
+def _without_injected(text: str, file: Path) -> str:
+    """Return ``text`` without what an earlier injection recorded; unchanged if there is none."""
+    if RECORD not in text:
+        return text
+    held = _documents(text, file)
+    records = [_record_of(one) for one in held]
+    texts = [one.document.text for one in held]
+    befores = [one.document.before for one in held]
+    for at, lines in enumerate(records):
+        if lines is None:
+            continue
+        others = [*range(at + 1, len(held)), *range(at)]
+        changed = [
+            n
+            for n in others
+            if records[n] is None and lines[:1] == [f"of {_identity(held[n].value)}"]
+        ]
+        for n in changed[: len(lines) > 1]:
+            try:
+                texts[n] = apply(texts[n], undo(texts[n], held[n].root, lines[1:]))
+            except ValueError as error:
+                raise UsageError(f"{file}: {held[n].places[0].at}: {RECORD}: {error}") from None
+        texts[at] = ""
+        befores[at + 1 if at + 1 < len(held) else at] = ""
+    return "".join(before + one for before, one in zip(befores, texts, strict=True))
+
+
+def _record_of(held: Held) -> list[str] | None:
+    """Return the lines of the record that an added object holds, None for any other object."""
+    metadata = (held.value or {}).get("metadata")
+    annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
+    found = annotations.get(RECORD) if isinstance(annotations, dict) else None
+    return found.splitlines() if isinstance(found, str) else None
+
+
+def _identity(document: Object | None) -> str:
+    """Which object a document is for, on one line."""
+    if document is None:
+        return ""
     metadata = document.get("metadata")
     meta = metadata if isinstance(metadata, dict) else {}
-    parts = (
-        document.get("apiVersion"),
-        document.get("kind"),
-        meta.get("namespace"),
-        meta.get("name"),
-    )
-    return tuple(map(str, parts))
+    names = [str(meta[key]) for key in ("namespace", "name", "generateName") if key in meta]
+    return " ".join("/".join([kind_of(document), *names]).split())
+
+
+class _ConfigMaps:
+    """The ConfigMaps of a file: a supervisor's may have the name of no other one."""
+
+    def __init__(self, places: list[Place]) -> None:
+        self.taken = {
+            self.key(place.value): f"the file's own {place.at}"
+            for place in places
+            if place.value["kind"] == "ConfigMap" and place.value["apiVersion"] == "v1"
+        }
+
+    @staticmethod
+    def key(config_map: Object) -> tuple[str, str]:
+        """Return namespace and name."""
+        metadata = config_map.get("metadata")
+        meta = metadata if isinstance(metadata, dict) else {}
+        return str(meta.get("namespace") or ""), str(meta.get("name"))
+
+    def check(self, injected: Injected, document: Object) -> None:
+        """Raise InjectionError if the supervisor's ConfigMap has a name that is taken."""
+        if injected.config_map is None:
+            return
+        key = self.key(injected.config_map)
+        if key in self.taken:
+            raise InjectionError(
+                f"{_identity(document)}: the supervisor's ConfigMap would be {key[1]}, and that is"
+                f" {self.taken[key]}: give the ConfigMap or the workload another name"
+            )
+        self.taken[key] = f"the one of {_identity(document)}"

@@ -46,7 +46,8 @@ def config_map(name: str, namespace: object, engine: EngineContainer, options: O
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(names.supervisor(name), namespace),
-        "data": {CONFIG_FILE: encode(config).decode()},
+        # On lines of its own, for those who review the file that it is written into.
+        "data": {CONFIG_FILE: msgspec.json.format(encode(config), indent=2).decode() + "\n"},
     }
 
 

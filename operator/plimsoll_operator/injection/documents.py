@@ -18,6 +18,7 @@ from plimsoll_operator.injection.engine import names as container_names
 from plimsoll_operator.injection.notes import notes as notes_of
 from plimsoll_operator.injection.options import Options
 from plimsoll_operator.injection.pods import WORKERS, PodSpec, containers_of, pods_of
+from plimsoll_operator.injection.shape import check_types
 from plimsoll_operator.injection.sidecar import add_supervisor
 from plimsoll_operator.injection.unchanged import left_alone, restarts_group, unselected
 from plimsoll_operator.render import names
@@ -73,6 +74,7 @@ def _engine(pod: PodSpec, at: str, options: Options) -> EngineContainer | str:
         return WORKERS
     if (why := unselected({**pod.inherited, **pod.labels}, options)) is not None:
         return why
+    check_types(pod.spec, at)
     spec, containers = pod.spec, containers_of(pod.spec)
     engine = find(
         {**spec, "containers": containers},

@@ -68,7 +68,8 @@ class EngineContainer:
     @property
     def limit(self) -> str | None:
         """The memory limit as the manifest writes it; None where it has none."""
-        return self.limits.get("memory")
+        found = self.limits.get("memory")
+        return None if found is None else str(found)
 
 
 def find(

@@ -35,6 +35,7 @@ from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.notes import notes as notes_of
 from plimsoll_operator.injection.options import Options
 from plimsoll_operator.injection.pods import KSERVE_API, WORKERS
+from plimsoll_operator.injection.shape import check_types
 from plimsoll_operator.injection.sidecar import add_supervisor
 from plimsoll_operator.injection.unchanged import left_alone, restarts_group, unselected
 from plimsoll_operator.render import names
@@ -114,6 +115,8 @@ def inject(document: Object, changed: Object, options: Options) -> Injected:
         "spec": made,
     }
     refs = spec.get("baseRefs") or []
+    if not isinstance(refs, list) or not all(isinstance(one, dict) for one in refs):
+        raise InjectionError(f"{where}: spec.baseRefs: must be a list of objects")
     # The last reference overrides those before it.
     spec["baseRefs"] = [*(one for one in refs if one.get("name") != ours), {"name": ours}]
     first = replace(engines[0], scheme="http", model=model)
@@ -141,7 +144,9 @@ def _supervised(
         return why
     if workload.spec.get("worker") is not None and not options.group_restarts:
         return restarts_group(options)
-    pod, at = _pod(workload), f"{workload.at}.template"
+    at = f"{workload.at}.template"
+    check_types(_object(workload.spec, "template", workload.at), at)
+    pod = _pod(workload)
     engine = _engine(pod, at, model, options)
     if engine is None:
         return (

@@ -37,6 +37,7 @@ from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.options import Fields, Options, of_policy
 from plimsoll_operator.injection.pods import WORKERS
 from plimsoll_operator.injection.ray import worker_container
+from plimsoll_operator.injection.shape import check_types
 from plimsoll_operator.injection.sidecar import add_supervisor
 from plimsoll_operator.render import names
 from plimsoll_operator.render.containers import Images
@@ -118,6 +119,7 @@ def _put(metadata: Object, field: str, key: str, value: str) -> None:
 def _check(pod: Object) -> None:
     """InjectionError for a pod whose shape rules a supervisor out, whatever its engine is."""
     meta, spec = pod["metadata"], pod["spec"]
+    check_types(spec, AT)
     check_shape(spec, AT, FIELDS)
     annotations = meta.get("annotations") or {}
     if spec.get("hostNetwork") and annotations.get(ALLOW_HOST_PORTS) != "true":

@@ -204,9 +204,10 @@ def test_files(tmp_path: Path) -> None:
     items = documents("sglang-deployment")
     listed.write_text(yaml.safe_dump({"kind": "List", "apiVersion": "v1", "items": items}))
     text, _ = command.run(listed, OPTIONS, EVERYTHING)
-    assert [one["kind"] for one in yaml.safe_load_all(text)] == [
-        "ConfigMap", "Deployment", "Service",
-    ]  # fmt: skip
+    config_map, changed = yaml.safe_load_all(text)
+    assert config_map["kind"] == "ConfigMap"
+    assert [one["kind"] for one in changed["items"]] == ["Deployment", "Service"]
+    assert changed["items"][0]["spec"]["template"]["spec"]["shareProcessNamespace"] is True
 
 
 @pytest.mark.parametrize(
@@ -217,7 +218,7 @@ def test_files(tmp_path: Path) -> None:
         ("a: [", "not YAML"),
         ("- 1\n", "document 1: holds a list"),
         ("apiVersion: v1\n", "document 1: kind: required"),
-        ("kind: &a {b: *a}\n", "document 1: an alias refers to what it stands in"),
+        ("kind: &a {b: *a}\n", "x.yaml:1:14: the alias 'a' stands in itself"),
         (
             "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n",
             "Deployment x: spec.template.spec: left unchanged: no container runs vLLM or SGLang",
@@ -389,7 +390,13 @@ def test_one_workload_that_cannot_be_supervised_names_itself(tmp_path: Path) -> 
         r"spec.template.spec.containers\[engine\]: --port: 70000 is not"
     )
     with pytest.raises(UsageError, match=wrong):
-        command.run(file, OPTIONS, EVERYTHING)
+        command.run(file, OPTIONS, Selection(names=frozenset({"bad"})))
+    text, notes = command.run(file, OPTIONS, EVERYTHING)
+    assert [one["metadata"]["name"] for one in yaml.safe_load_all(text)] == [
+        "w-supervisor", "w", "bad",
+    ]  # fmt: skip
+    assert notes[-1].startswith("document 2: Deployment bad: spec.template.spec.containers[engine]")
+    assert notes[-1].endswith("(left unchanged)")
     text, _ = command.run(file, OPTIONS, Selection(names=frozenset({"w"})))
     assert [one["metadata"]["name"] for one in yaml.safe_load_all(text)] == [
         "w-supervisor", "w", "bad",

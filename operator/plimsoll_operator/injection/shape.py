@@ -1,0 +1,88 @@
+"""The shape of a pod spec, as far as it is read: a file may have anything in its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plimsoll_operator.injection.errors import InjectionError
+
+Object = dict[str, Any]
+Shape = Any
+"""A type, a dict of fields with their shapes, or a list with the shape of its items."""
+
+TEXTS = [str]
+NAMED = [{"name": str}]
+PROBE = {"httpGet": {"scheme": str, "path": str}, "exec": {"command": TEXTS}}
+CONTAINER = {
+    "name": str,
+    "image": str,
+    "command": TEXTS,
+    "args": TEXTS,
+    "env": [{"name": str, "value": str, "valueFrom": {}}],
+    "envFrom": [{"configMapRef": {"name": str}, "secretRef": {}, "prefix": str}],
+    "ports": [{"name": str}],
+    "volumeMounts": [{"name": str, "mountPath": str}],
+    "resources": {"limits": {}, "requests": {}},
+    "securityContext": {"capabilities": {"add": TEXTS, "drop": TEXTS}},
+    "lifecycle": {"preStop": PROBE, "postStart": PROBE},
+    "startupProbe": PROBE,
+    "readinessProbe": PROBE,
+    "livenessProbe": PROBE,
+    "restartPolicy": str,
+}
+POD = {
+    "containers": [CONTAINER],
+    "initContainers": [CONTAINER],
+    "model": {**CONTAINER, "modelFormat": {"name": str}, "runtime": str},
+    "volumes": NAMED,
+    "imagePullSecrets": NAMED,
+    "securityContext": {},
+    "os": {"name": str},
+    "restartPolicy": str,
+}
+REQUIRED = {
+    "containers": ("name",),
+    "initContainers": ("name",),
+    "env": ("name",),
+    "volumes": ("name",),
+    "volumeMounts": ("name", "mountPath"),
+}
+"""Fields that the items of a list must have."""
+WORDS: dict[Any, str] = {str: "a text", dict: "an object", list: "a list"}
+
+
+def check_types(pod: Object, at: str) -> None:
+    """Refuse a pod spec in which something else stands where it is read.
+
+    Raises InjectionError, which begins with ``at`` and names the field.
+    """
+    _check(pod, POD, at, "")
+
+
+def _check(value: Any, shape: Shape, at: str, field: str) -> None:
+    kind: type = shape if isinstance(shape, type) else type(shape)
+    if value is None:
+        return
+    if not isinstance(value, kind):
+        raise InjectionError(f"{at}: must be {WORDS[kind]}, and is {_shown(value)}")
+    if isinstance(value, dict):
+        for key in sorted(shape.keys() & value.keys()):
+            _check(value[key], shape[key], f"{at}.{key}", key)
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            name = item.get("name") if isinstance(item, dict) else None
+            place = f"{at}[{name if isinstance(name, str) else number}]"
+            if item is None:
+                raise InjectionError(f"{place}: is empty")
+            _check(item, shape[0], place, field)
+            for needed in REQUIRED.get(field, ()):
+                if not item.get(needed):
+                    raise InjectionError(f"{place}.{needed}: required")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return f"the boolean {str(value).lower()}"
+    if isinstance(value, int | float):
+        return f"the number {value}"
+    return WORDS.get(type(value), "nothing")

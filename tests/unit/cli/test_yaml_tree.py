@@ -1,0 +1,92 @@
+"""Documents of a file: the text is kept, and what is read of it has bounds."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from plimsoll_cli.yaml_text import YamlError
+from plimsoll_cli.yaml_tree import MAX_ALIASED, MAX_DEPTH, MAX_DOCUMENT, MAX_FILE, split
+
+LAUGHS = "x0: &x0 [a,a,a,a,a,a,a,a,a,a]\n" + "".join(
+    f"x{at}: &x{at} [{','.join([f'*x{at - 1}'] * 10)}]\n" for at in range(1, 9)
+)
+
+
+def read(text: str) -> None:
+    for one in split(text):
+        if (root := one.root()) is not None:
+            root.value()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a: 1",
+        "# only a comment\n---\n---\n\n--- # next\r\na: 1\r\n---\nb: 2",
+        "\ufeffa: 1\n...\n",
+        '{"a": 1}\n{"b": "\\ud83d\\ude00"}\n',
+        '{"a": 1}\n---\nb: 2\n',
+    ],
+)
+def test_the_documents_are_the_file(text: str) -> None:
+    assert "".join(one.before + one.text for one in split(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (LAUGHS, f"aliases stand for more than {MAX_ALIASED} values"),
+        (
+            "a: &a " + "{k: " * 9 + "v" + "}" * 9 + "\n" + "b: [" + "*a, " * 20_000 + "]\n",
+            "aliases stand for more",
+        ),
+        ("".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 200)).replace("*a0", "1"), "deep"),
+        ("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), "nested too deeply"),
+        ("[" * 1_000_000, "nested too deeply|not YAML"),
+        ("- " * 1_000_000, "nested too deeply|not YAML"),
+        ("a: &a {b: *a}", "the alias 'a' stands in itself"),
+        ("a: *b", "unknown anchor 'b'"),
+        ("a: " + "1" * (MAX_DOCUMENT + 1), "larger than 3 MiB"),
+        ("#" * (MAX_FILE + 1), "larger than 16 MiB"),
+        ("a: .inf", "no number in JSON"),
+        ("a: <<\n<<: [1]", "<< needs a mapping"),
+        ("[a]: b", "a key must be a text or a number"),
+        ("--- a\n", "put what is behind --- on a line of its own"),
+        ('{"a": "' + "x" * 9 + '"}{"b": 1}{', "not JSON"),
+    ],
+)
+def test_a_hostile_text_is_refused_within_a_second(text: str, problem: str) -> None:
+    began = time.process_time()
+    with pytest.raises(YamlError, match=problem):
+        read(text)
+    assert time.process_time() - began < 1
+
+
+def test_five_thousand_documents_and_a_comment_of_ten_mebibytes_take_seconds() -> None:
+    began = time.process_time()
+    for text in (
+        "---\napiVersion: v1\nkind: X\ndata: {a: b}\n" * 5000,
+        "a: 1\n#" + "x" * (10 << 20),
+    ):
+        for one in split(text):
+            if len(one.text) < MAX_DOCUMENT:
+                one.root()
+    assert time.process_time() - began < 10
+
+
+def test_a_place_is_that_in_the_file() -> None:
+    with pytest.raises(YamlError) as caught:
+        [one.root() for one in split("a: 1\n---\n# c\nb: c: d\n")]
+    assert caught.value.at == (4, 5)
+
+
+def test_a_key_that_stands_twice_is_refused_where_that_is_asked_for() -> None:
+    (document,) = split("a: 1\na: 2\n")
+    root = document.root()
+    assert root is not None
+    assert root.value() == {"a": 2}
+    with pytest.raises(YamlError, match="a appears twice: remove one"):
+        root.value(strict=True)
