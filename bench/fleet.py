@@ -31,7 +31,7 @@ from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_operator.kinds import BY_KIND, INCIDENT, LEASE, POD, SERVICE
-from plimsoll_sidecar.act.restart_slots.slots import LeaseSlots
+from plimsoll_sidecar.act.slots import LeaseSlots
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record.publisher import Publisher

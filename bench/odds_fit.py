@@ -1,4 +1,4 @@
-"""The weights of ``detect/leak/odds.py``, fitted by maximum likelihood to labelled runs.
+"""The weights of ``detect/odds.py``, fitted by maximum likelihood to labelled runs.
 
     python -m bench.odds_fit                # a sixth of the runs of development and seen
     python -m bench.odds_fit --every 1      # all of them
@@ -30,7 +30,7 @@ from bench.detection import cases_of
 from bench.result import publish
 from leaklab.cases import Case, Split
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.leak.odds import CERTAIN, REUSABLE, WEIGHTS, Look, Weights
+from plimsoll_sidecar.detect.odds import CERTAIN, REUSABLE, WEIGHTS, Look, Weights
 
 STALL_TIMEOUT_S = 30.0
 LEAST_LEAKED, MOST = 0.03, 1.05

@@ -24,7 +24,7 @@ from plimsoll_api.assessment import Assessment
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.peers import Grown, Peer
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.peers import weighed
+from plimsoll_sidecar.detect.fleet import weighed
 
 POLICY = MemoryPolicy(host=MemoryBudget(512 * MIB, DAY, LIMIT), warmup_s=WARMUP_S)
 REPLICAS, SEEDS = 4, 12

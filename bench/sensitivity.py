@@ -1,7 +1,7 @@
 """What does each constant of the detector change? Each is moved by 30 %, alone.
 
     python -m bench.sensitivity                        # all modules of the detector
-    python -m bench.sensitivity --modules plimsoll_sidecar.detect.leak --jobs 16
+    python -m bench.sensitivity --modules plimsoll_sidecar.detect.growth --jobs 16
     python -m bench.sensitivity --quick                # a smoke test, nothing is written
 
 A fixed part of the leak lab's runs is judged with the constants as they are, and again for each

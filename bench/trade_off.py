@@ -23,7 +23,7 @@ from bench.detection_score import Verdict, figures
 from bench.result import publish
 from leaklab import healthy
 from leaklab.cases import Case, Split, leaks, named, negatives
-from plimsoll_sidecar.detect.leak import thresholds
+from plimsoll_sidecar.detect import thresholds
 
 FACTORS = {"1/1000": 1e-3, "1/100": 1e-2, "1/30": 1 / 30, "1/10": 0.1, "1/3": 1 / 3, "1": 1.0}
 """By which the odds that suffice are multiplied."""

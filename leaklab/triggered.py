@@ -19,7 +19,7 @@ from leaklab.editions import Edition
 from leaklab.series import MIB, Curve, Series, bursty
 from leaklab.unseen_totals import by_contagion
 from leaklab.views import habits, interval_of
-from plimsoll_sidecar.detect.attribution.trigger import FIELDS, TIME
+from plimsoll_sidecar.detect.attribution import FIELDS, TIME
 
 RATES = {
     "requests": 5.0,

@@ -25,6 +25,8 @@ class Weekday(StrEnum):
     SUNDAY = "Sunday"
 
 
+_EPOCH_WEEKDAY = list(Weekday).index(Weekday.THURSDAY)
+"""1 January 1970 was a Thursday."""
 _TIME_OF_DAY = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
 
 
@@ -104,3 +106,20 @@ class MaintenanceWindow(msgspec.Struct, frozen=True):
         tuple[Annotated[int, msgspec.Meta(ge=0, le=6)], ...],
         written("Days on which the window opens. If empty, it opens every day.", form=WEEKDAYS),
     ] = ()
+
+    def opens_in(self, now: float) -> float:
+        """Seconds from ``now`` (Unix seconds) until the window opens; zero while it is open."""
+        today = int(now // DAY_S)
+        # A window that began yesterday may be open still.
+        for day in range(today - 1, today + 8):
+            start = day * DAY_S + self.start_s
+            if self.days and (day + _EPOCH_WEEKDAY) % 7 not in self.days:
+                continue
+            if now < start + self.duration_s:
+                return max(0.0, start - now)
+        raise AssertionError("a week has no such day")
+
+    @property
+    def opens_at(self) -> str:
+        """``HH:MM UTC``."""
+        return f"{_write_time_of_day(self.start_s)} UTC"

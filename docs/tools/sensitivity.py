@@ -104,6 +104,6 @@ def _listed(title: str, names: Iterable[str]) -> Sequence[str]:
 
 
 def _short(name: str) -> str:
-    """``trend.MIN_TAU`` of ``plimsoll_sidecar.detect.leak.trend.MIN_TAU``."""
+    """``growth.MIN_TAU`` of ``plimsoll_sidecar.detect.growth.MIN_TAU``."""
     found = re.fullmatch(r"(?:[a-z0-9_]+\.)*([a-z0-9_]+\..+)", name)
     return found[1] if found else name

@@ -6,7 +6,7 @@
 Whoever may exec into the pod may do this: the cluster's RBAC decides. An action is handed to the
 running supervisor, through a socket that only its own user may open, because a person waits for the
 answer and a new process takes seconds to load. Without a supervisor, and for ``status``, which
-reports what this container sees, the work is done here: :mod:`plimsoll_sidecar.manual.actions`.
+reports what this container sees, the work is done here: :mod:`plimsoll_sidecar.manual`.
 
 Imports are few on purpose. Exit status: 0 done, 1 failed or refused, 2 it cannot be asked.
 """
@@ -76,9 +76,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     found = handed_over(arguments)
     if found is None:
-        from plimsoll_sidecar.manual import actions
+        from plimsoll_sidecar import manual
 
-        found = actions.run(arguments)
+        found = manual.run(arguments)
     status, text = found
     (sys.stderr if status == 2 else sys.stdout).write(text + "\n")
     return status

@@ -12,7 +12,7 @@ slot           keeps the restart slot and the restart counts    ``act/actuator.p
 standby        renews the lease on the engine's standby worker  ``act/standby.py``
 publisher      brings incidents to Kubernetes                   ``record/publisher.py``
 state-server   ``/metrics``, ``/state`` and the page            ``record/server.py``
-ask-server     takes manual actions                             ``manual/ask_server.py``
+ask-server     takes manual actions                             ``ask_server.py``
 group-members  asks the other pods of a multi-node group        ``signals/other_pods.py``
 group-leader   asks the leader of a multi-node group            ``signals/other_pods.py``
 =============  ===============================================  ==================================

@@ -17,27 +17,26 @@ from plimsoll_api.listening import EVERY_ADDRESS
 from plimsoll_api.names import ENGINE_CONTAINER, METRICS_PORT, PROBE_PORT, TOKEN_FILE
 from plimsoll_api.peers import PEERS_FILE
 from plimsoll_api.supervisor_config import SupervisorConfig
+from plimsoll_sidecar import manual
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import adapter_for
-from plimsoll_sidecar.act.restart_slots.budget_reset import pod_uid
-from plimsoll_sidecar.act.restart_slots.endpoints import (
+from plimsoll_sidecar.act.lease_counts import pod_uid
+from plimsoll_sidecar.act.service_exit import (
     FixedDelayExit,
     ServiceExit,
     endpoints_of_pod,
 )
-from plimsoll_sidecar.act.restart_slots.slots import LeaseSlots, LocalSlots, Slots
+from plimsoll_sidecar.act.slots import LeaseSlots, LocalSlots, Slots
+from plimsoll_sidecar.ask_server import AskServer
 from plimsoll_sidecar.clients.endpoint_slices import EndpointSlices
 from plimsoll_sidecar.clients.kube import ACCOUNT, KubeClient
 from plimsoll_sidecar.config import ConfigError, ConfigFile
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.manual import actions
-from plimsoll_sidecar.manual.ask_server import AskServer
-from plimsoll_sidecar.page.html import page
+from plimsoll_sidecar.page import page
 from plimsoll_sidecar.record.diagnostics import Diagnostics
-from plimsoll_sidecar.record.hosts import Hosts
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher
-from plimsoll_sidecar.record.server import StateServer
+from plimsoll_sidecar.record.server import Hosts, StateServer
 from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, Pod
 from plimsoll_sidecar.signals.other_pods import (
     GroupLeader,
@@ -170,7 +169,7 @@ def main(argv: list[str] | None = None) -> int:
         return ending.wait(seconds) or os.getppid() != launcher
 
     server.start()
-    persons = AskServer(arguments.state_dir, actions.run)
+    persons = AskServer(arguments.state_dir, manual.run)
     persons.start()
     supervisor.run(stopped)
     persons.stop()

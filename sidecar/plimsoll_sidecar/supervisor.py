@@ -30,9 +30,8 @@ from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.sweep import Sweep
 from plimsoll_sidecar.clock import SteadyClock
 from plimsoll_sidecar.config import ConfigFile
-from plimsoll_sidecar.detect import peers
-from plimsoll_sidecar.detect.group import LEAKS, MINE, joined
-from plimsoll_sidecar.detect.leak.baseline import Checkpoint
+from plimsoll_sidecar.detect.detector import Checkpoint
+from plimsoll_sidecar.detect.fleet import LEAKS, MINE, joined, weighed
 from plimsoll_sidecar.govern.command import (
     EngineProcess,
     EngineView,
@@ -43,15 +42,15 @@ from plimsoll_sidecar.govern.command import (
 )
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.govern.policy.restart_budget import NONE
+from plimsoll_sidecar.govern.restart_budget import NONE
 from plimsoll_sidecar.govern.state import GovernorState, shift
-from plimsoll_sidecar.manual.notes import Inbox
-from plimsoll_sidecar.page.history import History
+from plimsoll_sidecar.history import History
+from plimsoll_sidecar.manual import Inbox
 from plimsoll_sidecar.paths import RESET_FILE
 from plimsoll_sidecar.record.journal import Journal, JournalError
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher, describe
-from plimsoll_sidecar.record.rows import LastKnownEngine
+from plimsoll_sidecar.record.storage import LastKnownEngine
 from plimsoll_sidecar.signals.other_pods import GroupMembers, PeersFile
 from plimsoll_sidecar.signals.process_table import ProcessId, identify
 from plimsoll_sidecar.signals.sampler import known_signals
@@ -187,7 +186,7 @@ class Supervisor:
             self._metrics.swept(self._sweep.follow(self._frontend(), requested))
         assessment = self._detector.update(sample)
         if self._peers is not None:
-            assessment = peers.weighed(assessment, self._replica, self._peers.peers())
+            assessment = weighed(assessment, self._replica, self._peers.peers())
         log.debug("%s", assessment)
         if self._inherited is not None and status is not None:
             if status.epoch == self._inherited.epoch:

@@ -24,17 +24,17 @@ from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, Superviso
 from plimsoll_api.trace import Sample
 from plimsoll_operator.fleet import slots
 from plimsoll_operator.render import objects
+from plimsoll_sidecar.act import lease_counts
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import adapter_for
-from plimsoll_sidecar.act.restart_slots import budget_reset, lease_counts
-from plimsoll_sidecar.act.restart_slots.endpoints import ServicesOfPod
-from plimsoll_sidecar.act.restart_slots.slots import DURATION_S, LeaseSlots
+from plimsoll_sidecar.act.service_exit import ServicesOfPod
+from plimsoll_sidecar.act.slots import DURATION_S, LeaseSlots
 from plimsoll_sidecar.clients.endpoint_slices import EndpointSlices
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.govern.command import Refusal
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.govern.policy.restart_budget import NONE
+from plimsoll_sidecar.govern.restart_budget import NONE
 from plimsoll_sidecar.main import new_detector
 from plimsoll_sidecar.paths import RESET_FILE
 from plimsoll_sidecar.record.metrics import Metrics
@@ -315,7 +315,7 @@ def test_a_supervisor_whose_journal_is_lost_counts_what_the_slot_counts(
     assert second._governor.restarts_left(time.time()) == 0
 
     # What a person's resume does: the Leases at once, the journal within a sample.
-    said = budget_reset.clear(rig.kube, rig.config(), "qwen-0", "uid-0", whole_service=False)
+    said = lease_counts.reset(rig.kube, rig.config(), "qwen-0", "uid-0", whole_service=False)
     assert said == f"cleared {POLICY.count} restarts of this replica from the slot Leases"
     (folder / RESET_FILE).touch()
     second.tick(time.time())
@@ -343,12 +343,12 @@ def test_a_slot_of_the_pod_before_is_given_back(rig: Rig, tmp_path: Path, holder
 def test_a_resume_clears_the_service_on_purpose_only(rig: Rig) -> None:
     spend(rig, "qwen-0", "uid-0")
     spend(rig, "qwen-1", "uid-1")
-    said = budget_reset.clear(rig.kube, rig.config(), "qwen-0", "uid-0", whole_service=False)
+    said = lease_counts.reset(rig.kube, rig.config(), "qwen-0", "uid-0", whole_service=False)
     assert said.startswith(f"cleared {POLICY.count} restarts of this replica from the slot Leases")
     assert "2 of 2 restarts of other replicas still count" in said
     assert "plimsoll resume --service" in said
     assert rig.slots("qwen-0", uid="uid-0").take("qwen-0-0000000f", POLICY, 1.0) is not None
-    said = budget_reset.clear(rig.kube, rig.config(), "qwen-0", "uid-0", whole_service=True)
+    said = lease_counts.reset(rig.kube, rig.config(), "qwen-0", "uid-0", whole_service=True)
     assert said == f"cleared {POLICY.count} restarts of the service from the slot Leases"
     assert rig.slots("qwen-0", uid="uid-0").take("qwen-0-0000000f", POLICY, 1.0) is None
     assert rig.slots("qwen-1", uid="uid-1").stored().at, "the other replica's own count stays"
@@ -361,7 +361,7 @@ def test_a_forged_count_costs_its_service_until_it_is_cleared(rig: Rig) -> None:
     rig.kube.put(rig.lease_path, lease)
     with pytest.raises(lease_counts.UnreadableError, match="plimsoll resume POD --service"):
         rig.slots("qwen-0").take("qwen-0-0000000f", POLICY, 1.0)
-    budget_reset.clear(rig.kube, rig.config(), "qwen-0", "qwen-0", whole_service=True)
+    lease_counts.reset(rig.kube, rig.config(), "qwen-0", "qwen-0", whole_service=True)
     assert rig.slots("qwen-0").take("qwen-0-0000000f", POLICY, 1.0) is None
 
 
@@ -379,7 +379,7 @@ def test_the_holder_of_the_slot_is_named_for_what_it_is(rig: Rig) -> None:
 
 
 def test_the_pods_uid_is_in_its_token(rig: Rig) -> None:
-    assert budget_reset.pod_uid(rig.token) == "", "this one is bound to no pod"
+    assert lease_counts.pod_uid(rig.token) == "", "this one is bound to no pod"
     pods = f"/api/v1/namespaces/{rig.namespace}/pods"
     body = {
         "apiVersion": "v1",
@@ -400,7 +400,7 @@ def test_the_pods_uid_is_in_its_token(rig: Rig) -> None:
     }
     token = rig.admin.create(f"{account}/token", request)["status"]["token"]
     rig.token.write_text(token)
-    assert budget_reset.pod_uid(rig.token) == pod["metadata"]["uid"]
+    assert lease_counts.pod_uid(rig.token) == pod["metadata"]["uid"]
 
 
 def test_each_phase_of_an_incident_has_one_event(rig: Rig) -> None:

@@ -30,10 +30,10 @@ from plimsoll_api.trace import Malloc, Sample, SampleLoad
 from plimsoll_sidecar import clock
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
-from plimsoll_sidecar.act.restart_slots.slots import LocalSlots
+from plimsoll_sidecar.act.slots import LocalSlots
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.config import ConfigFile
-from plimsoll_sidecar.detect.leak.baseline import Checkpoint
+from plimsoll_sidecar.detect.detector import Checkpoint
 from plimsoll_sidecar.record.diagnostics import Diagnostics
 from plimsoll_sidecar.record.journal import Journal
 from plimsoll_sidecar.record.metrics import Metrics

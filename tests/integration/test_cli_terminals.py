@@ -18,7 +18,7 @@ from plimsoll_cli.incidents import STATE_DIR
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.record.journal import Journal
-from plimsoll_sidecar.record.rows import LastKnownEngine
+from plimsoll_sidecar.record.storage import LastKnownEngine
 
 PROGRAM = (sys.executable, "-m", "plimsoll_cli.main")
 MIB = 1 << 20

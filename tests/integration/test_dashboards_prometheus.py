@@ -13,9 +13,8 @@ import pytest
 from docs.tools import scene
 from plimsoll_api.assessment import Assessment, BudgetState, Segment
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
-from plimsoll_sidecar.record.hosts import Hosts
 from plimsoll_sidecar.record.metrics import Metrics
-from plimsoll_sidecar.record.server import StateServer
+from plimsoll_sidecar.record.server import Hosts, StateServer
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
 from tests.lab.operator import Operator, operator_kubeconfig
 from tests.unit.dashboards import queries

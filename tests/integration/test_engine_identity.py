@@ -22,7 +22,7 @@ from plimsoll_api.supervisor_config import CONTAINER_ENV, EngineEndpoint
 from plimsoll_sidecar.act.adapters import external_engine, processes
 from plimsoll_sidecar.act.adapters.external_engine import ExternalEngine
 from plimsoll_sidecar.clients.http import EngineError
-from plimsoll_sidecar.detect.stalls.stall import StallWatch
+from plimsoll_sidecar.detect.stall import StallWatch
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from plimsoll_sidecar.signals.process_table import command_line, identify
 from plimsoll_sidecar.signals.sampler import Sampler

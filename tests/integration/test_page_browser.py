@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from plimsoll_sidecar.page.html import page as render
-from plimsoll_sidecar.record.hosts import Hosts
-from plimsoll_sidecar.record.server import StateServer
-from tests.unit.page.test_supervisor_page import history, state
+from plimsoll_sidecar.page import page as render
+from plimsoll_sidecar.record.server import Hosts, StateServer
+from tests.unit.test_supervisor_page import history, state
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Request

@@ -26,12 +26,11 @@ from plimsoll_api.supervisor_config import (
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local.run_dir import in_supervisor
 from plimsoll_cli.main import app
-from plimsoll_sidecar import ask
+from plimsoll_sidecar import ask, manual
 from plimsoll_sidecar.act import readiness
+from plimsoll_sidecar.ask_server import AskServer
 from plimsoll_sidecar.govern.command import Outcome
-from plimsoll_sidecar.manual import actions
-from plimsoll_sidecar.manual.ask_server import AskServer
-from plimsoll_sidecar.manual.notes import FOLDER, Inbox
+from plimsoll_sidecar.manual import FOLDER, Inbox
 from plimsoll_sidecar.paths import RESET_FILE, SOCKET
 
 
@@ -119,8 +118,8 @@ def test_an_action_leaves_a_note_of_how_it_ended(replica: Replica) -> None:
 
 def test_a_command_that_was_cut_off_is_noted_as_unknown(tmp_path: Path) -> None:
     script = (
-        "import pathlib; from plimsoll_sidecar.manual import notes as b;"
-        f"b.write(pathlib.Path({str(tmp_path)!r}), b.ManualAction(id='person-00000001',"
+        "import pathlib; from plimsoll_sidecar import manual as b;"
+        f"b.write_note(pathlib.Path({str(tmp_path)!r}), b.ManualAction(id='person-00000001',"
         " action='restart', epoch='a:1', at=1.0))"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
@@ -134,7 +133,7 @@ def test_a_command_that_was_cut_off_is_noted_as_unknown(tmp_path: Path) -> None:
 
 def test_the_supervisor_that_runs_carries_it_out(replica: Replica) -> None:
     """``ask`` itself imports next to nothing then; a person waits for it on little CPU."""
-    server = AskServer(replica.state, actions.run)
+    server = AskServer(replica.state, manual.run)
     server.start()
     try:
         arguments = ["trim", "--expected-epoch=current", f"--config={replica.config}"]

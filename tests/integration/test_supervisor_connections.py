@@ -21,8 +21,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll_sidecar import web
-from plimsoll_sidecar.record.hosts import Hosts
-from plimsoll_sidecar.record.server import StateServer
+from plimsoll_sidecar.record.server import Hosts, StateServer
 
 SILENT, DRIP, SLOW_READERS = 500, 400, 100
 PROBE_LIMIT_S = 5.0

@@ -15,7 +15,7 @@ from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar import background
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
-from plimsoll_sidecar.act.restart_slots.slots import DURATION_S, LeaseSlots, LocalSlots
+from plimsoll_sidecar.act.slots import DURATION_S, LeaseSlots, LocalSlots
 from plimsoll_sidecar.background import Part, once, parts_ok
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb

@@ -21,7 +21,7 @@ from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import run_dir as folders
 from plimsoll_sidecar import record_trace
 from plimsoll_sidecar import replay as replaying
-from plimsoll_sidecar.detect.attribution.segments import HostSource
+from plimsoll_sidecar.detect.segments import HostSource
 
 
 def record(out: Path, service: str | None, run_dir: Path | None, duration_s: float | None) -> int:

@@ -19,19 +19,19 @@ from plimsoll_api.incidents import WaitReason
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
-from plimsoll_sidecar.act.restart_slots.endpoints import (
+from plimsoll_sidecar.act.lease_counts import UnreadableError
+from plimsoll_sidecar.act.service_exit import (
     LEAVE_S,
     FixedDelayExit,
     ServiceExit,
 )
-from plimsoll_sidecar.act.restart_slots.lease_counts import UnreadableError
-from plimsoll_sidecar.act.restart_slots.slots import RENEW_S, SlotLostError, Slots
+from plimsoll_sidecar.act.slots import RENEW_S, SlotLostError, Slots
 from plimsoll_sidecar.act.standby import StandbyLease
 from plimsoll_sidecar.background import Part, once
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.clients.kube import KubeError
 from plimsoll_sidecar.govern.command import Command, Outcome, Refusal, Result, SlotWish, Verb
-from plimsoll_sidecar.govern.policy.restart_budget import ReplicaRestarts
+from plimsoll_sidecar.govern.restart_budget import ReplicaRestarts
 from plimsoll_sidecar.signals.process_table import ProcessId
 
 log = logging.getLogger(__name__)

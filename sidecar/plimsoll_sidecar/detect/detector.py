@@ -15,15 +15,14 @@ from plimsoll_api.assessment import Assessment, Segment, SlowGrowth, Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.trace import OpenFiles, Sample
-from plimsoll_sidecar.detect.attributed_budget import AttributedBudget, LastScrape
-from plimsoll_sidecar.detect.attribution import segments
-from plimsoll_sidecar.detect.attribution.segments import Roles
-from plimsoll_sidecar.detect.leak.baseline import Checkpoint
-from plimsoll_sidecar.detect.losses.capacity_loss import CapacityWatch
-from plimsoll_sidecar.detect.losses.left_behind import LeftBehindWatch
-from plimsoll_sidecar.detect.losses.oom_kill import OomKillWatch
-from plimsoll_sidecar.detect.losses.orphaned_device import OrphanWatch
-from plimsoll_sidecar.detect.stalls.stall import StallWatch
+from plimsoll_sidecar.detect import segments
+from plimsoll_sidecar.detect.attribution import Owner
+from plimsoll_sidecar.detect.growth import Point
+from plimsoll_sidecar.detect.leak import AttributedBudget
+from plimsoll_sidecar.detect.losses import CapacityWatch, LeftBehindWatch, OomKillWatch, OrphanWatch
+from plimsoll_sidecar.detect.segments import LastScrape, Roles
+from plimsoll_sidecar.detect.slow_leak import SlowState
+from plimsoll_sidecar.detect.stall import StallWatch
 
 OPEN_FILES_RATIO = 0.8
 """From this share of the limit on, open files are evidence: at the limit, a process accepts no
@@ -33,6 +32,29 @@ OURS = ("worker", "frontend")
 """Processes as our own engine calls them."""
 SOURCE_PATIENCE = 30
 """Samples without the chosen source of host memory before another is chosen (new baseline)."""
+
+
+class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The bases of one epoch, one for each class of load.
+
+    They are of host, device, and device without what its allocator keeps unused. Then the owners of
+    the ledger by name, for each of the three; null is of a release that kept none. Then each role's
+    size (anonymous, and shared), and the hours in which slow growth is looked for.
+
+    Without them a new detector would take memory that has leaked for its baseline.
+    """
+
+    host: list[Point] = []
+    device: list[Point] = []
+    in_use: list[Point] = []
+    host_owners: dict[str, Owner] | None = None
+    device_owners: dict[str, Owner] | None = None
+    in_use_owners: dict[str, Owner] | None = None
+    roles: dict[str, int] = {}
+    shared_roles: dict[str, int] = {}
+    host_slow: SlowState = SlowState()
+    device_slow: SlowState = SlowState()
+    in_use_slow: SlowState = SlowState()
 
 
 class Detector:

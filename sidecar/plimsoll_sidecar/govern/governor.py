@@ -5,7 +5,8 @@ result of the command that was under way. Out come the events of the incidents a
 command. The caller writes :attr:`Governor.state` to the journal before it sends the command; after
 a restart of the supervisor the state from the journal goes on where it stood.
 
-An incident's life is in :mod:`plimsoll_sidecar.govern.life`: its phases, and what may follow which.
+An incident's life is in :mod:`plimsoll_sidecar.govern.phases`; which phase may follow which is in
+:mod:`plimsoll_sidecar.govern.incident`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from plimsoll_api.assessment import Assessment, Suspicion
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.supervision import Supervision
-from plimsoll_sidecar.govern import manual
+from plimsoll_sidecar.govern import restart_budget
 from plimsoll_sidecar.govern.command import (
     Command,
     EngineView,
@@ -25,17 +26,13 @@ from plimsoll_sidecar.govern.command import (
     Turn,
     Verb,
 )
-from plimsoll_sidecar.govern.crash import LastSeen, crash
+from plimsoll_sidecar.govern.context import TurnContext, certain
 from plimsoll_sidecar.govern.incident import Incident, budget_of, incident_name
-from plimsoll_sidecar.govern.life.answers import finished, renewed
-from plimsoll_sidecar.govern.life.conditions import certain
-from plimsoll_sidecar.govern.life.context import TurnContext
-from plimsoll_sidecar.govern.life.moves import release_slot
-from plimsoll_sidecar.govern.life.phases import advance
-from plimsoll_sidecar.govern.manual import ManualAction
-from plimsoll_sidecar.govern.policy import restart_budget
-from plimsoll_sidecar.govern.policy.restart_budget import ReplicaRestarts, Restart
-from plimsoll_sidecar.govern.policy.standby import wants_standby
+from plimsoll_sidecar.govern.ladder import wants_standby
+from plimsoll_sidecar.govern.moves import finished, release_slot, renewed
+from plimsoll_sidecar.govern.notices import LastSeen, ManualAction, crash, manual_action
+from plimsoll_sidecar.govern.phases import advance
+from plimsoll_sidecar.govern.restart_budget import ReplicaRestarts, Restart
 from plimsoll_sidecar.govern.state import KEPT_BY_HAND, GovernorState
 
 LEASE_EPOCH = "lease"
@@ -187,7 +184,7 @@ class Governor:
             elif not action.ends_epoch and action.action == "restart" and action.epoch in epochs:
                 epochs.remove(action.epoch)
             if action.outcome is not None:
-                self._record(context, manual.record(action, self.replica, context.now))
+                self._record(context, manual_action(action, self.replica, context.now))
 
     def _note_crash(self, context: TurnContext, last: str) -> None:
         """Record the end of an epoch that neither we nor a person asked for."""

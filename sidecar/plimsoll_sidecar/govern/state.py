@@ -6,35 +6,24 @@ import msgspec
 
 from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
+from plimsoll_sidecar.govern import ladder
 from plimsoll_sidecar.govern.command import Command, SlotWish, Verb
-from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.govern.policy import ladder
-from plimsoll_sidecar.govern.policy.restart_budget import Restart
-from plimsoll_sidecar.govern.starts import Starts
+from plimsoll_sidecar.govern.incident import ROUND, Incident
+from plimsoll_sidecar.govern.restart_budget import Restart
+from plimsoll_sidecar.govern.verification import Starts
 
-ROUND = 5
-"""Assessments in a round. Counted, not timed: a replay at any interval behaves as a live run."""
 CONFIRM_ROUNDS = 2
 """Rounds after the soft trim through which a suspicion must hold before it is confirmed."""
 SLOT_RETRY_S = 5.0
 """Pause between two tries to take a restart slot; slots are held for a minute or so."""
 SLOT_WAIT_S = 1800.0
 """Longest wait for a slot: then the incident ends, and opens again after its back-off."""
-SETTLE_S = 60.0
-"""Time after the new epoch's warm-up in which memory may still come down."""
-START_S = 900.0
-"""Longest start of an engine, to which the warm-up is added: loading large weights takes minutes
-(Kubernetes' own default for a Deployment's progress deadline is 600 s)."""
 KEPT_BY_HAND = 8
 BACK_OFF_S = 300.0
 BACK_OFF_MAX_S = 3600.0
 MAX_REFUSALS = 3
-RETURNED_ENOUGH = 0.9
-"""Share of the growth that a remediation must return to count as a cure."""
 MIN_TRIMMED = 0.1
 """The same for a trim to have done anything: less is the noise of an engine at work."""
-RETURNED_SOME = 0.5
-"""Below this share the next rung is tried."""
 
 
 class Cooldown(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -19,11 +19,15 @@ from pathlib import Path
 from plimsoll_sidecar.clock import Reading
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.state import GovernorState
-from plimsoll_sidecar.record import rows
-from plimsoll_sidecar.record.restart_copy import FILE as RESTARTS_FILE
-from plimsoll_sidecar.record.restart_copy import RestartCopy
-from plimsoll_sidecar.record.rows import Damaged, LastKnownEngine
-from plimsoll_sidecar.record.set_aside import FOLDER, SetAside
+from plimsoll_sidecar.record import storage
+from plimsoll_sidecar.record.storage import (
+    RESTARTS_FILE,
+    SET_ASIDE,
+    Damaged,
+    LastKnownEngine,
+    RestartCopy,
+    SetAside,
+)
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +88,7 @@ class Journal:
         is called with ``row`` or ``file`` for each that is lost.
         """
         self.path, self._publishes, self._damaged = path, publishes, damaged
-        self._aside = SetAside(path.with_name(FOLDER))
+        self._aside = SetAside(path.with_name(SET_ASIDE))
         self._restarts = RestartCopy(path.with_name(RESTARTS_FILE))
         self._unreadable: set[bytes] = set()
         self.clock: Reading | None = None
@@ -119,11 +123,11 @@ class Journal:
         for key, body, checksum in found:
             try:
                 if key == b"governor":
-                    state = rows.decode(body, checksum, GovernorState)
+                    state = storage.decode(body, checksum, GovernorState)
                 elif key == b"engine":
-                    engine = rows.decode(body, checksum, LastKnownEngine)
+                    engine = storage.decode(body, checksum, LastKnownEngine)
                 elif key == b"clock":
-                    self.clock = rows.decode(body, checksum, Reading)
+                    self.clock = storage.decode(body, checksum, Reading)
             except Damaged as error:
                 self._set_row_aside("state", "key", key, body, error)
         lacking = self._restarts.join(state)
@@ -216,7 +220,7 @@ class Journal:
                     " VALUES (?, ?, ?, 1, 0, ?, ?) ON CONFLICT (name) DO"
                     " UPDATE SET ended = excluded.ended, body = excluded.body,"
                     " checksum = excluded.checksum, revision = revision + 1",
-                    (incident.name, incident.opened_at, incident.ended, *rows.encode(incident)),
+                    (incident.name, incident.opened_at, incident.ended, *storage.encode(incident)),
                 )
             self._db.execute(_FORGET, (self._publishes, KEPT_INCIDENTS))
             self._db.execute(_FORGET, (False, KEPT_UNPUBLISHED))
@@ -224,7 +228,7 @@ class Journal:
     def _put(self, key: str, value: GovernorState | LastKnownEngine | Reading) -> None:
         self._db.execute(
             "INSERT OR REPLACE INTO state (key, body, checksum) VALUES (?, ?, ?)",
-            (key, *rows.encode(value)),
+            (key, *storage.encode(value)),
         )
 
     def _select(self, where: str, values: tuple[int, ...]) -> list[tuple[int, Incident]]:
@@ -238,7 +242,7 @@ class Journal:
         read = []
         for name, revision, body, checksum in found:
             try:
-                incident = rows.decode(body, checksum, Incident)
+                incident = storage.decode(body, checksum, Incident)
                 if incident.name.encode() != name or not isinstance(revision, int):
                     raise Damaged("its name or revision is not the incident's")
             except Damaged as error:

@@ -29,8 +29,13 @@ from plimsoll_api.supervision import Action
 from plimsoll_api.trace import OpenFiles
 from plimsoll_sidecar.govern.command import Event, EventType
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.record.ratchet import Ratchet, band_of
-from plimsoll_sidecar.record.sample_metrics import GroupMetrics, OpenFilesMetrics, PartsMetrics
+from plimsoll_sidecar.record.collectors import (
+    GroupMetrics,
+    OpenFilesMetrics,
+    PartsMetrics,
+    Ratchet,
+    band_of,
+)
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
 from plimsoll_sidecar.signals.resident_memory import resident
 

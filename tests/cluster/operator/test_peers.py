@@ -16,7 +16,7 @@ from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.names import METRICS_PORT, object_name
 from plimsoll_api.peers import PEERS_FILE, decode
 from plimsoll_operator.config import CLOCKS
-from plimsoll_sidecar.detect.peers import weighed
+from plimsoll_sidecar.detect.fleet import weighed
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.other_pods import PeersFile
 from tests.cluster.operator.test_adopt import LISTED_S

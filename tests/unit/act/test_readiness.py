@@ -15,8 +15,8 @@ from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
-from plimsoll_sidecar.act.restart_slots.endpoints import LEAVE_S, FixedDelayExit, ServiceExit
-from plimsoll_sidecar.act.restart_slots.slots import LocalSlots
+from plimsoll_sidecar.act.service_exit import LEAVE_S, FixedDelayExit, ServiceExit
+from plimsoll_sidecar.act.slots import LocalSlots
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.clients.kube import KubeError
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, SlotWish, Verb

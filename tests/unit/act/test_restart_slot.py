@@ -1,4 +1,4 @@
-"""One replica's restart slot: the Lease is what its journal wants (``act/restart_slots/slots.py``).
+"""One replica's restart slot: the Lease is what its journal wants (``act/slots.py``).
 
 Races with real API servers are in ``tests/cluster/test_supervisor_kube.py``.
 """
@@ -15,8 +15,8 @@ import pytest
 
 from plimsoll_api.names import SERVICE_RESTARTS
 from plimsoll_api.supervision import RestartBudget
-from plimsoll_sidecar.act.restart_slots import lease_counts
-from plimsoll_sidecar.act.restart_slots.slots import DURATION_S, LeaseSlots, SlotLostError
+from plimsoll_sidecar.act import lease_counts
+from plimsoll_sidecar.act.slots import DURATION_S, LeaseSlots, SlotLostError
 from plimsoll_sidecar.clients.kube import Conflict, KubeClient, KubeError
 from plimsoll_sidecar.govern.command import SlotWish
 

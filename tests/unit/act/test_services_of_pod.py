@@ -1,11 +1,11 @@
 """Which Services say whether a pod may leave.
 
-Tests ``act/restart_slots/endpoints.py``.
+Tests ``act/service_exit.py``.
 """
 
 from __future__ import annotations
 
-from plimsoll_sidecar.act.restart_slots.endpoints import ServicesOfPod
+from plimsoll_sidecar.act.service_exit import ServicesOfPod
 from tests.unit.clients.api_server import ApiServer, endpoint
 
 HEAD = "llm-head"

@@ -29,7 +29,7 @@ from plimsoll_api.supervisor_config import PodEngine, SupervisorConfig
 from plimsoll_cli.explain import next_step
 from plimsoll_cli.incident_view import of_object
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.record.rows import Damaged, decode
+from plimsoll_sidecar.record.storage import Damaged, decode
 
 FUTURE = st.from_regex(r"future_[a-z]{1,12}", fullmatch=True)
 REQUIRED = {

@@ -1,6 +1,6 @@
 """What is suspected is not yet confirmed: what else it may be gets the time to show.
 
-Tests ``detect/leak/suspicion.py``.
+Tests ``detect/odds.py``.
 """
 
 from __future__ import annotations

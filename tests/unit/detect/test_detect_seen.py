@@ -1,6 +1,6 @@
 """What needs no trend: kills for memory, device memory of nobody, capacity that nobody holds.
 
-Tests ``detect/losses/oom_kill.py`` and ``detect/losses/orphaned_device.py``.
+Tests ``detect/losses.py``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.trace import Device, Host, Sample, SampleLoad, Torch
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.losses.capacity_loss import IDLE_S
-from plimsoll_sidecar.detect.losses.oom_kill import REPORT_S
-from plimsoll_sidecar.detect.losses.orphaned_device import SETTLE_S
+from plimsoll_sidecar.detect.losses import IDLE_S, REPORT_S, SETTLE_S
 
 GIB = 1 << 30
 

@@ -1,6 +1,6 @@
 """Work that waits while nothing moves, and what is no stall.
 
-Tests ``detect/stalls/stall.py``.
+Tests ``detect/stall.py``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from leaklab.healthy_runs import Spells
 from leaklab.series import Series, flat
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.trace import Host, Sample, SampleLoad
-from plimsoll_sidecar.detect.stalls.stall import StallWatch
+from plimsoll_sidecar.detect.stall import StallWatch
 
 Judge = Callable[..., Any]
 

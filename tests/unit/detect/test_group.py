@@ -1,4 +1,7 @@
-"""The assessment of a multi-node group: the leader's, joined with those of its workers."""
+"""The assessment of a multi-node group: the leader's, joined with those of its workers.
+
+Tests ``detect/fleet.py``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import pytest
 
 from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_sidecar.detect.group import LEAKS, MINE, UNKNOWN, joined
+from plimsoll_sidecar.detect.fleet import LEAKS, MINE, UNKNOWN, joined
 
 MIB = 1 << 20
 HOST, DEVICE, STALL = IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH, IncidentKind.STALL

@@ -1,6 +1,6 @@
 """Owners that are declared late, or not all the time: their memory was there before.
 
-Tests ``detect/attribution/ledger.py``.
+Tests ``detect/attribution.py``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from leaklab.series import GIB, MIB, Series, steady, step
 from plimsoll_api.assessment import Assessment
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import LedgerLine, Sample
-from plimsoll_sidecar.detect.attribution.ledger import MAX_OWNERS, Account
+from plimsoll_sidecar.detect.attribution import MAX_OWNERS, Account
 from plimsoll_sidecar.detect.detector import Detector
 
 POLICY = MemoryPolicy(host=MemoryBudget(256 * MIB, 3600.0), warmup_s=60.0)

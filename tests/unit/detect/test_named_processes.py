@@ -1,6 +1,6 @@
 """What is suspected of an engine that is not ours names its process as that engine does.
 
-Tests ``detect/detector.py`` and ``detect/attribution/segments.py``.
+Tests ``detect/detector.py`` and ``detect/segments.py``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from leaklab.series import MIB, Series, steady
 from plimsoll_api.admin import Parts
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.trace import RoleRss, Sample
-from plimsoll_sidecar.detect.attribution.segments import MAX_ROLES, Roles
+from plimsoll_sidecar.detect.segments import MAX_ROLES, Roles
 
 Judge = Callable[..., Any]
 

@@ -1,6 +1,6 @@
 """What a growth may be, how likely each of it is, and which odds suffice.
 
-Tests ``detect/leak/odds.py``, and that ``bench/odds_fit.py`` fits the same model.
+Tests ``detect/odds.py``, and that ``bench/odds_fit.py`` fits the same model.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from bench import odds_fit
 from plimsoll_api.assessment import Segment
-from plimsoll_sidecar.detect.leak.odds import WEIGHTS, Explanation, Look, demanded, odds
-from plimsoll_sidecar.detect.leak.trend import Point, fit
+from plimsoll_sidecar.detect.growth import Point, fit
+from plimsoll_sidecar.detect.odds import WEIGHTS, Explanation, Look, demanded, odds
 
 MIB = 1 << 20
 HOUR = 3600.0

@@ -1,4 +1,7 @@
-"""The other replicas' growth shifts the chance of a leak, within bounds, and nothing else."""
+"""The other replicas' growth shifts the chance of a leak, within bounds, and nothing else.
+
+Tests ``detect/fleet.py``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from msgspec.structs import replace
 from plimsoll_api.assessment import Assessment, Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.peers import MAX_AGE_S, MAX_GROWTH_BYTES, MAX_REQUESTS, Grown, Peer
-from plimsoll_sidecar.detect.peers import evidence, weighed
+from plimsoll_sidecar.detect.fleet import evidence, weighed
 
 MIB = 1 << 20
 HOUR = 3600

@@ -1,6 +1,6 @@
 """Services of four replicas, each with a detector: the shift has the right direction.
 
-Tests ``bench/peers.py`` and ``detect/peers.py``.
+Tests ``bench/peers.py`` and ``detect/fleet.py``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which segment grew: its floors at the begin and now, whatever lies between.
 
-Tests ``detect/leak/growth.py``.
+Tests ``detect/growth.py``.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll_sidecar.detect.leak.growth import BUCKETS, WIDTHS_S, SegmentDelta, grown_most
-from plimsoll_sidecar.detect.leak.trend import Point
+from plimsoll_sidecar.detect.growth import BUCKETS, WIDTHS_S, Point, SegmentDelta, grown_most
 
 MIB = 1 << 20
 

@@ -196,7 +196,8 @@ def test_a_constant_without_effect_changed_nothing_in_any_direction() -> None:
 
 def test_moved_constants_of_the_detector_change_what_is_judged() -> None:
     """A hundredth of each in turn: the fast leak is confirmed at another time, or not at all."""
-    modules = modules_of(["plimsoll_sidecar.detect.leak"])
+    rooms = ("baseline", "growth", "leak", "odds", "slow_leak", "thresholds")
+    modules = modules_of([f"plimsoll_sidecar.detect.{room}" for room in rooms])
     found = [one for module in modules for one in constants.constants_of(module)]
     (case,) = [one for one in cases_of(Split.DEVELOPMENT, False) if one.name == "named-fast-0"]
     sensitivity._work.cases = [case]

@@ -1,6 +1,6 @@
 """A device that other pods use, too: their growth is not ours to act on.
 
-Tests ``detect/attributed_budget.py``.
+Tests ``detect/leak.py``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from plimsoll_api.assessment import Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import Device, Host, Sample
-from plimsoll_sidecar.detect.attributed_budget import SHARED_DEVICE
 from plimsoll_sidecar.detect.detector import Detector
+from plimsoll_sidecar.detect.leak import SHARED_DEVICE
 
 BUDGET = MemoryBudget(512 * MIB, 3600.0)
 

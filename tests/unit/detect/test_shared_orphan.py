@@ -1,6 +1,6 @@
 """Shared memory that no process holds: a part of the total, and measured over epochs.
 
-Tests ``detect/attribution/segments.py`` and ``detect/losses/left_behind.py``.
+Tests ``detect/segments.py`` and ``detect/losses.py``.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from plimsoll_api.assessment import Segment
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import Host, Sample
-from plimsoll_sidecar.detect.attribution.segments import HostSource, host_segments
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.losses.left_behind import LeftBehindWatch
+from plimsoll_sidecar.detect.losses import LeftBehindWatch
+from plimsoll_sidecar.detect.segments import HostSource, host_segments
 
 POLICY = MemoryPolicy(host=MemoryBudget(512 * MIB, 3600.0, 6 * GIB), warmup_s=10.0)
 

@@ -1,6 +1,6 @@
 """Growth that does not stop is seen within a day or so, and nothing that ends is.
 
-Tests ``detect/leak/slow_leak.py``.
+Tests ``detect/slow_leak.py``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from leaklab.series import GIB, MIB
 from plimsoll_api.assessment import Segment
 from plimsoll_api.memory_policy import MemoryBudget
 from plimsoll_api.trace import Device, Host, Sample
-from plimsoll_sidecar.detect.leak.slow_leak import (
+from plimsoll_sidecar.detect.slow_leak import (
     MAX_STEPS,
     MIN_STEPS,
     SCALES,

@@ -3,7 +3,7 @@
 The figures are vLLM's on a slow CPU: a hundred steps a second, and 45 s for the first request with
 logprobs, all of them spent computing.
 
-Tests ``detect/stalls/stall.py``.
+Tests ``detect/stall.py``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 from plimsoll_api.assessment import Suspicion
 from plimsoll_api.trace import Host, Sample, SampleLoad
-from plimsoll_sidecar.detect.stalls.stall import HEADLESS_S, StallWatch
+from plimsoll_sidecar.detect.stall import HEADLESS_S, StallWatch
 
 PAGE_S = 2.0
 ROUND_S = 5.0

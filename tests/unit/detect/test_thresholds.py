@@ -1,6 +1,6 @@
 """The numbers that decide are few, in order, and each says what it means.
 
-Tests ``detect/leak/thresholds.py``.
+Tests ``detect/thresholds.py``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll_sidecar.detect.leak import thresholds
-from plimsoll_sidecar.detect.leak.thresholds import THRESHOLDS, Thresholds
+from plimsoll_sidecar.detect import thresholds
+from plimsoll_sidecar.detect.thresholds import THRESHOLDS, Thresholds
 
 
 def test_there_are_at_most_fifteen_and_each_has_a_meaning() -> None:

@@ -1,6 +1,6 @@
 """A budget says what the engine has met since its warm-up, also after a resumption.
 
-Tests ``detect/attributed_budget.py``.
+Tests ``detect/leak.py``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which counter a growth follows, and when that cannot be told.
 
-Tests ``detect/attribution/trigger.py``.
+Tests ``detect/attribution.py``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from leaklab.series import MIB, Series
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import SampleLoad
-from plimsoll_sidecar.detect.attribution.trigger import (
+from plimsoll_sidecar.detect.attribution import (
     FIELDS,
     TIME,
     Footprints,

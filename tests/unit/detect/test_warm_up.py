@@ -1,6 +1,6 @@
 """A warm-up ends by evidence: the engine is ready, requests were served, memory has settled.
 
-Tests ``detect/leak/baseline.py``.
+Tests ``detect/baseline.py``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import pytest
 
 from leaklab.series import MIB, Series, saturating, steady
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_sidecar.detect.leak.baseline import MAX_WARMUP_BUDGETS, Warmup
-from plimsoll_sidecar.detect.leak.trend import Point
+from plimsoll_sidecar.detect.baseline import MAX_WARMUP_BUDGETS, Warmup
+from plimsoll_sidecar.detect.growth import Point
 
 Judge = Callable[..., Any]
 

@@ -1,6 +1,6 @@
 """Epochs that the supervisor did not end: crashes, and what persons do by hand.
 
-Tests ``govern/crash.py``.
+Tests ``govern/notices.py``.
 """
 
 import msgspec
@@ -13,8 +13,8 @@ from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_sidecar.govern.command import EngineProcess, EngineView, EventType, Outcome, Verb
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.govern.manual import ManualAction
-from plimsoll_sidecar.govern.policy.restart_budget import ReplicaRestarts
+from plimsoll_sidecar.govern.notices import ManualAction
+from plimsoll_sidecar.govern.restart_budget import ReplicaRestarts
 from tests.unit.govern.governed import BASELINE, World, done
 
 GIB = 1 << 30

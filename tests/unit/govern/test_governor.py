@@ -9,7 +9,9 @@ from plimsoll_api.incident_record import Reason, StepOutcome
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.supervision import Action, Mode, RestartBudget, Supervision
 from plimsoll_sidecar.govern.command import EventType, Outcome, Result, SlotWish, Verb
-from plimsoll_sidecar.govern.state import BACK_OFF_MAX_S, BACK_OFF_S, ROUND, SETTLE_S, GovernorState
+from plimsoll_sidecar.govern.incident import ROUND
+from plimsoll_sidecar.govern.state import BACK_OFF_MAX_S, BACK_OFF_S, GovernorState
+from plimsoll_sidecar.govern.verification import SETTLE_S
 from tests.unit.govern.governed import BASELINE, World, done
 
 

@@ -11,9 +11,9 @@ from plimsoll_api.incident_record import StepOutcome
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.supervision import Action, Mode, Supervision
+from plimsoll_sidecar.govern import ladder
 from plimsoll_sidecar.govern.command import EngineView, Event, Verb
 from plimsoll_sidecar.govern.governor import Governor
-from plimsoll_sidecar.govern.policy import ladder
 from tests.unit.govern.governed import EVERYTHING, World
 
 POD = "llm-0-1"

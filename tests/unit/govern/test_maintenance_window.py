@@ -1,6 +1,6 @@
 """When a window opens, and which restarts wait for it.
 
-Tests ``govern/policy/maintenance_window.py``.
+Tests ``crds/plimsoll_api/maintenance_window.py`` and ``govern/moves.py``.
 """
 
 from datetime import UTC, datetime
@@ -15,7 +15,6 @@ from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.units import DAY_S
 from plimsoll_sidecar.govern.command import Verb
-from plimsoll_sidecar.govern.policy.maintenance_window import clock, opens_in
 from tests.unit.govern.governed import World, done
 
 NIGHT = MaintenanceWindow(start_s=22 * 3600.0, duration_s=4 * 3600.0, days=(5,))
@@ -37,12 +36,8 @@ def at(text: str) -> float:
     ],
 )
 def test_a_window_over_midnight_on_saturdays(now: str, opens_s: float) -> None:
-    assert opens_in(NIGHT, at(now)) == opens_s
-    assert clock(NIGHT) == "22:00 UTC"
-
-
-def test_without_a_window_it_is_always_open() -> None:
-    assert opens_in(None, at("2026-11-21T12:00")) == 0.0
+    assert NIGHT.opens_in(at(now)) == opens_s
+    assert NIGHT.opens_at == "22:00 UTC"
 
 
 @given(
@@ -57,11 +52,11 @@ def test_without_a_window_it_is_always_open() -> None:
 def test_every_window_opens_within_a_week_on_one_of_its_days(
     window: MaintenanceWindow, now: int
 ) -> None:
-    wait = opens_in(window, now)
+    wait = window.opens_in(now)
     assert 0 <= wait <= 7 * DAY_S
-    assert opens_in(window, now + wait) == 0
+    assert window.opens_in(now + wait) == 0
     if wait:
-        assert opens_in(window, now + wait - 1) == 1
+        assert window.opens_in(now + wait - 1) == 1
         opened = datetime.fromtimestamp(now + wait, UTC)
         assert not window.days or opened.weekday() in window.days
         assert (now + wait) % DAY_S == window.start_s

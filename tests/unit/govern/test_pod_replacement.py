@@ -1,6 +1,6 @@
 """The last rung: a pod that nothing else has cured is replaced, by the operator.
 
-Tests ``govern/life/phases.py``.
+Tests ``govern/phases.py``.
 """
 
 import msgspec
@@ -12,7 +12,8 @@ from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Action, Mode, RestartBudget, Supervision
 from plimsoll_sidecar.govern.command import Outcome, Verb
-from plimsoll_sidecar.govern.state import ROUND, SLOT_WAIT_S, GovernorState
+from plimsoll_sidecar.govern.incident import ROUND
+from plimsoll_sidecar.govern.state import SLOT_WAIT_S, GovernorState
 from tests.unit.govern.governed import World, done
 
 ALL = Supervision(mode=Mode.RECOVER, ladder=tuple(Action))

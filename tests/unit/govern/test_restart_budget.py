@@ -1,13 +1,13 @@
 """The restart budget as arithmetic on a list.
 
-Tests ``govern/policy/restart_budget.py``.
+Tests ``govern/restart_budget.py``.
 """
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_api.supervision import RestartBudget
-from plimsoll_sidecar.govern.policy.restart_budget import KEPT, Restart, record, remaining, withdraw
+from plimsoll_sidecar.govern.restart_budget import KEPT, Restart, record, remaining, withdraw
 
 POLICY = RestartBudget(count=2, window_s=100.0)
 

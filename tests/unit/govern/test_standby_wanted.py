@@ -1,6 +1,6 @@
 """From the suspicion to the restart a standby is wanted, and then no more.
 
-Tests ``govern/policy/standby.py``.
+Tests ``govern/ladder.py``.
 """
 
 from __future__ import annotations

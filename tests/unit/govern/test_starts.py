@@ -1,4 +1,7 @@
-"""What a restart brought back is judged by how much the engine's own starts differ."""
+"""What a restart brought back is judged by how much the engine's own starts differ.
+
+Tests ``govern/verification.py``.
+"""
 
 import msgspec
 import pytest
@@ -7,8 +10,15 @@ from plimsoll_api.assessment import Assessment, BudgetState
 from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_sidecar.govern.command import Verb
-from plimsoll_sidecar.govern.starts import KEPT, LOOKS, MAX_SHARE, PRIOR_SHARE, Starts
-from plimsoll_sidecar.govern.state import SETTLE_S, GovernorState
+from plimsoll_sidecar.govern.state import GovernorState
+from plimsoll_sidecar.govern.verification import (
+    KEPT,
+    LOOKS,
+    MAX_SHARE,
+    PRIOR_SHARE,
+    SETTLE_S,
+    Starts,
+)
 from tests.unit.govern.governed import BASELINE, World, done
 
 MB = 1_000_000

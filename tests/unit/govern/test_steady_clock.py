@@ -8,8 +8,8 @@ import pytest
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.clock import Reading, SteadyClock
-from plimsoll_sidecar.govern.policy import restart_budget
-from plimsoll_sidecar.govern.policy.restart_budget import Restart
+from plimsoll_sidecar.govern import restart_budget
+from plimsoll_sidecar.govern.restart_budget import Restart
 from plimsoll_sidecar.govern.state import Cooldown, GovernorState, shift
 
 HOURS = 3600.0

@@ -1,6 +1,6 @@
 """An incident's phases as a table.
 
-Tests ``govern/life/transitions.py`` and ``govern/life/phases.py``.
+Tests ``govern/incident.py`` and ``govern/phases.py``.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import pytest
 
 from plimsoll_api.incidents import ENDED, IncidentKind, IncidentPhase
-from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.govern.life.phases import PHASES
-from plimsoll_sidecar.govern.life.transitions import FOLLOWS, IllegalPhaseChange, move
+from plimsoll_sidecar.govern.incident import FOLLOWS, IllegalPhaseChange, Incident, move
+from plimsoll_sidecar.govern.phases import PHASES
 
 
 def incident(phase: IncidentPhase) -> Incident:

@@ -10,10 +10,10 @@ from plimsoll_api.admin import DrainMode
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_sidecar.govern.command import Command, Verb
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.govern.policy.restart_budget import Restart
+from plimsoll_sidecar.govern.restart_budget import Restart
 from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.record import journal as journal_file
-from plimsoll_sidecar.record import set_aside
+from plimsoll_sidecar.record import storage
 from plimsoll_sidecar.record.journal import (
     KEPT_INCIDENTS,
     KEPT_UNPUBLISHED,
@@ -21,8 +21,7 @@ from plimsoll_sidecar.record.journal import (
     Journal,
     JournalError,
 )
-from plimsoll_sidecar.record.rows import LastKnownEngine
-from plimsoll_sidecar.record.set_aside import SetAside
+from plimsoll_sidecar.record.storage import LastKnownEngine, SetAside
 
 
 def incident(number: int = 1, phase: IncidentPhase = IncidentPhase.OPEN) -> Incident:
@@ -207,11 +206,11 @@ def test_a_file_damaged_while_it_is_in_use_is_replaced(tmp_path: Path, how: str)
 
 def test_what_is_set_aside_is_bounded(tmp_path: Path) -> None:
     aside = SetAside(tmp_path / "set-aside")
-    for number in range(3 * set_aside.KEPT):
+    for number in range(3 * storage.KEPT_PARTS):
         aside.put(f"../row {number}", b"x" * (2 << 20))
-    assert len(aside.names()) == set_aside.KEPT
+    assert len(aside.names()) == storage.KEPT_PARTS
     assert aside.names()[-1].endswith("row_35")
-    assert (aside.folder / aside.names()[0]).stat().st_size == set_aside.MAX_PART_BYTES
+    assert (aside.folder / aside.names()[0]).stat().st_size == storage.MAX_PART_BYTES
     assert os.listdir(tmp_path) == ["set-aside"]
 
 

@@ -1,6 +1,6 @@
 """A journal damaged at random: the supervisor opens it, keeps its restart budget and acts.
 
-Tests ``record/journal.py`` and ``record/rows.py``.
+Tests ``record/journal.py`` and ``record/storage.py``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from hypothesis import strategies as st
 from plimsoll_api.incident_record import JOURNAL_FILE, StepOutcome, StepRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.govern.policy.restart_budget import Restart
+from plimsoll_sidecar.govern.restart_budget import Restart
 from plimsoll_sidecar.govern.state import GovernorState
-from plimsoll_sidecar.page.html import page
+from plimsoll_sidecar.page import page
 from plimsoll_sidecar.record.journal import Journal
-from plimsoll_sidecar.record.rows import LastKnownEngine
-from plimsoll_sidecar.record.set_aside import FOLDER, KEPT
+from plimsoll_sidecar.record.storage import KEPT_PARTS, SET_ASIDE, LastKnownEngine
 from tests.unit.record.test_journal_volume import supervisor
 
 INCIDENTS = 12
@@ -66,8 +65,8 @@ def remediates(folder: Path) -> None:
     assert RESTART.epoch in {restart.epoch for restart in watching._governor.state.restarts}
     assert b"plimsoll_supervisor_journal_writable 1.0" in metrics.text()
     assert page(watching.state, watching.history.points())
-    aside = folder / FOLDER
-    assert not aside.exists() or len(os.listdir(aside)) <= KEPT
+    aside = folder / SET_ASIDE
+    assert not aside.exists() or len(os.listdir(aside)) <= KEPT_PARTS
     watching._journal.close()  # type: ignore[union-attr]
     again = Journal(folder / JOURNAL_FILE)
     again.load()

@@ -25,9 +25,9 @@ from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, SupervisorConfig
 from plimsoll_api.trace import Sample
 from plimsoll_sidecar.config import ConfigFile
-from plimsoll_sidecar.detect.leak.baseline import Checkpoint
+from plimsoll_sidecar.detect.detector import Checkpoint
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, SlotWish, Verb
-from plimsoll_sidecar.govern.policy.restart_budget import ReplicaRestarts
+from plimsoll_sidecar.govern.restart_budget import ReplicaRestarts
 from plimsoll_sidecar.record import journal
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.process_table import ProcessId

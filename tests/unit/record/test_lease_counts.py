@@ -1,6 +1,6 @@
 """Restart counts in a Lease's annotations: bounded, and never taken for zero.
 
-Tests ``act/restart_slots/lease_counts.py``.
+Tests ``act/lease_counts.py``.
 """
 
 import contextlib
@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_api.names import REPLICA_RESTARTS, SERVICE_RESTARTS
-from plimsoll_sidecar.act.restart_slots import lease_counts
-from plimsoll_sidecar.act.restart_slots.lease_counts import (
+from plimsoll_sidecar.act import lease_counts
+from plimsoll_sidecar.act.lease_counts import (
     MAX_KEPT_REPLICAS,
     MAX_OF_REPLICA,
     UnreadableError,
 )
-from plimsoll_sidecar.govern.policy.restart_budget import NONE, ReplicaRestarts
+from plimsoll_sidecar.govern.restart_budget import NONE, ReplicaRestarts
 
 NOW, WINDOW_S = 1_700_000_000.0, 3600.0
 

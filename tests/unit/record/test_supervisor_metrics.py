@@ -16,8 +16,8 @@ from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import Host, OpenFiles, Sample
 from plimsoll_sidecar.govern.command import Event, EventType
 from plimsoll_sidecar.govern.incident import Incident
+from plimsoll_sidecar.record import collectors
 from plimsoll_sidecar.record import metrics as record_metrics
-from plimsoll_sidecar.record import sample_metrics
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
 from plimsoll_sidecar.signals.resident_memory import Resident
@@ -245,7 +245,7 @@ def test_the_whole_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_metrics, "resident", lambda pid: Resident(6, 2, 0))
     monkeypatch.setattr(time, "process_time", lambda: 1.5)
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
-    monkeypatch.setattr(sample_metrics, "parts_ok", lambda: {"publisher": False, "slot": True})
+    monkeypatch.setattr(collectors, "parts_ok", lambda: {"publisher": False, "slot": True})
     metrics = Metrics(lambda: CgroupMemory(current=1 << 30, limit=2 << 30, ooms=1))
     metrics.budgets(MemoryPolicy(host=MemoryBudget(growth_bytes=64 * MIB, window_s=3600.0)))
     metrics.observe(assessment(10), ALL, 0.001)

@@ -25,7 +25,7 @@ from plimsoll_api.admin import (
 )
 from plimsoll_api.assessment import Segment
 from plimsoll_sidecar.clients.http import EngineError
-from plimsoll_sidecar.detect.attribution.segments import device_own, device_segments, device_total
+from plimsoll_sidecar.detect.segments import device_own, device_segments, device_total
 from plimsoll_sidecar.signals.device_memory import DeviceBytes, Nvml
 from plimsoll_sidecar.signals.sampler import SILENT_S, Sampler, load_of
 

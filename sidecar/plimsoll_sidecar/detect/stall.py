@@ -1,0 +1,209 @@
+"""Work that waits while nothing moves.
+
+A pause is a stall when it is longer, by a margin, than any that this service's own history holds,
+where that history covers the present demand; and at the latest after the configured timeout. Idle
+is no stall, and neither is a request that waits for the compilation of its own grammar alone. What
+is unknown (a failed scrape, a worker that starts) stops the clock rather than counts as a stall,
+and so does a known pause: somebody keeps the engine from making steps. A frontend whose processes
+live has stalled itself when for twice the timeout neither its status nor its serving port answered:
+a silent status alone says that we are blind, not that nobody is served. A frontend that has ended
+and left its processes answers nobody any more.
+"""
+
+from __future__ import annotations
+
+from plimsoll_api.assessment import Suspicion
+from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.trace import Sample, SampleLoad
+from plimsoll_sidecar.detect.patience import LONG_PAUSE_S, Demand, Silence, StepGaps, patience
+
+FRONTEND_FACTOR = 2.0
+HEADLESS_S = 10.0
+"""Longer than the end of an engine takes, in whose course the main process may go first: vLLM's
+takes .8 to 4 s."""
+MAX_STEP_INTERVALS = 5.0
+"""The longest gap between two samples that counts as time seen, in intervals."""
+UNANSWERED_S = 8.0
+"""It may be as long as this at any interval: an engine that answers neither at its status nor at
+its serving port is waited for at both."""
+SAME_PAGE_S = 0.01
+
+
+class StallWatch:
+    """The clocks of one epoch.
+
+    Where an engine's load is read from a page at intervals, they go by the times of the pages.
+    """
+
+    def __init__(self, timeout_s: float, interval_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._longest_step_s = max(MAX_STEP_INTERVALS * interval_s, UNANSWERED_S)
+        self._last_t: float | None = None
+        self._page_t: float | None = None
+        self._progress: tuple[int, ...] | None = None
+        self._gaps = StepGaps()
+        self._demand = Demand()
+        self._prompt_tokens: int | None = None
+        self._frozen_s = 0.0
+        self._silent_s = self._headless_s = 0.0
+        self._answered = self._read = self._idle = self._rested = False
+        self._cpu_s: float | None = None
+        self._cpu_spent: float | None = None
+
+    def update(self, sample: Sample) -> Suspicion | None:
+        """Return the stall that stands after this sample, if any."""
+        step = 0.0 if self._last_t is None else max(0.0, sample.t - self._last_t)
+        step = min(step, self._longest_step_s)
+        self._last_t = sample.t
+        if not sample.scrape_ok:
+            self._take_silence(sample, step)
+            return self._suspicion()
+        self._answered, self._silent_s, self._headless_s = True, 0.0, 0.0
+        # A page that could not be read does not make it an engine that answers at every sample.
+        self._read = self._read or sample.load_age_s is not None
+        if sample.load_age_s is not None:
+            page_t, before = sample.t - sample.load_age_s, self._page_t
+            if before is not None and page_t - before < SAME_PAGE_S:
+                return self._suspicion()
+            step = 0.0 if before is None else min(page_t - before, self._longest_step_s)
+            self._page_t = page_t
+        progress, under_way = _progress(sample.load), _due(sample.load)
+        if progress is None or under_way is None:
+            return self._suspicion()
+        if sample.load.paused or self._rested:
+            # The time since the last page lies within the pause, at least in part.
+            step, self._cpu_s = 0.0, None
+        self._rested = sample.load.paused is True
+        self._take_work(sample, step, progress, under_way)
+        return self._suspicion()
+
+    @property
+    def in_long_step(self) -> bool:
+        """Whether a step is under way that takes unusually long; False where steps are unknown."""
+        return self._frozen_s >= LONG_PAUSE_S
+
+    # ---- one sample
+
+    def _take_silence(self, sample: Sample, step: float) -> None:
+        """Take in a sample without an answer of the engine."""
+        if sample.host.processes and sample.host.frontend_lives is False:
+            self._headless_s += step
+        elif self._answered and sample.host.processes and sample.serving is False:
+            self._silent_s += step
+        elif sample.serving:
+            self._silent_s = 0.0
+
+    def _take_work(
+        self, sample: Sample, step: float, progress: tuple[int, ...], under_way: int
+    ) -> None:
+        taken_in, asked = sample.load.prompt_tokens_total, under_way
+        if self._read:
+            # What waits at the door is in no step: an engine that hangs never knew of it.
+            asked = (sample.load.running or 0) + (sample.load.waiting or 0)
+        if under_way == 0:
+            if self._read and self._progress is not None and progress != self._progress:
+                # SGLang's gauge is of its last log line: it may be 0 while requests run.
+                self._gaps.serve(step, progress[0] - self._progress[0])
+            self._begin(0, sample)
+        elif progress == self._progress:
+            if self._frozen_s < LONG_PAUSE_S:
+                # What comes later waits for the step that is under way, and is no part of it.
+                self._grow(asked, taken_in)
+            # What came after a page without work came at any time since.
+            self._frozen_s += 0.0 if self._read and self._idle else step
+            self._spend(sample)
+        else:
+            self._grow(asked, taken_in)
+            if self._progress is not None:
+                steps = progress[0] - self._progress[0]
+                self._spend(sample)
+                lasted = Silence(self._frozen_s + step, self._demand, self._cpu_spent)
+                self._gaps.add(self._frozen_s, self._demand, steps, lasted.computes, step)
+            self._begin(asked, sample)
+        self._progress, self._idle = progress, under_way == 0
+
+    def _begin(self, under_way: int, sample: Sample) -> None:
+        self._frozen_s, self._demand = 0.0, Demand(under_way)
+        self._prompt_tokens = sample.load.prompt_tokens_total
+        self._cpu_s, self._cpu_spent = sample.host.cpu_s, None
+
+    def _grow(self, under_way: int, taken_in: int | None) -> None:
+        """Grow what was asked for since the last progress."""
+        tokens = 0
+        if taken_in is not None and self._prompt_tokens is not None:
+            tokens = max(0, taken_in - self._prompt_tokens)
+        self._demand = Demand(max(self._demand.under_way, under_way), tokens)
+
+    def _spend(self, sample: Sample) -> None:
+        """Processor time of the pause so far.
+
+        It is unknown as soon as it is not known to its end, or a process took its own with it.
+        """
+        now, since = sample.host.cpu_s, self._cpu_s
+        if now is None or since is None or now < since:
+            self._cpu_spent = None
+        else:
+            self._cpu_spent = now - since
+
+    # ---- suspicion
+
+    def _suspicion(self) -> Suspicion | None:
+        silence = Silence(self._frozen_s, self._demand, self._cpu_spent)
+        limit_s, why = patience(silence, self._gaps, self.timeout_s)
+        if self._frozen_s >= limit_s:
+            reason = (
+                f"requests are in flight, but no step completed for {self._frozen_s:.0f} s{why}"
+            )
+            return self._stall(self._frozen_s / limit_s, reason, "worker")
+        if self._headless_s >= HEADLESS_S:
+            reason = (
+                "the engine's main process ended, but its other processes still run and hold"
+                f" memory for {self._headless_s:.0f} s"
+            )
+            return self._stall(self._headless_s / HEADLESS_S, reason, "frontend")
+        silent = self.timeout_s * FRONTEND_FACTOR
+        if self._silent_s >= silent:
+            reason = (
+                "the engine's processes run, but neither its status nor its serving port answered "
+                f"for {self._silent_s:.0f} s"
+            )
+            return self._stall(self._silent_s / silent, reason, "frontend")
+        return None
+
+    @staticmethod
+    def _stall(ratio: float, reason: str, process: str) -> Suspicion:
+        return Suspicion(
+            kind=IncidentKind.STALL,
+            segment=None,
+            confidence=1.0,
+            consumed_ratio=round(ratio, 3),
+            over_budget=True,
+            process=process,
+            evidence=[reason],
+        )
+
+
+def work(load: SampleLoad) -> int | None:
+    """Return requests under way: the frontend's count, or the engine's where that is higher."""
+    gauges = [value for value in (load.running, load.waiting) if value is not None]
+    counts = [sum(gauges)] if gauges else []
+    if load.inflight is not None:
+        counts.append(load.inflight)
+    return max(counts, default=None)
+
+
+def _due(load: SampleLoad) -> int | None:
+    """Return requests under way for which the engine owes a step.
+
+    One that waits for its grammar alone is owed none: its compilation has bounds of its own.
+    """
+    under_way = work(load)
+    return None if under_way is None else max(0, under_way - (load.compiling or 0))
+
+
+def _progress(load: SampleLoad) -> tuple[int, ...] | None:
+    """Return the counters that move with work that is done. Accepted requests are no progress."""
+    if load.steps_total is not None:
+        return (load.steps_total,)
+    tokens = (load.generation_tokens_total, load.prompt_tokens_total)
+    return tuple(value for value in tokens if value is not None) or None

@@ -1,0 +1,248 @@
+"""What one turn of the governor knows and may change, and the conditions of its decisions."""
+
+from __future__ import annotations
+
+import math
+
+from plimsoll_api.admin import DrainMode, EngineState
+from plimsoll_api.assessment import Assessment, Segment, Suspicion
+from plimsoll_api.incident_record import Reason, StepOutcome, StepRecord
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
+from plimsoll_api.memory_policy import MemoryPolicy
+from plimsoll_api.supervision import Action, Mode, Supervision
+from plimsoll_sidecar.govern import ladder, restart_budget
+from plimsoll_sidecar.govern.command import Command, EngineView, Event, EventType, Turn, Verb
+from plimsoll_sidecar.govern.incident import DISRUPTING, Incident, move
+from plimsoll_sidecar.govern.state import GovernorState, start_cooldown
+
+LEAVING = (Action.ENGINE_RESTART, Action.POD_REPLACE)
+"""What takes the pod out of its service for a while."""
+STALLED_S = 1.0
+"""Do not wait for a hung engine: its streams stay silent meanwhile."""
+
+
+class TurnContext:
+    """One turn's view of everything, and the ways to change it."""
+
+    def __init__(
+        self,
+        state: GovernorState,
+        policy: Supervision,
+        memory: MemoryPolicy,
+        assessment: Assessment,
+        engine: EngineView,
+        now: float,
+        hold: str | None,
+        turn: Turn,
+    ) -> None:
+        self.state, self.policy, self.memory = state, policy, memory
+        self.assessment, self.engine, self.now = assessment, engine, now
+        self.hold, self.turn = hold, turn
+        self.suspicions: dict[IncidentKind, Suspicion] = {}
+
+    def emit(self, what: EventType, incident: Incident, action: Action | None = None) -> None:
+        """Record an event of this turn, which also makes the journal write.
+
+        An incident advances once a turn.
+        """
+        self.turn.changed = True
+        if what is EventType.ADVANCED and any(
+            event.incident is incident and event.type is what for event in self.turn.events
+        ):
+            return
+        self.turn.events.append(Event(type=what, at=self.now, incident=incident, action=action))
+
+    def enter(self, incident: Incident, phase: IncidentPhase) -> None:
+        """Move the incident to ``phase`` and tell it."""
+        move(incident, phase, self.now)
+        self.emit(EventType.ADVANCED, incident)
+
+    def end(
+        self, incident: Incident, phase: IncidentPhase, reason: Reason, message: str = ""
+    ) -> None:
+        """Close the incident with a reason, and keep its suspicion quiet for a while."""
+        move(incident, phase, self.now)
+        incident.ended_at, incident.reason, incident.message = self.now, reason, message
+        start_cooldown(self.state, incident, self.now)
+        cleared = reason is Reason.CLEARED
+        self.emit(EventType.CLEARED if cleared else EventType.ENDED, incident)
+
+    def send(self, incident: Incident, verb: Verb, name: str) -> Command:
+        """Make the one pending command, with an operation id that a repeated sending shares."""
+        carry = verb is Verb.RESTART_WORKER
+        mode = self.policy.drain.mode
+        if not carry and mode is DrainMode.CARRY:
+            mode = DrainMode.FINISH  # nothing survives the end of the engine's process
+        stalled = incident.kind is IncidentKind.STALL
+        deadline_s = 0.0 if mode is DrainMode.ABORT else self.policy.drain.deadline_s
+        command = Command(
+            verb=verb,
+            operation_id=incident.next_operation(verb.value),
+            incident=incident.name,
+            epoch=self.state.epoch or incident.epoch,
+            stalled=stalled,
+            leaves=incident.rung in LEAVING
+            and not stalled
+            and not self.exhausts_before_drain(incident),
+            process=self._diagnosed(incident) if verb is Verb.DIAGNOSE else None,
+            mode=mode,
+            deadline_s=min(deadline_s, STALLED_S) if stalled else deadline_s,
+            at=self.now if verb is Verb.TAKE_SLOT else None,
+        )
+        step = self.step(name, StepOutcome.BEGUN, "")
+        step.operation_id, step.before_bytes = command.operation_id, self.current(incident)
+        incident.note(step)
+        self.state.pending = self.turn.command = command
+        self.turn.changed = True
+        return command
+
+    @staticmethod
+    def _diagnosed(incident: Incident) -> str | None:
+        """Return the process to look into; one of another pod is out of reach."""
+        seen = incident.attribution
+        return seen.process if seen.pod is None else None
+
+    def step(self, name: str, outcome: StepOutcome, message: str) -> StepRecord:
+        """Return a line of the timeline at this turn's time."""
+        return StepRecord(time=self.now, step=name, outcome=outcome, message=message)
+
+    @property
+    def free(self) -> bool:
+        """Whether no command is under way: only one may be."""
+        return self.state.pending is None
+
+    def current(self, incident: Incident) -> int | None:
+        """Bytes that the incident's budget holds now; None where they are unknown."""
+        budget = incident.budget(self.assessment)
+        return budget.current if budget else None
+
+    def time_to_limit_s(self, incident: Incident) -> float | None:
+        """Seconds until memory of the incident's kind is at its limit; None where that is unknown.
+
+        Infinite where nothing grows. The leak budget is much smaller than this limit: to have
+        spent it is a reason to act, to be at the limit is the end.
+        """
+        budget = incident.budget(self.assessment)
+        if budget is None or budget.current is None:
+            return None
+        if not budget.bytes_per_s or budget.bytes_per_s <= 0:
+            return math.inf
+        if budget.limit is None:
+            return None
+        return max(0.0, budget.limit - budget.current) / budget.bytes_per_s
+
+    def exhausts_before_drain(self, incident: Incident) -> bool:
+        """Whether memory ends sooner than a drain: then leaving loses less than staying."""
+        left = self.time_to_limit_s(incident)
+        return left is not None and left <= self.policy.drain.deadline_s
+
+    def growth(self, incident: Incident) -> int:
+        """Unexplained growth now; what was last suspected where it is unknown."""
+        budget = incident.budget(self.assessment)
+        known = budget.unexplained if budget else None
+        return incident.growth_bytes if known is None else known
+
+
+EXHAUSTED = (
+    "the restart budget is spent; no further action until you reset it with plimsoll resume POD"
+)
+
+
+def certain(context: TurnContext, kind: IncidentKind) -> bool:
+    """Whether the absence of a suspicion means that all is well, not that nothing is known."""
+    return context.engine.answers and (kind is IncidentKind.STALL or context.assessment.warm)
+
+
+def why_not(
+    context: TurnContext, action: Action, incident: Incident
+) -> tuple[StepOutcome, str] | None:
+    """Why ``action`` is not taken for this incident now, as the step's outcome; None if it is.
+
+    ``Would``: only the mode prevents it.
+    """
+    reason = ladder.why_not(
+        action,
+        incident.kind,
+        _owner(incident),
+        context.policy.ladder,
+        context.engine,
+        context.policy.sweep_shared_memory,
+        incident.attribution.pod,
+    )
+    if reason is None and context.policy.mode is Mode.OBSERVE:
+        return StepOutcome.WOULD, "mode is Observe"
+    if reason is None and context.state.exhausted:
+        reason = EXHAUSTED
+    reason = reason or context.hold
+    return None if reason is None else (StepOutcome.SKIPPED, reason)
+
+
+def next_rung(context: TurnContext, incident: Incident) -> Action | None:
+    """Return the lightest disruptive action that the policy allows and that was not tried.
+
+    None if none is left.
+    """
+    return ladder.next_disruptive(
+        incident.kind,
+        _owner(incident),
+        incident.tried,
+        context.policy.ladder,
+        context.engine,
+        context.policy.sweep_shared_memory,
+        incident.attribution.pod,
+    )
+
+
+def due(context: TurnContext, incident: Incident) -> bool:
+    """Return whether the budget is spent, or the memory ends before a careful drain could.
+
+    The budget is what a replica may gain, so its end alone is no reason to hurry: what looks like a
+    leak and stops within it costs no restart. What a drain adds beyond it is the memory limit's.
+    """
+    if incident.kind is IncidentKind.STALL:
+        return True
+    suspicion = context.suspicions.get(incident.kind)
+    return suspicion is not None and (
+        suspicion.over_budget or context.exhausts_before_drain(incident)
+    )
+
+
+def restart_budget_spent(context: TurnContext) -> bool:
+    """Whether the replica may restart no more, by count or because it was stopped before."""
+    left = restart_budget.remaining(
+        context.state.restarts, context.policy.restart_budget, context.now
+    )
+    return context.state.exhausted or left == 0
+
+
+def disturbed(context: TurnContext, incident: Incident) -> bool:
+    """Whether another incident's restart is under way.
+
+    It is over with the new epoch: what is left of it only looks. A pod that waits to be replaced
+    may be helped meanwhile, for its operator can be away.
+    """
+    return any(
+        other is not incident
+        and other.phase in DISRUPTING
+        and other.rung not in (None, Action.POD_REPLACE)
+        and (
+            other.phase is not IncidentPhase.VERIFYING or other.fenced_epoch == context.state.epoch
+        )
+        for other in context.state.incidents
+    )
+
+
+def engine_starts(context: TurnContext, incident: Incident) -> bool:
+    """Return whether the engine starts: one that does is not restarted for its memory.
+
+    It would never get further.
+    """
+    starting = (EngineState.STARTING, EngineState.WARMING)
+    return incident.kind is not IncidentKind.STALL and context.engine.state in starting
+
+
+def _owner(incident: Incident) -> str | None:
+    """Return the role of the process that holds the memory, or the segment where none does."""
+    attribution = incident.attribution
+    orphaned = attribution.segment == Segment.SHARED_ORPHAN
+    return attribution.segment if orphaned else attribution.process

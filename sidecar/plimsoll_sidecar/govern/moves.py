@@ -1,0 +1,294 @@
+"""What changes an incident: steps that several phases share, and the answers to its commands."""
+
+from __future__ import annotations
+
+from plimsoll_api.incident_record import Reason, StepOutcome, StepRecord
+from plimsoll_api.incidents import IncidentKind, IncidentPhase, WaitReason
+from plimsoll_api.supervision import Action, Mode
+from plimsoll_api.units import format_bytes
+from plimsoll_sidecar.detect.losses import SPENT_RATIO
+from plimsoll_sidecar.govern import restart_budget
+from plimsoll_sidecar.govern.command import Command, EventType, Outcome, Result, Verb
+from plimsoll_sidecar.govern.context import EXHAUSTED, TurnContext
+from plimsoll_sidecar.govern.incident import ROUND, Incident
+from plimsoll_sidecar.govern.state import MAX_REFUSALS, MIN_TRIMMED, SLOT_RETRY_S
+
+WITHIN_BUDGET = "deferred: the leak budget is not spent, and memory will outlast a drain"
+MANUALLY_DRAINED = "a person drained this replica: no restart until plimsoll resume"
+WITHDRAWN = "PodReplaceWithdrawn"
+
+
+def confirm(context: TurnContext, incident: Incident) -> None:
+    """Call the growth a leak: from now on the ladder may act on it."""
+    incident.confirmed_at = context.now
+    context.enter(incident, IncidentPhase.CONFIRMED)
+    context.emit(EventType.CONFIRMED, incident)
+
+
+def escalate(context: TurnContext, incident: Incident, message: str) -> None:
+    """Count the present rung as tried and go back for the next one."""
+    if incident.rung is not None:
+        incident.tried.append(incident.rung)
+    incident.rung, incident.escalated, incident.message = None, True, message
+    context.enter(incident, IncidentPhase.CONFIRMED)
+
+
+def request_replacement(context: TurnContext, incident: Incident) -> None:
+    """Ask the operator, which reads the newest step of an open incident, to evict the pod."""
+    incident.tried.append(Action.POD_REPLACE)
+    text = "waiting for the operator to evict the pod"
+    step = context.step(Action.POD_REPLACE.value, StepOutcome.REQUESTED, text)
+    step.before_bytes = incident.before_bytes
+    incident.note(step)
+
+
+def leave_to_person(context: TurnContext, incident: Incident) -> bool:
+    """Whether a person drained the replica: then nothing restarts it before it is resumed.
+
+    Requests and preparations for a restart are withdrawn, and do not count as refused.
+    """
+    if not context.engine.manually_drained:
+        return False
+    if incident.phase in (IncidentPhase.DRAINING, IncidentPhase.RESTARTING):
+        restart_budget.withdraw(context.state.restarts, incident.fenced_epoch or "")
+    if incident.phase is not IncidentPhase.CONFIRMED:
+        newest = incident.timeline[-1] if incident.timeline else None
+        if newest is not None and newest.outcome is StepOutcome.REQUESTED:
+            incident.tried.remove(Action.POD_REPLACE)
+            incident.note(context.step(WITHDRAWN, StepOutcome.SUCCEEDED, MANUALLY_DRAINED))
+        incident.rung = None
+        context.enter(incident, IncidentPhase.CONFIRMED)
+    wait(context, incident, WaitReason.MANUALLY_DRAINED, MANUALLY_DRAINED)
+    return True
+
+
+def wait(context: TurnContext, incident: Incident, reason: WaitReason | None, message: str) -> bool:
+    """Record what the incident waits for now; return whether that has changed."""
+    if (incident.waits, incident.message) == (reason, message):
+        return False
+    incident.waits, incident.message = reason, message
+    context.emit(EventType.ADVANCED, incident)
+    return True
+
+
+def return_to_confirmed(context: TurnContext, incident: Incident, message: str) -> None:
+    """Try the same rung again after a refusal.
+
+    After ``MAX_REFUSALS`` the incident ends as unresolved.
+    """
+    incident.refusals += 1
+    incident.rung = None
+    if incident.refusals >= MAX_REFUSALS:
+        context.end(incident, IncidentPhase.UNRESOLVED, Reason.REFUSED, message)
+    else:
+        context.enter(incident, IncidentPhase.CONFIRMED)
+
+
+def stop_restarting(context: TurnContext, incident: Incident) -> None:
+    """End the incident: the restart budget is spent.
+
+    Nothing is restarted until a person resets it.
+    """
+    context.state.exhausted = True
+    context.end(incident, IncidentPhase.UNRESOLVED, Reason.RESTART_BUDGET_EXHAUSTED, EXHAUSTED)
+
+
+def ended_as_gone(context: TurnContext, incident: Incident) -> bool:
+    """End an incident whose suspicion stayed away for a round."""
+    if incident.escalated or incident.missed < ROUND:
+        return False
+    returned = max(0, incident.growth_at_trim - context.growth(incident))
+    if incident.trimmed and returned * 2 >= incident.growth_at_trim > 0:
+        incident.returned_bytes = returned
+        message = f"the trim returned {format_bytes(returned)}"
+        context.end(incident, IncidentPhase.RESOLVED, Reason.TRIM, message)
+    elif incident.trimmed and incident.kind is IncidentKind.CAPACITY_LOSS:
+        context.end(incident, IncidentPhase.RESOLVED, Reason.TRIM, "the trim returned the capacity")
+    else:
+        message = "no longer suspected"
+        context.end(incident, IncidentPhase.RESOLVED, Reason.CLEARED, message)
+    return True
+
+
+def diagnosed(context: TurnContext, incident: Incident) -> bool:
+    """Evidence before anything is destroyed, once an incident. True when there is no more."""
+    if incident.diagnosed or context.hold or context.policy.mode is Mode.OBSERVE:
+        return True
+    if context.free:
+        context.send(incident, Verb.DIAGNOSE, "Diagnostics")
+    return False
+
+
+def waits_for_window(context: TurnContext, incident: Incident) -> bool:
+    """Whether a restart can wait for the maintenance window: memory is known to last so long.
+
+    If we do not know how long memory lasts, do not wait.
+    """
+    window, left = context.policy.maintenance_window, context.time_to_limit_s(incident)
+    if window is None or incident.kind is IncidentKind.STALL or left is None:
+        return False
+    opens_s = window.opens_in(context.now)
+    if not opens_s or left <= opens_s + context.policy.drain.deadline_s:
+        return False
+    message = f"waiting for the maintenance window at {window.opens_at}"
+    if wait(context, incident, WaitReason.MAINTENANCE_WINDOW, message):
+        incident.note(context.step("MaintenanceWindow", StepOutcome.SKIPPED, message))
+    return True
+
+
+def hold_within_budget(context: TurnContext, incident: Incident) -> None:
+    """Say what a confirmed incident waits for whose restart would cost more than it gains."""
+    message = WITHIN_BUDGET
+    if incident.kind is IncidentKind.CAPACITY_LOSS:
+        message = f"no restart until {SPENT_RATIO:.0%} of the capacity is lost"
+    wait(context, incident, None, message)
+
+
+def release_slot(context: TurnContext) -> None:
+    """Want no slot any more: the actuator gives the Lease back.
+
+    The incident that had it asks again a while later, so that others can come first.
+    """
+    for incident in context.state.incidents:
+        if incident.name == context.state.slot_holder:
+            incident.retry_at = context.now + SLOT_RETRY_S
+    context.state.slot_holder = None
+    context.turn.changed = True
+
+
+def give_up_trim(context: TurnContext) -> None:
+    """Give up a trim of an engine that hangs, which never ends.
+
+    A stall's restart does not wait for it.
+    """
+    pending = context.state.pending
+    if pending is None or pending.verb is not Verb.TRIM:
+        return
+    context.state.pending, context.turn.changed = None, True
+    for other in context.state.incidents:
+        for step in other.timeline:
+            if step.operation_id == pending.operation_id:
+                step.outcome, step.finished_at = StepOutcome.UNKNOWN, context.now
+                step.message = "abandoned: the engine completes no step"
+
+
+def judge_trim(context: TurnContext, incident: Incident) -> None:
+    """Judge a trim by what memory shows a round later, whatever the engine answered."""
+    step = next((s for s in incident.timeline if measured_later(s)), None)
+    if step is None:
+        return
+    step.after_bytes = context.current(incident)
+    if step.before_bytes is None or step.after_bytes is None:
+        step.outcome = StepOutcome.UNKNOWN
+    else:
+        returned = step.before_bytes - step.after_bytes
+        enough = returned >= MIN_TRIMMED * incident.growth_at_trim
+        step.outcome = StepOutcome.SUCCEEDED if enough else StepOutcome.FAILED
+        if not enough:
+            nothing = f"too little memory came back: {format_bytes(max(0, returned))}"
+            step.message = "; ".join(filter(None, (step.message, nothing)))
+    context.emit(EventType.ADVANCED, incident)
+
+
+def measured_later(step: StepRecord) -> bool:
+    """Whether the step is a trim that ended and whose effect is still to be measured."""
+    begun = step.outcome is StepOutcome.BEGUN and step.finished_at is not None
+    return begun and step.step == Action.TRIM.value
+
+
+def finished(context: TurnContext, incident: Incident, command: Command, result: Result) -> None:
+    """Take in the answer to an incident's command."""
+    for step in incident.timeline:
+        if step.operation_id == command.operation_id:
+            step.outcome, step.message = StepOutcome(result.outcome.value), result.message
+            step.finished_at = context.now
+            if command.verb is Verb.TRIM and _measurable(step, result):
+                step.outcome = StepOutcome.BEGUN
+            elif command.verb is not Verb.RESTART_ENGINE:
+                step.after_bytes = context.current(incident)
+    incident.diagnostics.extend(result.diagnostics)
+    ok = result.outcome is Outcome.SUCCEEDED
+    if command.verb is not Verb.TAKE_SLOT:
+        context.emit(EventType.ADVANCED, incident)
+    match command.verb:
+        case Verb.DIAGNOSE:
+            incident.diagnosed = True
+        case Verb.TRIM:
+            # An adapter may not see the memory that it was for: then only its size tells.
+            incident.trimmed = ok or result.outcome is Outcome.UNKNOWN
+            incident.seen, incident.missed = 0, 0
+        case Verb.TAKE_SLOT:
+            slot_answered(context, incident, command, result)
+        case Verb.LEAVE | Verb.DRAIN | Verb.RESTART_WORKER | Verb.RESTART_ENGINE:
+            disrupted(context, incident, command, result)
+
+
+def slot_answered(
+    context: TurnContext, incident: Incident, command: Command, result: Result
+) -> None:
+    """Take note of a try to get the slot.
+
+    One that is refused for the same reason as the one before it leaves no trace of its own: it may
+    wait for half an hour.
+    """
+    incident.retry_at = context.now + SLOT_RETRY_S
+    if len({_said(step) for step in incident.timeline[-2:]}) == len(incident.timeline[-2:]):
+        context.emit(EventType.ADVANCED, incident)
+    else:
+        newest = incident.timeline.pop()
+        incident.timeline[-1].finished_at = newest.finished_at
+    incident.waits, incident.message = result.waits, result.message
+    if result.outcome in (Outcome.SUCCEEDED, Outcome.UNKNOWN):
+        context.state.slot_holder, incident.slot_at = incident.name, command.at
+
+
+def disrupted(context: TurnContext, incident: Incident, command: Command, result: Result) -> None:
+    """Go on after a drain or restart.
+
+    Verify if the epoch changed or it succeeded, else escalate.
+    """
+    if incident.phase is IncidentPhase.VERIFYING:
+        return
+    if context.state.epoch != command.epoch:
+        # Whatever the answer says: the epoch that was meant is over.
+        context.enter(incident, IncidentPhase.VERIFYING)
+    elif result.outcome is Outcome.UNKNOWN:
+        context.end(incident, IncidentPhase.UNRESOLVED, Reason.EFFECT_UNKNOWN)
+    elif result.outcome is Outcome.REFUSED:
+        restart_budget.withdraw(context.state.restarts, command.epoch)
+        return_to_confirmed(context, incident, result.message)
+    elif command.verb in (Verb.LEAVE, Verb.DRAIN) and leave_to_person(context, incident):
+        return
+    elif command.verb is Verb.LEAVE:
+        context.enter(incident, IncidentPhase.RESTARTING)
+        request_replacement(context, incident)
+    elif command.verb is Verb.DRAIN:
+        # A drain that missed its deadline is followed by the restart all the same.
+        context.enter(incident, IncidentPhase.RESTARTING)
+        context.send(incident, Verb.RESTART_ENGINE, Action.ENGINE_RESTART.value)
+    elif result.outcome is Outcome.SUCCEEDED:
+        context.enter(incident, IncidentPhase.VERIFYING)
+    else:
+        escalate(context, incident, result.message)
+
+
+def renewed(context: TurnContext, incident: Incident, ended_epoch: str) -> None:
+    """Take in a new epoch that this incident's own command did not bring."""
+    if incident.phase is IncidentPhase.VERIFYING and incident.fenced_epoch == ended_epoch:
+        return
+    for step in filter(measured_later, incident.timeline):
+        step.outcome = StepOutcome.UNKNOWN  # the memory that it was measured by is gone
+    if incident.phase is not IncidentPhase.VERIFYING:
+        incident.rung, incident.fenced_epoch = None, ended_epoch
+    incident.warm_at, incident.least_bytes = None, None
+    incident.note(context.step("NewEpoch", StepOutcome.SUCCEEDED, "the engine restarted"))
+    context.enter(incident, IncidentPhase.VERIFYING)
+
+
+def _said(step: StepRecord) -> tuple[str, StepOutcome, str]:
+    return step.step, step.outcome, step.message
+
+
+def _measurable(step: StepRecord, result: Result) -> bool:
+    """Whether memory will show what a trim did. One that failed by its own account did nothing."""
+    return step.before_bytes is not None and result.outcome in (Outcome.SUCCEEDED, Outcome.UNKNOWN)

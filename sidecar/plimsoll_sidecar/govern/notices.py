@@ -1,0 +1,182 @@
+"""Incidents that only record what happened: a crash, or what a person did by hand.
+
+They open and end in one turn. A crash is an end of the engine, or of its worker, by itself. It is
+seen by the epoch: another one began and nobody had asked for it. Only a supervisor that saw the old
+epoch alive says so: after an absence of its own it cannot know (a node that restarted, a service
+that a person stopped and started).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from plimsoll_api.admin import EngineState, Role
+from plimsoll_api.assessment import Assessment
+from plimsoll_api.incident_record import Attribution, Reason, StepOutcome, StepRecord
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
+from plimsoll_api.units import format_bytes
+from plimsoll_sidecar.govern.command import EngineProcess, EngineView, Outcome
+from plimsoll_sidecar.govern.incident import Incident, incident_name
+from plimsoll_sidecar.govern.verification import boot_of
+
+ENDING = frozenset({EngineState.STOPPING, EngineState.STOPPED})
+HEALTHY = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAINED})
+"""States in which the engine has all its processes, and they hold what they hold."""
+
+
+class LastSeen(msgspec.Struct, frozen=True):
+    """An epoch as last seen healthy, or, if it never was, as far as it had started.
+
+    Bytes; None is unknown. ``at`` is Unix seconds.
+    """
+
+    epoch: str
+    at: float
+    healthy: bool = False
+    processes: tuple[EngineProcess, ...] = ()
+    host_bytes: int | None = None
+    device_bytes: int | None = None
+    ending: bool = False
+    oom_killed: bool = False
+
+    def followed(self, view: EngineView, assessment: Assessment, now: float) -> LastSeen:
+        """Return this with what a sample of the same epoch shows.
+
+        ``oom_killed``: the kernel's kill is an incident of its own.
+        """
+        oom_killed = self.oom_killed or any(
+            one.kind is IncidentKind.OUT_OF_MEMORY_KILL for one in assessment.suspicions
+        )
+        ending = self.ending or view.state in ENDING
+        flagged = msgspec.structs.replace(self, oom_killed=oom_killed, ending=ending)
+        healthy = view.state in HEALTHY
+        # An engine that loses a process before it ever served is known by its fullest sample.
+        fuller = not self.healthy and len(view.processes) >= len(self.processes)
+        if view.epoch != self.epoch or not (healthy or fuller):
+            return flagged
+        device = assessment.reserved or assessment.device
+        return msgspec.structs.replace(
+            flagged,
+            at=now,
+            healthy=healthy,
+            processes=view.processes or self.processes,
+            host_bytes=assessment.host.current if assessment.host else None,
+            device_bytes=device.current if device else None,
+        )
+
+
+def crash(seen: LastSeen, view: EngineView, replica: str, host_limit: int | None,
+          now: float) -> Incident:  # fmt: skip
+    """Return the record of an epoch that nobody ended; ``view`` is of the next one."""
+    whole = boot_of(seen.epoch) != boot_of(view.epoch or "")
+    lost = [one for one in seen.processes if one not in view.processes]
+    process = _ended(seen.processes if whole else lost, Role.FRONTEND if whole else Role.WORKER)
+    what = "the engine ended unexpectedly" if whole else "the engine's worker ended unexpectedly"
+    if seen.ending:
+        what = "a signal from outside stopped the engine (for example a failed probe)"
+    names = ", ".join(f"{one.role} (PID {one.pid})" for one in lost) or "unknown"
+    evidence = [
+        f"the epoch changed from {seen.epoch} to {view.epoch} without a planned restart",
+        f"lost processes: {names}",
+        f"memory before: {_memory(seen, host_limit)}",
+        f"last seen healthy {now - seen.at:.0f} s earlier",
+    ]
+    return Incident(
+        name=incident_name(replica, IncidentKind.ENGINE_CRASH, seen.epoch, seen.at),
+        kind=IncidentKind.ENGINE_CRASH,
+        epoch=seen.epoch,
+        opened_at=seen.at,
+        phase=IncidentPhase.UNRESOLVED,
+        phase_since=now,
+        attribution=Attribution(process=process, confidence=1.0, evidence=evidence),
+        timeline=[
+            StepRecord(
+                time=now,
+                step="NewEpoch",
+                outcome=StepOutcome.SUCCEEDED,
+                before_bytes=seen.host_bytes,
+                message="its container restarted" if whole else "the frontend started a new worker",
+            )
+        ],
+        ended_at=now,
+        reason=Reason.CONTAINER_RESTARTED if whole else Reason.WORKER_RESTARTED,
+        message=what,
+    )
+
+
+def _ended(processes: Sequence[EngineProcess], role: Role) -> str:
+    """Return the process of this role, or the first: other engines call theirs otherwise."""
+    names = [one.role for one in processes]
+    return role.value if role in names or not names else names[0]
+
+
+def _memory(seen: LastSeen, host_limit: int | None) -> str:
+    host = "host unknown" if seen.host_bytes is None else f"host {format_bytes(seen.host_bytes)}"
+    if host_limit is not None:
+        host += f" of {format_bytes(host_limit)}"
+    device = "" if seen.device_bytes is None else f", device {format_bytes(seen.device_bytes)}"
+    return host + device
+
+
+ACTIONS = {
+    "trim": Reason.MANUAL_TRIM,
+    "drain": Reason.MANUAL_DRAIN,
+    "restart": Reason.MANUAL_RESTART,
+    "resume": Reason.MANUAL_RESUME,
+}
+FAILURES = {
+    Outcome.REFUSED: Reason.REFUSED,
+    Outcome.FAILED: Reason.FAILED,
+    Outcome.UNKNOWN: Reason.EFFECT_UNKNOWN,
+}
+
+
+class ManualAction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One action by hand.
+
+    ``id`` is its own; ``outcome`` is None while it is under way. Times are Unix seconds.
+    """
+
+    id: str
+    action: str
+    epoch: str
+    at: float
+    outcome: Outcome | None = None
+    message: str = ""
+    finished_at: float | None = None
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether the end of this epoch is, or may be, this action's doing."""
+        return self.action == "restart" and self.outcome in (None, Outcome.SUCCEEDED)
+
+
+def manual_action(action: ManualAction, replica: str, now: float) -> Incident:
+    """Return the record of an action that has ended. Its name is made from the action's id."""
+    outcome = action.outcome or Outcome.UNKNOWN
+    ended = action.finished_at or now
+    reason = FAILURES.get(outcome, ACTIONS[action.action])
+    step = StepRecord(
+        time=action.at,
+        step=ACTIONS[action.action].value,
+        outcome=StepOutcome(outcome.value),
+        operation_id=action.id,
+        finished_at=ended,
+        message=action.message,
+    )
+    evidence = [f"a person ran plimsoll {action.action} in epoch {action.epoch}"]
+    return Incident(
+        name=f"{replica[:244]}-{action.id[-8:]}",
+        kind=IncidentKind.MANUAL_ACTION,
+        epoch=action.epoch,
+        opened_at=action.at,
+        phase=IncidentPhase.RESOLVED,
+        phase_since=ended,
+        attribution=Attribution(confidence=1.0, evidence=evidence),
+        timeline=[step],
+        ended_at=ended,
+        reason=reason,
+        message=action.message,
+    )

@@ -1,0 +1,278 @@
+"""The supervisor's small web page, read-only: HTML made here, nothing is fetched.
+
+Pure. A page is made when somebody asks for it. Every text from outside is escaped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from plimsoll_api.admin import LedgerEntry
+from plimsoll_api.assessment import (
+    DEVICE_SEGMENTS,
+    HOST_SEGMENTS,
+    Assessment,
+    BudgetState,
+    Segment,
+    slow_leak_texts,
+)
+from plimsoll_api.decoding import decode
+from plimsoll_api.incident_record import IncidentRecord
+from plimsoll_api.incidents import IncidentPhase
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.state import View
+from plimsoll_api.supervision import Action
+from plimsoll_api.times import clock_time
+from plimsoll_api.units import format_bytes
+from plimsoll_sidecar.history import Band, HistoryPoint, growth, svg
+
+RELOAD_S = 5
+EMPTY = b"{}"
+"""What ``/state`` says before the first sample."""
+STYLE = """
+:root{color-scheme:light dark;--bg:#fff;--fg:#1b1f24;--dim:#57606a;--line:#d0d7de;--bad:#b42318;
+--good:#1a7f37;--here:#0b5cad}
+@media(prefers-color-scheme:dark){:root{--bg:#0d1117;--fg:#e6edf3;--dim:#9da7b3;--line:#30363d;
+--bad:#ff8a80;--good:#56d364;--here:#79b8ff}}
+body{background:var(--bg);color:var(--fg);font:15px/1.5 system-ui,sans-serif;margin:1.5rem auto;
+max-width:60rem;padding:0 1rem}
+a{color:var(--here)}h1{font-size:1.4rem;margin:0}h2{font-size:1.1rem;margin:1.6rem 0 .4rem}
+header p{color:var(--dim);margin:.2rem 0}.bad{color:var(--bad);font-weight:600}
+table{border-collapse:collapse;width:100%}caption{text-align:left;color:var(--dim);font-size:.85rem}
+th,td{padding:.2rem .7rem .2rem 0;text-align:left;border-bottom:1px solid var(--line);
+font-weight:400}
+thead th{color:var(--dim);font-size:.85rem}.n,thead .n{text-align:right;
+font-variant-numeric:tabular-nums;white-space:nowrap}
+meter{width:12rem;max-width:100%}svg{width:100%;height:auto}svg text{fill:var(--dim);font-size:11px}
+.grid{stroke:var(--line)}.baseline{stroke:var(--good);fill:var(--good)}
+.budget{stroke:var(--bad);fill:var(--bad);stroke-width:2;stroke-dasharray:6 3}
+svg text.baseline,svg text.budget{stroke:var(--bg);stroke-width:3;paint-order:stroke;
+stroke-dasharray:none}
+svg text.baseline{fill:var(--good)}svg text.budget{fill:var(--bad)}
+polygon.grown{fill:var(--bad);opacity:.25}polyline.grown{fill:none;stroke:var(--bad);stroke-width:2}
+h3{font-size:.95rem;color:var(--dim);font-weight:600;margin:1rem 0 .2rem}
+:focus-visible{outline:2px solid var(--here);outline-offset:2px}
+.s{stroke:var(--bg);stroke-width:.5}i{display:inline-block;width:.8rem;height:.8rem;
+margin-right:.5rem;border-radius:2px}
+.ladder{list-style:none;display:flex;flex-wrap:wrap;gap:.4rem;padding:0}.ladder li{border:1px solid
+var(--line);border-radius:4px;padding:.1rem .7rem;color:var(--dim)}
+.ladder li[aria-current]{border-color:var(--here);color:var(--here);font-weight:600}
+@media(max-width:36rem){meter{width:4rem}svg text{font-size:16px}th,td{padding-right:.4rem}
+td,th{font-size:.85rem}}
+section{overflow-x:auto}code{overflow-wrap:anywhere}
+details{border-top:1px solid var(--line);padding:.4rem 0}summary{cursor:pointer}
+.p{font-weight:600}.p-Resolved{color:var(--good)}.p-Unresolved{color:var(--bad)}
+.s-python_objects{fill:#3b7dd8;background:#3b7dd8}.s-malloc_in_use{fill:#e08e0b;background:#e08e0b}
+.s-malloc_retained{fill:#e7c45c;background:#e7c45c}
+.s-anonymous_other{fill:#7a68b3;background:#7a68b3}.s-shared{fill:#5aa9a3;background:#5aa9a3}
+.s-shared_orphan{fill:#b0567a;background:#b0567a}
+.s-torch_allocated{fill:#3b7dd8;background:#3b7dd8}
+.s-torch_reserved_unused{fill:#9cc3f0;background:#9cc3f0}
+.s-non_torch{fill:#e08e0b;background:#e08e0b}.s-orphan{fill:#c2453b;background:#c2453b}
+"""
+
+
+def page(state: bytes, points: Sequence[HistoryPoint], live: bool = False) -> bytes:
+    """HTML, UTF-8, of what ``/state`` says. ``live`` has the browser load it again and again."""
+    known = None if state == EMPTY else decode(state, View)
+    title = "Plimsoll" if known is None else f"{known.service} - Plimsoll"
+    again = f'<meta http-equiv="refresh" content="{RELOAD_S}">' if live else ""
+    body = "<main><p>No sample yet.</p></main>" if known is None else _body(known, points)
+    follow = '<a href="/">Stop following</a>' if live else '<a href="/live">Follow</a>'
+    text = (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{again}'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body>{body}"
+        f'<footer><p>{follow} · <a href="/metrics">metrics</a> · <a href="/state">state</a></p>'
+        "</footer></body></html>\n"
+    )
+    return text.encode()
+
+
+def _body(known: View, points: Sequence[HistoryPoint]) -> str:
+    mode, seen = known.mode, known.assessment
+    memory = decode(bytes(known.budgets), MemoryPolicy)
+    state = known.engine_state or "does not answer"
+    shown = [*known.open, *(one for one in known.recent if one.ended)]
+    rows = (("host", memory.host, seen.host), ("device", memory.device, seen.device))
+    troubled = [text for text in (known.journal_error, known.config_error) if text]
+    if known.set_aside:
+        troubled.append(
+            "Parts of the journal were damaged. They are kept in the state directory, in"
+            f" set-aside: {', '.join(known.set_aside)}. Remediation continues without them; delete"
+            " the files when you no longer need them."
+        )
+    if known.restart_budget_exhausted:
+        troubled.append("The restart budget is spent. Find the cause, then run plimsoll resume.")
+    troubles = "".join(f"<p class=bad role=alert>{escape(text)}</p>" for text in troubled)
+    return (
+        f"<header><h1>{escape(known.service)}</h1><p>Engine {escape(state)}, epoch"
+        f" <code>{escape(known.epoch or 'unknown')}</code>, mode {mode}, restarts left"
+        f" {known.restarts_left}</p>{troubles}</header><main>"
+        f"<section aria-labelledby=b><h2 id=b>Budgets</h2>{budgets(rows, seen.warm)}"
+        f"{slow_leaks(seen)}"
+        f"</section><section aria-labelledby=m><h2 id=m>Memory</h2>{_charts(memory, points)}"
+        f"{segment_table(seen)}</section>"
+        f"<section aria-labelledby=r><h2 id=r>Remediation ladder</h2>"
+        f"{ladder(known.ladder, mode, known.open)}</section>"
+        f"<section aria-labelledby=i><h2 id=i>Incidents</h2>{incident_list(shown)}"
+        f"</section><section aria-labelledby=l><h2 id=l>Ledger</h2>"
+        f"{ledger(known.ledger)}</section></main>"
+    )
+
+
+def _charts(memory: MemoryPolicy, points: Sequence[HistoryPoint]) -> str:
+    host, device = memory.host, memory.device
+    bands = (
+        Band("Host", HOST_SEGMENTS, tuple(p.host_baseline for p in points),
+             host.growth_bytes if host else None),
+        Band("Device", DEVICE_SEGMENTS, tuple(p.device_baseline for p in points),
+             device.growth_bytes if device else None),
+    )  # fmt: skip
+    grown = {
+        "Host": [(p.at, p.host_growth) for p in points],
+        "Device": [(p.at, p.device_growth) for p in points],
+    }
+    made = []
+    for band in bands:
+        if band.budget and (picture := growth(band.name, grown[band.name], band.budget)):
+            made.append(f"<h3>{band.name}: unexplained growth</h3>{picture}")
+        if picture := svg(band, points):
+            made.append(f"<h3>{band.name}: memory by segment</h3>{picture}")
+    return "".join(made)
+
+
+PRESENT = {
+    IncidentPhase.TRIMMING: Action.TRIM.value,
+    IncidentPhase.CONFIRMED: Action.TRIM.value,
+}
+"""Phases that stand on a rung which the incident itself does not name."""
+OBSERVE = "Observe"
+
+
+def budgets(rows: Iterable[tuple[str, MemoryBudget | None, BudgetState | None]], warm: bool) -> str:
+    """Return a meter for each budget."""
+    made = []
+    for name, budget, state in rows:
+        if budget is None:
+            continue
+        share = state.consumed_ratio if state else None
+        used = state.unexplained if state else None
+        text = ("unknown" if warm else "warming up") if share is None else f"{share:.0%}"
+        grown = "?" if used is None else format_bytes(used)
+        left = _left(state)
+        made.append(
+            f"<tr><th scope=row>{name}</th><td><meter min=0 max=1 low=.5 high=.99 optimum=0"
+            f' value="{min(share or 0.0, 1.0):.3f}" aria-label="{name} leak budget">{text}</meter>'
+            f"</td><td class=n>{text}</td>"
+            f"<td class=n>{grown} of {format_bytes(budget.growth_bytes)}</td>"
+            f"<td class=n>{left}</td></tr>"
+        )
+    if not made:
+        return "<p>No leak budget is set: the supervisor only watches memory.</p>"
+    head = ("budget", "", ">spent", ">unexplained", ">exhausted")
+    return _table("Leak budgets", head, made)
+
+
+def slow_leaks(seen: Assessment) -> str:
+    """Return a line for each memory that keeps growing."""
+    return "".join(f"<p>Slow leak: {escape(text)}.</p>" for text in slow_leak_texts(seen.slow))
+
+
+def ladder(rungs: Sequence[Action], mode: str, incidents: Sequence[IncidentRecord]) -> str:
+    """Return the rungs, lightest first, and on which one the replica stands."""
+    here = present_rung(incidents)
+    items = []
+    for rung in (OBSERVE, *(action.value for action in rungs)):
+        current = ' aria-current="step"' if rung == here else ""
+        items.append(f"<li{current}>{rung}</li>")
+    note = (
+        ""
+        if mode == "Recover"
+        else " <p>Mode Observe: it only records what it would have done.</p>"
+    )
+    return f"<ol class=ladder>{''.join(items)}</ol>{note}"
+
+
+def present_rung(incidents: Sequence[IncidentRecord]) -> str:
+    """Return the heaviest action that an open incident is at; Observe where there is none."""
+    order = [OBSERVE, *(action.value for action in Action)]
+    at = [one.rung.value if one.rung else PRESENT.get(one.phase, OBSERVE) for one in incidents]
+    return max(at, key=order.index, default=OBSERVE)
+
+
+def incident_list(found: Sequence[IncidentRecord]) -> str:
+    """One line an incident, its steps below it."""
+    if not found:
+        return "<p>No incidents.</p>"
+    return "".join(_incident(one) for one in found)
+
+
+def _incident(one: IncidentRecord) -> str:
+    seen = one.attribution
+    what = one.kind.value + (f" in {seen.segment}" if seen.segment else "")
+    grew = f", {format_bytes(seen.bytes)}" if seen.bytes else ""
+    ended = f" ({one.reason.value})" if one.reason else ""
+    back = "" if one.returned_bytes is None else f", {format_bytes(one.returned_bytes)} came back"
+    steps = [
+        f"<tr><td>{clock_time(step.time)}</td><td>{escape(step.step)}</td><td>{step.outcome.value}</td>"
+        f"<td class=n>{_size(step.before_bytes)}</td><td class=n>{_size(step.after_bytes)}</td>"
+        f"<td>{escape(step.message)}</td></tr>"
+        for step in one.timeline
+    ]
+    head = ("time", "step", "outcome", ">before", ">after", "said")
+    evidence = "".join(f"<li>{escape(text)}</li>" for text in seen.evidence)
+    return (
+        f"<details{'' if one.ended else ' open'}><summary><span class='p p-{one.phase.value}'>"
+        f"{one.phase.value}{ended}</span> {clock_time(one.opened_at)} {escape(what)}{grew}{back}"
+        f"</summary><p><code>{escape(one.name)}</code></p><ul>{evidence}</ul>"
+        f"{_table('Steps', head, steps) if steps else ''}</details>"
+    )
+
+
+def segment_table(seen: Assessment) -> str:
+    """Return the newest sizes, for whoever does not see the chart."""
+    rows = [
+        f"<tr><th scope=row><i class='s-{segment.value}'></i>{segment.value}</th>"
+        f"<td class=n>{format_bytes(seen.segments[segment])}</td></tr>"
+        for segment in Segment
+        if segment in seen.segments
+    ]
+    return _table("Segments now", ("segment", ">size"), rows) if rows else "<p>No data yet.</p>"
+
+
+def ledger(entries: Sequence[LedgerEntry]) -> str:
+    """Every owner of memory and its bound."""
+    if not entries:
+        return "<p>The engine has not reported a ledger.</p>"
+    rows = [
+        f"<tr><th scope=row>{escape(entry.owner)}</th><td>{entry.kind.value}</td>"
+        f"<td>{entry.process.value}</td><td class=n>{format_bytes(entry.bytes)}</td>"
+        f"<td class=n>{_size(entry.bound)}</td></tr>"
+        for entry in entries
+    ]
+    return _table("Ledger", ("owner", "kind", "process", ">holds", ">at most"), rows)
+
+
+def _left(state: BudgetState | None) -> str:
+    if state is None or state.exhaustion_s is None:
+        return "-"
+    seconds = state.exhaustion_s
+    return f"in {seconds:.0f} s" if seconds < 120 else f"in {seconds / 60:.0f} min"
+
+
+def _size(value: int | None) -> str:
+    return "" if value is None else format_bytes(value)
+
+
+def _table(caption: str, head: Sequence[str], rows: Iterable[str]) -> str:
+    """``>`` before a column's name says that it holds numbers."""
+    cells = "".join(
+        f"<th scope=col{' class=n' if name.startswith('>') else ''}>{name.lstrip('>')}</th>"
+        for name in head
+    )
+    return (
+        f"<table><caption>{caption}</caption><thead><tr>{cells}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )
