@@ -38,8 +38,6 @@ VERBS = {
     "restart": Verb.RESTART_WORKER,
     "resume": Verb.DRAIN,  # it ends one
 }
-AWAY_S = 900.0
-"""A replica that was drained by hand goes back into service by itself after this time."""
 ONLY_OWN = " (shared with other pods: only the engine's own allocator counts)"
 
 
@@ -61,11 +59,18 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument(
         "--expected-epoch", help="the epoch that the action was decided on; current: the engine's"
     )
-    parse.add_argument("--deadline", type=float, default=DRAIN_S, help="seconds of a drain")
+    parse.add_argument("--deadline", type=_seconds, default=DRAIN_S, help="seconds of a drain")
     parse.add_argument(
         "--service", action="store_true", help="resume: clear the whole service's restarts, too"
     )
     return parse
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds <= readiness.MAX_S:  # nor is it a number where it is "nan"
+        raise argparse.ArgumentTypeError(f"{text}: use 0 to {readiness.MAX_S:.0f} seconds")
+    return seconds
 
 
 def ask(
@@ -133,7 +138,7 @@ def _act(
 def _drain(state_dir: str, engine: EngineAdapter, command: Command) -> Result:
     """Take the replica out of service; one that fails leaves an earlier drain as it was."""
     before = readiness.holding(state_dir).get(readiness.MANUAL)
-    readiness.hold(state_dir, readiness.MANUAL, command.deadline_s + AWAY_S)
+    readiness.hold(state_dir, readiness.MANUAL, readiness.MAX_S)
     outcome: Outcome | None = None
     try:
         result = engine.drain(command)

@@ -115,3 +115,20 @@ def test_a_resume_ends_every_reason(tmp_path: Path) -> None:
     assert answer.outcome == "Succeeded"
     assert readiness.is_ready(str(tmp_path))
     assert readiness.lapsed(str(tmp_path)) == list(readiness.DRAINS), "the supervisor resumes it"
+
+
+@pytest.mark.parametrize("deadline", ["0", "30", "7200"])
+def test_a_drain_stands_until_a_person_ends_it(tmp_path: Path, deadline: str) -> None:
+    engine = cast(EngineAdapter, Engine(tmp_path, Outcome.SUCCEEDED))
+    flags = ["--expected-epoch=a:1", f"--state-dir={tmp_path}"]
+    asked = parser().parse_args(["drain", f"--deadline={deadline}", *flags])
+    assert ask(asked, engine, CONFIG).outcome == "Succeeded"
+    assert readiness.holding(str(tmp_path))["manual"] > 7 * 86_400.0
+    assert ask(parser().parse_args(["resume", *flags]), engine, CONFIG).outcome == "Succeeded"
+    assert readiness.is_ready(str(tmp_path))
+
+
+@pytest.mark.parametrize("deadline", ["nan", "inf", "-1", "1e9", "soon"])
+def test_a_deadline_that_never_comes_is_refused(deadline: str) -> None:
+    with pytest.raises(ValueError, match="--deadline"):
+        parser().parse_args(["drain", f"--deadline={deadline}"])

@@ -227,12 +227,13 @@ def out_of_service(pod: str, seen: ActionAnswer) -> str:
     if not seen.out_of_service:
         return ""
     reasons = ", ".join(
-        f"{UNREADY[reason]} (at most {left_s / 60:.0f} min more)"
+        f"{UNREADY[reason]} (until plimsoll resume {pod})"
+        if reason == UNREADY_MANUAL
+        else f"{UNREADY[reason]} (at most {left_s / 60:.0f} min more)"
         for reason, left_s in seen.out_of_service.items()
         if reason in UNREADY
     )
-    back = f"; plimsoll resume {pod} ends it" if UNREADY_MANUAL in seen.out_of_service else ""
-    return f"out of service: {reasons}{back}; "
+    return f"out of service: {reasons}; "
 
 
 def _sight(seen: ActionAnswer) -> str:

@@ -77,11 +77,33 @@ def test_each_reason_ends_by_itself_and_the_pod_is_ready_after_the_last(tmp_path
     readiness.clear(folder, readiness.MANUAL)
 
 
-@pytest.mark.parametrize("content", [b"", b"nan", b"inf", b"-1", b"9e99", b"\xff" * 9, b"1" * 9999])
-def test_a_reason_that_cannot_be_read_does_not_hold(tmp_path: Path, content: bytes) -> None:
-    readiness.hold(str(tmp_path), readiness.DRAIN, 60.0)
-    (tmp_path / readiness.FOLDER / readiness.DRAIN).write_bytes(content)
+@pytest.mark.parametrize("reason", readiness.REASONS)
+@pytest.mark.parametrize(
+    "content", [b"", b"nan", b"nan x", b"inf", b"-1", b"-1 x", b"9e99", b"\xff" * 9, b"1" * 9999]
+)
+def test_a_reason_that_cannot_be_read_does_not_hold(
+    tmp_path: Path, reason: str, content: bytes
+) -> None:
+    readiness.hold(str(tmp_path), reason, 60.0)
+    (tmp_path / readiness.FOLDER / reason).write_bytes(content)
     assert readiness.is_ready(str(tmp_path))
+
+
+def test_a_drain_of_hours_is_not_cut(tmp_path: Path) -> None:
+    readiness.hold(str(tmp_path), readiness.DRAIN, 6 * 3600.0)
+    assert readiness.holding(str(tmp_path))["drain"] == pytest.approx(6 * 3600.0, abs=5.0)
+
+
+def test_after_a_restart_of_the_node_only_a_persons_drain_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for reason in readiness.REASONS:
+        readiness.hold(str(tmp_path), reason, 600.0)
+    monkeypatch.setattr(readiness, "_boot_id", lambda: "the next boot")
+    assert list(readiness.holding(str(tmp_path))) == [readiness.MANUAL]
+    readiness.lapse(str(tmp_path), readiness.MANUAL)
+    monkeypatch.setattr(readiness, "_boot_id", lambda: "the one after")
+    assert readiness.is_ready(str(tmp_path)), "a drain that ended does not come back either"
 
 
 def test_no_reason_holds_for_longer_than_its_bound(tmp_path: Path) -> None:

@@ -102,8 +102,14 @@ class Hands:
     def end_drains(self, epoch: str) -> None:
         self.drains_ended += 1
 
+    def start(self) -> None:
+        pass
 
-def supervisor(folder: Path) -> tuple[Supervisor, Hands, Metrics]:
+    def stop(self) -> None:
+        pass
+
+
+def supervisor(folder: Path, mode: Mode = Mode.RECOVER) -> tuple[Supervisor, Hands, Metrics]:
     file = folder / "supervisor.json"
     config = SupervisorConfig(
         service=ServiceRef(name="s"),
@@ -111,7 +117,7 @@ def supervisor(folder: Path) -> tuple[Supervisor, Hands, Metrics]:
             type=EngineType.PLIMSOLL, admin_url="http://x", serving_url="http://x"
         ),
         memory=MemoryPolicy(),
-        supervision=Supervision(mode=Mode.RECOVER),
+        supervision=Supervision(mode=mode),
     )
     file.write_bytes(supervisor_config.encode(config))
     engine, hands, metrics = Stalled(), Hands(), Metrics()
@@ -156,19 +162,42 @@ def test_nothing_is_sent_until_the_volume_can_be_written(
     assert b"plimsoll_supervisor_journal_writable 1.0" in metrics.text()
 
 
-def test_the_slot_goes_to_others_when_the_volume_fails_as_it_is_released(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watching, hands, _ = supervisor(tmp_path)
-    now = 1_000.0
-    for _ in range(100):
+def until_restarting(watching: Supervisor, hands: Hands) -> float:
+    """Until the restart of the worker is sent; return the time of that tick."""
+    now, pending = 1_000.0, None
+    while pending is None or pending.verb is not Verb.RESTART_WORKER:
         watching.tick(now := now + 1.0)
         pending = watching._governor.state.pending
         if pending is not None and pending.verb in (Verb.DIAGNOSE, Verb.TAKE_SLOT):
             hands.did()
+    return now
+
+
+def test_what_was_begun_is_finished_also_where_the_mode_is_observe_by_now(tmp_path: Path) -> None:
+    """It would leave a drained engine behind: a supervisor that ended cannot know how far it got.
+
+    Nothing new begins.
+    """
+    watching, hands, _ = supervisor(tmp_path)
+    now = until_restarting(watching, hands)
+    begun = hands.sent[-1]
+    later, hands, _ = supervisor(tmp_path, Mode.OBSERVE)
+    later.run(lambda seconds: True)
+    assert hands.sent == [begun], "the same operation, which the engine carries out once"
+    later, hands, _ = supervisor(tmp_path, Mode.OBSERVE)
+    hands.sent.append(begun)
+    hands.did()
+    for second in range(300):
+        later.tick(now + second)
+    assert hands.sent == [begun]
+
+
+def test_the_slot_goes_to_others_when_the_volume_fails_as_it_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watching, hands, _ = supervisor(tmp_path)
+    now = until_restarting(watching, hands)
     assert hands.slots[-1].incident is not None
-    assert pending is not None
-    assert pending.verb is Verb.RESTART_WORKER
     hands.did()
     broken = journal.JournalError("read-only")
 

@@ -41,9 +41,7 @@ def test_shared_memory_that_is_known_or_not_watched() -> None:
 def test_why_a_pod_is_out_of_service() -> None:
     assert out_of_service("a", ActionAnswer()) == ""
     text = out_of_service("a", ActionAnswer(out_of_service={"manual": 840.0}))
-    assert text == (
-        "out of service: a person drained it (at most 14 min more); plimsoll resume a ends it; "
-    )
+    assert text == "out of service: a person drained it (until plimsoll resume a); "
     text = out_of_service("a", ActionAnswer(out_of_service={"restart": 60.0, "later": 1.0}))
     assert text == "out of service: its engine restarts (at most 1 min more); "
 
