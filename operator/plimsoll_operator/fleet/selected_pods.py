@@ -16,7 +16,7 @@ from plimsoll_api.names import POLICY_LABEL, REFUSED, SERVICE_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
 from plimsoll_api.workloads import Membership, membership
-from plimsoll_operator.fleet.pods import OVER, PodView, clean, seconds
+from plimsoll_operator.fleet.pods import OVER, Container, PodView, clean, seconds
 from plimsoll_operator.injection.policy import INJECTED, admit
 from plimsoll_operator.kinds import InvalidSpec, Object, read
 from plimsoll_operator.render.containers import Images
@@ -27,6 +27,9 @@ STUCK_AFTER_S = 30.0
 MAX_IMAGES = 1026
 MAX_ENDS = 2
 """Failed starts after which a container counts as one that cannot start."""
+AT_ONCE_S = 3.0
+"""An engine that needs to be process 1 ends within this time; one that loads a model takes longer
+to import its libraries."""
 
 
 class State(Enum):
@@ -43,12 +46,14 @@ class Start:
     """Whether a pod has started the containers that an injection added.
 
     ``images`` are their images, as recorded by the injection; empty without any. ``stuck`` says why
-    the pod cannot start them; empty if it can.
+    the pod cannot start them, or with ``engine`` why its engine ends at each start beside them;
+    empty if neither is so.
     """
 
     images: str = ""
     ran: bool = False
     stuck: str = ""
+    engine: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +139,12 @@ def _start(pod: Object, view: PodView, now: str) -> Start:
     said = {one.name: one for one in view.inits if one.name in own}
     # An engine that ran got past them once, whatever its supervisor does now.
     begun = any(one.end or one.state == "running" for one in view.mains)
+    if ends := next((one for one in view.mains if _ends_at_once(one)), None):
+        text = (
+            f"container {ends.name} ends at once at each start ({ends.cause(now).message}): if it"
+            " must be process 1, which it is not beside a supervisor, keep it out of the selector"
+        )
+        return Start(images, stuck=clean(text, MAX_REASON), engine=True)
     if begun or (SUPERVISOR in said and said[SUPERVISOR].started):
         return Start(images, ran=True)
     if not (view.created and now) or seconds(view.created, now) < STUCK_AFTER_S:
@@ -145,6 +156,15 @@ def _start(pod: Object, view: PodView, now: str) -> Start:
             text = f"container {name}, image {listed[name]}: {why.message}"
             return Start(images, stuck=clean(text, MAX_REASON))
     return Start(images)
+
+
+def _ends_at_once(one: Container) -> bool:
+    """Whether a container failed at once at each start; not if it may have been ready before."""
+    times = (one.end.get("startedAt"), one.end.get("finishedAt"))
+    if one.ready or one.restarts < MAX_ENDS or not all(times) or one.done:
+        return False
+    failed = one.end.get("exitCode") != 0 and not one.killed
+    return failed and one.backs_off and seconds(*map(str, times)) <= AT_ONCE_S
 
 
 def _state(pod: Object, policy: str, older: str) -> tuple[State, str]:

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from typing import Any
 
 from plimsoll_api.memory_policy import MemoryBudget
@@ -14,6 +12,7 @@ from plimsoll_api.names import METRICS_PORT, PROBE_PORT
 from plimsoll_api.units import format_bytes, parse_bytes
 from plimsoll_operator.injection.engine import EngineContainer
 from plimsoll_operator.injection.errors import InjectionError
+from plimsoll_operator.injection.first_process import check_first_process
 from plimsoll_operator.injection.options import Fields, Options
 from plimsoll_operator.render import names
 from plimsoll_operator.render.probe import CODE_DIR, SOCKET_DIR, SOCKETS
@@ -61,62 +60,6 @@ def check_shape(pod: Object, at: str, fields: Fields) -> None:
             f"{at}.resources bounds all containers together, and the supervisor has limits of its"
             " own: set the limits of each container instead"
         )
-
-
-SHELL_BREAKS = re.compile(r"[;&|\n(){}`]")
-PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
-
-
-def check_first_process(pod: Object, at: str, fields: Fields) -> None:
-    """Refuse commands that name process 1, which is the pod's sandbox in a supervised pod.
-
-    A ``kill 1`` before the pod stops would end all of its containers at once. Raises
-    InjectionError.
-    """
-    if pod.get("shareProcessNamespace") is True:
-        return
-    for container in pod.get("containers") or ():
-        for field, command in _commands(container):
-            if _names_first(command):
-                raise InjectionError(
-                    f"{at}.containers[{container.get('name')}].{field} names process 1, which is"
-                    " another one where containers share their process IDs, as with a supervisor:"
-                    " signal the engine by its name, or exclude the workload with"
-                    f" {fields.exclude}"
-                )
-
-
-def _commands(container: Object) -> Iterator[tuple[str, list[object]]]:
-    """Yield each field of a container with a command, and the command."""
-    for key in ("command", "args"):
-        yield key, _list(container.get(key))
-    lifecycle = _object(container.get("lifecycle"))
-    for owner, prefix, keys in (
-        (lifecycle, "lifecycle.", ("postStart", "preStop")),
-        (container, "", PROBES),
-    ):
-        for key in keys:
-            command = _object(_object(owner.get(key)).get("exec")).get("command")
-            yield f"{prefix}{key}.exec.command", _list(command)
-
-
-def _names_first(command: list[object]) -> bool:
-    text = " ".join(map(str, command))
-    if "/proc/1/" in text:
-        return True
-    for part in SHELL_BREAKS.split(text) if "kill" in text else ():
-        words = part.replace('"', " ").replace("'", " ").split()
-        if "1" in words and any(one.rpartition("/")[2] == "kill" for one in words):
-            return True
-    return False
-
-
-def _object(value: object) -> Object:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
 
 
 def check_names(pod: Object, at: str) -> None:
