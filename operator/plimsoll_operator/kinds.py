@@ -51,7 +51,8 @@ class Ref(NamedTuple):
 class Kind:
     """A kind of object that the operator reads or writes.
 
-    ``selector`` limits lists and watches to objects that the operator made. A kind that is not
+    ``selector`` limits lists and watches to objects that the operator made, ``fields`` to those
+    with such fields. A kind that is not
     ``watched`` belongs to an API that a cluster may lack or get later: each resync looks for it and
     lists it. A list is read in pages of ``page`` objects.
     """
@@ -63,6 +64,7 @@ class Kind:
     selector: str = OWNED_SELECTOR
     watched: bool = True
     page: int = 200
+    fields: str = ""
 
     @property
     def group_path(self) -> str:

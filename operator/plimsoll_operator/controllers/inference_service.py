@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.times import rfc3339
@@ -32,6 +33,7 @@ from plimsoll_operator.kinds import (
     ref,
 )
 from plimsoll_operator.plans.service import Failure, Plan, parse, reconcile
+from plimsoll_operator.render.compare import absent
 from plimsoll_operator.render.objects import first_replicas
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
@@ -81,6 +83,7 @@ class Controller:
             self._scraper.forget(key)
             self._refusals.forget(key)
             self._peers.forget(key)
+            self._owned.forget(key)
             self.suspects.discard(key)
             known, now = self._incidents(key), self._clock()
             left = await outlive(self._api, self._store, key, known, now, self._config)
@@ -139,7 +142,12 @@ class Controller:
             if written and desired["kind"] == "Deployment":
                 await self._recorder.write(item, applied(live, desired, plan.decision))
         await self._owned.remove(key, plan.surplus)
-        return plan
+        lacking = []
+        for desired in plan.desired:
+            live = self._store.get(key, ref(desired))
+            fields = absent(live, desired) if live is not None else []
+            lacking += [f"{' '.join(ref(desired))}: {', '.join(fields)}"] if fields else []
+        return replace(plan, absent=tuple(lacking))
 
     def _available(self, kind: str) -> bool:
         return BY_KIND[kind].watched or kind in self._served

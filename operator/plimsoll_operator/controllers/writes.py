@@ -12,9 +12,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from plimsoll_operator.fleet.pods import clean, seconds
-from plimsoll_operator.kinds import BY_KIND, EVENT, InvalidSpec, Key, Kind, Object, owner_uid, ref
+from plimsoll_operator.kinds import (
+    BY_KIND,
+    EVENT,
+    InvalidSpec,
+    Key,
+    Kind,
+    Object,
+    Ref,
+    owner_uid,
+    ref,
+)
 from plimsoll_operator.plans.service import Failure
-from plimsoll_operator.render.compare import needs_apply, with_replicas
+from plimsoll_operator.render.compare import needs_apply, owned_fields, with_replicas
 from plimsoll_operator.render.names import MANAGER, digest
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError, Conflict
@@ -44,10 +54,19 @@ class NameConflict(Exception):
 
 
 class OwnedObjects:
-    """Write the objects of a service as the plan says."""
+    """Write the objects of a service as the plan says.
+
+    What the API server lists as ours after a write is remembered: as long as it stays so, the same
+    wish is not sent again, whatever the server or other admission made of it.
+    """
 
     def __init__(self, api: Api, store: Store) -> None:
         self._api, self._store = api, store
+        self._fields: dict[Key, dict[Ref, str]] = {}
+
+    def forget(self, key: Key) -> None:
+        """Drop what is known of a service or policy that is gone."""
+        self._fields.pop(key, None)
 
     async def apply(self, key: Key, uid: str, desired: Object, first_replicas: int) -> bool:
         """Make one object what it should be; return False if it already is.
@@ -59,13 +78,17 @@ class OwnedObjects:
         kind, live = BY_KIND[desired["kind"]], self._store.get(key, ref(desired))
         if live is not None and owner_uid(live) != uid:
             raise NameConflict(desired)
-        if live is not None and not needs_apply(desired, live):
+        known, where = self._fields.setdefault(key, {}), ref(desired)
+        if live is not None and not needs_apply(desired, live, known.get(where)):
+            _note(known, where, owned_fields(live, desired))
             return False
         log.info("%s: apply %s", key, " ".join(ref(desired)))
         whole = with_replicas(desired, live, first_replicas)
         try:
             send = self._api.apply if live is not None else self._api.apply_new
-            self._store.put(await send(kind, whole))
+            made = await send(kind, whole)
+            self._store.put(made)
+            _note(known, where, owned_fields(made, desired))
         except Conflict:
             found = await self._api.get(kind, key.namespace, desired["metadata"]["name"])
             if found is not None and owner_uid(found) != uid:
@@ -81,6 +104,14 @@ class OwnedObjects:
             log.info("%s: delete %s", key, " ".join(ref(item)))
             if await self._api.delete(BY_KIND[item["kind"]], item):
                 self._store.drop(item)
+                self._fields.get(key, {}).pop(ref(item), None)
+
+
+def _note(known: dict[Ref, str], where: Ref, fields: str | None) -> None:
+    if fields is None:
+        known.pop(where, None)
+    else:
+        known[where] = fields
 
 
 async def write_status(api: Api, store: Store, kind: Kind, item: Object, wanted: Object) -> bool:

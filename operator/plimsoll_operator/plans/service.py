@@ -37,7 +37,8 @@ class Plan:
     """What to do for a service.
 
     ``desired`` is in the order of application; ``surplus`` is removed afterwards. ``changed`` is
-    what a suspect revision differs in from the last good one.
+    what a suspect revision differs in from the last good one. ``absent`` names, once all is
+    applied, the fields that the cluster did not take.
     """
 
     desired: list[Object]
@@ -45,6 +46,7 @@ class Plan:
     decision: RolloutDecision
     suspect: Suspect | None
     changed: list[str]
+    absent: tuple[str, ...] = ()
 
 
 def parse(item: Object) -> InferenceService:

@@ -2,16 +2,22 @@
 
 ``podTemplate`` merges over the rendered pod template as a strategic merge patch would: objects
 merge by key and null removes a key. A list in :data:`LIST_KEYS` merges by its key where all items
-have it; every other list is replaced as a whole. Whether an object must be applied again follows
-from the live one by the same keys.
+have it; every other list is replaced as a whole.
+
+What was sent of an object is known by its hash, and what became of it by the fields that the API
+server lists as ours. A server that writes a quantity differently, a webhook that rewrites an image
+and a field that is dropped change neither, so the same wish is not sent again. Somebody who changes
+a field of ours takes it from that list.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from plimsoll_api.names import APPLIED_HASH
 from plimsoll_api.units import quantity
+from plimsoll_operator.render.names import OWNED_FIELDS
 
 LIST_KEYS: dict[str, tuple[str, ...]] = {
     "containers": ("name",),
@@ -86,15 +92,67 @@ def merge_template(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any
     return merged
 
 
-_QUANTITIES = frozenset({"limits", "requests", "sizeLimit"})
-"""Under these the API server rewrites quantities: ``1000m`` comes back as ``1``."""
+MAX_ABSENT = 8
+"""Fields that are named of one object."""
+_TEXTS = frozenset({"annotations", "args", "command", "data", "labels", "matchLabels", "value"})
+"""Fields whose values are texts, also where they look like quantities."""
 
 
-def needs_apply(desired: dict[str, Any], live: dict[str, Any] | None) -> bool:
-    """Return True if ``live`` is absent, lacks part of ``desired``, or was applied with more."""
-    if live is None:
+def needs_apply(
+    desired: dict[str, Any], live: dict[str, Any] | None, fields: str | None = None
+) -> bool:
+    """Whether ``live`` is absent, was applied with something else, or was changed by others.
+
+    ``fields`` are those that were ours after the last application. Without them, as after a start,
+    the texts are compared.
+    """
+    if live is None or _applied_hash(desired) != _applied_hash(live):
         return True
-    return not (_applied_hash(desired) == _applied_hash(live) and contains(live, desired))
+    if fields is None:
+        return not contains(live, desired)
+    return owned_fields(live, desired) != fields
+
+
+def owned_fields(live: dict[str, Any], desired: dict[str, Any]) -> str | None:
+    """Return what stands for the fields of ``live`` that are ours; None if it is not known.
+
+    The replicas of a Deployment count if ``desired`` has them.
+    """
+    found: str | None = live["metadata"].get(OWNED_FIELDS)
+    if found is None or "replicas" in (desired.get("spec") or {}):
+        return found
+    return found.removesuffix("+replicas")
+
+
+def absent(live: dict[str, Any], desired: dict[str, Any]) -> list[str]:
+    """Name fields of ``desired`` that ``live`` does not have at all; some if there are many.
+
+    Values that the API server drops since they are defaults (false, 0, empty) do not count.
+    """
+    found = list(_absent(live, desired, "", ""))
+    more = [f"{len(found) - MAX_ABSENT} more"] if len(found) > MAX_ABSENT else []
+    return found[:MAX_ABSENT] + more
+
+
+def _absent(live: Any, wanted: Any, field: str, at: str) -> Iterator[str]:
+    if wanted in (None, "", False, 0, [], {}):
+        return
+    if live is None:
+        yield at
+    elif isinstance(wanted, dict) and isinstance(live, dict):
+        for key, value in wanted.items():
+            yield from _absent(live.get(key), value, key, f"{at}.{key}".lstrip("."))
+    elif isinstance(wanted, list) and isinstance(live, list):
+        keys = LIST_KEYS.get(field)
+        if keys is not None and all(item_key(one, keys) for one in wanted):
+            held = {item_key(one, keys): one for one in live}
+            for one in wanted:
+                key = item_key(one, keys)
+                name = ",".join(map(str, key or ()))
+                yield from _absent(held.get(key), one, "", f"{at}[{name}]")
+        elif len(live) == len(wanted):
+            for index, pair in enumerate(zip(live, wanted, strict=True)):
+                yield from _absent(*pair, "", f"{at}[{index}]")
 
 
 def with_replicas(
@@ -121,36 +179,37 @@ def _applied_hash(item: dict[str, Any]) -> str | None:
     return found
 
 
-def contains(live: Any, wanted: Any, field: str = "", amounts: bool = False) -> bool:
+def contains(live: Any, wanted: Any, field: str = "", texts: bool = False) -> bool:
     """Whether ``live`` holds all of ``wanted``; what it holds besides does not matter.
 
-    Empty and absent are the same, for the API server drops empty values.
+    Empty and absent are the same, for the API server drops empty values. Two quantities of the same
+    amount are the same: it writes ``1000m`` as ``1``, wherever the type is a quantity.
     """
     if wanted in (None, "", [], {}) and live in (None, "", [], {}):
         return True
     if isinstance(wanted, dict):
         return isinstance(live, dict) and all(
-            contains(live.get(key), value, key, amounts or key in _QUANTITIES)
+            contains(live.get(key), value, key, texts or key in _TEXTS)
             for key, value in wanted.items()
         )
     if isinstance(wanted, list):
-        return isinstance(live, list) and _list_contains(live, wanted, field, amounts)
-    if amounts and live is not None and live != wanted:
-        return _same_amount(live, wanted)
-    return bool(live == wanted)
+        return isinstance(live, list) and _list_contains(live, wanted, field, texts)
+    return bool(live == wanted) or (not texts and _same_amount(live, wanted))
 
 
-def _list_contains(live: list[Any], wanted: list[Any], field: str, amounts: bool) -> bool:
+def _list_contains(live: list[Any], wanted: list[Any], field: str, texts: bool) -> bool:
     keys = LIST_KEYS.get(field)
     if keys is None or not all(item_key(item, keys) for item in wanted):
         return len(live) == len(wanted) and all(
-            contains(one, other, "", amounts) for one, other in zip(live, wanted, strict=True)
+            contains(one, other, "", texts) for one, other in zip(live, wanted, strict=True)
         )
     by_key = {item_key(item, keys): item for item in live}
-    return all(contains(by_key.get(item_key(item, keys)), item, "", amounts) for item in wanted)
+    return all(contains(by_key.get(item_key(item, keys)), item, "", texts) for item in wanted)
 
 
 def _same_amount(live: Any, wanted: Any) -> bool:
+    if isinstance(wanted, bool) or not isinstance(live, str):
+        return False  # a quantity comes back as a string
     try:
         return quantity(live) == quantity(wanted)
     except ValueError:

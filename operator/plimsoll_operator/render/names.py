@@ -22,6 +22,10 @@ MANAGER = OPERATOR
 MANAGED_BY = "app.kubernetes.io/managed-by"
 OWNED_SELECTOR = f"{MANAGED_BY}={MANAGER}"
 
+OWNED_FIELDS = "ownedFields"
+"""In the metadata of an object that was read, in place of ``managedFields``: a hash of the fields
+that are ours by server-side apply. The API server never sees it."""
+
 ENGINE, SUPERVISOR = ENGINE_CONTAINER, SUPERVISOR_CONTAINER
 PROBE = "plimsoll-probe"
 

@@ -20,7 +20,7 @@ from kubernetes.aio import client, config
 
 from plimsoll_api.units import MAX_DIGITS, whole_number
 from plimsoll_operator.kinds import EVENT, POD, Kind, Object
-from plimsoll_operator.render.names import MANAGER
+from plimsoll_operator.render.names import MANAGER, OWNED_FIELDS, digest
 from plimsoll_operator.runtime.rate_limit import RateLimit
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class Api:
         query = {"limit": str(kind.page)} | (
             {"labelSelector": kind.selector} if kind.selector else {}
         )
-        query |= {"fieldSelector": f"metadata.name={name}"} if name else {}
+        query |= {"fieldSelector": f"metadata.name={name}"} if name else _fields(kind)
         while True:
             page = await self._call("GET", kind.path(namespace), query)
             # Items of a list lack these two.
@@ -140,7 +140,7 @@ class Api:
 
         It is read page by page: anybody may create objects with megabytes of metadata.
         """
-        query, version = {"limit": str(METADATA_PAGE)}, ""
+        query, version = {"limit": str(METADATA_PAGE)} | _fields(kind), ""
         items: list[Object] = []
         while True:
             page = await self._call("GET", kind.path(namespace), query, accept=METADATA_LIST)
@@ -161,7 +161,7 @@ class Api:
         Yields the type of each event, ``BOOKMARK`` included, and its object.
         """
         query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
-        query["timeoutSeconds"] = str(WATCH_S)
+        query |= {"timeoutSeconds": str(WATCH_S)} | _fields(kind)
         await self.limit.turn()
         limits = aiohttp.ClientTimeout(total=WATCH_S + SILENT_S, sock_read=SILENT_S)
         what = f"watch of {kind.plural}"
@@ -225,7 +225,8 @@ class Api:
     async def replace(self, kind: Kind, item: Object) -> Object:
         """Replace the version that ``item`` names; raise :class:`Conflict` if that has passed."""
         meta = item["metadata"]
-        return await self._call("PUT", kind.path(meta["namespace"], meta["name"]), body=item)
+        path = kind.path(meta["namespace"], meta["name"])
+        return await self._call("PUT", path, body=_sent(item))
 
     async def evict(self, namespace: str, pod: str) -> bool:
         """Evict the pod; return False if a disruption budget keeps it for now."""
@@ -263,7 +264,7 @@ class Api:
             "PATCH",
             kind.path(meta["namespace"], meta["name"], subresource),
             {"fieldManager": manager, "force": "true", "fieldValidation": "Strict"},
-            yaml_of(item),
+            yaml_of(_sent(item)),
             # With a parameter the client leaves the body as it is.
             "application/apply-patch+yaml; charset=utf-8",
         )
@@ -314,7 +315,8 @@ class Api:
         except ValueError as error:  # something between us and the server answered
             raise OSError(f"{method} {path}: the answer is not JSON: {error}") from error
         for one in (found, *(found.get("items") or ())):
-            one.get("metadata", {}).pop("managedFields", None)
+            if "metadata" in one:
+                one["metadata"] = with_owned_fields(one["metadata"])
         return found
 
     def _bounded(self, method: str, path: str) -> dict[str, str]:
@@ -356,6 +358,32 @@ class Api:
             )
         except aiohttp.ClientError as error:
             raise OSError(f"{method} {path}: {error or repr(error)}") from error
+
+
+def with_owned_fields(metadata: Object) -> Object:
+    """Replace ``managedFields``, which may be larger than the rest, by a hash of our own.
+
+    An autoscaler may take over the replicas of a Deployment, so these stand apart.
+    """
+    made = {name: value for name, value in metadata.items() if name != "managedFields"}
+    for one in metadata.get("managedFields") or ():
+        applied = one.get("manager") == MANAGER and one.get("operation") == "Apply"
+        if applied and not one.get("subresource"):
+            fields = dict(one.get("fieldsV1") or {})
+            spec = dict(fields.get("f:spec") or {})
+            replicas = "+replicas" if spec.pop("f:replicas", None) is not None else ""
+            made[OWNED_FIELDS] = digest(fields | {"f:spec": spec}) + replicas
+    return made
+
+
+def _sent(item: Object) -> Object:
+    """Return ``item`` as the API server knows it."""
+    meta = {name: value for name, value in item["metadata"].items() if name != OWNED_FIELDS}
+    return item | {"metadata": meta}
+
+
+def _fields(kind: Kind) -> dict[str, str]:
+    return {"fieldSelector": kind.fields} if kind.fields else {}
 
 
 def yaml_of(item: Object) -> bytes:

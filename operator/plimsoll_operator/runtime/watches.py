@@ -15,6 +15,7 @@ import kopf
 from plimsoll_operator.kinds import WATCHED, Key, Kind, Object
 from plimsoll_operator.render.names import MANAGER
 from plimsoll_operator.runtime.cache import Store
+from plimsoll_operator.runtime.client import with_owned_fields
 from plimsoll_operator.runtime.queue import WorkQueue
 
 SERVER_TIMEOUT_S = 300
@@ -118,8 +119,7 @@ class Watches:
         if not gone and not self._store.expected(item):
             self._store.pass_over(item)
             return
-        meta = item["metadata"].items()
-        item["metadata"] = {name: value for name, value in meta if name != "managedFields"}
+        item["metadata"] = with_owned_fields(item["metadata"])
         key = self._store.drop(item) if gone else self._store.put(item)
         if key is not None:
             self._queue.add(key)

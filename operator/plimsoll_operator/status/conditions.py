@@ -13,7 +13,7 @@
 ``CrashLooping``             a replica's container ends again and again
 ``SuspectRevision``          the same leak is in most replicas of the present revision
 ``SlowLeak``                 memory of a replica grows without an end; nothing acts on it
-``ObjectsComplete``          every enabled object exists; False where the cluster lacks an API
+``ObjectsComplete``          every enabled object exists with all that was asked for
 ===========================  ==================================================================
 """
 
@@ -139,13 +139,24 @@ def _refused(status: Object) -> Cause | None:
     return None
 
 
-def completeness(service: InferenceService, missing: Sequence[str]) -> list[Verdict]:
-    """``ObjectsComplete``: which enabled objects this cluster cannot have."""
+def completeness(
+    service: InferenceService, missing: Sequence[str], absent: Sequence[str] = ()
+) -> list[Verdict]:
+    """``ObjectsComplete``: which enabled objects this cluster cannot have, and which fields.
+
+    ``absent`` names objects with the fields that they lack after they were applied.
+    """
     enabled = {
         "PodMonitor": service.spec.observability.pod_monitor.enabled,
         "PrometheusRule": service.spec.observability.prometheus_rule.enabled,
     }
     lacking = [kind for kind in missing if enabled.get(kind)]
+    if not lacking and absent:
+        text = (
+            "the cluster did not keep all that was applied, because it does not have a field, its"
+            f" feature is off, or other admission removed it: {'; '.join(absent)}"
+        )
+        return [Verdict(Type.OBJECTS_COMPLETE, False, "FieldsNotKept", text[:MAX_MESSAGE])]
     if not lacking:
         return [Verdict(Type.OBJECTS_COMPLETE, True, "AllObjectsCreated")]
     return [

@@ -57,7 +57,7 @@ def status(
             verdicts[0],
             drained_pods(figures or {}),
         )
-        verdicts += conditions.completeness(service, missing)
+        verdicts += conditions.completeness(service, missing, plan.absent if plan else ())
     if plan is not None:
         complete = any(one.reason == "RolloutComplete" for one in verdicts)
         verdicts += conditions.suspicion(plan.suspect, plan.decision)

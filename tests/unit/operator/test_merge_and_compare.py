@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_operator.render.compare import contains, merge, merge_template, needs_apply
+from plimsoll_operator.render.compare import (
+    absent,
+    contains,
+    merge,
+    merge_template,
+    needs_apply,
+    owned_fields,
+)
 
 BASE = {
     "metadata": {"labels": {"a": "1"}},
@@ -93,6 +100,14 @@ def test_everything_contains_itself(value: Any) -> None:
             True,
         ),
         ({"resources": {"limits": {"cpu": "2"}}}, {"resources": {"limits": {"cpu": "1"}}}, False),
+        # Wherever the type is a quantity: of an autoscaler, a volume, a device.
+        ({"target": {"averageValue": "500m"}}, {"target": {"averageValue": "0.5"}}, True),
+        ({"target": {"averageValue": "10"}}, {"target": {"averageValue": "1e1"}}, True),
+        ({"ephemeral": {"storage": "1Gi"}}, {"ephemeral": {"storage": "1024Mi"}}, True),
+        ({"divisor": "1"}, {"divisor": 1}, True),
+        ({"replicas": 1}, {"replicas": "1"}, False),
+        ({"annotations": {"a": "500m"}}, {"annotations": {"a": "0.5"}}, False),
+        ({"args": ["500m"]}, {"args": ["0.5"]}, False),
         # Outside of amounts equal numbers are different texts.
         ({"env": [{"name": "A", "value": "1k"}]}, {"env": [{"name": "A", "value": "1000"}]}, False),
         (
@@ -112,3 +127,64 @@ def test_a_field_that_was_taken_out_is_applied() -> None:
     assert needs_apply(hashed, live)
     assert needs_apply(hashed, None)
     assert not needs_apply(hashed, hashed | {"spec": {"x": 1}})
+
+
+def object_of(fields: str | None, **spec: Any) -> dict[str, Any]:
+    meta: dict[str, Any] = {"annotations": {"plimsoll.dev/applied-hash": "h"}}
+    return {"metadata": meta | ({"ownedFields": fields} if fields else {}), "spec": spec}
+
+
+def test_what_the_server_or_a_webhook_made_of_a_wish_is_not_sent_again() -> None:
+    wanted = object_of(None, image="engine:1", replicas=1, hostnameOverride="a")
+    live = object_of("f+replicas", image="mirror.example/engine:1", replicas=1)
+    assert needs_apply(wanted, live), "after a start nothing is known of the last application"
+    assert not needs_apply(wanted, live, owned_fields(live, wanted))
+
+
+def test_a_field_that_somebody_else_took_is_applied() -> None:
+    wanted = object_of(None, image="engine:1", replicas=1)
+    known = owned_fields(object_of("f+replicas"), wanted)
+    assert needs_apply(wanted, object_of("f", image="engine:1", replicas=7), known)
+    assert needs_apply(wanted, object_of("g+replicas", image="theirs:1", replicas=1), known)
+    assert needs_apply(wanted, object_of(None, image="engine:1", replicas=1), known)
+
+
+def test_an_autoscaler_that_takes_the_replicas_changes_nothing_of_ours() -> None:
+    wanted = object_of(None, image="engine:1")
+    known = owned_fields(object_of("f+replicas"), wanted)
+    assert known == "f"
+    assert not needs_apply(wanted, object_of("f", image="engine:1", replicas=3), known)
+
+
+def test_fields_that_a_cluster_did_not_keep_are_named() -> None:
+    wanted = {
+        "spec": {
+            "hostnameOverride": "abc",
+            "hostPID": False,
+            "minReadySeconds": 0,
+            "containers": [
+                {"name": "engine", "image": "e:1", "lifecycle": {"stopSignal": "SIGINT"}},
+                {"name": "extra", "image": "x:1"},
+            ],
+            "metrics": [{"type": "Pods", "pods": {"target": {"averageValue": "0.5"}}}],
+        }
+    }
+    live = {
+        "spec": {
+            "containers": [{"name": "engine", "image": "mirror/e:1", "lifecycle": {}}],
+            "metrics": [{"type": "Pods", "pods": {"target": {"averageValue": "500m"}}}],
+        }
+    }
+    assert absent(live, wanted) == [
+        "spec.hostnameOverride",
+        "spec.containers[engine].lifecycle.stopSignal",
+        "spec.containers[extra]",
+    ]
+    assert absent(wanted, wanted) == []
+    many = absent({"spec": {}}, {"spec": {f"f{n:02}": "x" for n in range(20)}})
+    assert (len(many), many[-1]) == (9, "12 more")
+
+
+@given(JSON)
+def test_nothing_is_absent_from_itself(value: Any) -> None:
+    assert absent({"spec": value}, {"spec": value}) == []
