@@ -13,6 +13,7 @@ from plimsoll_api.schema import ResourceModel
 MAX_REFUSED_PODS = 16
 MAX_REASON = 512
 MAX_SHOWN_WORKLOADS = 16
+MAX_ANYWAY = 8
 
 
 class PolicyCondition(StrEnum):
@@ -76,10 +77,12 @@ class InjectionStop(ResourceModel):
     """Why new pods get no supervisor any more."""
 
     pod: Annotated[str, StringConstraints(max_length=253)] = Field(
-        description="One of the pods that do not start."
+        description="One of the pods that do not start, or the owner of those that the API server "
+        "refuses."
     )
     reason: Annotated[str, StringConstraints(max_length=MAX_REASON)] = Field(
-        description="Container and image that do not start, and what the kubelet says of them."
+        description="Container and image that do not start, and what the kubelet says of them; or "
+        "why the API server refuses the pods."
     )
     time: str = Field(description="Time of the stop.", json_schema_extra={"format": "date-time"})
     generation: int = Field(
@@ -90,6 +93,11 @@ class InjectionStop(ResourceModel):
         default="",
         description="Value of the annotation `plimsoll.dev/retry-injection` at the stop. A new "
         "one resumes the injection.",
+    )
+    refusal: Annotated[str, StringConstraints(max_length=64)] = Field(
+        default="",
+        description="Set if the API server refuses pods with a supervisor, for example by a quota: "
+        "identifies their owner and the answer.",
     )
 
 
@@ -115,9 +123,16 @@ class Injection(ResourceModel):
     )
     stopped: InjectionStop | None = Field(
         default=None,
-        description="Set if several pods do not start with these images. New pods then start "
-        "without a supervisor, until you change the policy or its annotation "
-        "`plimsoll.dev/retry-injection`, or the operator's images change.",
+        description="Set if several pods do not start with these images, or the API server refuses "
+        "pods with a supervisor. New pods then start without one, until you change the policy or "
+        "its annotation `plimsoll.dev/retry-injection`, or the operator's images change.",
+    )
+    refused_anyway: Annotated[
+        list[Annotated[str, StringConstraints(max_length=64)]], Field(max_length=MAX_ANYWAY)
+    ] = Field(
+        default_factory=list,
+        description="Refusals that pods without a supervisor got as well. They do not stop the "
+        "injection.",
     )
 
 

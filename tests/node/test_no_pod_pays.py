@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,6 +124,116 @@ def probed(kube: Kube, wanted: dict[str, Any]) -> bool:
     made = kube("create", "--dry-run=server", "-o", "json", "-f", "-", stdin=json.dumps(wanted))
     containers = json.loads(made)["spec"].get("initContainers", ())
     return [one["name"] for one in containers] == ["plimsoll-probe", "supervisor"]
+
+
+AMOUNTS = {"cpu": "100m", "memory": "512Mi"}
+QUOTA = {
+    "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "team"},
+    "spec": {"hard": {"limits.memory": "600Mi"}},
+}  # fmt: skip
+RANGE = {
+    "apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "team"},
+    "spec": {"limits": [{"type": "Container", "min": {"memory": "300Mi"}}]},
+}  # fmt: skip
+RULE = {
+    "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
+    "metadata": {"name": "no-supervisor"},
+    "spec": {
+        "matchConstraints": {"resourceRules": [{
+            "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"],
+            "resources": ["pods"],
+        }]},
+        "validations": [{
+            "expression": "object.spec.?initContainers.orValue([])"
+            ".all(one, !one.image.contains('sidecar') && one.name != 'supervisor')",
+            "message": "images of this registry only",
+        }],
+    },
+}  # fmt: skip
+REFUSALS = ((QUOTA, "exceeded quota: team"), (RANGE, "minimum memory usage per Container"),
+            (RULE, "images of this registry only"))  # fmt: skip
+
+
+def test_a_rule_that_refuses_the_supervisor_costs_no_pod(
+    node: Lab, kube: Kube, operator: Start, webhook: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The engine comes back without one, the policy names the rule, and a retry brings it back.
+
+    The namespace is held to the pod security standard ``restricted`` all the time.
+    """
+    engine = supervised_engines.standin(node)
+    engine.prepare(kube, tmp_path)
+    operator(*webhook)
+    kube.apply(policy(LABELS, engine.memory))
+    eventually(lambda: injects(kube, pod(node, "first")), "new pods are injected", LISTED_S)
+    resources = {"limits": AMOUNTS, "requests": AMOUNTS}
+    container = engine.pod_spec["containers"][0] | {"resources": resources}
+    made = {"metadata": {"labels": LABELS}, "spec": engine.pod_spec | {"containers": [container]}}
+    spec = {"replicas": 1, "selector": {"matchLabels": LABELS}, "template": made}
+    metadata = {"name": "llm"}
+    kube.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec})
+
+    def serving(with_supervisor: bool) -> bool:
+        found = kube.list("pods", "app=llm")
+        there = [one for one in found if not one["metadata"].get("deletionTimestamp")]
+        fits = [one for one in there if supervised(one) is with_supervisor and ready_since(one)]
+        return len(fits) == len(there) == 1
+
+    eventually(lambda: serving(True), "the pod serves with a supervisor", START_S)
+    proven = "the image is proven"
+    eventually(lambda: status(kube).get("injection", {}).get("proven"), proven, LISTED_S)
+    for number, (rule, said) in enumerate(REFUSALS):
+        with applied(kube, rule):
+            kube.delete("pod", selector="app=llm")
+            eventually(lambda: serving(False), f"{said}: the pod serves without one", START_S)
+            eventually(partial(names, kube, said), said, LISTED_S)
+            assert condition(kube, "InjectionStopped")[0] == "True"
+            assert "ReplicaSet llm-" in condition(kube, "InjectionStopped")[1]
+            eventually(lambda: status(kube).get("waitingForRestart") == 1, "counted", LISTED_S)
+            assert condition(kube, "Ready")[0] == "False"
+            assert "0 of 1 selected pods are supervised" in condition(kube, "Ready")[1]
+        kube("annotate", "plsp", POLICY, f"plimsoll.dev/retry-injection={number}", "--overwrite")
+        eventually(lambda: condition(kube, "InjectionStopped")[0] == "False", "again", LISTED_S)
+        eventually(lambda: injects(kube, pod(node, "first")), "new pods are injected", LISTED_S)
+        kube.delete("pod", selector="app=llm")
+        eventually(lambda: serving(True), "the pod serves with a supervisor again", START_S)
+
+
+def condition(kube: Kube, kind: str) -> tuple[str, str]:
+    """Status and message of a condition of the policy, empty without it."""
+    held = status(kube).get("conditions") or ()
+    found = {one["type"]: (one["status"], one["message"]) for one in held}
+    return found.get(kind, ("", ""))
+
+
+def names(kube: Kube, rule: str) -> bool:
+    """Whether the policy says that ``rule`` stopped the injection."""
+    return rule in condition(kube, "InjectionStopped")[1]
+
+
+@contextmanager
+def applied(kube: Kube, rule: dict[str, Any]) -> Iterator[None]:
+    """``rule``, and what binds it to the namespace where it is the cluster's."""
+    kind, name = rule["kind"], rule["metadata"]["name"]
+    kube.apply(rule)
+    bound = kind == "ValidatingAdmissionPolicy"
+    if bound:
+        where = {"matchLabels": {"kubernetes.io/metadata.name": kube.namespace}}
+        kube.apply({
+            "apiVersion": rule["apiVersion"], "kind": f"{kind}Binding", "metadata": {"name": name},
+            "spec": {
+                "policyName": name, "validationActions": ["Deny"],
+                "matchResources": {"namespaceSelector": where},
+            },
+        })  # fmt: skip
+        time.sleep(5)  # until the API server knows of it
+    try:
+        yield
+    finally:
+        kube.delete(kind, name)
+        if bound:
+            kube.delete(f"{kind}Binding", name)
+            time.sleep(5)
 
 
 def test_a_supervisor_that_cannot_start_costs_two_pods_at_most(

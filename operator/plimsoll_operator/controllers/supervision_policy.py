@@ -12,6 +12,7 @@ from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.inference_service import now
 from plimsoll_operator.controllers.pods import outlive, pod_events, reconcile_pods
+from plimsoll_operator.controllers.refused_creations import RefusedCreations
 from plimsoll_operator.controllers.rolling_restart import RollingRestarts
 from plimsoll_operator.controllers.selected_pods import PolicyPods
 from plimsoll_operator.controllers.writes import (
@@ -22,6 +23,7 @@ from plimsoll_operator.controllers.writes import (
     write_status,
 )
 from plimsoll_operator.fleet.peers import Summaries, replicas_of_policy
+from plimsoll_operator.fleet.refused_creations import RefusedCreation
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State, stuck_s
 from plimsoll_operator.fleet.workloads import of_workloads
 from plimsoll_operator.injection.policy import images_of
@@ -92,6 +94,7 @@ class PolicyController:
             config.clocks.policy_pods,
             clock,
         )
+        self._refused = RefusedCreations(api, config.images, add, clock)
         self.suspects: dict[Key, tuple[str, ...]] = {}
         """Workloads with a revision that leaks in most replicas."""
         self.pods: dict[Key, dict[State, int]] = {}
@@ -108,7 +111,9 @@ class PolicyController:
             self._scraper.forget(key)
             self._refusals.forget(key)
             self._peers.forget(key)
+            self._owned.forget(key)
             self._restarts.forget(key)
+            self._refused.forget(key)
             self.suspects.pop(key, None)
             self.pods.pop(key, None)
             await self._leave(key)
@@ -119,12 +124,16 @@ class PolicyController:
         failure: Failure | None = None
         error: Exception | None = None
         pods: tuple[SelectedPod, ...] | None = None
+        not_created: tuple[RefusedCreation, ...] = ()
         said: dict[WorkloadRef | None, str] = {}
         again: list[float | None] = []
         try:
             policy = read(SupervisionPolicy, item)
             pods, addresses = await self._selected.of(key, policy)
             self._scraper.follow(key, addresses)
+            if self._config.webhook is not None:
+                created = item["metadata"].get("creationTimestamp") or ""
+                not_created = await self._refused.of(key, policy, created)
             there = Counter(one.state for one in pods)
             self.pods[key] = {state: there[state] for state in State if state is not State.LEAVING}
             plan = await self._carry_out(key, item, policy, pods)
@@ -144,7 +153,7 @@ class PolicyController:
             self._refusals.forget(key)
         if failure is not None:
             await self._recorder.write(item, [refused(failure)])
-        again.append(await self._report(key, item, pods, failure, said))
+        again.append(await self._report(key, item, pods, failure, said, not_created))
         if error:
             raise error
         if due := [one for one in again if one is not None]:
@@ -191,6 +200,7 @@ class PolicyController:
         pods: tuple[SelectedPod, ...] | None,
         failure: Failure | None,
         said: dict[WorkloadRef | None, str],
+        refused: tuple[RefusedCreation, ...],
     ) -> float | None:
         """Write the status where it changed.
 
@@ -200,7 +210,7 @@ class PolicyController:
         figures, now = self._scraper.published(key), self._clock()
         views = [one.view for one in pods or () if one.view]
         events, again = await pod_events(self._api, key.namespace, views, now, self._config.clocks)
-        incidents, injection = self._incidents(key), self._injection(item, pods)
+        incidents, injection = self._incidents(key), self._injection(item, pods, refused)
         wanted = status(item, pods, incidents, figures, failure, now, said, events, injection)
         self.stopped[key] = "stopped" in (wanted.get("injection") or {})
         shown = of_workloads(wanted)
@@ -213,14 +223,20 @@ class PolicyController:
             await self._recorder.write(item, notices)
         return again
 
-    def _injection(self, item: Object, pods: tuple[SelectedPod, ...] | None) -> Object | None:
+    def _injection(
+        self,
+        item: Object,
+        pods: tuple[SelectedPod, ...] | None,
+        refused: tuple[RefusedCreation, ...],
+    ) -> Object | None:
         """Decide whether new pods get a supervisor; None if the spec selects none."""
         if pods is None:
             return None
         policy, config = read(SupervisionPolicy, item), self._config
         images = images_of(policy, config.images)
         before = known(item.get("status"))
-        return decide(before, policy, images, pods, config.max_waiting_pods, self._clock())
+        limit, now = config.max_waiting_pods, self._clock()
+        return decide(before, policy, images, pods, limit, now, refused)
 
     async def _leave(self, key: Key) -> None:
         """Keep the incidents of a policy that is gone for a while."""

@@ -11,6 +11,7 @@ from plimsoll_api.supervision_policy_status import (
     MAX_REASON,
     MAX_REFUSED_PODS,
     MAX_SHOWN_WORKLOADS,
+    InjectionStop,
     PolicyCondition,
 )
 from plimsoll_api.workloads import WorkloadRef
@@ -20,7 +21,7 @@ from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.fleet.suspects import suspects
 from plimsoll_operator.fleet.workloads import Workload, grouped, of_workloads
 from plimsoll_operator.kinds import Object
-from plimsoll_operator.plans.injection import RETRY
+from plimsoll_operator.plans.injection import RETRY, because
 from plimsoll_operator.plans.policy import name_of, named
 from plimsoll_operator.plans.rolling_restart import SUSPECT, by_hand
 from plimsoll_operator.plans.service import Failure
@@ -68,12 +69,13 @@ def status(
         after |= _counts(pods) | {"openIncidents": going_on.total()}
         after |= _workloads(before, pods, incidents, going_on, figures, said or {})
     troubles = _troubles(pods or (), events, now)
+    if injection is not None and pods is not None:
+        after["injection"] = injection
     verdicts = [_ready(after, failure, said or {}, troubles, drained_pods(figures or {}))]
     verdicts += _progress(failure)
     if pods is not None:
         verdicts += [_conflicting(pods), _suspicion(after["workloads"])]
         if injection is not None:
-            after["injection"] = injection
             verdicts.append(_injection(injection, pods))
     elif not before.get("conditions"):
         text = "an invalid spec selects no pod"
@@ -207,6 +209,10 @@ def _ready(
     if failure is not None:
         return Verdict(kind, False, failure.reason, failure.message[:MAX_MESSAGE])
     if not counts["selected"]:
+        stopped = (counts.get("injection") or {}).get("stopped") or {}
+        if stopped.get("refusal"):
+            text = f"the API server refused pods of {stopped['pod']}: {stopped['reason']}"
+            return Verdict(kind, False, "PodsRefused", text[:MAX_MESSAGE])
         return Verdict(kind, True, "NoPods", "no pod matches the selector")
     text = f"{counts['supervised']} of {counts['selected']} selected pods are supervised"
     if counts["waitingForRestart"]:
@@ -257,11 +263,13 @@ def _troubles(pods: Sequence[SelectedPod], events: Events, now: str) -> list[tup
 def _injection(found: Object, pods: Sequence[SelectedPod]) -> Verdict:
     kind = PolicyCondition.INJECTION_STOPPED
     if stopped := found.get("stopped"):
+        stop = InjectionStop.model_validate(stopped)
         text = (
-            f"new pods get no supervisor, because pod {stopped['pod']} and others do not start:"
-            f" {stopped['reason']}; fix this, then set the annotation {RETRY} to another value"
+            f"new pods get no supervisor, because {because(stop)}: {stop.reason}; fix this, then"
+            f" set the annotation {RETRY} to another value"
         )
-        return Verdict(kind, True, "PodsDoNotStart", text[:MAX_MESSAGE])
+        reason = "PodsRefused" if stop.refusal else "PodsDoNotStart"
+        return Verdict(kind, True, reason, text[:MAX_MESSAGE])
     stuck = sorted((one.name, one.start.stuck) for one in pods if one.start.stuck)
     if stuck:
         name, reason = stuck[0]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from plimsoll_api.supervision_policy_status import Injection, InjectionStop
 from plimsoll_api.workloads import Membership, WorkloadRef
 from plimsoll_operator.admission.policies import Policies
 from plimsoll_operator.admission.review import TRIED_S, Reviewer
+from plimsoll_operator.fleet.refused_creations import RefusedCreation
 from plimsoll_operator.fleet.selected_pods import SelectedPod, Start, State, examine
 from plimsoll_operator.injection.policy import INJECTED, admit, images_of
 from plimsoll_operator.plans.injection import RETRY, decide, held_back, known
@@ -182,6 +184,55 @@ def test_a_pod_is_held_back(
     assert bool(said) == bool(held)
 
 
+def no(at: str, key: str = "u-1/a") -> RefusedCreation:
+    return RefusedCreation(
+        "ReplicaSet theirs-5d", "must specify limits.cpu for: supervisor", at, key
+    )
+
+
+def test_a_refusal_to_create_a_pod_stops_the_injection_and_the_status_names_the_rule() -> None:
+    found = decide(PROVEN, policy(), "supervisor:1", [], 2, NOW, [no(EARLIER)])
+    assert found["stopped"]["pod"] == "ReplicaSet theirs-5d"
+    kept = known({"injection": found})
+    assert "refuses pods of ReplicaSet theirs-5d" in held_back(policy(), kept, "supervisor:1", 0, 2)
+    assert not held_back(policy(retry="again"), kept, "supervisor:1", 0, 2)
+    after = status(manifest(), [], [], None, None, NOW, injection=found)
+    held = {one["type"]: one for one in after["conditions"]}
+    assert (held["InjectionStopped"]["status"], held["Ready"]["status"]) == ("True", "False")
+    for kind in ("InjectionStopped", "Ready"):
+        assert held[kind]["reason"] == "PodsRefused"
+        assert "must specify limits.cpu for: supervisor" in held[kind]["message"]
+    alone = decide(kept, policy(), "supervisor:1", [one("a", state=State.WAITING)], 2, LATER, ())
+    assert alone["stopped"] == found["stopped"], "the pod that came without one changes nothing"
+
+
+def test_a_refusal_that_goes_on_without_a_supervisor_resumes_the_injection() -> None:
+    stopped = known({"injection": decide(None, policy(), "supervisor:1", [], 2, NOW, [no(NOW)])})
+    soon = decide(stopped, policy(), "supervisor:1", [], 2, LATER, [no("2026-11-26T10:00:09Z")])
+    assert "stopped" in soon, "a webhook may not know of the stop yet"
+    other = decide(stopped, policy(), "supervisor:1", [], 2, LATER, [no(LATER, "u-2/a")])
+    assert "stopped" in other, "another owner's pods say nothing of this one's"
+    found = decide(stopped, policy(), "supervisor:1", [], 2, LATER, [no(LATER, "u-1/b")])
+    assert "stopped" not in found
+    assert found["refusedAnyway"] == ["u-1/a"]
+    kept, at = known({"injection": found}), "2026-11-26T10:06:00Z"
+    again = decide(kept, policy(), "supervisor:1", [], 2, at, [no(at)])
+    assert "stopped" not in again, "the same answer to the same owner"
+    fresh = decide(kept, policy(), "supervisor:1", [], 2, at, [no(at, "u-1/c")])
+    assert "stopped" in fresh, "another answer"
+
+
+def test_a_retry_counts_younger_refusals_only() -> None:
+    stopped = known({"injection": decide(None, policy(), "supervisor:1", [], 2, NOW, [no(NOW)])})
+    retried = policy(retry="again")
+    found = decide(stopped, retried, "supervisor:1", [], 2, LATER, [no(NOW)])
+    assert "stopped" not in found
+    kept = known({"injection": found})
+    assert "stopped" in decide(
+        kept, retried, "supervisor:1", [], 2, LATER, [no("2026-11-26T10:06:00Z")]
+    )
+
+
 def pod(name: str = "vllm-1", **status: Any) -> Object:
     container = {"name": "engine", "image": "vllm/vllm-openai:v0.24.0"}
     metadata = {"name": name, "labels": SELECTED, "creationTimestamp": EARLIER}
@@ -256,6 +307,32 @@ FAILED = {"terminated": {"exitCode": 1, "message": "no module"}}
 def test_how_far_a_pod_got(said: Object, ran: bool, stuck: str) -> None:
     start = injected(**said).start
     assert (start.images, start.ran, start.stuck) == ("supervisor:1", ran, stuck)
+
+
+def ends(ran_s: int = 1, **more: Any) -> Object:
+    times = {"startedAt": EARLIER, "finishedAt": f"2026-11-26T09:00:{ran_s:02}Z"}
+    last = {"terminated": {"exitCode": 1, "message": "can only run as PID 1"} | times}
+    return waiting("CrashLoopBackOff", lastState=last, restartCount=3) | more
+
+
+def test_an_engine_that_ends_at_once_at_each_start_beside_its_supervisor() -> None:
+    beside = {"state": {"running": {}}, "started": True}
+    start = injected(supervisor=beside, engine=ends()).start
+    assert "container engine ends at once at each start" in start.stuck
+    assert "can only run as PID 1" in start.stuck
+    assert (start.engine, start.ran) == (True, False)
+    for other in (ends(ran_s=20), ends(restartCount=1), ends(ready=True)):
+        assert injected(supervisor=beside, engine=other).start == Start("supervisor:1", ran=True)
+
+
+def test_such_engines_stop_the_injection_of_a_policy_of_which_no_pod_ran() -> None:
+    pods = [
+        replace(one(name), start=Start("supervisor:1", stuck=WHY, engine=True)) for name in "ab"
+    ]
+    assert decide(None, policy(), "supervisor:1", pods, 2, NOW)["stopped"]["pod"] == "a"
+    assert "stopped" not in decide(PROVEN, policy(), "supervisor:1", pods, 2, NOW)
+    beside = [*pods, one("c", ran=True)]
+    assert "stopped" not in decide(None, policy(), "supervisor:1", beside, 2, NOW)
 
 
 def test_an_image_that_other_admission_wrote_anew_is_still_ours() -> None:

@@ -1,0 +1,152 @@
+"""The pods of policies that the API server refuses to create, from a watch of their owners' Events.
+
+The watch is of metadata, and of one reason: a namespace without such Events costs nothing. The
+Events themselves, and the owners that they are about, are read when one changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_operator.fleet.pods import seconds
+from plimsoll_operator.fleet.refused_creations import (
+    REASON,
+    RefusedCreation,
+    by_supervisor,
+    kind_of,
+    read_event,
+)
+from plimsoll_operator.kinds import EVENT, Key, Object
+from plimsoll_operator.render.containers import Images
+from plimsoll_operator.runtime.client import Api, ApiError
+from plimsoll_operator.runtime.reflector import Reflector
+
+log = logging.getLogger(__name__)
+
+EVENTS = replace(EVENT, fields=f"reason={REASON}")
+RECENT_S = 60.0
+"""A refusal counts for this long: its owner tries again, or it is no longer so."""
+MAX_EVENTS = 400
+"""Events that are read of a namespace at once."""
+MAX_OWNERS = 256
+"""Owners that are remembered, each as of the version that an Event is about."""
+
+
+@dataclass
+class _Namespace:
+    """Of one namespace: its policies, and the Events as they were read last."""
+
+    task: asyncio.Task[None]
+    policies: set[Key] = field(default_factory=set)
+    read: list[tuple[RefusedCreation, Object]] = field(default_factory=list)
+    changed: bool = True
+
+
+class RefusedCreations:
+    """``changed`` is called with each policy of a namespace in which there is a new refusal."""
+
+    def __init__(
+        self, api: Api, images: Images, changed: Callable[[Key], None], clock: Callable[[], str]
+    ) -> None:
+        """Prepare the watches. ``clock`` gives RFC 3339."""
+        self._api, self._images, self._changed, self._clock = api, images, changed, clock
+        self._namespaces: dict[str, _Namespace] = {}
+        self._owners: OrderedDict[str, Object] = OrderedDict()
+
+    def forget(self, key: Key) -> None:
+        """Stop watching for a policy that is gone."""
+        found = self._namespaces.get(key.namespace)
+        if found is not None:
+            found.policies.discard(key)
+            if not found.policies:
+                found.task.cancel()
+                del self._namespaces[key.namespace]
+
+    async def of(
+        self, key: Key, policy: SupervisionPolicy, created: str
+    ) -> tuple[RefusedCreation, ...]:
+        """Return recent refusals of pods that the policy would give a supervisor, oldest first.
+
+        ``created`` is when the policy was; RFC 3339. Raises ApiError, OSError or TimeoutError if
+        the API server does not answer.
+        """
+        known = self._follow(key)
+        if known.changed:
+            known.changed = False
+            try:
+                known.read = await self._read(key.namespace)
+            except BaseException:
+                known.changed = True
+                raise
+        found, now = [], self._clock()
+        for refused, event in known.read:
+            if refused.at < created or seconds(refused.at, now) > RECENT_S:
+                continue
+            owner = await self._owner(key.namespace, event)
+            if owner is not None and (ours := by_supervisor(refused, owner, policy, self._images)):
+                found.append(ours)
+        return tuple(sorted(found, key=lambda one: one.at))
+
+    def _follow(self, key: Key) -> _Namespace:
+        known = self._namespaces.get(key.namespace)
+        if known is None:
+            reflector = Reflector(
+                self._api,
+                EVENTS,
+                key.namespace,
+                lambda _: self._tell(key.namespace),
+                lambda _, gone: None if gone else self._tell(key.namespace),
+            )
+            known = _Namespace(asyncio.create_task(reflector.run()))
+            self._namespaces[key.namespace] = known
+        known.policies.add(key)
+        return known
+
+    def _tell(self, namespace: str) -> None:
+        known = self._namespaces.get(namespace)
+        if known is not None:
+            known.changed = True
+            for key in known.policies:
+                self._changed(key)
+
+    async def _read(self, namespace: str) -> list[tuple[RefusedCreation, Object]]:
+        """Read the refusals among a namespace's Events, each with what it is about."""
+        found: list[tuple[RefusedCreation, Object]] = []
+        count = 0
+        async for page, _ in self._api.pages(EVENTS, namespace):
+            count += len(page)
+            found += [(one, event) for event in page if (one := read_event(event)) and one.at]
+            if count >= MAX_EVENTS:
+                break
+        return found
+
+    async def _owner(self, namespace: str, event: Object) -> Object | None:
+        """Read the owner that the Event is about; None if it is gone, or cannot be read."""
+        about, kind = event["involvedObject"], kind_of(event)
+        if kind is None:
+            return None
+        name, uid = str(about.get("name")), str(about.get("uid"))
+        version = f"{uid}/{about.get('resourceVersion')}"
+        if version in self._owners:
+            self._owners.move_to_end(version)
+            return self._owners[version]
+        try:
+            owner = await self._api.get(kind, namespace, name)
+        except ApiError as error:
+            if not error.lasting:
+                raise
+            log.warning("%s %s/%s: %s", kind.kind, namespace, name, error)
+            return None
+        if owner is None or owner["metadata"].get("uid") != uid:
+            return None
+        self._owners[version] = {"apiVersion": about["apiVersion"], "kind": kind.kind} | {
+            part: owner.get(part) for part in ("metadata", "spec")
+        }
+        if len(self._owners) > MAX_OWNERS:
+            self._owners.popitem(last=False)
+        return self._owners[version]

@@ -1,0 +1,154 @@
+"""Pods that the API server refuses to create: by an owner's Event, and whether a supervisor is why.
+
+A quota, a LimitRange, Pod Security or another admission rule may refuse a pod for what an injection
+added. Then there is no pod that could say so: its owner writes an Event and tries again.
+
+Texts and times of an Event are its writer's claim. Whoever may write Events in a namespace can
+stop the injection of a policy there, and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_api.supervision_policy_status import MAX_REASON
+from plimsoll_api.units import quantity
+from plimsoll_operator.fleet.pods import clean
+from plimsoll_operator.injection.policy import admit
+from plimsoll_operator.kinds import Kind, Object
+from plimsoll_operator.render.containers import Images
+from plimsoll_operator.render.names import digest
+
+REASON = "FailedCreate"
+"""Reason of the Events of Kubernetes' own controllers; that of others, such as KubeRay, differs."""
+OWNERS = {
+    ("apps/v1", "ReplicaSet"): Kind("ReplicaSet", "apps", "v1", "replicasets"),
+    ("apps/v1", "StatefulSet"): Kind("StatefulSet", "apps", "v1", "statefulsets"),
+    ("apps/v1", "DaemonSet"): Kind("DaemonSet", "apps", "v1", "daemonsets"),
+    ("batch/v1", "Job"): Kind("Job", "batch", "v1", "jobs"),
+    ("v1", "ReplicationController"): Kind(
+        "ReplicationController", "", "v1", "replicationcontrollers"
+    ),
+}
+"""API version and kind of owners that write them."""
+
+_REFUSED = re.compile(r"\bis (?:forbidden|invalid): |\bdenied the request\b|\bdenied request\b")
+_OTHER = re.compile(
+    r"error looking up service account|because it is being terminated|failed calling webhook"
+    r"|already exists|no PriorityClass"
+)
+"""Refusals that no container of a pod can cause."""
+_QUOTA = re.compile(r"exceeded quota: \S+?, requested: (\S+), used: (\S+), limited: (\S+)")
+_CONTAINERS = re.compile(r'\bcontainers? ((?:"[^"]+"(?:, | and )?)+)|\bmust specify (.*)')
+"""As Pod Security and a quota name containers: those that do not comply."""
+_QUOTED = re.compile(r'"([^"]+)"|\bfor: ([^;\s]+)')
+_POD = re.compile(r'\b[pP]ods? "[^"]*" is (?:forbidden|invalid): ')
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedCreation:
+    """What the API server said of the pods of one ``owner``, last at ``at`` (RFC 3339).
+
+    ``key`` begins with the owner's uid, and is the same for another try with the same answer.
+    """
+
+    owner: str
+    reason: str
+    at: str
+    key: str = ""
+
+
+def read_event(event: Object) -> RefusedCreation | None:
+    """Read an Event of a pod that was refused; None for another failure."""
+    about, text = event.get("involvedObject") or {}, str(event.get("message") or "")
+    if not _REFUSED.search(text) or _OTHER.search(text):
+        return None
+    at = event.get("lastTimestamp") or event.get("eventTime") or ""
+    series = (event.get("series") or {}).get("lastObservedTime")
+    found = _POD.search(text)
+    reason = clean(text[found.end() :] if found else text, MAX_REASON)
+    uid = str(about.get("uid") or "")
+    owner = clean(f"{about.get('kind')} {about.get('name')}", 253)
+    # A denial may hold the pod's generated name.
+    plain = re.sub(r'"[^"]*-[^"]*"', '""', reason)
+    return RefusedCreation(owner, reason, str(series or at), f"{uid[:36]}/{digest(plain)}")
+
+
+def kind_of(event: Object) -> Kind | None:
+    """Return the kind of the owner that an Event is about; None if its pods are not known."""
+    about = event.get("involvedObject") or {}
+    return OWNERS.get((str(about.get("apiVersion")), str(about.get("kind"))))
+
+
+def by_supervisor(
+    refused: RefusedCreation, owner: Object, policy: SupervisionPolicy, images: Images
+) -> RefusedCreation | None:
+    """Return ``refused`` if ``policy`` adds a supervisor to the owner's pods, which may be why.
+
+    It is not why if the API server also names other containers, or if a quota has no room for the
+    pod without a supervisor either.
+    """
+    template = (owner.get("spec") or {}).get("template") or {}
+    meta = template.get("metadata") or {}
+    if not policy.spec.selector.matches(meta.get("labels") or {}):
+        return None
+    reference = {"apiVersion": owner.get("apiVersion"), "kind": owner.get("kind")}
+    reference |= {key: owner["metadata"].get(key) for key in ("name", "uid")}
+    made = {"name": "", "ownerReferences": [reference | {"controller": True}]}
+    pod = {"metadata": meta | made, "spec": template.get("spec") or {}}
+    admitted = admit(pod, policy, images)
+    if admitted.refusal is not None:
+        return None
+    before = {one.get("name") for one in _all(pod)}
+    added = [one for one in _all(admitted.pod) if one.get("name") not in before]
+    names = {str(one["name"]) for one in added}
+    reason = refused.reason
+    if quota := _QUOTA.search(reason):
+        return refused if _fits_without(quota, added) else None
+    named = {
+        name
+        for groups in _CONTAINERS.findall(reason)
+        for quoted, listed in _QUOTED.findall(" ".join(groups))
+        for name in (quoted or listed).split(",")
+    }
+    return refused if named <= names else None
+
+
+def _all(pod: Object) -> list[Object]:
+    spec = pod["spec"]
+    return [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+
+
+def _fits_without(quota: re.Match[str], added: list[Object]) -> bool:
+    """Whether the quota would have had room for the pod without the ``added`` containers."""
+    wanted, taken, limits = map(_amounts, quota.groups())
+    stays = [one for one in added if one.get("restartPolicy") == "Always"]
+    for name, amount in wanted.items():
+        own = sum((_share(one, name) for one in stays), Fraction(0))
+        if amount - own > limits.get(name, Fraction(0)) - taken.get(name, Fraction(0)):
+            return False
+    return True
+
+
+def _share(container: Object, counted: str) -> Fraction:
+    """Return what a container takes of a resource as a quota names it, such as ``limits.cpu``."""
+    kind, dot, name = counted.partition(".")
+    held = container.get("resources") or {}
+    amounts: Mapping[str, str] = held.get(kind if dot else "requests") or {}
+    return quantity(str(amounts.get(name if dot else kind, "0")))
+
+
+def _amounts(text: str) -> dict[str, Fraction]:
+    """Read ``limits.cpu=1,memory=2Gi``; what is no amount counts as nothing."""
+    found = {}
+    for part in text.split(","):
+        name, _, amount = part.partition("=")
+        try:
+            found[name] = Fraction(quantity(amount))
+        except ValueError:
+            found[name] = Fraction(0)
+    return found
