@@ -166,6 +166,9 @@ class Assessment(msgspec.Struct, omit_defaults=True):
 
     ``slow`` has ``host`` and ``device``, each once the memory was watched for long enough to say
     whether it grows slowly; until then it is absent.
+
+    ``shared_device`` says how it shows that others use the engine's devices, so that only its own
+    allocator counts there; empty where nothing does.
     """
 
     t: float
@@ -178,3 +181,4 @@ class Assessment(msgspec.Struct, omit_defaults=True):
     suspicions: list[Suspicion] = []
     slow: dict[str, SlowGrowth] = {}
     in_long_step: bool = False
+    shared_device: str = ""

@@ -91,8 +91,9 @@ class MemoryPolicy(msgspec.Struct, frozen=True):
         written(
             "Whether other pods use the same devices, for example with time-slicing or MPS. If "
             "true, Plimsoll judges only the memory that the engine's own allocator holds, because "
-            "growth of the whole device may come from another pod. A resource whose name ends in "
-            "`.shared` implies true. Defaults to false."
+            "growth of the whole device may come from another pod. Plimsoll also detects other "
+            "users itself, and reads it from the names of resources and from claims. Defaults to "
+            "false."
         ),
     ] = False
     warmup_s: Annotated[

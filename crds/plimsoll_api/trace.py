@@ -163,12 +163,16 @@ class Torch(msgspec.Struct, omit_defaults=True):
 
 
 class Device(msgspec.Struct, omit_defaults=True):
-    """One device; ``used`` and ``total`` are of the whole device."""
+    """One device; ``used`` and ``total`` are of the whole device.
+
+    ``shared`` says how it shows that others use it, too; null where nothing does.
+    """
 
     index: int
     used: int | None = None
     total: int | None = None
     torch: Torch | None = None
+    shared: str | None = None
 
 
 SampleLoad = Load

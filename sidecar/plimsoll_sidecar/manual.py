@@ -184,7 +184,7 @@ def _sees(
 ) -> ActionAnswer:
     """One sample says more than any check of mounts and permissions."""
     from plimsoll_api.version import version
-    from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, Pod, describe_nvml
+    from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, Nvml, Pod
     from plimsoll_sidecar.signals.sampler import Sampler
     from plimsoll_sidecar.signals.shared_memory import OrphanedMemory
 
@@ -198,11 +198,13 @@ def _sees(
         sources = {"cgroup": host.cgroup_anon, "processes": host.rss_anon}
         answer.host_memory = ", ".join(name for name, size in sources.items() if size is not None)
     if any(device.used is not None for device in sample.device or ()):
-        answer.device_memory = (sampler.device_source or "") + (ONLY_OWN if shared else "")
+        seen = next((device.shared for device in sample.device if device.shared), None)
+        answer.device_memory = (sampler.device_source or "") + (ONLY_OWN if shared or seen else "")
+        answer.device_memory += f": {seen}" if seen else ""
     answer.device_reasons = sampler.device_reasons()
     if orphaned is not None:
         answer.shared_orphan, answer.shared_memory_error = host.shm_orphan, orphaned.trouble or ""
-    answer.nvml, answer.supervisor = describe_nvml(), version()
+    answer.nvml, answer.supervisor = Nvml().describe(), version()
     return answer
 
 

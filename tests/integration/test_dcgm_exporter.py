@@ -23,6 +23,7 @@ from plimsoll_sidecar.signals.device_memory import (
     node_url,
     reasons,
 )
+from plimsoll_sidecar.signals.device_sharing import Sharing
 
 MIB = 1 << 20
 
@@ -123,6 +124,15 @@ def test_a_slice_is_found_by_its_gpu_instance() -> None:
         assert dcgm.memory("MIG-GPU-a/9/0") == DeviceBytes(800 * MIB, 1000 * MIB)
         assert dcgm.memory("GPU-a") is None, "the slices are not the whole"
         assert dcgm.memory("MIG-GPU-a/1/0") is None
+
+
+def test_the_page_names_everyone_who_has_a_device() -> None:
+    two = line("USED", "GPU-a", "1", owned("qwen-0")) + line("USED", "GPU-a", "1", owned("qwen-1"))
+    with exporter([(200, two.replace(',pod=""', ""))]) as port:
+        dcgm = Dcgm(f"http://127.0.0.1:{port}", pod=MINE)
+        assert dcgm.owners("GPU-a") == {MINE, Pod("models", "qwen-1", "engine")}
+        assert dcgm.owners("GPU-b") == set()
+        assert "dcgm says that" in Sharing({"dcgm": dcgm}).reasons(["GPU-a"], list)["GPU-a"]
 
 
 def test_the_page_says_which_devices_are_the_pods() -> None:

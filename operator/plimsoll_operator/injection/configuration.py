@@ -80,11 +80,6 @@ def pod_engine(found: PodEngine) -> Object:
     return {"name": POD_ENGINE_ENV, "value": text.replace("$", "$$")}
 
 
-def shares_device(engine: EngineContainer) -> bool:
-    """Whether a device plugin gives the engine a share of a device."""
-    return any(resource.endswith(".shared") for resource in engine.limits)
-
-
 def _config(
     name: str, namespace: str, engine: EngineContainer, options: Options
 ) -> SupervisorConfig:
@@ -95,7 +90,7 @@ def _config(
         service=ServiceRef(name=name, namespace=namespace),
         engine=endpoint(engine, name),
         memory=replace(
-            memory, host=host, shared_device=memory.shared_device or shares_device(engine)
+            memory, host=host, shared_device=memory.shared_device or engine.shares_device
         ),
         supervision=options.supervision,
     )

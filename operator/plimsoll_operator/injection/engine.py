@@ -11,6 +11,7 @@ from plimsoll_api import engines
 from plimsoll_api.engines import EngineType
 from plimsoll_api.units import MAX_DIGITS, whole_number
 from plimsoll_operator.injection.errors import InjectionError
+from plimsoll_operator.render.supervisor import claims_of, shares_device
 
 Object = dict[str, Any]
 
@@ -51,7 +52,7 @@ class EngineContainer:
     ``container`` is its name and ``path`` its place in the document; ``limits`` are its resource
     limits; ``uid`` is None where the manifest does not set it; ``hidden`` says whether only a
     process with capabilities may look into it; ``shm`` is what it mounts at /dev/shm, None where
-    that is the pod's own.
+    that is the pod's own. ``shares_device`` says whether others may use its devices.
     """
 
     container: str
@@ -64,6 +65,7 @@ class EngineContainer:
     uid: int | None
     hidden: bool
     shm: Object | None = None
+    shares_device: bool = False
 
     @property
     def limit(self) -> str | None:
@@ -116,6 +118,7 @@ def find(
         uid=_uid(pod, chosen, where, path),
         hidden=_hidden(pod, chosen),
         shm=_shm(chosen),
+        shares_device=shares_device(limits, claims_of(chosen), pod),
     )
 
 

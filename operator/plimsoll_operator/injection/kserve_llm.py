@@ -28,7 +28,6 @@ from plimsoll_operator.injection.configuration import (
     endpoint,
     metadata,
     pod_engine,
-    shares_device,
 )
 from plimsoll_operator.injection.engine import EngineContainer, find
 from plimsoll_operator.injection.errors import InjectionError
@@ -161,7 +160,7 @@ def _supervised(
     found = PodEngine(
         engine=endpoint(engine),
         memory_limit_bytes=memory_limit(engine) or None,
-        shared_device=shares_device(engine),
+        shared_device=engine.shares_device,
     )
     # The configuration contains only additions, but its port names must differ from the service's,
     # and the supervisor's resources depend on the engine's.

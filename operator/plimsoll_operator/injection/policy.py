@@ -30,7 +30,7 @@ from plimsoll_operator.injection.checks import (
     check_shape,
     memory_limit,
 )
-from plimsoll_operator.injection.configuration import endpoint, pod_engine, shares_device
+from plimsoll_operator.injection.configuration import endpoint, pod_engine
 from plimsoll_operator.injection.engine import EngineContainer, find
 from plimsoll_operator.injection.engine import names as container_names
 from plimsoll_operator.injection.errors import InjectionError
@@ -221,7 +221,7 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> None:
         workload=membership(pod["metadata"]).workload,
         group=group,
         memory_limit_bytes=memory_limit(engine) or None,
-        shared_device=shares_device(engine),
+        shared_device=engine.shares_device,
     )
     add_supervisor(spec, engine, options, object_name(policy.metadata.name), (pod_engine(found),))
 

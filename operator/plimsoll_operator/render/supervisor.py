@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -43,7 +45,7 @@ def supervisor_config(
             model=service.served_name,
             container="" if places else container,
         ),
-        memory=_memory(spec.memory, spec.engine),
+        memory=_memory(spec.memory, service),
         supervision=spec.supervision,
         slots=slots(meta.name, spec.supervision.max_unavailable) if meta.uid else (),
     )
@@ -54,10 +56,60 @@ def _contract(engine: Engine) -> EngineType:
     return EngineType.PLIMSOLL if engine.admin_contract == "Plimsoll" else engine.type
 
 
-def _shares(engine: Engine) -> bool:
-    """Whether a device plugin gives slices of time: it names such resources ``….shared``."""
-    resources = engine.resources
-    return any(name.endswith(".shared") for name in (*resources.limits, *resources.requests))
+PARTS = re.compile(
+    r"\.shared$|/v(gpu|cuda|core|memory)|(gpu|dcu|[ms]lu|npu|xpu|ascend\w*)[\w.-]*(mem|core|perc|milli)"
+    r"|gpu\.intel\.com/(memory|millicores)",
+    re.IGNORECASE,
+)
+"""Resources of which a pod gets a part of a device: NVIDIA's time-slicing and MPS, and what HAMi,
+Volcano, Alibaba, Tencent, AWS and Intel name memory, cores and virtual GPUs."""
+SHARING_SELECTOR = "cloud.google.com/gke-gpu-sharing-strategy"
+SHARING_ANNOTATIONS = frozenset({"gpu-fraction", "gpu-memory"})
+"""Of the KAI scheduler and Run:ai."""
+
+
+def shares_device(
+    resources: Iterable[str],
+    claims: Collection[str],
+    pod: Mapping[str, Any],
+    annotations: Collection[str] = (),
+) -> bool:
+    """Return whether a container's manifest says that others may use its devices.
+
+    ``resources`` are the names that it asks for, ``claims`` those of the ``pod`` spec's
+    resourceClaims. A claim that exists by itself may be other pods' as well; one made of a template
+    is the pod's.
+    """
+    given = {
+        one.get("name") for one in _each(pod, "resourceClaims") if one.get("resourceClaimName")
+    }
+    return (
+        any(PARTS.search(name) for name in resources)
+        or not given.isdisjoint(claims)
+        or SHARING_SELECTOR in (pod.get("nodeSelector") or ())
+        or not SHARING_ANNOTATIONS.isdisjoint(annotations)
+    )
+
+
+def claims_of(container: Mapping[str, Any]) -> list[str]:
+    """Return the names of the resourceClaims that a container uses."""
+    return [str(one.get("name")) for one in _each(container.get("resources") or {}, "claims")]
+
+
+def _each(found: Mapping[str, Any], field: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects of a list in a manifest, which nobody has checked."""
+    listed = found.get(field)
+    yield from (
+        one for one in (listed if isinstance(listed, list) else ()) if isinstance(one, dict)
+    )
+
+
+def _shares(service: InferenceService) -> bool:
+    resources, template = service.spec.engine.resources, service.spec.pod_template or {}
+    pod = template.get("spec") or {}
+    annotations = (template.get("metadata") or {}).get("annotations") or ()
+    claims = [name for one in _each(pod, "containers") for name in claims_of(one)]
+    return shares_device((*resources.limits, *resources.requests), claims, pod, annotations)
 
 
 def _admin_url(engine: Engine, at: Places) -> str:
@@ -72,12 +124,12 @@ def _scheme(engine: Engine) -> str:
     return engines.scheme(engine.type, engine.args)
 
 
-def _memory(memory: MemoryPolicy, engine: Engine) -> MemoryPolicy:
+def _memory(memory: MemoryPolicy, service: InferenceService) -> MemoryPolicy:
     """Complete the policy with the engine's resources where the manifest says nothing."""
     return replace(
         memory,
-        host=_limited(memory.host, engine.resources.limits.get("memory")),
-        shared_device=memory.shared_device or _shares(engine),
+        host=_limited(memory.host, service.spec.engine.resources.limits.get("memory")),
+        shared_device=memory.shared_device or _shares(service),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -30,6 +31,7 @@ connection any more. The alert PlimsollEngineOpenFilesHigh begins there, too."""
 UNUSED = Segment.TORCH_RESERVED_UNUSED
 OURS = ("worker", "frontend")
 """Processes as our own engine calls them."""
+MAX_REASON = 200
 SOURCE_PATIENCE = 30
 """Samples without the chosen source of host memory before another is chosen (new baseline)."""
 
@@ -41,6 +43,7 @@ class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     the ledger by name, for each of the three; null is of a release that kept none. Then each role's
     size (anonymous, and shared), and the hours in which slow growth is looked for.
 
+    ``shared_device`` is the assessment's: the device's bases are then of the engine's own memory.
     Without them a new detector would take memory that has leaked for its baseline.
     """
 
@@ -55,6 +58,7 @@ class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
     host_slow: SlowState = SlowState()
     device_slow: SlowState = SlowState()
     in_use_slow: SlowState = SlowState()
+    shared_device: str = ""
 
 
 class Detector:
@@ -66,9 +70,9 @@ class Detector:
         self.interval_s = max(0.01, interval_s)
         self._epoch: _Epoch | None = None
         self._last_t = -math.inf
-        # Whose memory it is that nobody holds cannot be said of a device that others use.
-        orphan = () if memory.shared_device else (OrphanWatch(),)
-        self._watches = (OomKillWatch(), LeftBehindWatch(memory.host), *orphan)
+        self._orphans: OrphanWatch | None = None if memory.shared_device else OrphanWatch()
+        self._watches = (OomKillWatch(), LeftBehindWatch(memory.host))
+        self._shared, self._given = "", memory.shared_device
         self._losses: list[Suspicion] = []
         self._open_files: OpenFiles | None = None
 
@@ -79,11 +83,14 @@ class Detector:
             self._epoch = _Epoch(sample.epoch, self)
         if forward:
             self._last_t = sample.t
+            self._share(next((one.shared for one in sample.device if one.shared), None))
             self._epoch.update(sample)
-            found = [watch.update(sample) for watch in self._watches]
+            watches = (*self._watches, self._orphans) if self._orphans else self._watches
+            found = [watch.update(sample) for watch in watches]
             self._losses = [suspicion for suspicion in found if suspicion is not None]
             self._open_files = sample.host.open_files
         assessment = self._epoch.assessment(sample.t)
+        assessment.shared_device = self._shared
         suspicions = [*assessment.suspicions, *self._losses]
         assessment.suspicions = _with_open_files(suspicions, self._open_files)
         return assessment
@@ -99,12 +106,33 @@ class Detector:
 
         Empty before the warm-up has ended.
         """
-        return self._epoch.checkpoint() if self._epoch else Checkpoint()
+        found = self._epoch.checkpoint() if self._epoch else Checkpoint()
+        return msgspec.structs.replace(found, shared_device=self._shared)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from what an earlier detector found in the epoch of the newest sample."""
+        self._share(checkpoint.shared_device)
+        if self.memory.shared_device and not self._given and not checkpoint.shared_device:
+            # These were of the whole device.
+            none: dict[str, Any] = {"device": [], "in_use": [], "in_use_slow": SlowState()}
+            checkpoint = msgspec.structs.replace(checkpoint, **none, device_slow=SlowState())
         if self._epoch is not None:
             self._epoch.resume(checkpoint, self._last_t)
+
+    def _share(self, how: str | None) -> None:
+        """From now on, judge only what is the engine's own on a device that others use.
+
+        It stands for as long as this detector: what a neighbour has freed, another may take. Whose
+        memory it is that nobody holds cannot be said there either.
+        """
+        if not how or self._shared:
+            return
+        self._shared = how[:MAX_REASON]
+        if self.memory.shared_device:
+            return
+        self.memory, self._orphans = msgspec.structs.replace(self.memory, shared_device=True), None
+        if self._epoch is not None:
+            self._epoch.share(self.memory)
 
 
 def _with_open_files(suspicions: Iterable[Suspicion], files: OpenFiles | None) -> list[Suspicion]:
@@ -145,6 +173,14 @@ class _Epoch:
         self.lost = self.capacity.update(sample)
         self._take_host(sample)
         self._take_device(sample)
+
+    def share(self, memory: MemoryPolicy) -> None:
+        """Begin anew on the device: what was measured there is not the engine's alone."""
+        self.memory = memory
+        self.device = self._budget(IncidentKind.DEVICE_GROWTH)
+        self.in_use = self._budget(IncidentKind.DEVICE_GROWTH)
+        self._device_seen, self._in_use_missing = False, None
+        self.sizes.pop(Segment.NON_TORCH, None)
 
     def assessment(self, t: float) -> Assessment:
         budgets = [self.host] if self._source is not None else []

@@ -174,6 +174,7 @@ class Metrics:
             for name, (buckets, text, *labels) in HISTOGRAMS.items()
         }
         self._ratchets = {"host": Ratchet(), "device": Ratchet()}
+        self._shared_device = False
         self._bands = {"host": band_of(None), "device": band_of(None)}
         self._counted: set[str] = set()
         self._awaiting: dict[str, float] = {}
@@ -211,13 +212,15 @@ class Metrics:
                 kind,
                 budget.window_s if budget else None,
             )
-        self._gauges["memory_device_shared"].set(int(memory.shared_device))
+        self._shared_device = memory.shared_device
 
     def observe(self, assessment: Assessment, known: Mapping[str, bool], duration_s: float) -> None:
         """Show an assessment, count its growth, and show which signals its sample had."""
         self._counters["supervisor_samples"].inc()
         self._gauges["supervisor_sample_seconds"].set(duration_s)
         self._signals(known)
+        shared = self._shared_device or bool(assessment.shared_device)
+        self._gauges["memory_device_shared"].set(int(shared))
         sizes = {
             (segment.value, "host" if segment in HOST_SEGMENTS else "device"): size
             for segment, size in assessment.segments.items()

@@ -1,12 +1,15 @@
 """Memory of a device from outside the engine: by NVML if this container has it, or an exporter.
 
-NVML names processes by PIDs of the host, which mean nothing here: device-level figures only.
+NVML lists the processes of its caller's PID namespace alone (driver 580, H100), and earlier drivers
+listed all, by PIDs of the host: device-level figures only, and hints of who else is there.
 Devices are matched by UUID: NVML's order is not CUDA's. Absent is unknown, never an error. An
 exporter's page has one sample per device, and labels with the pod that has the device.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 import os
 import re
@@ -21,11 +24,19 @@ from plimsoll_api.supervisor_config import AMD_EXPORTER_PORT, EXPORTER_PORT, NOD
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.signals.metrics_page import LARGEST, samples
 
+log = logging.getLogger(__name__)
+
 SCRAPE_S = 10.0
 """The exporters themselves collect every 30 s by default."""
 ANSWER_S = 2.0
 MAX_ROWS = 4096
 MIB = 1 << 20
+NVML_AGAIN_S, NVML_AGAIN_MAX_S = 5.0, 300.0
+"""Between starts of NVML: at first, and at most."""
+MEMORY = "nvmlDeviceGetMemoryInfo"
+ABOUT_THE_DEVICE = (2, 3, 4, 6)
+"""Errors of nvml.h that say nothing of the driver: an argument is invalid, something is not
+supported, not permitted or not found."""
 LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)\s*=\s*"((?:[^"\\\n]|\\.)*+)"')
 
 
@@ -34,6 +45,19 @@ class DeviceBytes(msgspec.Struct, frozen=True):
 
     used: int
     total: int
+
+
+class DeviceUsers(msgspec.Struct, frozen=True):
+    """Who uses a device, as far as a driver tells it in this PID namespace.
+
+    ``processes`` has the bytes of each by PID, None where they are unknown. ``elsewhere`` is what
+    is in use beside them: the driver's own, and that of processes which cannot be seen from here.
+    ``mps`` counts the clients of an MPS server.
+    """
+
+    processes: dict[int, int | None]
+    elsewhere: int | None
+    mps: int
 
 
 class DeviceSource(Protocol):
@@ -103,60 +127,101 @@ def reasons(
     return found
 
 
-def describe_nvml() -> str:
-    """Return what NVML says in this container, for people: its driver, or why there is none."""
-    nvml = Nvml()
-    if not nvml._load():
-        return str(nvml.error)
-    library = nvml._library
-    try:
-        count, driver = library.nvmlDeviceGetCount(), library.nvmlSystemGetDriverVersion()
-    except library.NVMLError as error:
-        return f"NVML: {error}"
-    return f"NVML: driver {driver}, {count} devices"
-
-
 class Nvml:
-    """Loads the library at its first use. ``error`` says why there is none, for people."""
+    """The NVIDIA library, loaded at its first use.
 
-    def __init__(self) -> None:
+    A driver may come up after the supervisor, and may be loaded anew under it. So a failure is no
+    last word: the library is started again, sooner at first and then every few minutes. ``error``
+    says why there is none, for people; the log has one line for each change.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.error: str | None = None
         self._library: Any = None
         self._handles: dict[str, Any] = {}
+        self._next = -math.inf
+        self._back_off = NVML_AGAIN_S
 
     def memory(self, uuid: str) -> DeviceBytes | None:
         """Return used and total bytes of the whole device ``uuid`` (``GPU-…`` or ``MIG-…``)."""
+        info = self._ask(uuid, MEMORY)
+        return None if info is None else DeviceBytes(used=int(info.used), total=int(info.total))
+
+    def users(self, uuid: str) -> DeviceUsers | None:
+        """Return who uses the device; None where the driver does not say."""
+        before = self.memory(uuid)
+        found = self._ask(uuid, "nvmlDeviceGetComputeRunningProcesses")
+        clients = self._ask(uuid, "nvmlDeviceGetMPSComputeRunningProcesses") or ()
+        after = self.memory(uuid)
+        if before is None or found is None or after is None:
+            return None
+        sizes = {int(one.pid): one.usedGpuMemory for one in found}
+        known = [int(size) for size in sizes.values() if size is not None]
+        # What a process takes or gives back between the calls is nobody else's.
+        elsewhere = min(before.used, after.used) - sum(known)
+        return DeviceUsers(sizes, elsewhere if len(known) == len(sizes) else None, len(clients))
+
+    def describe(self) -> str:
+        """Return what NVML says in this container, for people: its driver, or why there is none."""
+        if not self._load():
+            return str(self.error)
+        library = self._library
+        try:
+            count, driver = library.nvmlDeviceGetCount(), library.nvmlSystemGetDriverVersion()
+        except library.NVMLError as error:
+            return f"NVML: {error}"
+        return f"NVML: driver {driver}, {count} devices"
+
+    def _ask(self, uuid: str, question: str) -> Any:
         if not self._load():
             return None
+        library = self._library
         try:
             handle = self._handles.get(uuid)
             if handle is None:
-                handle = self._library.nvmlDeviceGetHandleByUUID(uuid)
-                self._handles[uuid] = handle
-            info = self._library.nvmlDeviceGetMemoryInfo(handle)
-        except self._library.NVMLError as error:
-            self.error = str(error)
+                handle = self._handles[uuid] = library.nvmlDeviceGetHandleByUUID(uuid)
+            answer = getattr(library, question)(handle)
+        except library.NVMLError as error:
             self._handles.pop(uuid, None)
+            if getattr(error, "value", None) in ABOUT_THE_DEVICE:
+                self.error = str(error) if question == MEMORY else self.error
+            else:
+                with contextlib.suppress(library.NVMLError):
+                    library.nvmlShutdown()
+                self._failed(f"NVML: {error}")
             return None
-        return DeviceBytes(used=int(info.used), total=int(info.total))
+        self.error = None if question == MEMORY else self.error
+        self._back_off = NVML_AGAIN_S
+        return answer
 
     def _load(self) -> bool:
         if self._library is not None:
             return True
-        if self.error is not None:
+        if self._clock() < self._next:
             return False
         try:
             import pynvml
         except ImportError as error:
-            self.error = f"NVML: {error}"
+            self._next, self.error = math.inf, f"NVML: {error}"
             return False
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
-            self.error = f"NVML: {error}"
+            self._failed(f"NVML: {error}")
             return False
-        self._library = pynvml
+        if self.error is not None:
+            log.info("NVML answers, after: %s", self.error)
+        self._library, self.error = pynvml, None
         return True
+
+    def _failed(self, error: str) -> None:
+        if error != self.error:
+            log.info("%s; it is tried again every few minutes", error)
+        self.error = error
+        self._library, self._handles = None, {}
+        self._next = self._clock() + self._back_off
+        self._back_off = min(2 * self._back_off, NVML_AGAIN_MAX_S)
 
 
 class Pod(NamedTuple):
@@ -172,16 +237,20 @@ class Pod(NamedTuple):
         name, namespace = os.environ.get("POD_NAME"), os.environ.get("POD_NAMESPACE")
         return cls(namespace, name, container) if name and namespace else None
 
-    def owns(self, labels: dict[str, str]) -> bool:
-        """Return whether a row is about this pod.
+    @classmethod
+    def of_labels(cls, labels: dict[str, str]) -> Pod:
+        """Return the owner that a row names."""
+        return cls(labels.get("namespace", ""), labels.get("pod", ""), labels.get("container", ""))
 
-        Its labels name the pod, the namespace and, if any, the container.
-        """
-        if not self.name or labels.get("pod") != self.name:
+    def is_same(self, other: Pod) -> bool:
+        """Return whether ``other`` may be this container; without a name it is any of its pod."""
+        if not self.name or (self.namespace, self.name) != (other.namespace, other.name):
             return False
-        if labels.get("namespace") != self.namespace:
-            return False
-        return not self.container or labels.get("container") in (self.container, None, "")
+        return not (self.container and other.container) or self.container == other.container
+
+    def __str__(self) -> str:
+        """Return what a person calls it, bounded: a page may hold any text."""
+        return "/".join(part[:63] for part in self if part)
 
 
 class Row(NamedTuple):
@@ -267,8 +336,21 @@ class Exporter:
         """Return the devices that the page says are the pod's; empty where it names no pods."""
         if self._pod is None:
             return []
-        mine = [row.labels for row in self.rows() if self._pod.owns(row.labels)]
+        rows = [row.labels for row in self.rows()]
+        mine = [labels for labels in rows if self._pod.is_same(Pod.of_labels(labels))]
         return sorted({name for labels in mine if (name := self.device(labels))})
+
+    def owners(self, uuid: str) -> set[Pod]:
+        """Return the containers that the page says have the device; empty where it names none.
+
+        An exporter may name only one of those that share a device.
+        """
+        labels = [row.labels for row in self.rows() if self.device(row.labels) == uuid]
+        return {Pod.of_labels(one) for one in labels if one.get("pod")}
+
+    def is_mine(self, owner: Pod) -> bool:
+        """Return whether ``owner`` is the container whose devices are wanted."""
+        return self._pod is None or self._pod.is_same(owner)
 
     @staticmethod
     def device(labels: dict[str, str]) -> str:

@@ -25,6 +25,7 @@ from plimsoll_api.trace import (
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.signals.cgroup import Cgroup, CgroupMemory
 from plimsoll_sidecar.signals.device_memory import DeviceSource, Nvml, assigned, outside, reasons
+from plimsoll_sidecar.signals.device_sharing import Sharing
 from plimsoll_sidecar.signals.process_table import OpenFilesReader, ProcessId
 from plimsoll_sidecar.signals.resident_memory import Processes
 from plimsoll_sidecar.signals.shared_memory import OrphanedMemory
@@ -78,6 +79,7 @@ class Sampler:
         self._processes, self._orphaned = Processes(), orphaned
         self._open_files = OpenFilesReader(clock)
         self._outside = outside(nvml or Nvml(), exporter, amd)
+        self._sharing = Sharing(self._outside, clock)
         self._group: Cgroup | None = None
         self._group_of: ProcessId | None = None
         self._epoch_text: str | None = None
@@ -127,6 +129,7 @@ class Sampler:
             self._epoch_text = status.epoch
             self._epoch += 1
             self.device_source, self._uuids = None, {}
+            self._sharing.forget()
             self._accounted, self._silent_since = set(), None
 
     def _malloc(self, status: Status) -> Malloc | None:
@@ -189,16 +192,25 @@ class Sampler:
         for device in reported.values():
             if device.uuid is not None:
                 self._uuids[device.index] = device.uuid
+        shared = self._sharing.reasons(self._uuids.values(), self._pids) if status else {}
         if self.device_source is None and reported:
             known = all(device.used is not None for device in reported.values())
             self.device_source = "engine" if known else self._first_outside()
         if self.device_source == "engine" and not (ended and status is None):
             return [
-                Device(index=d.index, used=d.used, total=d.total, torch=_torch(d))
+                Device(d.index, d.used, d.total, _torch(d), shared.get(d.uuid or ""))
                 for d in reported.values()
             ]
         name = self._first_outside() if self.device_source == "engine" else self.device_source
-        return [self._from(name, i, u, reported.get(i)) for i, u in sorted(self._uuids.items())]
+        return [
+            self._from(name, i, u, reported.get(i), shared.get(u))
+            for i, u in sorted(self._uuids.items())
+        ]
+
+    def _pids(self) -> list[int]:
+        first = self._processes.first
+        others = list(self._processes.names())
+        return others if first is None else [first.pid, *(p for p in others if p != first.pid)]
 
     def device_reasons(self) -> list[str]:
         """Why each source of device memory that is not in use tells nothing, for people."""
@@ -212,7 +224,12 @@ class Sampler:
         return None
 
     def _from(
-        self, name: str | None, index: int, uuid: str, reported: EngineDevice | None
+        self,
+        name: str | None,
+        index: int,
+        uuid: str,
+        reported: EngineDevice | None,
+        shared: str | None,
     ) -> Device:
         memory = self._outside[name].memory(uuid) if name is not None else None
         return Device(
@@ -220,6 +237,7 @@ class Sampler:
             used=memory.used if memory else None,
             total=memory.total if memory else None,
             torch=_torch(reported) if reported else None,
+            shared=shared,
         )
 
 

@@ -104,6 +104,10 @@ def test_a_slice_of_a_device_is_shared_and_the_nodes_exporter_is_asked() -> None
         document, Options(OPTIONS.image, supervisor=SupervisorSettings(dcgm_exporter_port=9400))
     )
     assert config_of(made).memory.shared_device
+    claimed = documents("vllm-deployment")[1]
+    pod_of(claimed)["resourceClaims"] = [{"name": "gpu", "resourceClaimName": "card"}]
+    pod_of(claimed)["containers"][0]["resources"]["claims"] = [{"name": "gpu"}]
+    assert config_of(done(claimed)).memory.shared_device, "a claim that other pods may have, too"
     (sidecar,) = pod_of(made.document)["initContainers"]
     assert {"name": "DCGM_EXPORTER_PORT", "value": "9400"} in sidecar["env"]
 

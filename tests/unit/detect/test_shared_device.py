@@ -11,7 +11,7 @@ from leaklab.series import MIB, Series, steady
 from plimsoll_api.assessment import Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
-from plimsoll_api.trace import Device, Host, Sample
+from plimsoll_api.trace import Device, Host, Sample, Torch
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.detect.leak import SHARED_DEVICE
 
@@ -51,3 +51,44 @@ def test_an_engine_that_does_not_tell_its_own_share_is_unknown() -> None:
         seen = detector.update(Sample(t=float(t), epoch=1, host=Host(processes=1), device=[device]))
     assert seen.device is None
     assert seen.suspicions == []
+
+
+def test_a_neighbour_that_shows_while_the_engine_runs_is_not_the_engines_growth() -> None:
+    """Seen: a flat engine ended after 138 s, because a pod on the same GPU loaded its model."""
+    detector = Detector(MemoryPolicy(device=BUDGET), 60.0, 1.0)
+    suspicions, own = [], Torch(allocated=8 << 30, reserved=10 << 30)
+    for t in range(1200):
+        used = (12 << 30) + max(0, t - 300) * (60 << 20)
+        how = "dcgm says that team-b/x has it, too" if t >= 310 else None
+        device = Device(index=0, used=used, total=1 << 50, torch=own, shared=how)
+        seen = detector.update(Sample(t=float(t), epoch=1, host=Host(processes=1), device=[device]))
+        suspicions += seen.suspicions
+    assert suspicions == []
+    assert seen.shared_device == how
+    assert seen.device is not None
+    assert (seen.device.current, seen.device.unexplained) == (8 << 30, 0)
+
+
+def test_after_a_restart_of_the_supervisor_it_goes_on_from_the_engines_own() -> None:
+    """Also where the new one sees the neighbour only after its first sample, or sees it first."""
+
+    def sample(t: int, shared: bool) -> Sample:
+        own = Torch(allocated=(8 << 30) + t * MIB, reserved=(8 << 30) + t * MIB)
+        device = Device(
+            0, (60 << 30) + t * MIB, 1 << 50, own, "two pods have it" if shared else None
+        )
+        return Sample(t=float(t), epoch=1, host=Host(processes=1), device=[device])
+
+    def run(first_shared: bool, then_shared: bool) -> list[Suspicion]:
+        before = Detector(MemoryPolicy(device=BUDGET), 60.0, 1.0)
+        for t in range(200):
+            before.update(sample(t, first_shared))
+        after, found = Detector(MemoryPolicy(device=BUDGET), 60.0, 1.0), []
+        after.update(sample(200, then_shared))
+        after.resume(before.checkpoint())
+        for t in range(201, 320):
+            found += after.update(sample(t, then_shared)).suspicions
+        return found
+
+    assert all(one.bytes < 1 << 30 for one in run(True, False))
+    assert all(one.bytes < 1 << 30 for one in run(False, True))

@@ -184,13 +184,27 @@ def test_the_supervisor_reads_what_the_config_map_holds() -> None:
     assert made["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 2
 
 
+def claiming(source: dict[str, str]) -> dict[str, Any]:
+    engine = {"name": "engine", "resources": {"claims": [{"name": "gpu"}]}}
+    return {"spec": {"resourceClaims": [{"name": "gpu", **source}], "containers": [engine]}}
+
+
 @pytest.mark.parametrize(
     ("spec", "shared"),
     [
         ({}, False),
         ({"engine": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}, False),
         ({"engine": {"resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}}}, False),
+        ({"engine": {"resources": {"limits": {"rdma/rdma_shared_device_a": 1}}}}, False),
         ({"engine": {"resources": {"limits": {"nvidia.com/gpu.shared": 1}}}}, True),
+        ({"engine": {"resources": {"limits": {"nvidia.com/gpumem": 20000}}}}, True),
+        ({"engine": {"resources": {"limits": {"nvidia.com/gpumem-percentage": 50}}}}, True),
+        ({"engine": {"resources": {"limits": {"aliyun.com/gpu-mem": 20}}}}, True),
+        ({"engine": {"resources": {"limits": {"volcano.sh/vgpu-number": 1}}}}, True),
+        ({"engine": {"resources": {"limits": {"tencent.com/vcuda-memory": 30}}}}, True),
+        ({"podTemplate": claiming({"resourceClaimName": "card"})}, True),
+        ({"podTemplate": claiming({"resourceClaimTemplateName": "one-gpu"})}, False),
+        ({"podTemplate": {"metadata": {"annotations": {"gpu-fraction": "0.5"}}}}, True),
         ({"memory": {"sharedDevice": True}}, True),
     ],
 )
