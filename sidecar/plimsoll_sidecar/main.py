@@ -148,8 +148,8 @@ def main(argv: list[str] | None = None) -> int:
             arguments.host,
             arguments.metrics_port,
             metrics.text,
-            lambda: supervisor.state,
-            lambda live: page(supervisor.state, supervisor.history.points(), live),
+            lambda: supervisor.shown.state,
+            lambda live: page(supervisor.shown.state, supervisor.shown.history.points(), live),
             Hosts.of_pod(
                 os.environ.get("POD_NAME", ""),
                 supervisor.service.name,

@@ -1,4 +1,4 @@
-"""The loop: sample, assess, govern, write down, act, tell.
+"""The loop: sample, assess, govern, write down, act, show.
 
 One thread samples and decides; the actuator, the publisher and the web server have their own.
 Whatever is sent to the engine was written to the journal before, so that a supervisor that is
@@ -19,9 +19,7 @@ import msgspec
 
 from plimsoll_api.admin import Capability, Role, Status
 from plimsoll_api.assessment import Assessment
-from plimsoll_api.incident_record import JOURNAL_FILE
 from plimsoll_api.names import POLICY_KIND
-from plimsoll_api.state import View
 from plimsoll_api.supervision import Mode
 from plimsoll_api.supervisor_config import ServiceRef, SupervisorConfig
 from plimsoll_api.trace import Sample
@@ -35,31 +33,28 @@ from plimsoll_sidecar.detect.fleet import LEAKS, MINE, joined, weighed
 from plimsoll_sidecar.govern.command import (
     EngineProcess,
     EngineView,
-    Event,
-    EventType,
     Outcome,
     Result,
+    Turn,
 )
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.restart_budget import NONE
 from plimsoll_sidecar.govern.state import GovernorState, shift
-from plimsoll_sidecar.history import History
 from plimsoll_sidecar.manual import Inbox
 from plimsoll_sidecar.paths import RESET_FILE
-from plimsoll_sidecar.record.journal import Journal, JournalError
+from plimsoll_sidecar.record.keeper import Keeper
 from plimsoll_sidecar.record.metrics import Metrics
-from plimsoll_sidecar.record.publisher import Publisher, describe
+from plimsoll_sidecar.record.publisher import Publisher
 from plimsoll_sidecar.record.storage import LastKnownEngine
 from plimsoll_sidecar.signals.other_pods import GroupMembers, PeersFile
 from plimsoll_sidecar.signals.process_table import ProcessId, identify
 from plimsoll_sidecar.signals.sampler import known_signals
+from plimsoll_sidecar.view import Seen, Shown, log_event
 
 log = logging.getLogger(__name__)
 
-JOURNAL_RETRY_S = 5.0
 CONFIG_CHECK_S = 2.0
-SHOWN_INCIDENTS = 20
 
 
 class Source(Protocol):
@@ -109,23 +104,18 @@ class Supervisor:
         self._config, self._source, self._metrics = config, source, metrics
         self._new_detector, self._publisher, self._state_dir = new_detector, publisher, state_dir
         self._detector = new_detector(config.current)
-        self._journal: Journal | None = None
-        self._hold: str | None = None
         self._unsent: list[Result] = []
-        self._retry_at = self._config_at = 0.0
-        self._engine = LastKnownEngine()
-        self._recent: list[Incident] = []
-        self._unwritten: dict[str, Incident] = {}
-        state = self._open_journal()
-        self._clock = SteadyClock(self._journal.clock if self._journal is not None else None)
-        self._inherited: LastKnownEngine | None = self._engine
+        self._config_at = 0.0
+        self._keeper = Keeper(state_dir, publisher, metrics, self._leader_publishes)
+        state = self._keeper.open()
+        self._clock = SteadyClock(self._keeper.clock)
+        self._inherited: LastKnownEngine | None = self._keeper.engine
         self._governor = Governor(config.current.supervision, config.current.memory, state, replica)
         self._actuator = new_actuator(self._frontend)
         self._sweep = Sweep.of_pod()
         self._by_hand, self._adopted = Inbox(state_dir), False
         self._actuator.recovers = config.current.supervision.mode is Mode.RECOVER
-        self.state = b"{}"
-        self.history = History()
+        self.shown = Shown(metrics)
         metrics.budgets(config.current.memory)
 
     @property
@@ -142,9 +132,9 @@ class Supervisor:
             self._publisher.start()
         if self._group is not None:
             self._group.start()
-        self._publish()
+        self._keeper.publish()
         pending = self._governor.state.pending
-        if pending is not None and self._hold is None and not self._config.missing:
+        if pending is not None and self._keeper.hold is None and not self._config.missing:
             # Also if the mode is Observe by now: what has begun is finished, or the engine
             # would stay drained.
             log.info("the supervisor ended during %s: sending it again", pending.verb)
@@ -160,8 +150,7 @@ class Supervisor:
             self._group.stop()
         if self._publisher is not None:
             self._publisher.stop(timeout_s=2.0)
-        if self._journal is not None:
-            self._journal.close()
+        self._keeper.close()
 
     def _now(self) -> float:
         """Follow a wall clock that was set, while no incident waits; return the time.
@@ -176,6 +165,31 @@ class Supervisor:
 
     def tick(self, now: float) -> None:
         """One sample and everything that follows from it."""
+        seen = self._sense(now)
+        self._adopt_count()
+        self._reset_if_asked()
+        results, self._unsent = [*self._unsent, *self._actuator.results()], []
+        learned = self._checkpoint(seen.status)
+        turn = self._governor.advance(
+            self._of_group(seen.assessment), seen.engine, now, results, self._keeper.hold,
+            self._by_hand.read(), own=seen.assessment,
+        )  # fmt: skip
+        for event in turn.events:
+            self._keeper.unwritten[event.incident.name] = event.incident
+            log_event(event)
+        self._follow_slot()
+        if turn.changed or learned or self._keeper.unwritten or self._keeper.hold is not None:
+            self._write_and_send(turn)
+        if seen.engine.epoch is not None:  # of one that does not answer, the lease ends by itself
+            wanted = self._keeper.hold is None and self._governor.wants_standby(seen.engine)
+            self._actuator.standby.follow(seen.engine.epoch, wanted)
+            if self._governor.state.pending is None or self._config.missing:
+                self._actuator.end_drains(seen.engine.epoch)
+        self._keeper.acknowledge()
+        self.shown.show(seen, turn.events, self._config, self._governor, self._keeper)
+
+    def _sense(self, now: float) -> Seen:
+        """Take a sample and judge it."""
         begin = time.monotonic()
         sample = self._source.sample()
         status = self._source.status
@@ -195,59 +209,44 @@ class Supervisor:
         known = known_signals(sample, shared_memory=self._sweep is not None)
         self._metrics.observe(assessment, known, time.monotonic() - begin)
         self._metrics.open_files(sample.host.open_files)
-        self._adopt_count()
-        self._reset_if_asked()
-        results, self._unsent = [*self._unsent, *self._actuator.results()], []
         out_of_service = readiness.holding(str(self._state_dir))
         self._metrics.out_of_service(out_of_service)
         engine = EngineView(
             epoch=status.epoch if status else None,
             state=status.state if status else None,
-            capabilities=frozenset(Capability(c) for c in self._engine.capabilities),
+            capabilities=frozenset(Capability(c) for c in self._keeper.engine.capabilities),
             replaceable=self._publisher is not None,
             abrupt=self.service.kind == POLICY_KIND,
             manually_drained=readiness.MANUAL in out_of_service,
             processes=_processes(status),
         )
-        learned = self._checkpoint(status)
-        by_hand = self._by_hand.read()
-        turn = self._governor.advance(
-            self._of_group(assessment), engine, now, results, self._hold, by_hand, own=assessment
-        )
-        for event in turn.events:
-            self._unwritten[event.incident.name] = event.incident
-            _log(event)
-        self._follow_slot()
-        if turn.changed or learned or self._unwritten or self._hold is not None:
-            written = self._write()
-            if written:
-                self._by_hand.forget()
-            if self._adopted:
-                self._actuator.keep(self._governor.counted())
-            if turn.command is not None:
-                if written:
-                    self._actuator.send(turn.command)
-                else:
-                    refused = Result(
-                        operation_id=turn.command.operation_id,
-                        outcome=Outcome.REFUSED,
-                        message=self._hold or "the journal is not writable",
-                    )
-                    self._unsent.append(refused)
-        if engine.epoch is not None:  # of one that does not answer, the lease ends by itself
-            wanted = self._hold is None and self._governor.wants_standby(engine)
-            self._actuator.standby.follow(engine.epoch, wanted)
-            if self._governor.state.pending is None or self._config.missing:
-                self._actuator.end_drains(engine.epoch)
-        self._acknowledge()
-        self._show(now, assessment, engine, turn.events, out_of_service)
+        return Seen(now, assessment, engine, status, out_of_service)
+
+    def _write_and_send(self, turn: Turn) -> None:
+        """Write what has changed, and only then send the command."""
+        written = self._write()
+        if written:
+            self._by_hand.forget()
+        if self._adopted:
+            self._actuator.keep(self._governor.counted())
+        if turn.command is None:
+            return
+        if written:
+            self._actuator.send(turn.command)
+        else:
+            refused = Result(
+                operation_id=turn.command.operation_id,
+                outcome=Outcome.REFUSED,
+                message=self._keeper.hold or "the journal is not writable",
+            )
+            self._unsent.append(refused)
 
     def _follow_slot(self) -> None:
         """Tell the slots which incident one is for, as last read: the journal may be read-only.
 
         Unknown until the journal was read.
         """
-        if self._journal is not None:
+        if self._keeper.is_open:
             self._actuator.follow_slot(self._governor.state.slot_wish)
 
     def _of_group(self, own: Assessment) -> Assessment:
@@ -258,94 +257,28 @@ class Supervisor:
         origins = {one.kind: one.attribution.pod or MINE for one in opened}
         return joined(own, self._group.assessments(), origins)
 
-    # ---- journal
-
-    def _open_journal(self) -> GovernorState:
-        """Open and read the journal. While it cannot be, nothing is done to the engine."""
-        self._retry_at = time.monotonic() + JOURNAL_RETRY_S
-        try:
-            path = self._state_dir / JOURNAL_FILE
-            publishes = self._publisher is not None
-            journal = Journal(path, publishes, self._metrics.journal_damaged)
-            state, self._engine = journal.load()
-            self._recent = journal.recent(SHOWN_INCIDENTS)
-        except JournalError as error:
-            self._set_hold_reason(str(error))
-            return GovernorState()
-        self._journal = journal
-        self._set_hold_reason(None)
-        return state
+    def _leader_publishes(self, incident: Incident) -> bool:
+        """Whether the leader of this worker's group publishes the incident, for the group."""
+        return self.service.is_worker and incident.kind in LEAKS
 
     def _write(self) -> bool:
         """Write state and changed incidents; try a broken journal again every few seconds."""
-        if self._hold is not None and time.monotonic() < self._retry_at:
+        if not self._keeper.retries:
             return False
-        if self._journal is None:
-            self._adopt(self._open_journal())
-            if self._journal is None:
-                return False
-        try:
-            changed, clock = list(self._unwritten.values()), self._clock.reading()
-            self._journal.write(self._governor.state, changed, self._engine, clock)
-        except JournalError as error:
-            self._retry_at = time.monotonic() + JOURNAL_RETRY_S
-            self._set_hold_reason(str(error))
-            return False
-        self._unwritten.clear()
-        self._set_hold_reason(None)
-        self._publish()
-        return True
+        if not self._keeper.is_open:
+            self._adopt(self._keeper.open())
+        return self._keeper.write(self._governor.state, self._clock.reading())
 
     def _adopt(self, state: GovernorState) -> None:
         """Go on with what a journal that opened late holds; incidents seen meanwhile join it."""
-        if self._journal is None:
+        if not self._keeper.is_open:
             return
-        kinds = {incident.kind for incident in state.incidents}
-        newer = [i for i in self._governor.state.incidents if i.kind not in kinds]
-        state.incidents.extend(newer)
-        ended = [i for i in self._unwritten.values() if i.ended]
-        self._unwritten = {incident.name: incident for incident in (*ended, *newer)}
+        self._keeper.join(state, self._governor.state.incidents)
         counted, self._governor.state = self._governor.counted(), state
         self._governor.adopt(counted)
         self._follow_slot()
         if state.pending is not None:
             self._actuator.send(state.pending)
-
-    def _set_hold_reason(self, reason: str | None) -> None:
-        if reason != self._hold:
-            if reason is None:
-                log.info("the journal is writable again")
-            else:
-                log.error("%s", reason)
-        self._hold = reason
-        self._metrics.journal(reason is None)
-
-    def _publish(self) -> None:
-        if self._journal is None:
-            return
-        try:
-            self._recent = self._journal.recent(SHOWN_INCIDENTS)
-            if self._publisher is not None:
-                for revision, incident in self._journal.unpublished():
-                    if self.service.is_worker and incident.kind in LEAKS:
-                        # The leader tells it, for the group.
-                        self._journal.published(incident.name, revision)
-                    else:
-                        self._publisher.offer(revision, incident)
-        except JournalError as error:
-            self._set_hold_reason(str(error))
-
-    def _acknowledge(self) -> None:
-        if self._publisher is None or self._journal is None:
-            return
-        arrived = self._publisher.acknowledged()
-        for name, revision in arrived:
-            try:
-                self._journal.published(name, revision)
-            except JournalError as error:
-                log.warning("%s", error)  # it is published once more after a restart: harmless
-        if arrived:
-            self._publish()  # incidents for which there was no room so far
 
     # ---- the engine and the configuration
 
@@ -355,8 +288,8 @@ class Supervisor:
             return
         frontend = next((p for p in status.processes if p.role is Role.FRONTEND), None)
         known = identify(frontend.pid) if frontend else None
-        self._engine = msgspec.structs.replace(
-            self._engine,
+        self._keeper.engine = msgspec.structs.replace(
+            self._keeper.engine,
             capabilities=frozenset(c.value for c in status.capabilities),
             frontend_pid=known.pid if known else None,
             frontend_started=known.started if known else None,
@@ -366,14 +299,14 @@ class Supervisor:
         """Keep what the detector measures from; True when that is new."""
         if status is None or self._inherited is not None:
             return False
-        before = self._engine
-        self._engine = msgspec.structs.replace(
+        before = self._keeper.engine
+        self._keeper.engine = msgspec.structs.replace(
             before, epoch=status.epoch, checkpoint=self._detector.checkpoint()
         )
-        return self._engine.checkpoint != before.checkpoint
+        return self._keeper.engine.checkpoint != before.checkpoint
 
     def _frontend(self) -> ProcessId | None:
-        engine = self._engine
+        engine = self._keeper.engine
         if engine.frontend_pid is None or engine.frontend_started is None:
             return None
         return ProcessId(engine.frontend_pid, engine.frontend_started)
@@ -400,7 +333,7 @@ class Supervisor:
         self._metrics.budgets(new.memory)
         if _detection(old) != _detection(new):
             self._detector = self._new_detector(new)
-            self._inherited = self._engine
+            self._inherited = self._keeper.engine
         return True
 
     def _adopt_count(self) -> None:
@@ -428,46 +361,6 @@ class Supervisor:
                 requested.unlink(missing_ok=True)
                 log.info("the restart budget was reset")
 
-    # ---- showing
-
-    def _show(
-        self,
-        now: float,
-        assessment: Assessment,
-        engine: EngineView,
-        events: list[Event],
-        out_of_service: dict[str, float],
-    ) -> None:
-        governor, config = self._governor, self._config.current
-        left = governor.restarts_left(now)
-        self._metrics.happened(events)
-        backlog = self._publisher.backlog if self._publisher is not None else 0
-        self._metrics.standing(
-            len(governor.state.incidents), left, backlog, governor.state.exhausted
-        )
-        self.history.add(now, assessment)
-        status = self._source.status
-        view = View(
-            time=now,
-            service=config.service.name,
-            mode=config.supervision.mode.value,
-            engine_state=engine.state.value if engine.state else None,
-            epoch=engine.epoch,
-            assessment=assessment,
-            budgets=msgspec.Raw(msgspec.json.encode(config.memory)),
-            open=governor.state.incidents,
-            recent=self._recent,
-            restarts_left=left,
-            restart_budget_exhausted=governor.state.exhausted,
-            journal_error=self._hold,
-            set_aside=self._journal.kept if self._journal is not None else [],
-            config_error=self._config.error,
-            ladder=list(config.supervision.ladder),
-            ledger=status.ledger if status is not None else [],
-            out_of_service={reason: now + left for reason, left in out_of_service.items()},
-        )
-        self.state = msgspec.json.encode(view)
-
 
 def _processes(status: Status | None) -> tuple[EngineProcess, ...]:
     if status is None:
@@ -483,11 +376,3 @@ def _detection(config: SupervisorConfig) -> tuple[object, ...]:
 def _set_log_level(config: SupervisorConfig) -> None:
     """Set the log level of everything in this process, libraries included."""
     logging.getLogger().setLevel(config.supervision.log_level.upper())
-
-
-def _log(event: Event) -> None:
-    if event.type is EventType.ADVANCED:
-        log.info("incident %s: %s", event.incident.name, event.incident.phase)
-        return
-    what = event.action or event.type
-    log.warning("incident %s: %s: %s", event.incident.name, what, describe(event.incident))

@@ -275,8 +275,7 @@ def supervisor(rig: Rig, folder: Path) -> Supervisor:
 
 def end(one: Supervisor) -> None:
     one._actuator.stop()
-    assert one._journal is not None
-    one._journal.close()
+    one._keeper.close()
 
 
 def settled(one: Supervisor) -> Supervisor:

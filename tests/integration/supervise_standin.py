@@ -176,7 +176,8 @@ def main() -> int:
     def stopped(seconds: float) -> bool:
         ending.wait(seconds)
         idle = supervisor._governor.state.pending is None
-        ended = idle and any(i.ended for i in supervisor._recent) and not supervisor._unwritten
+        kept = supervisor._keeper
+        ended = idle and any(i.ended for i in kept.recent) and not kept.unwritten
         return time.monotonic() > deadline or (
             ended
             and not supervisor._governor.state.incidents

@@ -172,7 +172,7 @@ def test_a_supervisor_lives_on_it_and_sends_nothing(
             now = float(second)
             supervisor.tick(1_700_000_000.0 + now)
             metrics.text()
-    state = json.loads(supervisor.state)
+    state = json.loads(supervisor.shown.state)
     assert state["open"] == []
     assert b"plimsoll_supervisor_samples_total 100.0" in metrics.text()
     if body in GARBAGE.values():

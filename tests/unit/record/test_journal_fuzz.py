@@ -61,13 +61,13 @@ def remediates(folder: Path) -> None:
     watching, hands, metrics = supervisor(folder)
     for second in range(15):
         watching.tick(1_000.0 + second)
-    assert [command.verb for command in hands.sent] == ["diagnose"], watching.state[:500]
+    assert [command.verb for command in hands.sent] == ["diagnose"], watching.shown.state[:500]
     assert RESTART.epoch in {restart.epoch for restart in watching._governor.state.restarts}
     assert b"plimsoll_supervisor_journal_writable 1.0" in metrics.text()
-    assert page(watching.state, watching.history.points())
+    assert page(watching.shown.state, watching.shown.history.points())
     aside = folder / SET_ASIDE
     assert not aside.exists() or len(os.listdir(aside)) <= KEPT_PARTS
-    watching._journal.close()  # type: ignore[union-attr]
+    watching._keeper.close()
     again = Journal(folder / JOURNAL_FILE)
     again.load()
     assert any(incident.kind is IncidentKind.STALL for incident in again.recent(20))

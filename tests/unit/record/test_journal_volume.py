@@ -142,7 +142,7 @@ def test_nothing_is_sent_until_the_volume_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect = journal._connect
-    monkeypatch.setattr("plimsoll_sidecar.supervisor.JOURNAL_RETRY_S", 0.0)
+    monkeypatch.setattr("plimsoll_sidecar.record.keeper.RETRY_S", 0.0)
     connect(tmp_path / JOURNAL_FILE).close()
     # What a read-only mount gives, also to a process that may do everything.
     monkeypatch.setattr(journal, "_connect", read_only)
@@ -153,7 +153,9 @@ def test_nothing_is_sent_until_the_volume_can_be_written(
     assert hands.leases == {None}, "no restart can come"
     assert b"plimsoll_supervisor_journal_writable 0.0" in metrics.text()
     assert b"plimsoll_supervisor_samples_total 60.0" in metrics.text()
-    assert b"readonly database; free space on its volume or make it writable" in watching.state
+    assert (
+        b"readonly database; free space on its volume or make it writable" in watching.shown.state
+    )
 
     monkeypatch.setattr(journal, "_connect", connect)
     for second in range(20):

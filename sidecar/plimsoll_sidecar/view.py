@@ -1,0 +1,80 @@
+"""What the supervisor shows after each sample: ``/state``, the page's history, its log."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+import msgspec
+
+from plimsoll_api.admin import Status
+from plimsoll_api.assessment import Assessment
+from plimsoll_api.state import View
+from plimsoll_sidecar.config import ConfigFile
+from plimsoll_sidecar.govern.command import EngineView, Event, EventType
+from plimsoll_sidecar.govern.governor import Governor
+from plimsoll_sidecar.history import History
+from plimsoll_sidecar.record.keeper import Keeper
+from plimsoll_sidecar.record.metrics import Metrics
+from plimsoll_sidecar.record.publisher import describe
+
+log = logging.getLogger(__name__)
+
+
+class Seen(NamedTuple):
+    """One sample's view of the replica. ``out_of_service`` has the seconds left of each reason."""
+
+    now: float
+    assessment: Assessment
+    engine: EngineView
+    status: Status | None
+    out_of_service: dict[str, float]
+
+
+class Shown:
+    """What other threads read; ``state`` is replaced as a whole."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self.state = b"{}"
+        self.history = History()
+
+    def show(
+        self, seen: Seen, events: list[Event], config: ConfigFile, governor: Governor,
+        keeper: Keeper,
+    ) -> None:  # fmt: skip
+        """Show one turn of the governor, after what it changed was written."""
+        left, standing = governor.restarts_left(seen.now), governor.state
+        self._metrics.happened(events)
+        self._metrics.standing(len(standing.incidents), left, keeper.backlog, standing.exhausted)
+        self.history.add(seen.now, seen.assessment)
+        current, engine = config.current, seen.engine
+        view = View(
+            time=seen.now,
+            service=current.service.name,
+            mode=current.supervision.mode.value,
+            engine_state=engine.state.value if engine.state else None,
+            epoch=engine.epoch,
+            assessment=seen.assessment,
+            budgets=msgspec.Raw(msgspec.json.encode(current.memory)),
+            open=standing.incidents,
+            recent=keeper.recent,
+            restarts_left=left,
+            restart_budget_exhausted=standing.exhausted,
+            journal_error=keeper.hold,
+            set_aside=keeper.set_aside,
+            config_error=config.error,
+            ladder=list(current.supervision.ladder),
+            ledger=seen.status.ledger if seen.status is not None else [],
+            out_of_service={reason: seen.now + s for reason, s in seen.out_of_service.items()},
+        )
+        self.state = msgspec.json.encode(view)
+
+
+def log_event(event: Event) -> None:
+    """Log a change in an incident's life; what nobody must look at is no warning."""
+    if event.type is EventType.ADVANCED:
+        log.info("incident %s: %s", event.incident.name, event.incident.phase)
+        return
+    what = event.action or event.type
+    log.warning("incident %s: %s: %s", event.incident.name, what, describe(event.incident))
