@@ -124,6 +124,16 @@ def _supervisor() -> list[dict[str, Any]]:
             wait="3m",
         ),
         _alert(
+            "PlimsollEngineMetricsUnusable",
+            'plimsoll_signal_age_seconds{signal="metrics"} > 600',
+            "warning",
+            "The supervisor of {{ $labels.pod }} cannot use the metrics page of its engine",
+            "The load of {{ $labels.service }} has been unknown for"
+            " {{ $value | humanizeDuration }}. The supervisor still finds leaks, but neither stalls"
+            " nor lost capacity.",
+            wait="5m",
+        ),
+        _alert(
             "PlimsollSupervisorPartFailing",
             "min by (namespace, service, pod, part) (plimsoll_supervisor_part_ok) == 0",
             "warning",

@@ -78,6 +78,12 @@ def fleet() -> Dashboard:
         .with_panel(lines("Signal age", SECONDS, "Age of the oldest signal of each kind.",
                           (f"max by ({BY}, signal) (plimsoll_signal_age_seconds{{{AT}}})",
                            "{{service}} {{signal}}"), width=HALF))
+        .with_panel(lines("Signals unseen", COUNT,
+                          "Replicas whose supervisor does not see its engine, its metrics or its"
+                          " memory. doctor names the reason.",
+                          (f"sum by ({BY}, signal)"
+                           f" (plimsoll_supervisor_signal_ok{{{AT}}} == bool 0)",
+                           "{{service}} {{signal}}"), width=HALF))
         .with_panel(lines("Out of service", COUNT,
                           "Replicas that a person (manual) or an incident (drain) drained, or whose"
                           " engine restarts.",

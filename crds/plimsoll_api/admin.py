@@ -208,12 +208,14 @@ class Load(msgspec.Struct, omit_defaults=True):
     above ``running + waiting`` while the worker does not take them in. ``compiling`` counts those
     of the waiting ones that wait for the compilation of their grammar alone, for which no step is
     made; null where that is not known. ``kv_usage_ratio`` is the share of the key-value cache that
-    is in use, from 0 to 1; ``kv_lost_ratio`` the share that is held by no request that somebody
-    waits for and by no transfer that is looked after. ``offload_lost_ratio`` is the share of the
-    host's blocks that is pinned by no such transfer, so that nothing can take its place, and
-    ``encoder_lost_ratio`` the share of the encoder cache's budget that is held by no request that
-    runs, with what lies outside of it. ``distinct_prompts_total`` counts prompts
-    that were not seen lately, ``adapters_total`` loads of adapters. ``paused`` is true while
+    is in use, from 0 to 1. Of several caches whose sizes are unknown it is the largest share, and
+    ``kv_usage_least_ratio`` the smallest; null where they are one. ``kv_lost_ratio`` is the
+    share that is held by no request that somebody waits for and by no transfer that is looked
+    after. ``offload_lost_ratio`` is the share of the host's blocks that is pinned by no such
+    transfer, so that nothing can take its place, and ``encoder_lost_ratio`` the share of the
+    encoder cache's budget that is held by no request that runs, with what lies outside of it.
+    ``distinct_prompts_total`` counts prompts that were not seen lately, ``adapters_total`` loads of
+    adapters. ``paused`` is true while
     somebody keeps the engine from making steps; an engine that makes some need not say.
     """
 
@@ -233,6 +235,7 @@ class Load(msgspec.Struct, omit_defaults=True):
     steps_total: Number | None = None
     preemptions_total: Number | None = None
     kv_usage_ratio: float | None = None
+    kv_usage_least_ratio: float | None = None
     kv_lost_ratio: float | None = None
     offload_lost_ratio: float | None = None
     encoder_lost_ratio: float | None = None

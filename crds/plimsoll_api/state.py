@@ -12,13 +12,25 @@ from plimsoll_api.incident_record import IncidentRecord
 from plimsoll_api.supervision import Action
 
 
+class Signal(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Whether the supervisor has one of the things that it judges an engine by.
+
+    ``reason`` is a word in CamelCase and ``message`` says what to do; both are empty if it has.
+    """
+
+    ok: bool = True
+    reason: str = ""
+    message: str = ""
+
+
 class View(msgspec.Struct, kw_only=True):
     """Encoded after each sample, decoded by its readers. Times are Unix seconds.
 
     ``budgets`` is the MemoryPolicy in force; ``set_aside`` names the files of damaged parts of the
     journal, in the folder ``set-aside`` of the state directory. ``out_of_service`` has each reason
     for which the supervisor keeps the pod unready (``names.UNREADY_REASONS``), with the time at
-    which it ends by itself.
+    which it ends by itself. ``signals`` is what the newest sample had: ``engine``, ``metrics``,
+    ``host``, ``device``, ``shared_memory``.
     """
 
     time: float
@@ -38,3 +50,4 @@ class View(msgspec.Struct, kw_only=True):
     ledger: list[LedgerEntry] = []
     set_aside: list[str] = []
     out_of_service: dict[str, float] = {}
+    signals: dict[str, Signal] = {}

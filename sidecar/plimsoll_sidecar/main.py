@@ -126,6 +126,7 @@ def build(
         exporter=Dcgm.of_node(mine),
         amd=AmdExporter.of_node(mine),
         orphaned=OrphanedMemory.of_pod(),
+        page=engine.page_signal,
     )
     metrics = Metrics(lambda: source.cgroup)
     peers = PeersFile(arguments.config.with_name(PEERS_FILE))

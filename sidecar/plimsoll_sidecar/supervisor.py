@@ -20,6 +20,7 @@ import msgspec
 from plimsoll_api.admin import Capability, Role, Status
 from plimsoll_api.assessment import Assessment
 from plimsoll_api.names import POLICY_KIND
+from plimsoll_api.state import Signal
 from plimsoll_api.supervision import Mode
 from plimsoll_api.supervisor_config import ServiceRef, SupervisorConfig
 from plimsoll_api.trace import Sample
@@ -49,7 +50,7 @@ from plimsoll_sidecar.record.publisher import Publisher
 from plimsoll_sidecar.record.storage import LastKnownEngine
 from plimsoll_sidecar.signals.other_pods import GroupMembers, PeersFile
 from plimsoll_sidecar.signals.process_table import ProcessId, identify
-from plimsoll_sidecar.signals.sampler import known_signals
+from plimsoll_sidecar.signals.sampler import SignalLog
 from plimsoll_sidecar.view import Seen, Shown, log_event
 
 log = logging.getLogger(__name__)
@@ -58,9 +59,13 @@ CONFIG_CHECK_S = 2.0
 
 
 class Source(Protocol):
-    """Where samples come from. ``status`` is the engine's answer in the newest sample, if any."""
+    """Where samples come from.
+
+    ``status`` is the engine's answer in the newest sample, if any; ``signals`` says what it had.
+    """
 
     status: Status | None
+    signals: dict[str, Signal]
 
     def sample(self) -> Sample:
         """One reading; what cannot be read is unknown in it."""
@@ -115,6 +120,7 @@ class Supervisor:
         self._sweep = Sweep.of_pod()
         self._by_hand, self._adopted = Inbox(state_dir), False
         self._actuator.recovers = config.current.supervision.mode is Mode.RECOVER
+        self._signal_log = SignalLog()
         self.shown = Shown(metrics)
         metrics.budgets(config.current.memory)
 
@@ -206,7 +212,9 @@ class Supervisor:
             if status.epoch == self._inherited.epoch:
                 self._detector.resume(self._inherited.checkpoint)
             self._inherited = None
-        known = known_signals(sample, shared_memory=self._sweep is not None)
+        signals = self._source.signals
+        self._signal_log.follow(signals)
+        known = {name: one.ok for name, one in signals.items()}
         self._metrics.observe(assessment, known, time.monotonic() - begin)
         self._metrics.open_files(sample.host.open_files)
         out_of_service = readiness.holding(str(self._state_dir))
@@ -220,7 +228,7 @@ class Supervisor:
             manually_drained=readiness.MANUAL in out_of_service,
             processes=_processes(status),
         )
-        return Seen(now, assessment, engine, status, out_of_service)
+        return Seen(now, assessment, engine, status, out_of_service, signals)
 
     def _write_and_send(self, turn: Turn) -> None:
         """Write what has changed, and only then send the command."""

@@ -9,7 +9,7 @@ import msgspec
 
 from plimsoll_api.admin import Status
 from plimsoll_api.assessment import Assessment
-from plimsoll_api.state import View
+from plimsoll_api.state import Signal, View
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.govern.command import EngineView, Event, EventType
 from plimsoll_sidecar.govern.governor import Governor
@@ -29,6 +29,7 @@ class Seen(NamedTuple):
     engine: EngineView
     status: Status | None
     out_of_service: dict[str, float]
+    signals: dict[str, Signal]
 
 
 class Shown:
@@ -67,6 +68,7 @@ class Shown:
             ladder=list(current.supervision.ladder),
             ledger=seen.status.ledger if seen.status is not None else [],
             out_of_service={reason: seen.now + s for reason, s in seen.out_of_service.items()},
+            signals=seen.signals,
         )
         self.state = msgspec.json.encode(view)
 

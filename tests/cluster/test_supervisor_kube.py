@@ -19,6 +19,7 @@ from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind, IncidentPhase, WaitReason
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import OPERATOR, REPLICA_RESTARTS, SERVICE_RESTARTS
+from plimsoll_api.state import Signal
 from plimsoll_api.supervision import Mode, RestartBudget, Supervision
 from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, SupervisorConfig, encode
 from plimsoll_api.trace import Sample
@@ -251,6 +252,9 @@ class Absent:
     """An engine that is not there: nothing is asked of it here."""
 
     status: Status | None = None
+
+    def __init__(self) -> None:
+        self.signals: dict[str, Signal] = {}
 
     def sample(self) -> Sample:
         return Sample(t=time.monotonic(), epoch=0, scrape_ok=False)

@@ -29,7 +29,7 @@ from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
 from plimsoll_sidecar.signals.device_memory import Dcgm
 from plimsoll_sidecar.signals.other_pods import PeersFile
-from plimsoll_sidecar.signals.sampler import Sampler, known_signals
+from plimsoll_sidecar.signals.sampler import Sampler, signals_of
 from tests.fuzz.watched import Target
 
 LARGE = 1 << 20
@@ -104,8 +104,8 @@ def _external(folder: Path) -> Target:
                 msgspec.json.encode(found[0])
                 _judge_load(found[0])
 
-    names = sorted({n for d in (VLLM, SGLANG) for names in d.metrics.values() for n in names})
-    return Target(run, (*NUMBERS, *(n.replace('"', '"') + " " for n in names)), _large_pages)
+    names = sorted({one.name for profile in (VLLM, SGLANG) for one in profile.series()})
+    return Target(run, (*NUMBERS, *(name + " " for name in names)), _large_pages)
 
 
 def _judge_load(load: msgspec.Struct) -> None:
@@ -119,7 +119,7 @@ def _judge_load(load: msgspec.Struct) -> None:
 
 
 def _large_pages() -> tuple[bytes, ...]:
-    name = VLLM.metrics["running"][0].encode()
+    name = VLLM.metrics["running"].name.encode()
     return (
         (name + b"{" + b'a="b",' * 5 + b"} 1\n") * (LARGE // 60),
         name + b"{" + b'a="b",' * (LARGE // 6),
@@ -198,7 +198,8 @@ def _status(folder: Path) -> Target:
                 replaceable=True,
             )
             turn = governor.advance(assessment, view, sample.t, [])
-            metrics.observe(assessment, known_signals(sample), 0.001)
+            known = {name: one.ok for name, one in signals_of(sample).items()}
+            metrics.observe(assessment, known, 0.001)
             metrics.text()
             msgspec.json.encode([sample, [event.incident for event in turn.events]])
 

@@ -26,6 +26,7 @@ import psutil
 from plimsoll_api.admin import Status
 from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.state import Signal
 from plimsoll_api.trace import Malloc, Sample, SampleLoad
 from plimsoll_sidecar import clock
 from plimsoll_sidecar.act.actuator import Actuator
@@ -58,6 +59,7 @@ class Source:
     def __init__(self, engine: PlimsollEngine) -> None:
         self.engine = engine
         self.status: Status | None = None
+        self.signals: dict[str, Signal] = {}
         self.epochs: list[str] = []
 
     def sample(self) -> Sample:

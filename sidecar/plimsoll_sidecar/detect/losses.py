@@ -59,7 +59,9 @@ class CapacityWatch:
         return self._at_idle(sample)
 
     def _at_idle(self, sample: Sample) -> Suspicion | None:
-        load, usage = sample.load, sample.load.kv_usage_ratio
+        load, usage = sample.load, sample.load.kv_usage_least_ratio
+        if usage is None:  # of several caches the smallest share: all of them have lost as much
+            usage = load.kv_usage_ratio
         known = load.running is not None and usage is not None and 0.0 <= usage <= 1.0
         if not known or load.running or load.waiting or load.inflight:
             self._held_since = None

@@ -88,7 +88,7 @@ GAUGES: dict[str, tuple[str, ...]] = {
     ),
     "incidents_open": ("Incidents that have not ended.",),
     "signal_age_seconds": (
-        "Time since the signal was last known: engine, host, device, shared_memory.",
+        "Time since the signal was last known: engine, metrics, host, device, shared_memory.",
         "signal",
     ),
     "restart_budget_remaining": ("Restarts that the restart budget still allows.",),
@@ -104,6 +104,10 @@ GAUGES: dict[str, tuple[str, ...]] = {
         "1 while the supervisor keeps the pod unready: a person drained it (manual), "
         "an incident drains it (drain), or its engine restarts (restart).",
         "reason",
+    ),
+    "supervisor_signal_ok": (
+        "1 while the supervisor sees this of its engine, 0 while not. The reason is in /state.",
+        "signal",
     ),
     "supervisor_publish_backlog": ("Incidents that wait to be published to the API server.",),
 }
@@ -297,6 +301,7 @@ class Metrics:
         now = time.monotonic()
         for signal in sorted({*known, *self._known_at}):
             is_known = known.get(signal, False)  # a device that went away is not known any more
+            self._gauges["supervisor_signal_ok"].labels(signal).set(int(is_known))
             self._counters["signal_unknown_samples"].labels(signal).inc(int(not is_known))
             # Never known: its age counts from the first sample that looked for it.
             since = self._known_at.setdefault(signal, now)

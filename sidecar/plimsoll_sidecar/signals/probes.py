@@ -118,7 +118,12 @@ class Probes:
         if load.kv_usage_ratio is None:
             usages = [r.engine.kv_usage_ratio for r in by_pid.values()]
             known = [usage for usage in usages if usage is not None]
-            load = msgspec.structs.replace(load, kv_usage_ratio=max(known, default=None))
+            most, least = max(known, default=None), min(known, default=None)
+            load = msgspec.structs.replace(
+                load,
+                kv_usage_ratio=most,
+                kv_usage_least_ratio=least if least != most else None,
+            )
         added = [
             c for c in (Capability.TRIM, Capability.DIAGNOSTICS) if c not in status.capabilities
         ]

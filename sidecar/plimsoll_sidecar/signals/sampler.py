@@ -8,11 +8,12 @@ from __future__ import annotations
 import copy
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from plimsoll_api.admin import STANDBY, EngineState, Parts, ProcessMemory, Role, Status
 from plimsoll_api.admin import DeviceMemory as EngineDevice
+from plimsoll_api.state import Signal
 from plimsoll_api.trace import (
     Device,
     Host,
@@ -26,14 +27,18 @@ from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.signals.cgroup import Cgroup, CgroupMemory
 from plimsoll_sidecar.signals.device_memory import DeviceSource, Nvml, assigned, outside, reasons
 from plimsoll_sidecar.signals.device_sharing import Sharing
+from plimsoll_sidecar.signals.engine_processes import NoEngine
 from plimsoll_sidecar.signals.process_table import OpenFilesReader, ProcessId
 from plimsoll_sidecar.signals.resident_memory import Processes
 from plimsoll_sidecar.signals.shared_memory import OrphanedMemory
 
 log = logging.getLogger(__name__)
 
+MAX_MESSAGE = 400
 WORKING = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAINED})
 """States in which a worker is expected to make steps; in any other its load is unknown."""
+TELL_S = 20.0
+"""A signal that is missing for less is the start of an engine, or an answer that came late."""
 SILENT_S = 60.0
 """A process whose probe says nothing for so long has none any more: it became another program."""
 
@@ -57,6 +62,9 @@ class StatusSource(Protocol):
 class Sampler:
     """``status`` is the answer in the newest sample; None where the engine gave none.
 
+    ``signals`` says what the newest sample had, ``page`` whether the engine's metrics page could be
+    used; None for an engine without one.
+
     ``device_source`` names where device memory comes from: ``engine`` (cudaMemGetInfo), ``nvml``,
     ``dcgm`` or ``amd`` (the node's exporters), or None. It is chosen once for each epoch, for they
     differ by a constant.
@@ -70,11 +78,14 @@ class Sampler:
         exporter: DeviceSource | None = None,
         amd: DeviceSource | None = None,
         orphaned: OrphanedMemory | None = None,
+        page: Callable[[], Signal | None] = lambda: None,
     ) -> None:
         self.status: Status | None = None
         self.cgroup = CgroupMemory()
         self.device_source: str | None = None
-        self._engine, self._clock = engine, clock
+        self._engine, self._clock, self._page = engine, clock, page
+        self._silent = Signal(True)
+        self.signals: dict[str, Signal] = {}
         self._began = clock()
         self._processes, self._orphaned = Processes(), orphaned
         self._open_files = OpenFilesReader(clock)
@@ -114,13 +125,27 @@ class Sampler:
             sample.ledger = [
                 LedgerLine(e.owner, e.kind.value, e.bytes, e.bound) for e in status.ledger
             ] or None
+        self.signals = self._signals(sample)
         return sample
+
+    def _signals(self, sample: Sample) -> dict[str, Signal]:
+        found = signals_of(sample, shared_memory=self._orphaned is not None)
+        if not sample.scrape_ok:
+            found["engine"] = self._silent
+        page = self._page()
+        if page is not None:
+            found["metrics"] = page
+        return found
 
     def _ask(self) -> Status | None:
         try:
             return self._engine.status()
         except EngineError as error:
             log.debug("no status: %s", error)
+            unseen = isinstance(error.__cause__, NoEngine)
+            self._silent = Signal(
+                False, "EngineNotFound" if unseen else "EngineSilent", str(error)[:MAX_MESSAGE]
+            )
             return None
 
     def _follow_epoch(self, status: Status) -> None:
@@ -284,19 +309,61 @@ def _torch(device: EngineDevice) -> Torch | None:
     return Torch(allocated=device.torch_allocated, reserved=device.torch_reserved)
 
 
-def known_signals(sample: Sample, shared_memory: bool = False) -> dict[str, bool]:
-    """Return the names of the signals that the sample has.
+def signals_of(sample: Sample, shared_memory: bool = False) -> dict[str, Signal]:
+    """Return whether the sample has each signal, by name.
 
     ``engine`` and ``host`` always; ``device`` where the sample has one at all, and
     ``shared_memory`` where the pod's ``/dev/shm`` is watched.
     """
     host = sample.host
     found = {
-        "engine": sample.scrape_ok,
-        "host": any(size is not None for size in (host.cgroup_anon, host.rss_anon)),
+        "engine": Signal(True) if sample.scrape_ok else Signal(False, "EngineSilent"),
+        "host": _known(
+            any(size is not None for size in (host.cgroup_anon, host.rss_anon)),
+            "HostMemoryUnreadable",
+            "no memory of the engine's processes can be read: it has none, or they are another"
+            " user's and the supervisor may not",
+        ),
     }
     if sample.device:
-        found["device"] = any(device.used is not None for device in sample.device)
+        found["device"] = _known(
+            any(device.used is not None for device in sample.device),
+            "DeviceMemoryUnreadable",
+            "no source tells how much memory of the devices is in use",
+        )
     if shared_memory:
-        found["shared_memory"] = host.shm_orphan is not None
+        found["shared_memory"] = _known(
+            host.shm_orphan is not None,
+            "SharedMemoryUnreadable",
+            "the files in /dev/shm or the processes that use them cannot be read",
+        )
     return found
+
+
+def _known(ok: bool, reason: str, message: str) -> Signal:
+    return Signal(True) if ok else Signal(False, reason, message)
+
+
+class SignalLog:
+    """Logs what the supervisor cannot see: one line when it has lasted, and one at its end."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: dict[str, tuple[str, float]] = {}
+        self._told: dict[str, str] = {}
+
+    def follow(self, signals: Mapping[str, Signal]) -> None:
+        """Take in the signals of one sample."""
+        now = self._clock()
+        for name, one in signals.items():
+            reason, since = self._since.get(name, ("", now))
+            if one.reason != reason:
+                self._since[name] = one.reason, now
+                since = now
+            told = self._told.get(name, "")
+            if told != one.reason and (one.ok or now - since >= TELL_S):
+                self._told[name] = one.reason
+                if one.ok:
+                    log.info("signal %s: known again", name)
+                else:
+                    log.warning("signal %s: %s: %s", name, one.reason, one.message)

@@ -15,6 +15,7 @@ from plimsoll_sidecar.act.adapters.external_load import ExternalLoad, PauseReade
 from plimsoll_sidecar.act.adapters.external_profile import VLLM
 from plimsoll_sidecar.act.adapters.external_server import engine_type, server_version
 from plimsoll_sidecar.clients.http import HttpClient
+from plimsoll_sidecar.signals.metrics_page import Page
 from plimsoll_sidecar.signals.probes import Probes
 from tests.unit.clients.raw_server import ok, serve
 
@@ -27,7 +28,7 @@ def test_nested_brackets_on_any_page_say_nothing() -> None:
         assert engine_type(server) is None
         assert server_version(server, VLLM) == ""
         assert PauseReader(server, "/is_paused").read() is None
-        assert ExternalLoad(server, VLLM)._at_the_door({}) is None
+        assert ExternalLoad(server, VLLM)._at_the_door(Page({})) is None
 
 
 def test_nested_brackets_of_a_probe_are_no_text_and_no_trim(

@@ -21,7 +21,7 @@ from plimsoll_sidecar.record import metrics as record_metrics
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
 from plimsoll_sidecar.signals.resident_memory import Resident
-from plimsoll_sidecar.signals.sampler import known_signals
+from plimsoll_sidecar.signals.sampler import signals_of
 
 ALL = {"engine": True, "host": True}
 MIB = 1 << 20
@@ -161,10 +161,10 @@ def test_swept_shared_memory_is_counted_from_zero() -> None:
 def test_shared_memory_that_cannot_be_scanned_is_an_unknown_signal() -> None:
     metrics = Metrics()
     for orphan in (None, 0):
-        known = known_signals(Sample(t=1.0, epoch=1, host=Host(shm_orphan=orphan)), True)
-        metrics.observe(assessment(1), known, 0.1)
+        known = signals_of(Sample(t=1.0, epoch=1, host=Host(shm_orphan=orphan)), True)
+        metrics.observe(assessment(1), {name: one.ok for name, one in known.items()}, 0.1)
     assert value(metrics, "plimsoll_signal_unknown_samples_total", signal="shared_memory") == 1
-    unwatched = known_signals(Sample(t=1.0, epoch=1))
+    unwatched = signals_of(Sample(t=1.0, epoch=1))
     assert "shared_memory" not in unwatched, "no volume of the pod is at /dev/shm"
 
 

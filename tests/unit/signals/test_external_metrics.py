@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from plimsoll_sidecar.act.adapters.external_load import ExternalLoad, load_of
 from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM, EngineProfile
-from plimsoll_sidecar.signals.metrics_page import MAX_LINE, summed
+from plimsoll_sidecar.signals.metrics_page import MAX_LINE, Series, reader
 
 VLLM_PAGE = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -39,7 +39,7 @@ sglang:generation_tokens_total{model_name="m"} 20.0
 
 
 def test_vllm_names_are_summed_over_engines_and_created_is_no_counter() -> None:
-    load = load_of(summed(VLLM.names)(VLLM_PAGE), VLLM)
+    load = load_of(reader(VLLM.series())(VLLM_PAGE), VLLM)
     assert load is not None
     assert (load.running, load.waiting, load.kv_usage_ratio) == (5, 4, 0.25)
     assert (load.prompt_tokens_total, load.generation_tokens_total) == (1200, 900)
@@ -48,7 +48,7 @@ def test_vllm_names_are_summed_over_engines_and_created_is_no_counter() -> None:
 
 
 def test_sglang_tokens_say_nothing_of_progress_without_steps() -> None:
-    read = summed(SGLANG.names)
+    read = reader(SGLANG.series())
     load = load_of(read(SGLANG_PAGE), SGLANG)
     assert load is not None
     assert (load.running, load.waiting, load.kv_usage_ratio) == (1, 0, 0.5)
@@ -68,7 +68,7 @@ sglang:time_to_first_token_seconds_count{model_name="m"} 5.0
 
 def test_sglang_s_steps_are_its_forward_passes() -> None:
     """Answers of less than 50 tokens, unless streamed, leave no latency between two tokens."""
-    load = load_of(summed(SGLANG.names)(SGLANG_PAGE + PASSES % 95), SGLANG)
+    load = load_of(reader(SGLANG.series())(SGLANG_PAGE + PASSES % 95), SGLANG)
     assert load is not None
     assert (load.steps_total, load.generation_tokens_total) == (100, 20)
 
@@ -86,31 +86,38 @@ def test_sglang_s_requests_count_once_while_it_serves() -> None:
         now[0] += 2.0
 
 
+def figures(page: bytes, *series: Series) -> list[float | None]:
+    found = reader(series)(page)
+    return [found.value(one) for one in series]
+
+
+A, B = Series("a_total"), Series("b_total")
+
+
 def test_what_is_no_number_is_unknown_and_labels_may_hold_anything() -> None:
-    read = summed(["a_total", 'a_total{x="y"}'])
-    assert read(b'a_total{x="} 5"} 1\na_total{x="y",z="\\n"} 2 1700000000\n') == {
-        "a_total": 3.0,
-        'a_total{x="y"}': 2.0,
-    }
-    assert read(b'a_total{x="y"} 2 # {trace="1"} 0.5\n')["a_total"] == 2.0, "no exemplar"
-    assert read(b"a_total NaN\n") == {}
-    assert read(b'a_total{x="w"} 1\na_total{x="y"} +Inf\n') == {}
-    assert read(b"a_total_created 1\nba_total 2\n# a_total 3\n") == {}
+    only = Series("a_total", only=("x", "y"))
+    page = b'a_total{x="} 5"} 1\na_total{x="y",z="\\n"} 2 1700000000\n'
+    assert figures(page, A, only) == [3.0, 2.0]
+    assert figures(b'a_total{x="y"} 2 # {trace="1"} 0.5\n', A) == [2.0], "no exemplar"
+    for bad in (b"NaN", b"+Inf", b"-1", b"x"):
+        assert figures(b'a_total{x="w"} 1\na_total{x="y"} %s\n' % bad, A) == [None]
+    assert figures(b"a_total_created 1\nba_total 2\n# a_total 3\n", A) == [None]
+    assert figures(b"a_total 1\na_total 1\n", A) == [None], "nobody can say which is right"
 
 
 @given(st.binary(max_size=400))
 def test_any_bytes_are_read_without_an_error(page: bytes) -> None:
-    assert set(summed(["a"])(page + b"\na 1\n")) <= {"a"}
+    assert figures(page + b"\na 1\n", Series("a"))[0] in (None, 1.0)
 
 
 def test_a_label_of_megabytes_takes_no_memory_and_leaves_its_name_unknown() -> None:
     """The matcher kept a state for each character: 630 MiB for a label of 4 MiB."""
     label = b'a\\"' * (1 << 20)
     page = b'a_total{x="' + label + b'"} 1\nb_total 2\na_total 3\n'
-    read = summed(["a_total", 'a_total{x="y"}', "b_total"])
+    only = Series("a_total", only=("x", "y"))
     tracemalloc.start()
     try:
-        assert read(page) == {"b_total": 2.0}
+        assert figures(page, A, only, B) == [None, None, 2.0]
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -118,13 +125,13 @@ def test_a_label_of_megabytes_takes_no_memory_and_leaves_its_name_unknown() -> N
 
 
 def test_a_line_is_read_up_to_its_bound_and_one_that_is_malformed_is_unknown() -> None:
-    read = summed(["a", "b"])
+    a, b = Series("a"), Series("b")
     begin, end = b'a{x="', b'"} 1'
     longest = begin + b"x" * (MAX_LINE - len(begin + end)) + end
-    assert read(longest + b"\nb 1") == {"a": 1.0, "b": 1.0}
-    assert read(b"b 1\nx" + longest + b"\n" + longest + b"1") == {"b": 1.0}
-    assert read(b'a{x="y 1\nb 1\na 1\n') == {"b": 1.0}
-    assert read(b"a \nb 1") == {"b": 1.0}
+    assert figures(longest + b"\nb 1", a, b) == [1.0, 1.0]
+    assert figures(b"b 1\nx" + longest + b"\n" + longest + b"1", a, b) == [None, 1.0]
+    assert figures(b'a{x="y 1\nb 1\na 1\n', a, b) == [None, 1.0]
+    assert figures(b"a \nb 1", a, b) == [None, 1.0]
 
 
 class Pages:
@@ -142,10 +149,22 @@ class Pages:
         return (503, b"") if page is None else (200, page)
 
 
-def test_a_failed_scrape_is_no_information_and_a_fall_is_a_restart() -> None:
-    lower = VLLM_PAGE.replace(b"} 900.0", b"} 3.0")
+class Replaced:
+    """Whether the processes of the engine are others than at the last page."""
+
+    def __init__(self) -> None:
+        self.yes = False
+
+    def __call__(self) -> bool:
+        return self.yes
+
+
+LOWER = VLLM_PAGE.replace(b"} 900.0", b"} 3.0")
+
+
+def test_a_failed_scrape_is_no_information_and_no_fall_to_zero() -> None:
     now = [0.0]
-    pages = Pages(VLLM_PAGE, None, VLLM_PAGE, lower, lower)
+    pages = Pages(VLLM_PAGE, None, VLLM_PAGE)
     load = ExternalLoad(pages, VLLM, lambda: now[0])  # type: ignore[arg-type]
     assert load.newest() is not None
     now[0] = 1.5
@@ -154,13 +173,76 @@ def test_a_failed_scrape_is_no_information_and_a_fall_is_a_restart() -> None:
     assert newest[1] == 1.5
     now[0] = 2.0
     assert load.newest() is None
+    assert load.signal.reason == "MetricsSilent"
     now[0] = 4.0
     assert load.newest() is not None
-    assert load.restarts == 0, "a page that failed is no fall to zero"
-    for at in (6.0, 8.0):
+    assert load.signal.ok
+
+
+def test_a_fall_is_a_restart_where_the_processes_are_others() -> None:
+    now, replaced = [0.0], Replaced()
+    pages = Pages(VLLM_PAGE, LOWER, LOWER)
+    load = ExternalLoad(pages, VLLM, lambda: now[0], replaced=replaced)  # type: ignore[arg-type]
+    assert load.newest() is not None
+    for at, replaced.yes in ((2.0, True), (4.0, False)):
         now[0] = at
-        assert load.newest() is not None
+        newest = load.newest()
+        assert newest is not None
+        assert newest[0].generation_tokens_total == 3
         assert load.restarts == 1
+
+
+def test_pages_that_alternate_are_no_restarts_and_none_is_used() -> None:
+    """Several servers with counters of their own share a port: no page is of the whole engine."""
+    now = [0.0]
+    load = ExternalLoad(Pages(*[VLLM_PAGE, LOWER] * 400), VLLM, lambda: now[0])  # type: ignore[arg-type]
+    seen = []
+    for _ in range(800):
+        newest = load.newest()
+        seen.append(newest is not None)
+        now[0] += 2.0
+    assert seen == [True] + [False] * 799
+    assert load.restarts == 0
+    assert load.signal.reason == "MetricsInconsistent"
+
+
+def test_another_registry_shows_by_its_beginning_before_a_counter_falls() -> None:
+    other = VLLM_PAGE.replace(b"900.0", b"901.0").replace(b"1.7e+09", b"1.8e+09")
+    now = [0.0]
+    load = ExternalLoad(Pages(VLLM_PAGE, other), VLLM, lambda: now[0])  # type: ignore[arg-type]
+    assert load.newest() is not None
+    now[0] = 2.0
+    assert load.newest() is None
+    assert load.signal.reason == "MetricsInconsistent"
+
+
+def test_a_page_that_began_anew_once_is_used_again_after_a_while() -> None:
+    now = [0.0]
+    load = ExternalLoad(Pages(VLLM_PAGE, *[LOWER] * 400), VLLM, lambda: now[0])  # type: ignore[arg-type]
+    known = []
+    for _ in range(400):
+        known.append(load.newest() is not None)
+        now[0] += 2.0
+    assert known == [True] + [False] * 300 + [True] * 99
+    assert load.restarts == 0
+
+
+def test_a_rank_that_leaves_is_no_fall_and_its_work_stays_done() -> None:
+    both = b"".join(
+        b'vllm:num_requests_running{engine="%d"} 1\nvllm:prompt_tokens_total{engine="%d"} 50\n'
+        % (rank, rank)
+        for rank in (0, 1)
+    )
+    one = b"\n".join(line for line in both.split(b"\n") if b'"0"' in line) + b"\n"
+    now = [0.0]
+    load = ExternalLoad(Pages(both, one, both), VLLM, lambda: now[0])  # type: ignore[arg-type]
+    seen = []
+    for _ in range(3):
+        newest = load.newest()
+        assert newest is not None
+        seen.append((newest[0].running, newest[0].prompt_tokens_total))
+        now[0] += 2.0
+    assert seen == [(2, 100), (1, 100), (2, 100)]
 
 
 class Door(Pages):
@@ -228,10 +310,15 @@ def test_sglang_counts_its_requests_without_our_own() -> None:
     assert newest[0].inflight == 2
 
 
-def aborts(profile: EngineProfile, *pages: bytes) -> list[int | None]:
+def aborts(profile: EngineProfile, *pages: bytes, replaced: bool = False) -> list[int | None]:
     """What is counted after each page."""
     now, told = [0.0], []
-    load = ExternalLoad(Pages(*pages), profile, lambda: now[0])  # type: ignore[arg-type]
+    load = ExternalLoad(
+        Pages(*pages),  # type: ignore[arg-type]
+        profile,
+        lambda: now[0],
+        replaced=lambda: replaced,
+    )
     for _ in pages:
         newest = load.newest()
         assert newest is not None
@@ -260,7 +347,7 @@ def test_vllm_s_aborts_are_what_began_and_neither_ended_nor_runs() -> None:
 
 def test_the_aborts_of_another_start_begin_at_zero() -> None:
     pages = [vllm(20, 10, 0), vllm(20, 10, 0), vllm(2, 2, 0), vllm(3, 2, 0), vllm(3, 2, 0)]
-    assert aborts(VLLM, *pages)[1:] == [10, 0, 0, 1]
+    assert aborts(VLLM, *pages, replaced=True)[1:] == [10, 0, 0, 1]
 
 
 def test_sglang_s_aborts_are_none_before_the_first_and_unknown_without_a_counter() -> None:

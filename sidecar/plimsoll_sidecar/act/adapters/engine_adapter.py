@@ -11,6 +11,7 @@ from typing import Protocol
 
 from plimsoll_api.admin import Diagnostic, ProcessMemory, StandbyStatus, Status
 from plimsoll_api.engines import EngineType
+from plimsoll_api.state import Signal
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.processes import TerminationResult
 from plimsoll_sidecar.govern.command import Command, Result
@@ -25,6 +26,9 @@ class EngineAdapter(Protocol):
 
     def status(self) -> Status:
         """Return the engine's account of itself; :class:`EngineError` where there is none."""
+
+    def page_signal(self) -> Signal | None:
+        """Return whether the engine's metrics page could be used; None where none is read."""
 
     def serves(self) -> bool:
         """Return whether the serving port answers at all, whatever it says.

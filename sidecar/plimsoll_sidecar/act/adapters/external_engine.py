@@ -2,7 +2,8 @@
 
 It makes a :class:`~plimsoll_api.admin.Status` from what can be seen: the processes of the engine's
 container, whether the port answers, and its metrics. The epoch is its main process: start time and
-PID, and how often its counters began anew.
+PID, and how often all processes that it started were replaced. Counters confirm that and begin no
+epoch by themselves.
 
 Known engines listen only when they are ready: until then the process is there, and starts.
 """
@@ -25,6 +26,7 @@ from plimsoll_api.admin import (
     ProcessMemory,
     Status,
 )
+from plimsoll_api.state import Signal
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
 from plimsoll_sidecar.act.adapters.external_profile import PROFILES
@@ -69,11 +71,16 @@ class ExternalEngine(OwnedEngine):
         self._port = urlsplit(endpoint.serving_url).port or 80
         self._server = HttpClient(endpoint.serving_url)
         self._load = ExternalLoad(
-            self._server, self._profile, waiting=lambda: unanswered(self._port)
+            self._server,
+            self._profile,
+            waiting=lambda: unanswered(self._port),
+            replaced=self._replaced,
         )
         super().__init__(endpoint)
         self._lock = threading.Lock()
         self._process: ProcessId | None = None
+        self._helpers: frozenset[ProcessId] = frozenset()
+        self._helpers_now: frozenset[ProcessId] = frozenset()
         self._served = self._drained = self._joined = False
         self._info = ServerInfo(endpoint, self._server, self._owned)
         self._gpus = GpuIdentity()
@@ -93,7 +100,10 @@ class ExternalEngine(OwnedEngine):
             state = self._state()
             if state is EngineState.SERVING and self._served:
                 self._info.learn()
+            self._helpers_now = frozenset(members.helpers)
             newest = self._load.newest() if self._served else None
+            if newest is not None and self._helpers_now:
+                self._helpers = self._helpers_now
             seen = Status(
                 state=EngineState.DRAINED if self._drained else state,
                 epoch=self._epoch(found),
@@ -111,6 +121,13 @@ class ExternalEngine(OwnedEngine):
             parts = parts_of(seen.processes, self._endpoint.type)
             self._newest = msgspec.structs.replace(seen, parts=parts)
             return self._newest
+
+    def page_signal(self) -> Signal | None:
+        """Return whether the newest metrics page could be used; None for an engine without one."""
+        if not self._profile.metrics or not self._endpoint.serves:
+            return None
+        with self._lock:
+            return self._load.signal
 
     def serves(self) -> bool:
         """Whether the profile's liveness path is answered at all."""
@@ -135,7 +152,12 @@ class ExternalEngine(OwnedEngine):
             self._info.forget()
             self._gpus.forget()
             self._load.forget()
+            self._helpers = frozenset()
         return members
+
+    def _replaced(self) -> bool:
+        """Return whether no process that it had started at the last page is there any more."""
+        return bool(self._helpers) and self._helpers.isdisjoint(self._helpers_now)
 
     def _epoch(self, found: ProcessId) -> str:
         return f"{found.started:x}-{found.pid}:{self._load.restarts + 1}"

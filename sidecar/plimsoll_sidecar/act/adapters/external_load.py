@@ -13,16 +13,25 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
 from plimsoll_api.admin import Load
 from plimsoll_api.decoding import Malformed, decode
+from plimsoll_api.state import Signal
 from plimsoll_sidecar.act.adapters.external_profile import EngineProfile
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
-from plimsoll_sidecar.signals.metrics_page import summed
+from plimsoll_sidecar.signals.metrics_page import (
+    MAX_LINES,
+    Kind,
+    Labels,
+    Page,
+    Series,
+    Share,
+    reader,
+)
 
 SCRAPE_S = 2.0
 SILENT_S = 1.0
@@ -33,13 +42,27 @@ PAUSE_ANSWER_S = 1.0
 AGAIN_S = 10.0
 """Pause before a server that did not answer properly is asked again."""
 NOT_FOUND = 404
+INCONSISTENT_S = 600.0
+"""Pages are not used for this long after a first one that contradicts those before: connections
+that are kept open may be answered by one of several servers for minutes."""
+UNREAD = Signal(True)
+"""Before the first page: nothing is wrong yet."""
+INCONSISTENT = Signal(
+    False,
+    "MetricsInconsistent",
+    "the pages of one process contradict each other: several servers, each with counters of its"
+    " own, answer at one port. Memory is watched without the load",
+)
 
 
 class ExternalLoad:
     """The newest page's figures. A page that could not be read is no information, not zero.
 
-    ``restarts`` counts the times that a counter fell, which only a new beginning explains.
-    ``waiting`` says how many connections wait for an answer, None where nobody can tell.
+    ``restarts`` counts new beginnings within the main process: its counters fell, and
+    ``replaced`` says that all processes which it had started were replaced meanwhile. Counters
+    that fall in the same process are those of several registries behind one port: then no page
+    tells of the whole engine, and none is used (:class:`OneRegistry`). ``waiting`` says how many
+    connections wait for an answer, None where nobody can tell.
     """
 
     def __init__(
@@ -48,19 +71,21 @@ class ExternalLoad:
         profile: EngineProfile,
         clock: Callable[[], float] = time.monotonic,
         waiting: Callable[[], int | None] = lambda: None,
+        replaced: Callable[[], bool] = lambda: False,
     ) -> None:
         self._server, self._profile, self._clock = server, profile, clock
-        self._waiting = waiting
-        self._read = summed(profile.names)
+        self._waiting, self._replaced = waiting, replaced
+        self._read = reader(profile.series())
+        self._registry = OneRegistry(profile)
         self._aborts = Aborts(profile)
         self._pause = PauseReader(server, profile.paused, clock)
         self._next = 0.0
         self._at: float | None = None
         self._load: Load | None = None
-        self._before: dict[str, float] = {}
         self._moved: tuple[int | None, ...] | None = None
         self._entered = self._known = 0
         self.restarts = 0
+        self.signal = UNREAD
 
     def newest(self) -> tuple[Load, float] | None:
         """Return the load and its age in seconds; None where the newest page said nothing."""
@@ -74,10 +99,11 @@ class ExternalLoad:
 
     def forget(self) -> None:
         """Another process serves now: its counters are compared with nothing before."""
-        self._load, self._at, self._before, self._next = None, None, {}, 0.0
+        self._load, self._at, self._next = None, None, 0.0
         self._moved, self._entered, self._known, self.restarts = None, 0, 0, 0
-        self._aborts = Aborts(self._profile)
+        self._registry, self._aborts = OneRegistry(self._profile), Aborts(self._profile)
         self._pause.forget()
+        self.signal = UNREAD
 
     def expire(self) -> None:
         """Have the next call read the page."""
@@ -86,22 +112,29 @@ class ExternalLoad:
     def _scrape(self, now: float) -> None:
         self._load = self._at = None
         try:
-            status, page = self._server.call("GET", "/metrics", ANSWER_S)
-        except EngineError:
+            status, body = self._server.call("GET", "/metrics", ANSWER_S)
+        except EngineError as error:
+            self.signal = Signal(False, "MetricsSilent", f"GET /metrics: {error}")
             return
         if status != 200:
+            self.signal = _refusal(status)
             return
-        sums = self._read(page)
-        if any(v < self._before.get(n, 0.0) for n, v in sums.items() if _is_counter(n)):
+        page = self._read(body)
+        if not self._registry.agrees(page) and self._replaced():
             self.restarts += 1
-            self._aborts = Aborts(self._profile)
-        self._before = sums
-        self._load, self._at = load_of(sums, self._profile), now
+            self._registry, self._aborts = OneRegistry(self._profile), Aborts(self._profile)
+            self._registry.agrees(page)
+        if self._registry.inconsistent(now):
+            self.signal, self._moved = INCONSISTENT, None
+            return
+        self._registry.keep(page)
+        self._load, self._at = load_of(page, self._profile), now
+        self.signal = _understood(page, self._profile)
         if self._load is not None:
-            self._load.aborted_total = self._aborts.total(self._load, sums)
-            self._enter(self._load, sums, now)
+            self._load.aborted_total = self._aborts.total(self._load, page)
+            self._enter(self._load, page, now)
 
-    def _enter(self, load: Load, sums: dict[str, float], now: float) -> None:
+    def _enter(self, load: Load, page: Page, now: float) -> None:
         """Add requests that came in since the engine last moved to those that it knew of then.
 
         Those that were counted at its last move are not: a server that loses one from its count
@@ -110,7 +143,7 @@ class ExternalLoad:
         """
         known = (load.running or 0) + (load.waiting or 0)
         moved = (load.steps_total, load.prompt_tokens_total, load.generation_tokens_total)
-        entered = self._at_the_door(sums)
+        entered = self._at_the_door(page)
         if entered is not None:
             if moved != self._moved:
                 self._entered, self._known = entered, known
@@ -122,21 +155,68 @@ class ExternalLoad:
             load.paused = self._pause.read()
         self._moved = moved
 
-    def _at_the_door(self, sums: dict[str, float]) -> int | None:
+    def _at_the_door(self, page: Page) -> int | None:
         """Return the server's own count of requests that it has not answered."""
-        if self._profile.entered:
-            if not all(name in sums for name in self._profile.entered):
-                return None
-            ours = sum(sums.get(name, 0.0) for name in self._profile.entered_not)
-            return max(0, int(sum(sums[name] for name in self._profile.entered) - ours))
-        if self._profile.load_path is None:
+        profile = self._profile
+        if profile.entered is not None:
+            entered = page.value(profile.entered)
+            ours = page.value(profile.entered_not) if profile.entered_not is not None else None
+            return None if entered is None else max(0, int(entered - (ours or 0.0)))
+        if profile.load_path is None:
             return None
         try:
-            status, body = self._server.call("GET", self._profile.load_path, ANSWER_S)
-            entered = decode(body, _Entered).server_load
+            status, body = self._server.call("GET", profile.load_path, ANSWER_S)
+            answered = decode(body, _Entered).server_load
         except (EngineError, Malformed):
             return None
-        return max(0, entered) if status == 200 else None
+        return max(0, answered) if status == 200 else None
+
+
+class OneRegistry:
+    """Whether all pages of one process come from one registry of metrics.
+
+    Several servers may share a port, by SO_REUSEPORT or behind a socket that was inherited, and
+    answer in turn, each with what it has counted itself. A page of one says nothing of the others.
+    """
+
+    def __init__(self, profile: EngineProfile) -> None:
+        self._every = tuple(dict.fromkeys(profile.series()))
+        self._counters: dict[tuple[str, Labels], float] = {}
+        self._begun: dict[tuple[str, Labels], float] = {}
+        self._disagreed = 0
+        self._fresh = False
+        self._until = -math.inf
+
+    def agrees(self, page: Page) -> bool:
+        """Take in a page; return whether it may continue those before.
+
+        A counter that left with its rank is no fall.
+        """
+        counters, begun = page.counters(self._every), page.begun(self._every)
+        fell = any(value < self._counters.get(key, value) for key, value in counters.items())
+        other = any(value != self._begun.get(key, value) for key, value in begun.items())
+        if len(self._counters) > MAX_LINES or fell or other:
+            self._counters = {}
+        self._counters |= {key: value for key, value in counters.items() if value >= 0.0}
+        self._begun = begun
+        if fell or other:
+            self._disagreed += 1
+            self._fresh = True
+        return not (fell or other)
+
+    def inconsistent(self, now: float) -> bool:
+        """Return whether no page is to be used: for a while after one that disagreed.
+
+        Once may be a library that began to count anew. Twice is no chance.
+        """
+        if self._fresh:
+            self._until = now + INCONSISTENT_S if self._disagreed < 2 else math.inf
+            self._fresh = False
+        return now < self._until
+
+    def keep(self, page: Page) -> None:
+        """Add what ranks counted that have left the page since."""
+        page.keep(self._counters)
 
 
 class _Entered(msgspec.Struct):
@@ -145,32 +225,66 @@ class _Entered(msgspec.Struct):
     server_load: int
 
 
-def load_of(sums: dict[str, float], profile: EngineProfile) -> Load | None:
-    """Return the load that the sums say; None where the page names no work at all.
+def load_of(page: Page, profile: EngineProfile) -> Load | None:
+    """Return the load that the page says; None where it names no work at all.
 
-    A figure of several names needs all of them; a selection of a known metric that has no line yet
-    is unknown, as everything else that is absent.
+    A figure of several series needs all of them; a selection of a known metric that has no line
+    yet is unknown, as everything else that is absent.
     """
-    known: dict[str, float] = {}
-    for figure, names in profile.metrics.items():
-        if all(name in sums for name in names):
-            known[figure] = sum(sums[name] for name in names)
+    known = {
+        figure: value
+        for figure, series in profile.metrics.items()
+        if (value := page.value(series)) is not None
+    }
     if "running" not in known:
         return None
     usage = known.pop("kv_usage_ratio", None)
     counts: dict[str, Any] = {name: int(value) for name, value in known.items()}
     load = Load(**counts)
-    load.kv_usage_ratio = usage
-    steps = (names for names in profile.steps if all(name in sums for name in names))
-    counted = next(steps, None)
-    load.steps_total = None if counted is None else int(sum(sums[name] for name in counted))
+    if isinstance(usage, Share):
+        load.kv_usage_ratio = float(usage)
+        load.kv_usage_least_ratio = usage.least if usage.least < usage else None
+    load.steps_total = next(
+        (steps for one in profile.steps if (steps := _sum(page, one)) is not None), None
+    )
     if profile.steps_are_progress and load.steps_total is None:
         load.prompt_tokens_total = load.generation_tokens_total = None
     return load
 
 
-def _is_counter(name: str) -> bool:
-    return name.partition("{")[0].endswith(("_total", "_count"))
+def _sum(page: Page, every: Iterable[Series]) -> int | None:
+    values = [page.value(one) for one in every]
+    known = [value for value in values if value is not None]
+    return int(sum(known)) if len(known) == len(values) else None
+
+
+def _refusal(status: int) -> Signal:
+    if status in (401, 403):
+        return Signal(
+            False,
+            "MetricsUnauthorized",
+            f"GET /metrics: HTTP {status}: the page needs a key, which the supervisor has not",
+        )
+    if status == NOT_FOUND:
+        why = "GET /metrics: HTTP 404: start the engine with its metrics (SGLang: --enable-metrics)"
+        return Signal(False, "MetricsMissing", why)
+    return Signal(False, "MetricsSilent", f"GET /metrics: HTTP {status}")
+
+
+def _understood(page: Page, profile: EngineProfile) -> Signal:
+    """Return whether the page has the gauges that a load needs, and which it lacks."""
+    gauges = [one for one in profile.metrics.values() if one.kind is not Kind.COUNTER]
+    absent = [one.name for one in gauges if not page.has(one)]
+    if len(absent) == len(gauges):
+        why = f"the metrics page has none of {', '.join(absent)}: is it that of another program?"
+        return Signal(False, "MetricsUnknownNames", why)
+    if absent:
+        return Signal(False, "MetricsIncomplete", f"the metrics page lacks {', '.join(absent)}")
+    unknown = [one.name for one in gauges if page.value(one) is None]
+    if unknown:
+        why = f"the metrics page has values that cannot be right for {', '.join(unknown)}"
+        return Signal(False, "MetricsIncomplete", why)
+    return Signal(True)
 
 
 class Aborts:
@@ -181,22 +295,23 @@ class Aborts:
         self._least = 0.0
         self._before = math.inf
 
-    def total(self, load: Load, sums: Mapping[str, float]) -> int | None:
-        """Return aborts so far, by the sums of the newest page and the load that they say.
+    def total(self, load: Load, page: Page) -> int | None:
+        """Return aborts so far, by the newest page and the load that it says.
 
         None where nothing says them.
         """
-        counted = load.aborted_total
-        profile = self._profile
-        if counted is None and profile.aborts_since in sums:
+        counted, profile = load.aborted_total, self._profile
+        if counted is None and profile.aborts_since is not None and page.has(profile.aborts_since):
             counted = 0
-        if not (profile.begun in sums and profile.finished in sums and load.running is not None):
+        begun = page.value(profile.begun) if profile.begun is not None else None
+        finished = page.value(profile.finished) if profile.finished is not None else None
+        if begun is None or finished is None or load.running is None:
             return counted
         waiting = load.waiting or 0
         if load.preemptions_total is not None:
             waiting = min(waiting, load.preemptions_total)  # the others had no token yet
         alive = load.running + waiting
-        missing = max(0.0, sums[profile.begun] - sums[profile.finished] - alive)
+        missing = max(0.0, begun - finished - alive)
         # The figures of several servers are a moment apart: what two pages say is certain.
         self._least = max(self._least, min(missing, self._before))
         self._before = missing

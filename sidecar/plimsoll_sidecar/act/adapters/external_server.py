@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 ANSWER_S = 3.0
 IDENTIFY_S = 2.0
 VERSION_AGAIN_S = 30.0
+_PREFIX = rb'^(?:\{")?(?:ray_)?%s[:_]'
+"""Begins a line of an engine's metrics, as different writers spell it."""
 
 
 class ServerInfo:
@@ -128,7 +130,7 @@ def engine_type(server: HttpClient) -> EngineType | None:
     """
     page = _get(server, "/metrics") or b""
     for kind, profile in PROFILES.items():
-        if profile.prefix and re.search(rb"^" + re.escape(profile.prefix.encode()), page, re.M):
+        if profile.prefix and re.search(_PREFIX % profile.prefix.encode(), page, re.M):
             return kind
     try:
         models = decode(_get(server, "/v1/models") or b"{}", _Models).data

@@ -18,6 +18,7 @@ import msgspec
 import psutil
 
 from plimsoll_api.admin import ProcessMemory, StandbyStatus
+from plimsoll_api.state import Signal
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.clients.http import EngineError
@@ -205,6 +206,10 @@ class OwnedEngine:
     def processes(self) -> list[ProcessMemory]:
         """Return the engine's living processes; empty where there is none."""
         return self._owned.listed()
+
+    def page_signal(self) -> Signal | None:
+        """None: no metrics page is read."""
+        return None
 
     def has_ended(self) -> bool:
         """Whether the main process has ended and left the others."""
