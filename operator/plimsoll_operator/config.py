@@ -88,10 +88,10 @@ class Clocks:
     """Minimum age at which an incident is deleted. A pod has few names for its incidents, and gets
     them back so slowly that its writes between two compactions of etcd (5 minutes) are bounded."""
     webhook_policies: float = 2.0
-    """Between lists of the policies: a pod that is created this long after its policy gets a
+    """Between looks at the policies: a pod that is created this long after its policy gets a
     supervisor."""
     webhook_current: float = 10.0
-    """How long after a list the webhook's policies count as current."""
+    """How long after a look the webhook's configuration counts as current."""
     webhook_check: float = 30.0
     """Between reads of the webhook's Secret and configuration, which somebody may change."""
     lease: float = 15.0

@@ -31,7 +31,7 @@ from plimsoll_operator.runtime.login import by_file, in_pod
 from plimsoll_operator.runtime.queue import WorkQueue
 from plimsoll_operator.runtime.rate_limit import RateLimit
 from plimsoll_operator.runtime.resync import Resync
-from plimsoll_operator.runtime.watches import Watches, registry, settings
+from plimsoll_operator.runtime.watches import PolicyWatch, Watches, registry, settings
 from plimsoll_operator.scraper import Scraper
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     queue: WorkQueue[Key] = WorkQueue(config.workers, metrics.reconciled)
     scraper = Scraper(store, queue.add, publish_s=config.clocks.publish)
     watches = Watches(store, queue)
+    policy_watch = PolicyWatch(api, store, watches, config.namespaces)
     resync = Resync(api, store, watches, queue.add, config.namespaces, config.clocks)
     controller = Controller(api, store, scraper, config, resync.served, queue.add_later)
     admission: Admission | None = None
@@ -103,14 +104,18 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     keep = background.keep
     leading = asyncio.Event()
     canary = partial(keep, "canary", health.canary)
+    watching: asyncio.Task[None] | None = None
     try:
         if not await _first(stop, health.definitions()):
             return
+        watching = asyncio.create_task(keep("policies", policy_watch.run, needed=False))
         if config.webhook:
             # Only here: its certificates need 9 MiB, and most operators have no webhook.
             from plimsoll_operator.admission.server import Admission
 
-            admission = Admission(api, config, config.webhook, leading.is_set, metrics)
+            admission = Admission(
+                api, config, config.webhook, leading.is_set, metrics, policy_watch
+            )
             health.webhook = admission.unready
             _freeze()
             admission.start(background)
@@ -140,6 +145,8 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     finally:
         if admission:
             await admission.stop()
+        if watching:
+            watching.cancel()
         if election:
             await election.release()
         await server.cleanup()

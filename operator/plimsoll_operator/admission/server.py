@@ -30,6 +30,7 @@ from plimsoll_operator.admission.upkeep import Tally, Upkeep
 from plimsoll_operator.config import Config, Webhook
 from plimsoll_operator.runtime.background import Background
 from plimsoll_operator.runtime.client import Api
+from plimsoll_operator.runtime.watches import PolicyWatch
 
 log = logging.getLogger(__name__)
 
@@ -170,15 +171,19 @@ class Admission:
         webhook: Webhook,
         leading: Callable[[], bool],
         tally: Tally,
+        watch: PolicyWatch,
     ) -> None:
         policies = Policies()
+        watch.also = policies.take
         for result in RESULTS:
             tally.admitted(result, 0)
         self._folder = Path(tempfile.mkdtemp(prefix="plimsoll-webhook-"))
         self._port = webhook.port
         review = Reviewer(policies, config.images, tally.admitted, config.max_waiting_pods)
         self._server = Server(review.answer_bytes, partial(tally.admitted, "failed"))
-        self._upkeep = Upkeep(api, policies, webhook, config, leading, self._folder, tally)
+        self._upkeep = Upkeep(
+            api, policies, webhook, config, leading, self._folder, tally, watch.current
+        )
         tally.webhook(f"{webhook.namespace}/{webhook.name}", self.problem)
         self._tasks: list[asyncio.Task[None]] = []
 

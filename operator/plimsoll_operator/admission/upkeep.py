@@ -1,8 +1,7 @@
-"""Upkeep of what admission needs: policies, certificate and webhook configuration.
+"""Upkeep of what admission needs: certificate and webhook configuration.
 
-Every replica reads policies and the Secret; only the leader writes the Secret and the
-MutatingWebhookConfiguration. Replicas list and read instead of watching: a standby has no watches,
-a list of policies is short, and the next list shows what a watch could have missed.
+Every replica reads the Secret; only the leader writes the Secret and the
+MutatingWebhookConfiguration, once it knows all policies.
 
 The Secret holds an authority, with which each replica signs its own certificate, or, if another
 program writes it, the certificate itself. A replica serves a new certificate only after the
@@ -36,7 +35,7 @@ from plimsoll_operator.admission.certificate import (
 from plimsoll_operator.admission.configuration import Address, configuration, same
 from plimsoll_operator.admission.policies import Policies
 from plimsoll_operator.config import Config, Webhook
-from plimsoll_operator.kinds import POLICY, Kind, Object
+from plimsoll_operator.kinds import Kind, Object
 from plimsoll_operator.runtime.client import Api, ApiError
 
 log = logging.getLogger(__name__)
@@ -79,13 +78,17 @@ class Upkeep:
         leading: Callable[[], bool],
         folder: Path,
         tally: Tally,
+        known: Callable[[], bool],
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
-        """Prepare the upkeep; ``folder`` is for the files of the certificate that is served."""
+        """Prepare the upkeep; ``folder`` is for the files of the certificate that is served.
+
+        ``known`` says whether ``policies`` are all that there are now.
+        """
         self._api, self._policies, self._webhook = api, policies, webhook
         self._address = Address(webhook.namespace, webhook.name, webhook.url)
         self._secret = f"{webhook.namespace}/{webhook.name}"
-        self._namespaces, self._clocks, self._leading = config.namespaces, config.clocks, leading
+        self._clocks, self._leading, self._known = config.clocks, leading, known
         self._tally, self._now = tally, now
         self.certfile, self.keyfile = folder / "tls.crt", folder / "tls.key"
         self._source: Certificate | None = None
@@ -105,7 +108,8 @@ class Upkeep:
     def current(self) -> bool:
         """Whether the API server asks this webhook about the pods of the present policies."""
         recent = time.monotonic() - self._turned < self._clocks.webhook_current
-        return recent and self.serving.is_set() and self._written is not None
+        written = self._written is not None and self._known()
+        return recent and self.serving.is_set() and written
 
     def problem(self) -> str | None:
         """Say why the API server cannot get an answer of this replica; None if it can."""
@@ -142,11 +146,6 @@ class Upkeep:
 
     async def turn(self) -> None:
         """One turn."""
-        items: list[Object] = []
-        for namespace in self._namespaces or (None,):
-            async for page, _ in self._api.pages(POLICY, namespace):
-                items += page
-        self._policies.replace(items)
         late = time.monotonic() - self._checked >= self._clocks.webhook_check
         check = late or self.problem() is not None
         if check:
@@ -205,14 +204,14 @@ class Upkeep:
         if self._before is not None and self._now() < self._before[1]:
             bundle += self._before[0]
         wanted = configuration(self._webhook.name, policies, self._address, bundle)
-        unchanged = not self._leading() or wanted == self._written
-        if unchanged and not check:
+        writes = self._leading() and self._known()
+        if not (writes and wanted != self._written) and not check:
             return
         present = await self._api.get(CONFIGURATION, "", self._webhook.name)
-        if self._leading() and (present is None or not same(wanted, present)):
+        if writes and (present is None or not same(wanted, present)):
             present = await self._api.apply(CONFIGURATION, wanted)
             log.info("the webhook is configured for %d policies", len(policies))
-        if self._leading():
+        if writes:
             self._written = wanted
         if present is None or not trusts(present, source.bundle):
             self._trusted = None

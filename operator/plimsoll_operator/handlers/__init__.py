@@ -1,5 +1,7 @@
 """kopf's handlers, one file a kind: each stores an event and queues its service or policy.
 
+Policies are watched without kopf, by every replica: ``runtime/watches.py``.
+
 The reconciles are in ``controllers``.
 """
 
@@ -8,7 +10,6 @@ from plimsoll_operator.handlers import (
     leak_incident,
     owned,
     pod,
-    supervision_policy,
 )
 
-__all__ = ["inference_service", "leak_incident", "owned", "pod", "supervision_policy"]
+__all__ = ["inference_service", "leak_incident", "owned", "pod"]

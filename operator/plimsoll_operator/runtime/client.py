@@ -25,6 +25,7 @@ from plimsoll_operator.runtime.rate_limit import RateLimit
 
 log = logging.getLogger(__name__)
 
+WHOLE = "application/json"
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 WATCH_S = 300
@@ -154,9 +155,9 @@ class Api:
             query["continue"] = token
 
     async def watch(
-        self, kind: Kind, namespace: str, version: str
+        self, kind: Kind, namespace: str | None, version: str, accept: str = METADATA
     ) -> AsyncIterator[tuple[str, Object]]:
-        """Watch the metadata of a namespace's objects until the API server ends it, in minutes.
+        """Watch objects, or their metadata alone, until the API server ends it, in minutes.
 
         Yields the type of each event, ``BOOKMARK`` included, and its object.
         """
@@ -166,7 +167,7 @@ class Api:
         limits = aiohttp.ClientTimeout(total=WATCH_S + SILENT_S, sock_read=SILENT_S)
         what = f"watch of {kind.plural}"
         path = kind.path(namespace)
-        answer = await self._open("GET", path, query, accept=METADATA, limits=limits)
+        answer = await self._open("GET", path, query, accept=accept, limits=limits)
         try:
             if answer.status >= 400:
                 raise _error(answer.status, await answer.read())
@@ -294,7 +295,7 @@ class Api:
         body: Any = None,
         content_type: str = "application/json",
         patient: bool = True,
-        accept: str = "application/json",
+        accept: str = WHOLE,
     ) -> Object:
         for left in reversed(range(self._tries if patient else 1)):
             await self.limit.turn()
@@ -343,7 +344,7 @@ class Api:
 
     async def _open(
         self, method: str, path: str, query: dict[str, str] | None, body: Any = None,
-        content_type: str = "application/json", accept: str = "application/json",
+        content_type: str = "application/json", accept: str = WHOLE,
         limits: aiohttp.ClientTimeout | None = None,
     ) -> Any:  # fmt: skip
         """Send a request; the answer's body is not read yet."""

@@ -1,8 +1,8 @@
-"""A list, then a watch, of the metadata of one kind in one namespace: nothing in between is missed.
+"""A list, then a watch, of one kind in one namespace or in all: nothing in between is missed.
 
-kopf's watches cover all namespaces for the life of the process. This one starts for a namespace
-when a policy there needs it, and sees everybody's objects. So it asks for metadata only, page
-by page.
+kopf's watches cover what the leader reconciles. These serve two other needs. Every replica knows
+the policies, by which its webhook decides; and in a namespace with policies, the leader watches the
+pods of everybody, of which it asks for the metadata only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable
 
 from plimsoll_operator.kinds import Kind, Object
-from plimsoll_operator.runtime.client import Api, ApiError
+from plimsoll_operator.runtime.client import METADATA, WHOLE, Api, ApiError
 from plimsoll_operator.runtime.queue import backoff
 
 log = logging.getLogger(__name__)
@@ -30,11 +30,13 @@ class Reflector:
         self,
         api: Api,
         kind: Kind,
-        namespace: str,
+        namespace: str | None,
         listed: Callable[[list[Object]], None],
         seen: Callable[[Object, bool], None],
+        whole: bool = False,
     ) -> None:
-        self._api, self._kind, self._namespace = api, kind, namespace
+        """Prepare to list and watch metadata, or with ``whole`` all of each object."""
+        self._api, self._kind, self._namespace, self._whole = api, kind, namespace, whole
         self._listed, self._seen = listed, seen
         self.error: ApiError | OSError | TimeoutError | None = None
         """Why the last try failed, while it is so."""
@@ -57,18 +59,26 @@ class Reflector:
                     continue
                 self.error = error
                 self.tried.set()
-                log.warning("%s of %s: %r", self._kind.plural, self._namespace, error)
+                where = self._namespace or "all namespaces"
+                log.warning("%s of %s: %r", self._kind.plural, where, error)
                 await asyncio.sleep(backoff(self._failures, random.random()))
 
     async def _list(self) -> str:
-        items, version = await self._api.metadata(self._kind, self._namespace)
+        if self._namespace is not None and not self._whole:
+            items, version = await self._api.metadata(self._kind, self._namespace)
+        else:
+            items, version = [], ""
+            async for page, listed in self._api.pages(self._kind, self._namespace):
+                items += page
+                version = version or listed
         self._listed(items)
         self.tried.set()
         return version
 
     async def _watch(self, version: str) -> str:
         """Watch until the server ends it; return the version to continue from."""
-        async for event, item in self._api.watch(self._kind, self._namespace, version):
+        accept = WHOLE if self._whole else METADATA
+        async for event, item in self._api.watch(self._kind, self._namespace, version, accept):
             version, self._failures = item["metadata"]["resourceVersion"], 0
             if event != "BOOKMARK":
                 self._seen(item, event == "DELETED")

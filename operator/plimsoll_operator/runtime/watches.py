@@ -1,6 +1,6 @@
-"""kopf's part: watches of every kind, which feed the store and the queue. No handler writes.
+"""Watches of every kind, which feed the store and the queue. No handler writes.
 
-The handlers are in ``handlers``.
+All but those of policies are kopf's, whose handlers are in ``handlers``.
 """
 
 from __future__ import annotations
@@ -8,15 +8,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import kopf
 
-from plimsoll_operator.kinds import WATCHED, Key, Kind, Object
+from plimsoll_operator.kinds import POLICY, WATCHED, Key, Kind, Object, Ref, key_of
 from plimsoll_operator.render.names import MANAGER
 from plimsoll_operator.runtime.cache import Store
-from plimsoll_operator.runtime.client import with_owned_fields
+from plimsoll_operator.runtime.client import Api, with_owned_fields
 from plimsoll_operator.runtime.queue import WorkQueue
+from plimsoll_operator.runtime.reflector import Reflector
 
 SERVER_TIMEOUT_S = 300
 CLIENT_TIMEOUT_S = 330
@@ -123,3 +126,42 @@ class Watches:
         key = self._store.drop(item) if gone else self._store.put(item)
         if key is not None:
             self._queue.add(key)
+
+
+class PolicyWatch:
+    """Watches the policies in every replica: a standby, in which kopf does not run, has a webhook.
+
+    ``also`` is told of each policy, and whether it is gone.
+    """
+
+    def __init__(self, api: Api, store: Store, watches: Watches, namespaces: Sequence[str]) -> None:
+        self._store, self._watches = store, watches
+        self._reflectors = [
+            Reflector(api, POLICY, one, partial(self._listed, one), self._seen, whole=True)
+            for one in namespaces or (None,)
+        ]
+        self.also: Callable[[Object, bool], None] = lambda *_: None
+
+    def current(self) -> bool:
+        """Whether all policies are known, and their changes arrive."""
+        return all(one.tried.is_set() and one.error is None for one in self._reflectors)
+
+    async def run(self) -> None:
+        """Watch until canceled."""
+        async with asyncio.TaskGroup() as group:
+            for one in self._reflectors:
+                group.create_task(one.run())
+
+    def _listed(self, namespace: str | None, items: list[Object]) -> None:
+        present = {key_of(item) for item in items}
+        for key in self._store.known():
+            if key.kind == POLICY.kind and namespace in (None, key.namespace):
+                known = self._store.get(key, Ref(POLICY.kind, key.name))
+                if known is not None and key not in present:
+                    self._seen(known, gone=True)
+        for item in items:
+            self._seen(item, gone=False)
+
+    def _seen(self, item: Object, gone: bool) -> None:
+        self._watches.take(POLICY, "DELETED" if gone else "MODIFIED", item)
+        self.also(item, gone)

@@ -9,10 +9,10 @@ import asyncio
 import base64
 import datetime
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -52,9 +52,6 @@ class Server:
         self.refuses = False
         self.now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
         self.seconds = 0.0
-
-    async def pages(self, *_: object) -> AsyncIterator[tuple[list[Object], str]]:
-        yield [POLICY], "1"
 
     async def get(self, kind: Kind, *_: object) -> Object | None:
         return self.objects.get(kind.kind)
@@ -97,17 +94,25 @@ class Tally:
 class Replica:
     """One replica's upkeep; ``leads`` may change."""
 
-    def __init__(self, server: Server, folder: Path, leads: bool, provided: bool = False) -> None:
+    def __init__(
+        self, server: Server, folder: Path, leads: bool, provided: bool = False,
+        policies: Policies | None = None,
+    ) -> None:  # fmt: skip
         self.server, self.leads, self.tally = server, leads, Tally()
         folder.mkdir(exist_ok=True)
+        if policies is None:
+            policies = Policies()
+            policies.take(POLICY, gone=False)
+        self.known = True
         self.upkeep = Upkeep(
             cast(Api, server),
-            Policies(),
+            policies,
             Webhook("sys", "hook", provided=provided),
             Config(clocks=Clocks(webhook_check=30.0)),
             lambda: self.leads,
             folder,
             self.tally,
+            lambda: self.known,
             lambda: server.now,
         )
 
@@ -153,6 +158,21 @@ def test_the_leader_makes_the_secret_and_each_replica_signs_its_own(
     assert leader.upkeep.keyfile.read_bytes() != standby.upkeep.keyfile.read_bytes()
     assert held.key not in (leader.upkeep.keyfile.read_bytes(), standby.upkeep.keyfile.read_bytes())
     assert leader.tally.expiries == [(server.now + LEAF_VALID).timestamp()]
+
+
+def test_nothing_is_configured_before_all_policies_are_known(
+    server: Server, tmp_path: Path
+) -> None:
+    """A new leader would take away the webhooks of the policies that it does not know yet."""
+    leader = Replica(server, tmp_path / "a", True)
+    leader.known = False
+    leader.turn()
+    assert server.objects["MutatingWebhookConfiguration"] == {"metadata": {}}
+    assert not leader.upkeep.current()
+    leader.known = True
+    leader.turn()
+    assert server.trusts(server.held())
+    assert leader.upkeep.current()
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -285,11 +305,6 @@ def test_a_certificate_that_expired_is_not_ready_and_one_without_policies_is(
     leader.turn()
     assert "the certificate has expired" in str(leader.upkeep.problem())
 
-    empty = Replica(server, tmp_path / "b", True)
-
-    async def pages(*_: object) -> Any:
-        yield [], "1"
-
-    server.pages = pages  # type: ignore[method-assign]
+    empty = Replica(server, tmp_path / "b", True, policies=Policies())
     empty.turn()
     assert empty.upkeep.problem() is None

@@ -67,7 +67,7 @@ class Server:
         return [{"metadata": one["metadata"]} for one in self.pods.values()], str(self.version)
 
     async def watch(
-        self, kind: Kind, namespace: str, version: str
+        self, kind: Kind, namespace: str, version: str, accept: str
     ) -> AsyncIterator[tuple[str, Object]]:
         while True:
             event = await self.events.get()

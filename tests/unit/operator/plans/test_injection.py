@@ -400,7 +400,7 @@ class Webhook:
     def show(self, version: str = "1", **found: Any) -> None:
         item = manifest()
         item["metadata"]["resourceVersion"] = version
-        self.policies.replace([item | {"status": found}])
+        self.policies.take(item | {"status": found}, gone=False)
 
     def create(self, wanted: Object | None = None, **request: Any) -> Object:
         self.count += 1
