@@ -36,6 +36,9 @@ MAX_EVENT_BYTES = 4 << 20
 METADATA_PAGE = 50
 """Objects of a page of metadata: 75 MiB at the very worst, which are labels of 1.5 MiB each."""
 KEPT = ("name", "labels", "resourceVersion")
+MAX_ANSWER_BYTES = 32 << 20
+"""Of one answer, as JSON. Anybody may create objects of 1.5 MiB with our labels, and an object of a
+list takes some five times as much once it is parsed."""
 MAX_EVENTS = 50
 MATCHES_NOTHING = "1"
 """A resource version that no object has: etcd's first revision is the cluster's own."""
@@ -60,6 +63,10 @@ class ApiError(Exception):
         """
         malformed = self.message.startswith("failed to create typed patch object")
         return malformed or self.status in (400, 403, 404, 422)
+
+
+class TooLargeError(OSError):
+    """An answer of more than :data:`MAX_ANSWER_BYTES`."""
 
 
 class Conflict(ApiError):
@@ -120,14 +127,21 @@ class Api:
         """List all objects that the operator is concerned with, page by page.
 
         Each page comes with the version that the whole list is of. With ``name``, that object alone
-        is listed, for accounts that may list and not get.
+        is listed, for accounts that may list and not get. If objects are large, pages are shorter.
         """
-        query = {"limit": str(kind.page)} | (
-            {"labelSelector": kind.selector} if kind.selector else {}
-        )
+        query = {"labelSelector": kind.selector} if kind.selector else {}
         query |= {"fieldSelector": f"metadata.name={name}"} if name else _fields(kind)
+        limit = kind.page
         while True:
-            page = await self._call("GET", kind.path(namespace), query)
+            try:
+                wanted = query | {"limit": str(limit)}
+                page = await self._call("GET", kind.path(namespace), wanted)
+            except TooLargeError:
+                if limit == 1:
+                    raise
+                limit = max(1, limit // 4)
+                continue
+            limit = min(kind.page, 2 * limit)
             # Items of a list lack these two.
             about = {"apiVersion": page["apiVersion"], "kind": kind.kind}
             yield [about | item for item in page["items"]], page["metadata"]["resourceVersion"]
@@ -333,14 +347,20 @@ class Api:
     ) -> tuple[int, bytes, float]:  # fmt: skip
         """Status, body and the seconds that the server asks to wait before another try."""
         answer = await self._open(method, path, query, body, content_type, accept)
+        data = bytearray()
         try:
-            data = await answer.read()
+            async for chunk in answer.response.content.iter_any():
+                data += chunk
+                if len(data) > MAX_ANSWER_BYTES:
+                    answer.response.close()
+                    text = f"an answer of more than {MAX_ANSWER_BYTES >> 20} MiB"
+                    raise TooLargeError(f"{method} {path}: {text}")
         except aiohttp.ClientError as error:
             raise OSError(f"{method} {path}: {str(error) or repr(error)}") from error
         retry_after = str((answer.headers or {}).get("Retry-After") or "1")
         seconds = whole_number(retry_after[:MAX_DIGITS])
         wait = 1.0 if seconds is None else float(seconds)
-        return answer.status, data, min(wait, MAX_WAIT_S)
+        return answer.status, bytes(data), min(wait, MAX_WAIT_S)
 
     async def _open(
         self, method: str, path: str, query: dict[str, str] | None, body: Any = None,

@@ -10,7 +10,7 @@ import asyncio
 import copy
 import json
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
@@ -69,10 +69,13 @@ class Server:
             code = self.status(method)
             answer = (code, {"reason": "Refused"}) if code else self._answer(method, body)
             await asyncio.sleep(self.after(method))
-        read = asyncio.Future[bytes]()
-        read.set_result(json.dumps(answer[1]).encode())
+
+        async def iter_any() -> AsyncIterator[bytes]:
+            yield json.dumps(answer[1]).encode()
+
+        response = SimpleNamespace(content=SimpleNamespace(iter_any=iter_any))
         headers = {"Retry-After": "10"} if answer[0] == 429 else {}
-        return SimpleNamespace(status=answer[0], headers=headers, read=lambda: read)
+        return SimpleNamespace(status=answer[0], headers=headers, response=response)
 
     def _answer(self, method: str, body: Any) -> tuple[int, Object]:
         if method == "GET":
