@@ -12,6 +12,7 @@ from plimsoll_sidecar.govern.command import Command, EventType, Outcome, Result,
 from plimsoll_sidecar.govern.context import EXHAUSTED, TurnContext
 from plimsoll_sidecar.govern.incident import ROUND, Incident
 from plimsoll_sidecar.govern.state import MAX_REFUSALS, MIN_TRIMMED, SLOT_RETRY_S
+from plimsoll_sidecar.govern.verification import RETURNED_ENOUGH
 
 WITHIN_BUDGET = "deferred: the leak budget is not spent, and memory will outlast a drain"
 MANUALLY_DRAINED = "a person drained this replica: no restart until plimsoll resume"
@@ -107,6 +108,31 @@ def ended_as_gone(context: TurnContext, incident: Incident) -> bool:
     else:
         message = "no longer suspected"
         context.end(incident, IncidentPhase.RESOLVED, Reason.CLEARED, message)
+    return True
+
+
+def ended_as_returned(context: TurnContext, incident: Incident) -> bool:
+    """End an incident whose restarts did not help, and whose memory came back afterwards.
+
+    Nobody suspects the engine after a restart, which has a baseline of its own: so memory is
+    compared with what it was before.
+    """
+    if not incident.escalated or incident.missed < ROUND:
+        return False
+    budget, before, base = (
+        incident.budget(context.assessment), incident.before_bytes, incident.baseline_bytes,
+    )  # fmt: skip
+    if before is not None and base is not None:
+        if budget is None or budget.current is None:
+            return False
+        returned = before - (budget.current - (budget.explained or 0))
+        if returned < RETURNED_ENOUGH * max(before - base, 1):
+            return False
+        incident.returned_bytes = returned
+    elif not context.engine.answers:
+        return False
+    text = "no longer suspected while it waited for another pod"
+    context.end(incident, IncidentPhase.RESOLVED, Reason.CLEARED, text)
     return True
 
 

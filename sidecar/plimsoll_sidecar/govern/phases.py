@@ -30,6 +30,7 @@ from plimsoll_sidecar.govern.moves import (
     confirm,
     diagnosed,
     ended_as_gone,
+    ended_as_returned,
     escalate,
     give_up_trim,
     hold_within_budget,
@@ -223,7 +224,9 @@ def replacing(context: TurnContext, incident: Incident) -> None:
         incident.note(context.step(WITHDRAWN, StepOutcome.SUCCEEDED, "no longer allowed"))
         return_to_confirmed(context, incident, "no longer allowed")
         return
-    if ended_as_gone(context, incident) or leave_to_person(context, incident):
+    if ended_as_gone(context, incident) or ended_as_returned(context, incident):
+        return
+    if leave_to_person(context, incident):
         return
     late = context.now - incident.phase_since > SLOT_WAIT_S
     holds = context.state.slot_holder == incident.name

@@ -98,6 +98,34 @@ def test_memory_that_came_back_withdraws_the_request() -> None:
     assert world.ended[0].reason in (Reason.CLEARED, Reason.TRIM)
 
 
+def escalated() -> World:
+    """A world in which restarts returned nothing, so that the incident waits for another pod."""
+    world = World(ALL)
+    world.growth = 500_000_000
+    drain = world.answer(world.to(Verb.RESTART_WORKER), Outcome.FAILED)
+    world.run(3, done(world.answer(drain), Outcome.FAILED))
+    (incident,) = world.open
+    assert (incident.escalated, incident.rung) == (True, Action.POD_REPLACE)
+    return world
+
+
+def test_memory_that_came_back_after_restarts_that_did_not_help_ends_the_wait() -> None:
+    """A disruption budget may keep the pod for ever."""
+    world = escalated()
+    world.growth, world.suspect = 0, False
+    world.run(ROUND + 1)
+    assert (world.open, world.ended[0].reason) == ([], Reason.CLEARED)
+    assert world.ended[0].returned_bytes == 500_000_000
+
+
+def test_that_nobody_suspects_a_new_baseline_does_not_end_the_wait() -> None:
+    world = escalated()
+    world.suspect = False
+    world.run(100)
+    (incident,) = world.open
+    assert incident.timeline[-1].outcome is StepOutcome.REQUESTED
+
+
 def test_an_engine_that_started_anew_withdraws_the_request() -> None:
     world = replacing()
     world.renew()
