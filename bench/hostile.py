@@ -33,7 +33,7 @@ from plimsoll_api.names import API_GROUP, INCIDENT_KIND, SERVICE_KIND, SERVICE_L
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.times import rfc3339
 from plimsoll_operator.config import CLOCKS
-from plimsoll_operator.fleet.kept_incidents import KEPT_OF_POD
+from plimsoll_operator.fleet.incidents import KEPT_OF_POD
 from plimsoll_operator.kinds import POD, SERVICE
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError
 from plimsoll_sidecar.govern.incident import Incident

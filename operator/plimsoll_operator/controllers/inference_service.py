@@ -97,14 +97,14 @@ class Controller:
         error: Exception | None = None
         plan: Plan | None = None
         again: list[float | None] = []
-        raw = self._store.of(key, {"Pod"})
-        pods = [one for one in map(PodView.of, raw) if not (one.leaving or one.over)]
+        every = [PodView.of(one) for one in self._store.of(key, {"Pod"})]
+        pods = [one for one in every if not (one.leaving or one.over)]
         try:
             service = parse(item)
             plan = await self._carry_out(key, item, service, pods)
             again.append(self._peers.next_s(key))
             incidents, now, config = self._incidents(key), self._clock(), self._config
-            look = reconcile_pods(self._api, self._store, key, item, raw, incidents, now, config)
+            look = reconcile_pods(self._api, self._store, key, item, every, incidents, now, config)
             again.append(await look)
         except (InvalidSpec, NameConflict, ApiError) as problem:
             failure, error = self._refusals.judge(key, problem)

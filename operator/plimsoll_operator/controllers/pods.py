@@ -10,8 +10,7 @@ import logging
 from collections.abc import Collection, Sequence
 
 from plimsoll_operator.config import CLOCKS, Clocks, Config
-from plimsoll_operator.fleet.kept_incidents import surplus
-from plimsoll_operator.fleet.pod_incidents import examine
+from plimsoll_operator.fleet.incidents import examine, surplus
 from plimsoll_operator.fleet.pods import CREATING_S, PodView, again_s, seconds
 from plimsoll_operator.kinds import INCIDENT, Key, Object
 from plimsoll_operator.render.names import MANAGER
@@ -29,8 +28,8 @@ MAX_PODS = 4
 
 
 async def reconcile_pods(
-    api: Api, store: Store, key: Key, item: Object, pods: list[Object], incidents: list[Object],
-    now: str, config: Config, kept: Collection[str] = (),
+    api: Api, store: Store, key: Key, item: Object, pods: Sequence[PodView],
+    incidents: list[Object], now: str, config: Config, kept: Collection[str] = (),
 ) -> float | None:  # fmt: skip
     """Write and delete incidents, and evict pods; return after how many seconds to look again.
 

@@ -23,6 +23,7 @@ from plimsoll_operator.controllers.writes import (
     write_status,
 )
 from plimsoll_operator.fleet.peers import Summaries, replicas_of_policy
+from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.refused_creations import RefusedCreation
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State, stuck_s
 from plimsoll_operator.fleet.workloads import of_workloads
@@ -249,14 +250,10 @@ class PolicyController:
         return self._store.of(key, {INCIDENT.kind})
 
 
-def _brief(pods: tuple[SelectedPod, ...]) -> list[Object]:
-    """Return what :func:`reconcile_pods` needs of the pods that are supervised or terminating."""
-    leaving = {"deletionTimestamp": "now"}
+def _brief(pods: tuple[SelectedPod, ...]) -> list[PodView]:
+    """Return the pods that are supervised or terminating, without their containers."""
     return [
-        {
-            "metadata": {"name": one.name, "creationTimestamp": one.created}
-            | (leaving if one.state is State.LEAVING else {})
-        }
+        PodView.brief(one.name, one.created, one.state is State.LEAVING)
         for one in pods
         if one.state in (State.SUPERVISED, State.LEAVING)
     ]

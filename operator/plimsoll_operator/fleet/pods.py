@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from plimsoll_api.names import REVISION_LABEL
@@ -60,8 +60,8 @@ class Container:
     """A container's status. Texts are empty where there is none; times are RFC 3339.
 
     ``state`` is ``waiting``, ``running`` or ``terminated``; ``reason`` and ``text`` are of a
-    waiting one. ``end`` is how its last run ended (``terminated`` of Kubernetes), and ``startup_s``
-    what its startup probe allows.
+    waiting one. ``ends`` says how its last runs ended (``terminated`` of Kubernetes), the newest
+    first, ``startup_s`` what its startup probe allows, and ``memory`` its limit.
     """
 
     name: str
@@ -72,8 +72,14 @@ class Container:
     reason: str
     text: str
     running_since: str
-    end: Object
+    ends: tuple[Object, ...]
     startup_s: float
+    memory: str
+
+    @property
+    def end(self) -> Object:
+        """How its last run ended; empty if none has."""
+        return self.ends[0] if self.ends else {}
 
     @property
     def backs_off(self) -> bool:
@@ -176,8 +182,8 @@ class PodView:
                 if one["status"] == "False":
                     reason = _word(one.get("reason") or "Unschedulable")
                     unscheduled = Cause(reason, clean(str(one.get("message") or reason)))
-        probes = {
-            one["name"]: one.get("startupProbe") or {}
+        specs = {
+            one["name"]: one
             for one in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
         }
         return cls(
@@ -189,9 +195,14 @@ class PodView:
             over=status.get("phase") in OVER,
             placed=placed,
             unscheduled=unscheduled,
-            inits=_containers(status.get("initContainerStatuses"), probes),
-            mains=_containers(status.get("containerStatuses"), probes),
+            inits=_containers(status.get("initContainerStatuses"), specs),
+            mains=_containers(status.get("containerStatuses"), specs),
         )
+
+    @classmethod
+    def brief(cls, name: str, created: str, leaving: bool) -> PodView:
+        """Return a pod of whose containers nothing is known."""
+        return cls(name, "", created, "", leaving, False, "", None, (), ())
 
     @property
     def containers(self) -> tuple[Container, ...]:
@@ -294,14 +305,16 @@ def seconds(since: str, until: str) -> float:
 
 
 def _containers(
-    statuses: Sequence[Object] | None, probes: Mapping[str, Object]
+    statuses: Sequence[Object] | None, specs: Mapping[str, Object]
 ) -> tuple[Container, ...]:
-    return tuple(_container(one, probes.get(one["name"], {})) for one in statuses or ())
+    return tuple(_container(one, specs.get(one["name"], {})) for one in statuses or ())
 
 
-def _container(status: Object, probe: Object) -> Container:
+def _container(status: Object, spec: Object) -> Container:
     state = status.get("state") or {}
-    waiting = state.get("waiting") or {}
+    waiting, probe = state.get("waiting") or {}, spec.get("startupProbe") or {}
+    ends = [(one or {}).get("terminated") for one in (state, status.get("lastState"))]
+    limits = (spec.get("resources") or {}).get("limits") or {}
     return Container(
         name=str(status["name"]),
         ready=bool(status.get("ready")),
@@ -311,17 +324,12 @@ def _container(status: Object, probe: Object) -> Container:
         reason=str(waiting.get("reason") or ""),
         text=str(waiting.get("message") or "")[: 8 * MAX_CAUSE],
         running_since=str((state.get("running") or {}).get("startedAt") or ""),
-        end=next(_ends(status), {}),
+        ends=tuple(filter(None, ends)),
         startup_s=float(probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3))
         if probe
         else 0.0,
+        memory=str(limits.get("memory") or ""),
     )
-
-
-def _ends(status: Object) -> Iterator[Object]:
-    for state in (status.get("state"), status.get("lastState")):
-        if ended := (state or {}).get("terminated"):
-            yield ended
 
 
 def _unmounted(events: Sequence[Object]) -> Cause | None:

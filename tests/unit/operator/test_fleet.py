@@ -1,6 +1,6 @@
 """Decisions over many replicas: bad revisions, roll-outs, the circuit breaker, pods' stories.
 
-Tests ``fleet/revisions.py``, ``fleet/slots.py`` and ``fleet/pod_incidents.py``.
+Tests ``fleet/revisions.py``, ``fleet/slots.py`` and ``fleet/incidents.py``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_operator.fleet import revisions
-from plimsoll_operator.fleet.pod_incidents import examine
+from plimsoll_operator.fleet.incidents import Findings
+from plimsoll_operator.fleet.incidents import examine as found_in
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.slots import HOLDER, allocate
 from plimsoll_operator.fleet.suspects import changes, find, of_pods
@@ -62,6 +63,10 @@ def incident(pod: str, opened: str = NOW, phase: str = "Confirmed", **more: Any)
 
 PODS = [pod(f"qwen-aaa-{n}") for n in range(4)]
 VIEWS = [PodView.of(one) for one in PODS]
+
+
+def examine(service: Any, pods: list[Any], incidents: list[Any], now: str) -> Findings:
+    return found_in(service, [PodView.of(one) for one in pods], incidents, now)
 
 
 def at(minute: int) -> str:

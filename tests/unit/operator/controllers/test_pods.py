@@ -10,6 +10,7 @@ import pytest
 
 from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.pods import MARKER, OWNER_GONE, outlive, reconcile_pods
+from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.kinds import Key, Kind, Object
 from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.cache import Store
@@ -116,7 +117,7 @@ def test_an_incident_whose_writes_somebody_used_up_is_ended(definitions: Definit
     """A client with the token of the pod can write the highest revision: then the supervisor can
     write nothing more, not even the end."""
     api = FakeApi(definitions)
-    alive = {"metadata": {"name": "vllm-0", "creationTimestamp": "2026-01-01T00:00:00Z"}}
+    alive = PodView.brief("vllm-0", "2026-01-01T00:00:00Z", False)
     policy = {"metadata": {"name": "engines", "namespace": "ml", "uid": "p"}}
     items = [
         api.put(recorded("vllm-0-1", revision=100)),

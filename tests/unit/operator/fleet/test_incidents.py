@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from plimsoll_api.incidents import IncidentPhase
 from plimsoll_api.leakincident import MAX_OF_POD
-from plimsoll_operator.fleet import kept_incidents
-from plimsoll_operator.fleet.kept_incidents import KEPT_OF_NAMESPACE, KEPT_OF_POD, KEPT_OPEN
+from plimsoll_operator.fleet import incidents
+from plimsoll_operator.fleet.incidents import KEPT_OF_NAMESPACE, KEPT_OF_POD, KEPT_OPEN
 
 NOW = "2026-01-02T00:00:00Z"
 
 
 def surplus(some: Any, kept: int, now: str, elsewhere: int = 0) -> list[dict[str, Any]]:
-    return kept_incidents.surplus(some, kept, now, 600.0, elsewhere)
+    return incidents.surplus(some, kept, now, 600.0, elsewhere)
 
 
 def incident(n: int, pod: str = "", phase: str | None = "Resolved", day: int = 1) -> dict[str, Any]:
@@ -85,10 +85,10 @@ def test_whatever_is_written_the_bounds_hold(
     left = [one for one in written if one["metadata"]["name"] not in gone]
     for pod in range(4):
         assert sum(one["spec"]["pod"] == f"p{pod}" for one in left) <= KEPT_OF_POD + 1
-    ended = [one for one in left if kept_incidents._ended(one)]
+    ended = [one for one in left if not incidents._open(one)]
     assert len(ended) <= kept + 1
     assert len(gone) + len(left) == len(written)
-    confirmed = [one for one in written if kept_incidents._confirmed(one)]
+    confirmed = [one for one in written if incidents._confirmed(one)]
     if confirmed:
         newest = max(confirmed, key=lambda one: one["metadata"]["creationTimestamp"])
         assert newest in left

@@ -1,0 +1,326 @@
+"""Incidents that the operator opens, ends and deletes itself, by what pods say.
+
+Kills for memory, crash loops, and replicas that are gone: a supervisor tells of its engine's kill
+itself; the operator waits for that, and tells of the rest. Names are made of the pod and its
+restart, so that the same kill is told once whoever sees it.
+
+Some incidents are deleted, so that a person can read them and a hostile pod cannot fill etcd. A
+client with the token of a supervised pod can write incidents of that pod, and can leave them all
+open. So the open ones are counted as well.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from plimsoll_api.incident_object import conditions_of
+from plimsoll_api.incidents import ENDED, IncidentPhase
+from plimsoll_api.leakincident import MAX_CONDITIONS, MAX_TEXTS, MAX_WRITES
+from plimsoll_api.names import API_GROUP, API_VERSION, INCIDENT_KIND
+from plimsoll_api.times import unix_seconds
+from plimsoll_operator.fleet.pods import Container, PodView
+from plimsoll_operator.kinds import Object
+from plimsoll_operator.render import names
+
+GRACE_S = 30.0
+"""So long the supervisor has to tell of a kill by itself."""
+CRASHES = 3
+REPLACE = "PodReplace"
+REQUESTED = frozenset({"Requested", "Begun"})
+ENGINE_RESTART = "EngineRestart"
+BEGUN = frozenset({"Begun", "Succeeded"})
+"""The supervisor of a group that is recreated may end before it can tell of its success."""
+KEPT_OF_POD = 10
+"""Half of the names that a pod has (``plimsoll_api.leakincident.MAX_OF_POD``): one is free."""
+KEPT_OPEN = 500
+"""Open incidents of one service or policy: one for each replica, and some more."""
+KEPT_OF_NAMESPACE = 2000
+_SUSPECTED = frozenset({None, IncidentPhase.OPEN, IncidentPhase.TRIMMING})
+
+
+@dataclass
+class Findings:
+    """``new`` incidents, ``updates`` of statuses, pods to ``evict``, when to look ``again``."""
+
+    new: list[Object] = field(default_factory=list)
+    updates: list[Object] = field(default_factory=list)
+    evict: list[str] = field(default_factory=list)
+    again_s: float | None = None
+
+
+def examine(
+    service: Object, pods: Sequence[PodView], incidents: list[Object], now: str
+) -> Findings:
+    """Find incidents that only pods tell of, requests, and those that nobody else can end.
+
+    ``pods`` are all pods of the service, terminating ones too. ``now`` is RFC 3339.
+    """
+    found = Findings()
+    for pod in pods:
+        for container in pod.containers:
+            if container.name in (names.ENGINE, names.SUPERVISOR):
+                _kills(found, service, pod, container, incidents, now)
+                _crashes(found, service, pod, container, incidents, now)
+    present = {pod.name: pod for pod in pods}
+    wanted = set()
+    for one in filter(_open, incidents):
+        pod_name = one["spec"]["pod"]
+        if not _lives(one, present.get(pod_name)):
+            _orphan(found, one, now)
+        elif ((one.get("status") or {}).get("revision") or 0) >= MAX_WRITES:
+            # A supervisor keeps the last write for the end: another client of its token wrote them.
+            text = f"the status was written {MAX_WRITES} times, so its supervisor cannot end it"
+            _end(found, one, "Unresolved", "WritesExhausted", text, now)
+        elif _asks_for_a_pod(one) and not present[pod_name].leaving:
+            wanted.add(pod_name)
+    found.evict = sorted(wanted)
+    return found
+
+
+def _kills(
+    found: Findings, service: Object, pod: PodView, container: Container, incidents: list[Object],
+    now: str,
+) -> None:  # fmt: skip
+    for ended in container.ends:
+        at = str(ended.get("finishedAt"))
+        when = _time(at)
+        if ended.get("reason") != "OOMKilled" or when is None:
+            continue
+        name = _named(pod.name, container, f"oom-{int(when):x}")
+        if _known(name, incidents) or _reported(pod.name, container.name, at, incidents):
+            continue
+        age = _seconds(at, now)
+        if age is not None and age < GRACE_S and container.name == names.ENGINE:
+            wait = min(GRACE_S, GRACE_S - age)  # a node's clock may be ahead of ours
+            found.again_s = wait if found.again_s is None else min(found.again_s, wait)
+            continue
+        limit = f" at its memory limit of {container.memory}" if container.memory else ""
+        status = {
+            "phase": "Unresolved",
+            "outcome": "ContainerRestarted",
+            "message": f"the kernel OOM-killed container {container.name}{limit}; no request could"
+            " be carried over",
+            "endedAt": now,
+        }
+        kind = "OutOfMemoryKill"
+        found.new.append(_incident(service, name, pod.name, container, kind, at, status))
+
+
+def _crashes(
+    found: Findings, service: Object, pod: PodView, container: Container, incidents: list[Object],
+    now: str,
+) -> None:  # fmt: skip
+    """Find crash loops: an incident ends once the container is ready; a later loop is a new one."""
+    open_ = [
+        one for one in incidents
+        if _open(one)
+        and (one["spec"]["kind"], one["spec"]["pod"]) == ("CrashLoop", pod.name)
+        and one["spec"].get("container") == container.name
+        and _lives(one, pod)
+    ]  # fmt: skip
+    name = _named(pod.name, container, f"crashes-{container.restarts}")
+    looping = container.backs_off and container.restarts >= CRASHES
+    if looping and not open_ and not _known(name, incidents):
+        end = container.end
+        status = {
+            "phase": "Confirmed",
+            "confirmedAt": now,
+            "message": f"container {container.name} ended {container.restarts} times; the last exit"
+            f" code was {end.get('exitCode')}: {end.get('reason') or 'no reason given'}",
+        }
+        begun = end.get("finishedAt") or now
+        found.new.append(_incident(service, name, pod.name, container, "CrashLoop", begun, status))
+    elif container.ready:
+        for one in open_:
+            _end(found, one, "Resolved", "Recovered", "the container is ready", now)
+
+
+def _orphan(found: Findings, incident: Object, now: str) -> None:
+    """End an incident whose pod is gone, unless the pod may only not be known yet."""
+    age = _seconds(incident["metadata"].get("creationTimestamp") or now, now)
+    if age is not None and age < GRACE_S:
+        found.again_s = GRACE_S
+    elif _asks_for_a_pod(incident):
+        text = "the pod was replaced at the supervisor's request"
+        _end(found, incident, "Resolved", "PodReplaced", text, now)
+    elif _restarted_group(incident):
+        text = "the restart of the leader's engine recreated the group"
+        _end(found, incident, "Resolved", ENGINE_RESTART, text, now)
+    else:
+        _end(found, incident, "Unresolved", "PodGone", "the pod no longer exists", now)
+
+
+def _named(pod: str, container: Container, what: str) -> str:
+    """Return the name of an incident of a container: at most 253 characters."""
+    end = f"-{container.name}-{what}"
+    return pod[: 253 - len(end)] + end
+
+
+def _known(name: str, incidents: list[Object]) -> bool:
+    return any(one["metadata"]["name"] == name for one in incidents)
+
+
+def _asks_for_a_pod(incident: Object) -> bool:
+    steps = (incident.get("status") or {}).get("timeline") or ()
+    return any(one.get("step") == REPLACE and one.get("outcome") in REQUESTED for one in steps[-1:])
+
+
+def _lives(incident: Object, pod: PodView | None) -> bool:
+    """Whether the incident's own pod is there: a StatefulSet gives the next one the same name.
+
+    Both times are the API server's.
+    """
+    if pod is None:
+        return False
+    apart = _seconds(str(incident["metadata"].get("creationTimestamp")), pod.created)
+    return apart is None or apart <= 0
+
+
+def _restarted_group(incident: Object) -> bool:
+    """Whether a multi-node group was restarted for it: all processes of the group are new."""
+    steps = (incident.get("status") or {}).get("timeline") or ()
+    done = any(one.get("step") == ENGINE_RESTART and one.get("outcome") in BEGUN for one in steps)
+    return done and bool(incident["spec"].get("podGroup"))
+
+
+def _reported(pod: str, container: str, at: str, incidents: list[Object]) -> bool:
+    return any(
+        (one["spec"]["kind"], one["spec"]["pod"]) == ("OutOfMemoryKill", pod)
+        and one["spec"].get("container") == container
+        and (apart := _seconds(one["spec"]["openedAt"], at)) is not None
+        and abs(apart) < 2 * GRACE_S
+        for one in incidents
+    )
+
+
+def _incident(
+    service: Object, name: str, pod: str, container: Container, kind: str, at: str,
+    status: dict[str, Any],
+) -> Object:  # fmt: skip
+    meta = service["metadata"]
+    namespace, labels = meta["namespace"], names.selector(meta["name"])
+    return {
+        "apiVersion": API_VERSION,
+        "kind": INCIDENT_KIND,
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
+        "spec": {
+            "id": name,
+            "workloadRef": {"apiGroup": API_GROUP, "kind": service["kind"], "name": meta["name"]},
+            "pod": pod,
+            "container": container.name,
+            "epoch": f"container:{container.restarts}",
+            "openedAt": at,
+            "kind": kind,
+        },
+        "status": _with_conditions(status, at),
+    }
+
+
+def _end(
+    found: Findings, incident: Object, phase: str, outcome: str, message: str, now: str
+) -> None:
+    """Add the status that ends the incident, within what its writer left of the bounds."""
+    about = {key: incident[key] for key in ("apiVersion", "kind")}
+    name = {key: incident["metadata"][key] for key in ("name", "namespace")}
+    before = incident.get("status") or {}
+    text = message[: max(0, MAX_TEXTS - _characters(before))]
+    status = {"phase": phase, "outcome": outcome, "message": text, "endedAt": now}
+    ended = _with_conditions(status, incident["spec"].get("openedAt") or now)
+    held = {one.get("type") for one in before.get("conditions") or ()}
+    fresh = [one for one in ended["conditions"] if one["type"] not in held]
+    left_out = fresh[max(0, MAX_CONDITIONS - len(held)) :]
+    ended["conditions"] = [one for one in ended["conditions"] if one not in left_out]
+    found.updates.append(about | {"metadata": name, "status": ended})
+
+
+def _characters(status: Object) -> int:
+    """Count the characters of all texts of a status but its message, as its schema does."""
+    told = [*(status.get("timeline") or ()), *(status.get("conditions") or ())]
+    attribution = status.get("attribution") or {}
+    texts = [*(status.get("diagnostics") or ()), *(attribution.get("evidence") or ())]
+    return sum(map(len, [*texts, *(one.get("message") or "" for one in told)]))
+
+
+def _with_conditions(status: Object, opened_at: str) -> Object:
+    """Return the status with its conditions, of the only generation that an incident has."""
+    found = conditions_of(status["phase"], status.get("outcome"), opened_at, status.get("endedAt"))
+    return status | {"observedGeneration": 1, "conditions": msgspec.to_builtins(found)}
+
+
+def _time(at: str) -> float | None:
+    """Unix seconds of a time as the API writes it; None where it is none, or has no zone.
+
+    An incident's times are its supervisor's: the schema's ``date-time`` lets through some that
+    cannot be compared.
+    """
+    try:
+        return unix_seconds(at)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _seconds(since: str, until: str) -> float | None:
+    """Seconds between two times, None where one of them is unknown."""
+    begin, end = _time(since), _time(until)
+    return None if begin is None or end is None else end - begin
+
+
+def surplus(
+    incidents: Iterable[Object], kept: int, now: str, least_age_s: float, elsewhere: int = 0
+) -> list[Object]:
+    """Return the incidents of a service or policy that are too many, oldest first.
+
+    At most ``kept`` that have ended are left, :data:`KEPT_OPEN` open ones, :data:`KEPT_OF_POD` of a
+    pod, and :data:`KEPT_OF_NAMESPACE` together with the ``elsewhere`` ones of the namespace. Ended
+    ones go first; the newest that was confirmed stays, and so does what is younger than
+    ``least_age_s``. ``now`` is RFC 3339.
+    """
+    order = sorted(incidents, key=lambda one: (_open(one), _created(one)))
+    newest = max(filter(_confirmed, order), key=_created, default=None)
+    free = {_uid(one) for one in order if one is not newest and _old(one, now, least_age_s)}
+    of_pods: dict[str, list[Object]] = defaultdict(list)
+    for one in order:
+        of_pods[str(one["spec"].get("pod"))].append(one)
+    gone: dict[str, Object] = {}
+
+    def shed(some: list[Object], allowed: int) -> None:
+        left = [one for one in some if _uid(one) not in gone]
+        over = max(0, len(left) - allowed)
+        for one in [one for one in left if _uid(one) in free][:over]:
+            gone[_uid(one)] = one
+
+    for some in of_pods.values():
+        shed(some, KEPT_OF_POD)
+    shed([one for one in order if not _open(one)], kept)
+    shed([one for one in order if _open(one)], KEPT_OPEN)
+    shed(order, max(0, KEPT_OF_NAMESPACE - elsewhere))
+    return sorted(gone.values(), key=_created)
+
+
+def _uid(incident: Object) -> str:
+    meta = incident["metadata"]
+    return str(meta.get("uid") or meta["name"])
+
+
+def _created(incident: Object) -> str:
+    return str(incident["metadata"].get("creationTimestamp") or "")
+
+
+def _confirmed(incident: Object) -> bool:
+    status = incident.get("status") or {}
+    return bool(status.get("confirmedAt")) or status.get("phase") not in {*_SUSPECTED, *ENDED}
+
+
+def _old(incident: Object, now: str, least_age_s: float) -> bool:
+    """Whether it may go. The API server wrote the time."""
+    age = _seconds(_created(incident), now)
+    return age is not None and age >= least_age_s
+
+
+def _open(incident: Object) -> bool:
+    return (incident.get("status") or {}).get("phase") not in ENDED
