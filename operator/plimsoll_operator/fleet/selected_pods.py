@@ -77,6 +77,7 @@ class SelectedPod:
     created: str = ""
     view: PodView | None = None
     start: Start = Start()
+    node: str = ""
 
 
 def examine(
@@ -118,6 +119,7 @@ def examine(
         created=str(meta.get("creationTimestamp") or ""),
         view=None if view is None or view.ready else view,
         start=_start(pod, view, now) if view is not None and holds else Start(),
+        node=str(spec.get("nodeName") or ""),
     )
 
 

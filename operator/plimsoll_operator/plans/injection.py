@@ -77,7 +77,7 @@ def decide(
     why = None
     if new:
         why = (new[0].owner, new[0].reason, new[0].key)
-    elif len(stuck) >= limit:
+    elif _count(stuck, ours) >= limit:
         why = (stuck[0].name, stuck[0].start.stuck, "")
     if stopped is None and why is not None:
         pod, reason, refusal = why
@@ -130,6 +130,16 @@ def _without(stopped: InjectionStop, refused: RefusedCreation) -> bool:
     """Whether the API server refuses the pods of the same owner without a supervisor, too."""
     same = bool(stopped.refusal) and refused.key.split("/")[0] == stopped.refusal.split("/")[0]
     return same and bool(refused.at) and seconds(stopped.time, refused.at) > SETTLED_S
+
+
+def _count(stuck: Sequence[SelectedPod], ours: Sequence[SelectedPod]) -> int:
+    """Count the stuck pods; where others of ``ours`` run on another node, the nodes of the stuck.
+
+    One broken node says nothing of the images.
+    """
+    nodes = {one.node for one in stuck}
+    elsewhere = {one.node for one in ours if one.start.ran} - nodes - {""}
+    return len(nodes) if elsewhere and "" not in nodes else len(stuck)
 
 
 def _retry(policy: SupervisionPolicy) -> str:

@@ -57,11 +57,13 @@ def one(
     created: str = EARLIER,
     state: State = State.SUPERVISED,
     member: Membership | None = None,
+    node: str = "",
 ) -> SelectedPod:
     start = Start(images, ran, stuck)
     return SelectedPod(
-        name, "default", state, created=created, start=start, member=member or Membership()
-    )
+        name, "default", state, created=created, start=start, member=member or Membership(),
+        node=node,
+    )  # fmt: skip
 
 
 def stop(generation: int = 1, retry: str = "") -> Injection:
@@ -93,6 +95,46 @@ AGAIN = Injection(images="supervisor:1", since=NOW)
             [one("a", stuck=WHY), one("b", stuck=WHY), one("c", ran=True)],
             {"waiting": 2, "stopped": "a"},
             id="two are stuck beside one that runs",
+        ),
+        pytest.param(
+            PROVEN,
+            policy(),
+            [
+                one("a", stuck=WHY, node="x"),
+                one("b", stuck=WHY, node="x"),
+                one("c", ran=True, node="y"),
+            ],
+            {"waiting": 2, "proven": True},
+            id="two are stuck on one node beside one that runs on another",
+        ),
+        pytest.param(
+            PROVEN,
+            policy(),
+            [
+                one("a", stuck=WHY, node="x"),
+                one("b", stuck=WHY, node="z"),
+                one("c", ran=True, node="y"),
+            ],
+            {"waiting": 2, "stopped": "a"},
+            id="two are stuck on two nodes beside one that runs on a third",
+        ),
+        pytest.param(
+            PROVEN,
+            policy(),
+            [
+                one("a", stuck=WHY, node="x"),
+                one("b", stuck=WHY, node="x"),
+                one("c", ran=True, node="x"),
+            ],
+            {"waiting": 2, "stopped": "a"},
+            id="two are stuck on the only node, where one ran before",
+        ),
+        pytest.param(
+            PROVEN,
+            policy(),
+            [one("a", stuck=WHY, node="x"), one("b", stuck=WHY, node="x")],
+            {"waiting": 2, "stopped": "a"},
+            id="two are stuck on one node and none runs any more",
         ),
         pytest.param(None, policy(), [one("a", ran=True)], {"proven": True}, id="one ran"),
         pytest.param(PROVEN, policy(), [], {"proven": True}, id="it ran once"),
