@@ -159,7 +159,7 @@ def test_other_pods_are_left_alone(asked: Object) -> None:
         {"request": {"uid": 7}},
         review(None),
         review({"metadata": {"labels": SELECTED}}),
-        review({"metadata": {"labels": SELECTED}, "spec": {"containers": "none"}}),
+        review({"metadata": {"labels": SELECTED}, "spec": "none"}),
     ],
 )
 def test_an_error_costs_no_pod(asked: Any) -> None:
