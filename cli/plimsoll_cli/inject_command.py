@@ -99,6 +99,10 @@ def inject(
         int | None,
         typer.Option(min=0, metavar="UID", help="User ID of the engine, if runAsUser is not set."),
     ] = None,
+    platform: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Platform that assigns pods a user: openshift."),
+    ] = None,
     supervisor_requests: Annotated[
         str | None,
         typer.Option(
@@ -199,6 +203,7 @@ def inject(
             amd_exporter_port=amd_exporter_port,
         ),
         unrecognized=everything,
+        assigned_user=_value("--platform", _assigns_user, platform),
         group_restarts=allow_group_restarts,
     )
     wanted = selection.Selection(
@@ -260,6 +265,8 @@ def _of_policy(file: Path, image: str) -> Options:
     policy = read_policy(file)
     fields = Fields(
         container=f"spec.engine.container in {file}",
+        port=f"spec.engine.port in {file}",
+        mode=f"spec.supervision.mode: Observe in {file}",
         unrecognized=f"spec.engine.type: custom in {file}, or --all,",
         exclude=f"spec.selector in {file}",
         host_budget=f"spec.memory.host.growthBudget in {file}",
@@ -295,6 +302,12 @@ def _mode(text: str) -> Mode:
     if text not in list(Mode):
         raise ValueError(f"{text!r} is not a mode: use {' or '.join(Mode)}")
     return Mode(text)
+
+
+def _assigns_user(platform: str | None) -> bool:
+    if platform not in (None, "openshift"):
+        raise ValueError(f"{platform!r} is not known: use openshift, or omit the option")
+    return platform is not None
 
 
 def _port(port: int | None) -> int | None:

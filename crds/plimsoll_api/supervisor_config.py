@@ -91,7 +91,8 @@ class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):
     """The engine of one pod, as it was found when the pod was created.
 
     ``memory_limit_bytes`` is the memory limit of its container, None if it has none.
-    ``shared_device`` says whether a device plugin gives it a share of a device.
+    ``shared_device`` says whether a device plugin gives it a share of a device. ``restarts`` says
+    whether the kubelet starts it again when it ends.
     """
 
     engine: EngineEndpoint
@@ -99,6 +100,7 @@ class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):
     group: GroupMember | None = None
     memory_limit_bytes: PositiveBytes | None = None
     shared_device: bool = False
+    restarts: bool = True
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True):
@@ -119,8 +121,8 @@ class SupervisorConfig(msgspec.Struct, frozen=True):
 def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
     """Combine a policy's configuration with what admission found in one of its pods.
 
-    The result has the pod's engine and memory limit, and the slots of its workload. The supervisor
-    of a worker only observes: its group's leader acts.
+    The result has the pod's engine and memory limit, the slots of its workload, and only rungs of
+    the ladder that help it. The supervisor of a worker only observes: its group's leader acts.
     """
     memory, host = config.memory, config.memory.host
     if host is not None and host.limit_bytes is None and pod.memory_limit_bytes is not None:
@@ -128,10 +130,13 @@ def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
         growth = min(host.growth_bytes, pod.memory_limit_bytes)
         host = replace(host, growth_bytes=growth, limit_bytes=pod.memory_limit_bytes)
     shared = memory.shared_device or pod.shared_device
-    supervision = config.supervision
+    useless: set[Action] = set()
     if pod.workload is None:  # nothing would create the pod anew
-        ladder = tuple(one for one in supervision.ladder if one is not Action.POD_REPLACE)
-        supervision = replace(supervision, ladder=ladder)
+        useless |= {Action.POD_REPLACE}
+    if not pod.restarts:  # an engine that ends would end the pod
+        useless |= {Action.WORKER_RESTART, Action.ENGINE_RESTART}
+    ladder = tuple(one for one in config.supervision.ladder if one not in useless)
+    supervision = replace(config.supervision, ladder=ladder)
     service = replace(config.service, workload=pod.workload, group=pod.group)
     slots = slots_of(config.service.name, pod.workload, len(config.slots))
     if service.is_worker:

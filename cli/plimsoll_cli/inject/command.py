@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ def run(file: Path, options: Options, selection: Selection) -> tuple[str, list[s
     text = _without_injected(read_text(file), file)
     held = _documents(text, file)
     everything = [place for one in held for place in one.places]
+    options = replace(options, config_maps=_config_maps(everything))
     demanded = options.unrecognized or bool(selection.names)
     names = _ConfigMaps(everything)
     notes: list[str] = []
@@ -158,6 +159,17 @@ def _objects(value: Any, node: Node, at: str, file: Path) -> Iterator[Place]:
     for number, (item, child) in enumerate(zip(items, nodes.resolved.children, strict=True), 1):
         if isinstance(item, dict):
             yield from _objects(item, child, f"{at}, item {number}", file)
+
+
+def _config_maps(places: list[Place]) -> dict[str, Object]:
+    """Return the data of the file's ConfigMaps, by name."""
+    return {
+        str(metadata.get("name")): data
+        for place in places
+        if place.value["kind"] == "ConfigMap"
+        and isinstance(metadata := place.value.get("metadata"), dict)
+        and isinstance(data := place.value.get("data"), dict)
+    }
 
 
 def kind_of(document: Object) -> str:

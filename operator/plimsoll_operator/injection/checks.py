@@ -106,7 +106,7 @@ def check_user(pod: Object, container: Object, engine: EngineContainer, options:
     """
     own, whole = container.get("securityContext") or {}, pod.get("securityContext") or {}
     non_root = own.get("runAsNonRoot", whole.get("runAsNonRoot"))
-    if engine.uid is not None or options.run_as_user is not None:
+    if engine.uid is not None or options.run_as_user is not None or options.assigned_user:
         return
     if non_root or whole.get("runAsNonRoot"):
         raise InjectionError(
@@ -164,6 +164,21 @@ def check_engine(
     if options.probe:
         check_mounts(container, engine, options.fields)
     check_budget(options.memory.host, engine, options.fields)
+    check_restarts(pod, engine, at, options)
+
+
+def check_restarts(pod: Object, engine: EngineContainer, at: str, options: Options) -> None:
+    """Refuse to act, without the operator, on an engine that the kubelet does not start again.
+
+    With it, such a pod's supervisor leaves out the rungs that end the engine. Raises
+    InjectionError.
+    """
+    if options.acts and not options.token and not engine.restarts:
+        raise InjectionError(
+            f"{at}.restartPolicy: {pod.get('restartPolicy')}: an engine that the supervisor"
+            " restarts would not start again, and its pod would end: use"
+            f" {options.fields.mode}"
+        )
 
 
 def _stays(container: Object) -> bool:

@@ -15,9 +15,10 @@ from plimsoll_operator.injection.checks import (
 from plimsoll_operator.injection.configuration import Injected, config_map
 from plimsoll_operator.injection.engine import EngineContainer, find
 from plimsoll_operator.injection.engine import names as container_names
+from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.notes import notes as notes_of
 from plimsoll_operator.injection.options import Options
-from plimsoll_operator.injection.pods import WORKERS, PodSpec, containers_of, pods_of
+from plimsoll_operator.injection.pods import KSERVE_API, WORKERS, PodSpec, containers_of, pods_of
 from plimsoll_operator.injection.shape import check_types
 from plimsoll_operator.injection.sidecar import add_supervisor
 from plimsoll_operator.injection.unchanged import left_alone, restarts_group, unselected
@@ -41,6 +42,7 @@ def inject(document: Object, options: Options) -> Injected:
     if options.namespace is not None and namespace not in (None, options.namespace):
         text = f"it is in namespace {namespace}, and the policy in {options.namespace}"
         return Injected(document, None, (f"{where}: {left_alone(text)}",))
+    _check_knative(changed, where)
     if kserve_llm.is_service(changed):
         return kserve_llm.inject(document, changed, options)
     made: Object | None = None
@@ -61,6 +63,36 @@ def inject(document: Object, options: Options) -> Injected:
     return Injected(changed, made, tuple(notes))
 
 
+KNATIVE_MODES = ("serverless", "knative")
+DEPLOYMENT_MODE = "serving.kserve.io/deploymentMode"
+
+
+def _check_knative(document: Object, where: str) -> None:
+    """Refuse what Knative runs: it admits neither shared process IDs nor init containers.
+
+    Raises InjectionError.
+    """
+    group = str(document.get("apiVersion", "")).rpartition("/")[0]
+    metadata = document.get("metadata")
+    annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
+    mode = annotations.get(DEPLOYMENT_MODE) if isinstance(annotations, dict) else None
+    kserve = group == KSERVE_API and str(mode).lower() in KNATIVE_MODES
+    if kserve or (group == "serving.knative.dev" and document.get("kind") == "Service"):
+        instead = f"; set the annotation {DEPLOYMENT_MODE}: Standard" if kserve else ""
+        raise InjectionError(
+            f"{where}: Knative refuses shareProcessNamespace and init containers, which a"
+            f" supervisor needs{instead}"
+        )
+
+
+def _is_patch(pod: PodSpec) -> bool:
+    """Whether the pod spec is a patch for kustomize: the API server takes no such container."""
+    listed = pod.spec.get("containers")
+    found = listed if isinstance(listed, list) else []
+    names_only = [one for one in found if isinstance(one, dict) and not one.get("image")]
+    return pod.needs_images and bool(names_only)
+
+
 def _copy(value: Any) -> Any:
     """Copy without shared parts: what YAML aliases in one pod must not change in another."""
     if isinstance(value, dict):
@@ -75,6 +107,8 @@ def _engine(pod: PodSpec, at: str, options: Options) -> EngineContainer | str:
     if (why := unselected({**pod.inherited, **pod.labels}, options)) is not None:
         return why
     check_types(pod.spec, at)
+    if _is_patch(pod):
+        return "a container has no image, as in a patch: inject what kustomize build renders"
     spec, containers = pod.spec, containers_of(pod.spec)
     engine = find(
         {**spec, "containers": containers},
@@ -85,6 +119,8 @@ def _engine(pod: PodSpec, at: str, options: Options) -> EngineContainer | str:
         options.engine_type,
         options.engine.port,
         options.named_is_custom or options.unrecognized,
+        config_maps=options.config_maps,
+        port_field=options.fields.port,
     )
     if engine is None:
         return (

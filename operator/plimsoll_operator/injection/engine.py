@@ -1,48 +1,37 @@
-"""Which container of a pod is the engine, which engine it is, and where it serves."""
+"""Which container of a pod is the engine, and by what it is known to be one.
+
+The evidence, in order: the server's command, also in a script; the image's own name; options that
+only an engine has. Whoever asks about an engine, webhook or ``plimsoll inject``, asks :func:`find`.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from plimsoll_api import engines
 from plimsoll_api.engines import EngineType
-from plimsoll_api.units import MAX_DIGITS, whole_number
+from plimsoll_operator.injection import command_line
+from plimsoll_operator.injection.command_line import MAX_COMMAND, CommandLine
 from plimsoll_operator.injection.errors import InjectionError
+from plimsoll_operator.injection.listening import KSERVE, ConfigMaps, of_engine, variables_of
+from plimsoll_operator.injection.programs import NOT_SERVING, Program, of_command, of_image, option
 from plimsoll_operator.render.supervisor import claims_of, shares_device
 
 Object = dict[str, Any]
 
-PORTS = {EngineType.VLLM: 8000, EngineType.SGLANG: 30_000, EngineType.CUSTOM: 8000}
-"""Ports of the OpenAI servers where no flag names one (vllm serve, sglang.launch_server)."""
-MAX_PORT = 65_535
-MARKS = ((EngineType.VLLM, re.compile(r"\bvllm\b")), (EngineType.SGLANG, re.compile("sglang")))
-ROUTER = re.compile(
-    r"(^|/)(vllm-router|sglang-router|epp)$|\bdynamo\.frontend$|\b(vllm|sglang)_router\b"
-)
-ROUTER_IMAGE = re.compile(r"(^|[-_])(router|frontend|gateway|endpoint-picker)\b")
-"""Programs and images of routers, whose names also say which engines they are for."""
-NAMED = re.compile(r"--(backend|engine|kind|framework)[= ](?P<engine>vllm|sglang)")
+COMMAND, IMAGE, OPTIONS = 3, 2, 1
+"""How much the evidence is worth."""
+ENGINE_OPTIONS = {
+    EngineType.VLLM: re.compile(
+        r"--(gpu[-_]memory[-_]utilization|max[-_]model[-_]len|max[-_]num[-_]seqs"
+        r"|tensor[-_]parallel[-_]size|enable[-_]prefix[-_]caching|max[-_]num[-_]batched[-_]tokens)"
+    ),
+    EngineType.SGLANG: re.compile(r"--(mem[-_]fraction[-_]static|chunked[-_]prefill[-_]size)"),
+}
+BACKEND_FLAGS = ("--backend", "--engine", "--kind", "--framework")
 """Options that say which engine a server is, such as those of KServe's huggingfaceserver."""
-FIRST_WORDS = 12
-"""Of a command line: among them any word may be a program."""
-MAX_COMMAND = 1 << 16
-"""Characters of a container's command and arguments that are searched."""
-LEXEME = re.compile(
-    r"""(?P<space>[ \t\r\n]++) | (?P<plain>[^\s'"\\]++) | '(?P<single>[^']*+)'
-    | "(?P<double>(?:[^"\\]++|\\.)*+)" | \\(?P<escaped>.) | (?P<other>\s)""",
-    re.VERBOSE | re.DOTALL,
-)
-"""Parts of words of a shell script. No part of a text is looked at twice."""
-ESCAPED = re.compile(r"\\([\\\"])")
-SERVER = re.compile(r"(^|/)vllm$|vllm\.entrypoints\.|sglang\.launch_server")
-SEPARATORS = ("&&", "||", ";", "|", "&")
-KSERVE = "kserve-container"
-KSERVE_PORT = 8080
-MODEL_FLAGS = ("--served-model-name", "--served_model_name", "--model", "--model-path")
-PORT_FLAGS = ("--port", "--http_port", "--http-port")
+RAY_PORTS = frozenset({"gcs", "gcs-server", "redis", "dashboard"})
 
 
 @dataclass(frozen=True)
@@ -52,7 +41,9 @@ class EngineContainer:
     ``container`` is its name and ``path`` its place in the document; ``limits`` are its resource
     limits; ``uid`` is None where the manifest does not set it; ``hidden`` says whether only a
     process with capabilities may look into it; ``shm`` is what it mounts at /dev/shm, None where
-    that is the pod's own. ``shares_device`` says whether others may use its devices.
+    that is the pod's own; ``shares_device`` says whether others may use its devices, ``restarts``
+    whether the kubelet starts it again when it ends. ``evidence`` says by what it was taken for an
+    engine and its port for the port, ``notes`` what the supervisor will not see.
     """
 
     container: str
@@ -66,12 +57,87 @@ class EngineContainer:
     hidden: bool
     shm: Object | None = None
     shares_device: bool = False
+    restarts: bool = True
+    evidence: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def limit(self) -> str | None:
         """The memory limit as the manifest writes it; None where it has none."""
         found = self.limits.get("memory")
         return None if found is None else str(found)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a container is taken for. ``kind`` is None for no engine, and ``why`` may say why."""
+
+    container: Object
+    kind: EngineType | None = None
+    rank: int = 0
+    by: str = ""
+    why: str = ""
+    server: Program = field(default_factory=Program)
+    line: CommandLine = field(default_factory=CommandLine)
+    ray: bool = False
+
+
+def candidate(container: Object) -> Candidate:
+    """Say what a container is, by its command, its image and its options."""
+    line = command_line.of_container(container)
+    programs = [of_command(words) for words in line.commands]
+    servers = [one for one in programs if one.kind is not None]
+    image, name = of_image(str(container.get("image") or ""))
+    ray = _is_ray(container, line, name)
+    if servers:
+        server = next((one for one in servers if not one.unserved), servers[0])
+        return Candidate(
+            container, server.kind, COMMAND, f"by its command {server.shown}", "", server, line
+        )
+    entry_point = not container.get("command") and (
+        not line.commands or not programs[0].why or not line.is_script
+    )
+    others = [one.why for one in programs if one.why]
+    if programs and len(others) == len(programs):
+        return Candidate(container, why=others[-1], line=line)
+    words = line.commands[0] if line.commands else []
+    if words and words[0] in NOT_SERVING and not container.get("command"):
+        return Candidate(container, why=f"runs vllm {words[0]}, which serves nothing", line=line)
+    server = Program(words=words) if not line.is_script else Program()
+    model = container.get("modelFormat") or {}
+    if (kind := _of_format(str(model.get("name") or ""))) is not None:
+        return Candidate(container, kind, IMAGE, "by its model format", "", server, line)
+    if image is not None:
+        return Candidate(container, image, IMAGE, f"by its image {name}", "", server, line, ray)
+    if entry_point and (kind := _of_options(words)) is not None:
+        return Candidate(container, kind, OPTIONS, "by its options", "", server, line)
+    return Candidate(container, line=line, server=server, ray=ray)
+
+
+def _of_format(name: str) -> EngineType | None:
+    """Return the engine of a KServe model format; huggingfaceserver runs vLLM."""
+    formats = {
+        "vllm": EngineType.VLLM, "huggingface": EngineType.VLLM, "sglang": EngineType.SGLANG
+    }  # fmt: skip
+    return formats.get(name.lower())
+
+
+def _of_options(words: list[str]) -> EngineType | None:
+    for flag in BACKEND_FLAGS:
+        value = option(words, flag)
+        if value in (EngineType.VLLM, EngineType.SGLANG):
+            return EngineType(value)
+    for kind, pattern in ENGINE_OPTIONS.items():
+        if any(pattern.fullmatch(word.partition("=")[0]) for word in words):
+            return kind
+    return None
+
+
+def _is_ray(container: Object, line: CommandLine, image: str) -> bool:
+    """Whether a container starts Ray, which starts the engine later."""
+    ports = {str(one.get("name")) for one in container.get("ports") or ()}
+    runs = any(command_line.program(words[0]) == "ray" for words in line.commands)
+    return runs or bool(ports & RAY_PORTS) or "ray" in re.split(r"[^a-z0-9]+", image)
 
 
 def find(
@@ -83,48 +149,69 @@ def find(
     kind: EngineType | None = None,
     port: int | None = None,
     named_is_custom: bool = True,
+    config_maps: ConfigMaps | None = None,
+    worker: bool = False,
+    port_field: str = "--port",
 ) -> EngineContainer | None:
     """Return the engine in a pod spec; None if no container runs vLLM or SGLang.
 
     With ``unrecognized``, a container that runs something else counts as a custom engine. So does
     a container that is ``named``, if ``named_is_custom``. ``where`` begins the message of an
-    InjectionError: the document and the path of the pod spec. ``field`` is what a person names a
-    container by. ``kind`` and ``port`` are the engine's where somebody says them.
+    InjectionError: the document and the path of the pod spec. ``field`` and ``port_field`` are what
+    a person names a container and a port by. ``kind`` and ``port`` are the engine's where somebody
+    says them. A ``worker`` of a group needs no port.
     """
-    containers: list[Object] = pod.get("containers") or []
-    chosen = _choose(containers, where, named, unrecognized, field)
+    chosen = _choose(pod, where, named, unrecognized, field)
     if chosen is None:
         return None
-    path = f"{where}.containers[{chosen.get('name')}]"
-    if _command_length(chosen) > MAX_COMMAND:
+    container = chosen.container
+    path = f"{where}.containers[{container.get('name')}]"
+    if command_line.length(container) > MAX_COMMAND:
         raise InjectionError(
             f"{path}: the command has more than {MAX_COMMAND} characters, so the engine's"
             " flags are unknown: move the script into a file of the image or a ConfigMap"
         )
-    words = command_words(chosen)
-    kind = kind or _type(chosen, words)
-    if kind is EngineType.CUSTOM and not (unrecognized or named_is_custom):
+    type_ = kind or chosen.kind or EngineType.CUSTOM
+    if type_ is EngineType.CUSTOM and not (unrecognized or named_is_custom):
         return None
-    server = _server(words)
-    limits = (chosen.get("resources") or {}).get("limits") or {}
+    server = chosen.server
+    if server.unserved and port is None and not worker and type_ is not EngineType.CUSTOM:
+        raise InjectionError(f"{path}: {server.shown}: {server.unserved}")
+    variables = {**chosen.line.variables, **variables_of(container, config_maps or {})}
+    found = of_engine(container, server, type_, variables, path)
+    number, by = (port, f"by {port_field}") if port is not None else (found.port, found.by)
+    if chosen.ray and port is None:
+        number, by = None, "its command starts only Ray, and the ports that it shows are Ray's"
+    if number is None and worker:
+        number, by = 8000, "of no server"
+    if number is None:
+        raise InjectionError(
+            f"{path}: the engine's port is unknown: {by}: set it with {port_field}"
+        )
+    limits = (container.get("resources") or {}).get("limits") or {}
+    evidence = chosen.by if kind in (None, chosen.kind) else ""
     return EngineContainer(
-        container=str(chosen["name"]),
+        container=str(container["name"]),
         path=path,
-        type=kind,
-        scheme=_scheme(chosen, server, kind),
-        port=port or _port(chosen, server, kind, path),
-        model=_model(server),
+        type=type_,
+        scheme=found.scheme,
+        port=number,
+        model=found.model,
         limits=limits,
-        uid=_uid(pod, chosen, where, path),
-        hidden=_hidden(pod, chosen),
-        shm=_shm(chosen),
-        shares_device=shares_device(limits, claims_of(chosen), pod),
+        uid=_uid(pod, container, where, path),
+        hidden=_hidden(pod, container),
+        shm=_shm(container),
+        shares_device=shares_device(limits, claims_of(container), pod),
+        restarts=pod.get("restartPolicy") not in ("Never", "OnFailure"),
+        evidence=", ".join(filter(None, [evidence, f"port {number} {by}"])),
+        notes=found.notes,
     )
 
 
 def names(pod: Object) -> str:
-    """Return the names of the pod's containers as a list for a person."""
-    return ", ".join(str(one.get("name")) for one in pod.get("containers") or []) or "none"
+    """Return the names of the pod's containers as a list for a person, with what they run."""
+    listed = [(str(one.get("name")), candidate(one).why) for one in pod.get("containers") or []]
+    return ", ".join(f"{name} {why}".rstrip() for name, why in listed) or "none"
 
 
 def _shm(container: Object) -> Object | None:
@@ -133,174 +220,40 @@ def _shm(container: Object) -> Object | None:
 
 
 def _choose(
-    containers: list[Object], where: str, named: str | None, unrecognized: bool, field: str
-) -> Object | None:
+    pod: Object, where: str, named: str | None, unrecognized: bool, field: str
+) -> Candidate | None:
+    containers: list[Object] = pod.get("containers") or []
     listed = [str(one.get("name")) for one in containers]
     if named is not None:
         if named not in listed:
             raise InjectionError(
                 f"{where}.containers: no container {named!r}: use one of {', '.join(listed)}"
             )
-        return containers[listed.index(named)]
-    known = [one for one in containers if _type(one, command_words(one)) is not EngineType.CUSTOM]
-    if not known and not unrecognized:
+        return candidate(containers[listed.index(named)])
+    known = [candidate(one) for one in containers]
+    engines = [one for one in known if one.kind is not None]
+    if not engines:
+        for one in pod.get("initContainers") or ():
+            if one.get("restartPolicy") == "Always" and candidate(one).kind is not None:
+                raise InjectionError(
+                    f"{where}.initContainers[{one.get('name')}]: an engine that is a native sidecar"
+                    " is not supported: the supervisor would have to start before it and end after"
+                    " it: make it one of the containers"
+                )
+    if not engines and not unrecognized:
         return None
-    candidates = known or containers
-    kserve = [one for one in candidates if one.get("name") == KSERVE]
-    for found in (kserve, candidates):
+    candidates = engines or known
+    best = [one for one in candidates if one.rank == max(each.rank for each in candidates)]
+    kserve = [one for one in best if one.container.get("name") == KSERVE]
+    serving = [one for one in best if not one.server.unserved]
+    with_ports = [one for one in serving if one.container.get("ports")]
+    for found in (kserve, best, serving, with_ports if engines else []):
         if len(found) == 1:
             return found[0]
     raise InjectionError(
         f"{where}.containers: which container is the engine? Use {field} with one of"
         f" {', '.join(listed)}"
     )
-
-
-def command_words(container: Object) -> list[str]:
-    """Command and arguments as words, also those within a ``sh -c`` script.
-
-    What is beyond :data:`MAX_COMMAND` characters is left out, from the argument that it is in.
-    """
-    words: list[str] = []
-    left = MAX_COMMAND
-    for part in _command(container):
-        left -= len(part)
-        if left < 0:
-            break
-        words += _split(part.replace("\\\n", " "))
-    return words
-
-
-def _command(container: Object) -> Iterator[str]:
-    for part in (*(container.get("command") or ()), *(container.get("args") or ())):
-        yield str(part)
-
-
-def _command_length(container: Object) -> int:
-    return sum(map(len, _command(container)))
-
-
-def _split(text: str) -> list[str]:
-    """Split a script into words, in one pass: ``shlex`` takes the square of a word's length.
-
-    What is between quotes is one word; a script whose quotes do not end is split at its spaces.
-    """
-    if not any(mark in text for mark in "'\"\\#"):
-        return text.split()
-    words: list[str] = []
-    word: list[str] | None = None
-    at = 0
-    while at < len(text):
-        found = LEXEME.match(text, at)
-        if found is None:
-            return text.split()
-        at = found.end()
-        kind, part = found.lastgroup, found[found.lastgroup or 0]
-        if kind == "space":
-            if word is not None:
-                words.append("".join(word))
-            word = None
-        elif word is None and kind == "plain" and part.startswith("#"):
-            line = text.find("\n", at)
-            at = line if line >= 0 else len(text)
-        else:
-            word = [] if word is None else word
-            word.append(ESCAPED.sub(r"\1", part) if kind == "double" else part)
-    return [*words, "".join(word)] if word is not None else words
-
-
-def _server(words: Sequence[str]) -> Sequence[str]:
-    """Return the words of the server's own command.
-
-    A script may start others before it, such as Ray.
-    """
-    begin = next((at for at, word in enumerate(words) if SERVER.search(word)), 0)
-    end = next((at for at in range(begin, len(words)) if words[at] in SEPARATORS), len(words))
-    return words[begin:end]
-
-
-def _type(container: Object, words: Sequence[str]) -> EngineType:
-    programs = list(_programs(words))
-    if any(ROUTER.search(one) for one in programs):
-        return EngineType.CUSTOM
-    # That project publishes more than engines.
-    image = str(container.get("image", "")).partition("@")[0].replace("vllm-project/", "")
-    shown = [] if ROUTER_IMAGE.search(image.rpartition("/")[2]) else [image]
-    text = " ".join([*shown, *programs])
-    for kind, mark in MARKS:
-        if mark.search(text):
-            return kind
-    if container.get("name") == KSERVE and "huggingface" in text:
-        return EngineType.VLLM
-    return EngineType.CUSTOM
-
-
-def _programs(words: Sequence[str]) -> Iterator[str]:
-    """Yield those words of a command line that may be programs, and engines that options name.
-
-    A model, a path or a namespace may have any name, so other options and their values are left
-    out.
-    """
-    value = False
-    for at, word in enumerate(words):
-        if named := NAMED.fullmatch(" ".join(words[at : at + 2]) if "=" not in word else word):
-            yield named["engine"]
-        option = word.startswith("-")
-        # A long script may come before the server.
-        if not option and not value and (at < FIRST_WORDS or SERVER.search(word)):
-            yield word
-        value = (word.startswith("--") and "=" not in word) or word == "serve"
-
-
-def _scheme(container: Object, words: Sequence[str], kind: EngineType) -> str:
-    """Return the scheme by the flags of a known engine, or by the probes of another one."""
-    if kind is not EngineType.CUSTOM:
-        return engines.scheme(kind, words)
-    for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
-        request = (container.get(probe) or {}).get("httpGet") or {}
-        if "scheme" in request:
-            return str(request["scheme"]).lower()
-    return "http"
-
-
-def _port(container: Object, words: Sequence[str], kind: EngineType, path: str) -> int:
-    for flag in PORT_FLAGS:
-        found = _flag(words, flag)
-        # A reference to a variable is not resolved here; the container's port says the same.
-        number = None if found is None else whole_number(found[:MAX_DIGITS])
-        if number is not None:
-            return _checked(number, f"{path}: {flag}")
-    ports = container.get("ports") or []
-    if ports:
-        declared = ports[0].get("containerPort") if isinstance(ports[0], dict) else None
-        return _checked(declared, f"{path}.ports[0].containerPort")
-    return KSERVE_PORT if container.get("name") == KSERVE else PORTS[kind]
-
-
-def _checked(port: object, where: str) -> int:
-    if not isinstance(port, int) or not 0 < port <= MAX_PORT:
-        raise InjectionError(f"{where}: {port!r} is not a port number from 1 to {MAX_PORT}")
-    return port
-
-
-def _model(words: Sequence[str]) -> str:
-    for flag in MODEL_FLAGS:
-        found = _flag(words, flag)
-        if found is not None:
-            return found
-    for at, word in enumerate(words[:-1]):
-        if word == "serve" and not words[at + 1].startswith("-"):
-            return words[at + 1]
-    return ""
-
-
-def _flag(words: Sequence[str], name: str) -> str | None:
-    for at, word in enumerate(words):
-        if word.startswith(name + "="):
-            return word.partition("=")[2]
-        if word == name and at + 1 < len(words):
-            return words[at + 1]
-    return None
 
 
 def _uid(pod: Object, container: Object, where: str, path: str) -> int | None:

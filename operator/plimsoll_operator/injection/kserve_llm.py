@@ -214,6 +214,8 @@ def _engine(pod: Object, at: str, model: str, options: Options) -> EngineContain
         kind,
         options.engine.port,
         named_is_custom=options.unrecognized or options.engine.container is not None,
+        config_maps=options.config_maps,
+        port_field=options.fields.port,
     )
     if engine is None:
         return None

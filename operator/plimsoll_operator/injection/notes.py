@@ -17,7 +17,8 @@ Object = dict[str, Any]
 def notes(where: str, pod: Object, engine: EngineContainer, options: Options) -> list[str]:
     """Say what to know about an injection; each sentence begins with the pod's place."""
     known = engine.type is not EngineType.CUSTOM
-    found = [f"{engine.type.value} in container {engine.container}, port {engine.port}"]
+    found = [f"{engine.type.value} in container {engine.container}, {engine.evidence}"]
+    found += engine.notes
     found += _of_user(engine, options, known)
     if pod.get("hostNetwork"):
         found.append(
@@ -52,10 +53,16 @@ def notes(where: str, pod: Object, engine: EngineContainer, options: Options) ->
 
 def _of_user(engine: EngineContainer, options: Options, known: bool) -> list[str]:
     found = []
-    if engine.uid is None and options.run_as_user is None:
+    if options.assigned_user and engine.uid is None:
         found.append(
-            "runAsUser is not set, so the supervisor runs as root, the default of these images; set"
-            f" the engine's user with {options.fields.run_as_user}"
+            "runAsUser is left to the platform: if it gives the supervisor another user than the"
+            " engine, the supervisor cannot read the engine's memory or signal it"
+        )
+    elif engine.uid is None and options.run_as_user is None:
+        found.append(
+            "runAsUser is not set, so the supervisor runs as root, as the images of vLLM and SGLang"
+            " do; if this image has another user, set it with"
+            f" {options.fields.run_as_user}, and on OpenShift use --platform openshift"
         )
     if None not in (engine.uid, options.run_as_user) and engine.uid != options.run_as_user:
         found.append(

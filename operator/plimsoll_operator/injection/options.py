@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from plimsoll_api.engines import EngineType
 from plimsoll_api.label_selector import LabelSelector
@@ -21,6 +23,8 @@ class Fields:
     """How a person sets each option: a flag of the command line, or a field of a policy."""
 
     container: str = "--container"
+    port: str = "--port"
+    mode: str = "--mode Observe"
     unrecognized: str = "--container NAME or --all"
     exclude: str = "--name or --selector"
     group_restarts: str = "--allow-group-restarts"
@@ -38,7 +42,9 @@ class Options:
     ``selector`` chooses pods by their labels. Workloads that name a namespace other than
     ``namespace`` are left out. None of either chooses all. ``named_is_custom`` says whether a
     container counts as a custom engine because it is named. ``resources`` and ``pull_secrets`` are
-    the defaults for a ``supervisor`` that sets none. ``fields`` says how messages name the options.
+    the defaults for a ``supervisor`` that sets none. ``assigned_user`` leaves the supervisor's user
+    to the platform. ``config_maps`` has the data of those beside the workload. ``fields`` says how
+    messages name the options.
     """
 
     image: str
@@ -57,6 +63,8 @@ class Options:
     unrecognized: bool = False
     named_is_custom: bool = True
     group_restarts: bool = False
+    assigned_user: bool = False
+    config_maps: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     fields: Fields = Fields()
 
     @property

@@ -51,6 +51,7 @@ class PodSpec:
     that serve no port. ``restarts_group`` is the restart policy by which the restart of one
     container restarts every pod of the group, empty if that is not so. ``inherited`` are labels
     that the pods get from elsewhere in the document, or from the controller that makes them.
+    ``needs_images`` is false where a controller merges containers of its own into the pods.
     """
 
     path: str
@@ -59,6 +60,7 @@ class PodSpec:
     worker: bool = False
     restarts_group: str = ""
     inherited: Object = field(default_factory=dict)
+    needs_images: bool = True
 
 
 def pods_of(document: Object, where: str) -> list[PodSpec]:
@@ -103,8 +105,8 @@ def containers_of(pod: Object) -> list[Object]:
     model = pod.get("model")
     if isinstance(model, dict) and not any(one.get("name") == "kserve-container" for one in listed):
         runtime = model.get("runtime") or (model.get("modelFormat") or {}).get("name", "")
-        made = {"name": "kserve-container", "image": str(runtime), **model}
-        return [*listed, made]
+        # KServe names the container, whatever the model says.
+        return [*listed, {"image": str(runtime), **model, "name": "kserve-container"}]
     return listed
 
 
@@ -170,7 +172,7 @@ def _predictor(document: Object, where: str) -> Iterator[PodSpec]:
     """KServe merges the fields of a pod spec that stand in the predictor."""
     path = ("spec", "predictor")
     predictor = _object(document, path, where)
-    yield PodSpec("spec.predictor", predictor, _labels(predictor, where))
+    yield PodSpec("spec.predictor", predictor, _labels(predictor, where), needs_images=False)
     if predictor.get("workerSpec") is not None:
         workers = _object(document, (*path, "workerSpec"), where)
         yield PodSpec("spec.predictor.workerSpec", workers, {}, worker=True)

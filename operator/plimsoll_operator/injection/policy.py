@@ -61,6 +61,8 @@ MAX_ANNOTATIONS = 1 << 18
 """Bytes of all annotations: the API server refuses a pod that has more."""
 FIELDS = Fields(
     container="the policy's spec.engine.container",
+    port="the policy's spec.engine.port",
+    mode="spec.supervision.mode: Observe",
     unrecognized="the policy's spec.engine.type: custom",
     exclude="the policy's spec.selector",
     group_restarts=f"the annotation {ALLOW_GROUP_RESTARTS}",
@@ -222,6 +224,7 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> None:
         group=group,
         memory_limit_bytes=memory_limit(engine) or None,
         shared_device=engine.shares_device,
+        restarts=engine.restarts,
     )
     add_supervisor(spec, engine, options, object_name(policy.metadata.name), (pod_engine(found),))
 
@@ -241,4 +244,6 @@ def _engine(pod: Object, group: GroupMember | None, options: Options) -> EngineC
         options.engine_type,
         options.engine.port,
         options.named_is_custom,
+        worker=group is not None and group.worker,
+        port_field=FIELDS.port,
     )

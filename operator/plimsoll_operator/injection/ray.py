@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
-from plimsoll_operator.injection.engine import command_words, names
+from plimsoll_operator.injection import command_line
+from plimsoll_operator.injection.command_line import program
+from plimsoll_operator.injection.engine import names
 from plimsoll_operator.injection.errors import InjectionError
 
 Object = dict[str, Any]
@@ -33,7 +34,5 @@ def worker_container(pod: Object, at: str, named: str | None, field: str) -> str
 
 def _starts(container: Object) -> bool:
     """Whether it runs ``ray start``, as KubeRay writes it into a shell script."""
-    return any(
-        program.rpartition("/")[2] == "ray" and verb == "start"
-        for program, verb in pairwise(command_words(container))
-    )
+    commands = command_line.of_container(container).commands
+    return any(program(words[0]) == "ray" and "start" in words[1:3] for words in commands)

@@ -37,6 +37,7 @@ POD = {
     "volumes": NAMED,
     "imagePullSecrets": NAMED,
     "securityContext": {},
+    "nodeSelector": {},
     "os": {"name": str},
     "restartPolicy": str,
 }

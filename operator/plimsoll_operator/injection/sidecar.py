@@ -55,12 +55,10 @@ def _container(pod: Object, engine: EngineContainer, options: Options) -> Object
     mounts = [mount for mount in made["volumeMounts"] if mount["name"] not in unwanted]
     # What the engine leaves in shared memory is seen there; the volume is the pod's.
     shm = [engine.shm] if engine.shm is not None else []
-    uid = options.run_as_user if options.run_as_user is not None else engine.uid or 0
-    same = {
-        "runAsUser": uid,
-        "runAsNonRoot": uid != 0,
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
+    uid = options.run_as_user if options.run_as_user is not None else engine.uid
+    same: Object = {"seccompProfile": {"type": "RuntimeDefault"}}
+    if uid is not None or not options.assigned_user:
+        same |= {"runAsUser": uid or 0, "runAsNonRoot": bool(uid)}
     taken = {
         port.get("name")
         for container in containers_of(pod)

@@ -13,8 +13,15 @@ from plimsoll_api.engines import EngineType
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.label_selector import LabelSelector
 from plimsoll_api.names import object_name
+from plimsoll_api.supervision import Action, Mode, Supervision
 from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy
-from plimsoll_api.supervisor_config import EngineEndpoint, PodEngine
+from plimsoll_api.supervisor_config import (
+    EngineEndpoint,
+    PodEngine,
+    ServiceRef,
+    SupervisorConfig,
+    of_pod,
+)
 from plimsoll_api.workloads import WorkloadRef
 
 SELECTOR = {"matchLabels": {"app": "vllm"}}
@@ -171,3 +178,15 @@ def test_the_engine_of_a_pod_survives_its_environment_variable() -> None:
         memory_limit_bytes=1 << 30,
     )
     assert msgspec.json.decode(msgspec.json.encode(found), type=PodEngine) == found
+
+
+def test_an_engine_that_does_not_start_again_is_not_restarted() -> None:
+    url = "http://127.0.0.1:8000"
+    endpoint = EngineEndpoint(EngineType.VLLM, url, url, "m", container="server")
+    config = SupervisorConfig(
+        ServiceRef("p", "n"),
+        endpoint,
+        supervision=Supervision(mode=Mode.RECOVER, ladder=tuple(Action)),
+    )
+    job = PodEngine(endpoint, WorkloadRef("Job", "j"), restarts=False)
+    assert of_pod(config, job).supervision.ladder == (Action.TRIM, Action.POD_REPLACE)

@@ -12,6 +12,7 @@ import yaml
 from plimsoll_api import supervisor_config
 from plimsoll_api.engines import EngineType
 from plimsoll_api.serving import SupervisorSettings
+from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervision_policy import SelectedEngine
 from plimsoll_api.supervisor_config import CONTAINER_ENV, SupervisorConfig
 from plimsoll_cli.errors import UsageError
@@ -63,7 +64,7 @@ def pod_of(document: Object) -> Object:
          20 * 10**9),
         ("sglang-deployment", 0, EngineType.SGLANG, 30000, "meta-llama/Llama-3.1-8B-Instruct",
          40 << 30),
-        ("kserve-inferenceservice", 0, EngineType.VLLM, 8080, "huggingface-llama3", 24 << 30),
+        ("kserve-inferenceservice", 0, EngineType.VLLM, 8080, "llama3", 24 << 30),
         ("llm-d", 0, EngineType.VLLM, 8200, "meta-llama/Llama-3.1-8B-Instruct",
          48 << 30),
         ("llm-d", 1, EngineType.VLLM, 8000, "meta-llama/Llama-3.1-8B-Instruct", 48 << 30),
@@ -171,7 +172,7 @@ def test_which_container_is_the_engine_must_be_clear() -> None:
     with pytest.raises(InjectionError, match="Use --container with one of a, b"):
         engine.find(pod, "Pod p", unrecognized=True)
     assert engine.find(pod, "Pod p") is None
-    found = engine.find(pod, "Pod p", "b")
+    found = engine.find(pod, "Pod p", "b", port=1)
     assert found is not None
     assert found.type is EngineType.CUSTOM
     with pytest.raises(InjectionError, match="no container 'c'"):
@@ -192,7 +193,8 @@ def test_which_container_is_the_engine_must_be_clear() -> None:
     ],
 )
 def test_words_of_a_command_line(args: list[str], port: int, model: str) -> None:
-    found = engine.find({"containers": [{"name": "e", "image": "vllm/x", "args": args}]}, "Pod p")
+    container = {"name": "e", "image": "vllm/vllm-openai", "args": args}
+    found = engine.find({"containers": [container]}, "Pod p")
     assert found is not None
     assert (found.port, found.model) == (port, model)
 
@@ -202,7 +204,7 @@ def test_files(tmp_path: Path) -> None:
     kinds = [one["kind"] for one in yaml.safe_load_all(text)]
     assert kinds == ["Secret", "ConfigMap", "Deployment"]
     assert notes[0].startswith(
-        "Deployment mistral-7b: spec.template.spec: vllm in container mistral-7b, port 8000"
+        "Deployment mistral-7b: spec.template.spec: vllm in container mistral-7b, by its command"
     )
     listed = tmp_path / "list.yaml"
     items = documents("sglang-deployment")
@@ -482,7 +484,8 @@ def test_an_unknown_engine_that_the_supervisor_cannot_see_is_announced(
     context: Object, hidden: bool
 ) -> None:
     document = deployment({"name": "e", "image": "mine", "securityContext": context})
-    notes = done(document, Options(OPTIONS.image, unrecognized=True)).notes
+    custom = Options(OPTIONS.image, unrecognized=True, engine=SelectedEngine(port=8000))
+    notes = done(document, custom).notes
     assert any("will not find it" in note for note in notes) is hidden
     known = done(deployment(vllm(securityContext=context))).notes
     assert not any("will not find it" in note for note in known)
@@ -510,7 +513,7 @@ def test_an_engine_that_serves_tls_is_asked_by_https() -> None:
     probe = {"httpGet": {"path": "/health", "port": 8443, "scheme": "HTTPS"}}
     custom = {"name": "e", "image": "mine", "readinessProbe": probe}
     made = done(deployment(custom), Options(OPTIONS.image, unrecognized=True))
-    assert config_of(made).engine.serving_url == "https://127.0.0.1:8000"
+    assert config_of(made).engine.serving_url == "https://127.0.0.1:8443"
 
 
 @pytest.mark.parametrize("policy", [None, "RecreateGroupOnPodRestart"])
@@ -569,3 +572,58 @@ def test_a_name_that_begins_with_a_digit_or_is_generated_is_no_obstacle() -> Non
     document = workload("v1", "Pod", POD)
     document["metadata"] = {"generateName": "vllm-"}
     assert config_map_of(done(document))["metadata"]["name"] == "vllm-supervisor"
+
+
+@pytest.mark.parametrize(
+    ("version", "kind", "mode"),
+    [
+        ("serving.kserve.io/v1beta1", "InferenceService", "Serverless"),
+        ("serving.kserve.io/v1beta1", "InferenceService", "Knative"),
+        ("serving.knative.dev/v1", "Service", ""),
+    ],
+)
+def test_knative_is_refused_with_the_reason(version: str, kind: str, mode: str) -> None:
+    annotations = {"serving.kserve.io/deploymentMode": mode}
+    document = workload(version, kind, {}, annotations=annotations)
+    with pytest.raises(InjectionError, match="Knative refuses shareProcessNamespace"):
+        inject(document, OPTIONS)
+
+
+@pytest.mark.parametrize("policy", ["Never", "OnFailure"])
+def test_an_engine_that_does_not_start_again_is_only_observed(policy: str) -> None:
+    document = deployment(vllm(), restartPolicy=policy)
+    assert done(document).config_map is not None
+    acting = Options(OPTIONS.image, supervision=Supervision(mode=Mode.RECOVER))
+    with pytest.raises(InjectionError, match=f"restartPolicy: {policy}: .* use --mode Observe"):
+        inject(document, acting)
+
+
+def test_a_platform_that_assigns_users_is_left_to_it() -> None:
+    made = done(deployment(vllm()), Options(OPTIONS.image, assigned_user=True))
+    context = pod_of(made.document)["initContainers"][0]["securityContext"]
+    assert "runAsUser" not in context
+    assert "runAsNonRoot" not in context
+    assert any("left to the platform" in note for note in made.notes)
+
+
+def test_a_patch_for_kustomize_is_named() -> None:
+    made = inject(deployment({"name": "engine", "args": ["--model", "m"]}), OPTIONS)
+    assert made.config_map is None
+    assert "inject what kustomize build renders" in made.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "port"),
+    [
+        ({"modelFormat": {"name": "vLLM"}, "runtime": "granite", "name": ""}, 8080),
+        ({"modelFormat": {"name": "sglang"}, "args": ["--port=9000", "--enable-metrics"]}, 9000),
+    ],
+)
+def test_kserves_container_has_kserves_name_and_port(model: Object, port: int) -> None:
+    document = workload(
+        "serving.kserve.io/v1beta1", "InferenceService", {"predictor": {"model": model}}
+    )
+    made = done(document)
+    assert config_of(made).engine.container == "kserve-container"
+    assert config_of(made).engine.serving_url == f"http://127.0.0.1:{port}"
+    assert marker(made.document["spec"]["predictor"]["model"]) == "kserve-container"

@@ -94,10 +94,10 @@ def test_a_pod_on_the_nodes_network_is_supervised_with_consent() -> None:
 
 
 def test_a_dollar_in_a_models_name_is_no_reference_to_a_variable() -> None:
-    made = admit(pod(vllm(args=["--model", "$(MODEL)"])), policy(), IMAGES)
-    assert engine_of(made)["engine"]["model"] == "$(MODEL)"
+    made = admit(pod(vllm(args=["--model", "org/$(a b)"])), policy(), IMAGES)
+    assert engine_of(made)["engine"]["model"] == "org/$(a b)"
     (text,) = [one["value"] for one in supervisor(made)["env"] if one["name"] == POD_ENGINE_ENV]
-    assert "$$(MODEL)" in text
+    assert "$$(a b)" in text
 
 
 def test_the_policy_says_the_engine_where_the_pod_does_not() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from plimsoll_api.engines import EngineType
 from plimsoll_operator.injection import engine
+from plimsoll_operator.injection.command_line import MAX_COMMAND, split
 from plimsoll_operator.injection.errors import InjectionError
 
 Object = dict[str, Any]
@@ -43,28 +44,14 @@ Object = dict[str, Any]
 )  # fmt: skip
 def test_an_engine_is_what_runs_and_not_what_is_named(container: Object, kind: EngineType) -> None:
     pod = {"containers": [{"name": "c", **container}]}
-    found = engine.find(pod, "Pod p", unrecognized=True)
+    found = engine.find(pod, "Pod p", unrecognized=True, port=1)
     assert found is not None
     assert found.type is kind
 
 
 SCRIPTS = st.lists(
     st.sampled_from(
-        [
-            "vllm",
-            " ",
-            "serve",
-            "'",
-            '"',
-            "\\",
-            "\n",
-            "\t",
-            "a b",
-            "--port=1",
-            "$(x)",
-            ";",
-            "é",
-        ]
+        ["vllm", " ", "serve", "'", '"', "\\", "\t", "a b", "--port=1", "$x", "é", "9"]
     ),
     max_size=12,
 ).map("".join)
@@ -72,46 +59,61 @@ SCRIPTS = st.lists(
 
 @given(SCRIPTS)
 def test_a_script_is_split_as_a_shell_splits_it(script: str) -> None:
-    text = script.replace("\\\n", " ")
     try:
-        wanted = shlex.split(text, comments=True)
+        wanted = shlex.split(script, comments=True)
     except ValueError:
-        wanted = text.split()
-    found = engine.command_words({"command": ["sh", "-c", script]})
-    assert found[2:] == wanted
+        wanted = script.split()
+    assert [word for command in split(script) for word in command] == wanted
 
 
-def test_a_number_sign_within_a_word_is_no_comment() -> None:
-    assert engine.command_words({"args": ["a#b 'c d'#e # f\ng"]}) == ["a#b", "c d#e", "g"]
+@pytest.mark.parametrize(
+    ("script", "commands"),
+    [
+        ("a#b 'c d'#e # f\ng", [["a#b", "c d#e"], ["g"]]),
+        ("a && b || c; d & e | tee f", [["a"], ["b"], ["c"], ["d"], ["e"], ["tee", "f"]]),
+        ("a \\\n  --b 2>&1 >>log <in", [["a", "--b"]]),
+        ('a "$(b; c)" `d; e` f', [["a", "$(b; c)", "`d; e`", "f"]]),
+        ("cat <<EOF > x\nvllm serve no\nEOF\nvllm serve m", [["cat"], ["vllm", "serve", "m"]]),
+        ("(a; b)", [["a"], ["b"]]),
+        ("a '", [["a", "'"]]),
+    ],
+)
+def test_the_commands_of_a_script(script: str, commands: list[list[str]]) -> None:
+    assert list(split(script)) == commands
 
 
+SIZE = MAX_COMMAND - 16
 HOSTILE = {
-    "one word": "y" * engine.MAX_COMMAND,
-    "one quoted word": "'" + "y" * (engine.MAX_COMMAND - 2) + "'",
-    "an open quote": "'" + "y" * (engine.MAX_COMMAND - 1),
-    "open quotes": "\"'" * (engine.MAX_COMMAND // 2 - 1) + "'",
-    "substitutions": "$(" * (engine.MAX_COMMAND // 2),
-    "backslashes": "\\" * engine.MAX_COMMAND,
-    "escaped quotes": '"' + '\\"' * (engine.MAX_COMMAND // 2 - 1),
-    "commands": "a;" * (engine.MAX_COMMAND // 2),
-    "short words": "a '" * (engine.MAX_COMMAND // 3),
-    "comments": "#\n" * (engine.MAX_COMMAND // 2),
-    "options": "--backend " * (engine.MAX_COMMAND // 10),
+    "one word": "y" * SIZE,
+    "one quoted word": "'" + "y" * (SIZE - 2) + "'",
+    "an open quote": "'" + "y" * (SIZE - 1),
+    "open quotes": "\"'" * (SIZE // 2 - 1) + "'",
+    "substitutions": "$(" * (SIZE // 2),
+    "backslashes": "\\" * SIZE,
+    "escaped quotes": '"' + '\\"' * (SIZE // 2 - 1),
+    "commands": "a;" * (SIZE // 2),
+    "short words": "a '" * (SIZE // 3),
+    "comments": "#\n" * (SIZE // 2),
+    "options": "--backend " * (SIZE // 10),
 }
 
 
 @pytest.mark.parametrize("shape", HOSTILE)
 def test_no_script_takes_longer_than_its_length(shape: str) -> None:
-    pod = {"containers": [{"name": "c", "image": "vllm/vllm:1", "args": [HOSTILE[shape]]}]}
+    pod = {
+        "containers": [
+            {"name": "c", "image": "vllm/vllm:1", "command": ["sh", "-c"], "args": [HOSTILE[shape]]}
+        ]
+    }
     began = time.process_time()
-    assert engine.find(pod, "Pod p") is not None
+    engine.find(pod, "Pod p", port=1)
     assert time.process_time() - began < 0.5
 
 
 @pytest.mark.parametrize(
     "container",
     [
-        {"command": ["sh", "-c", "vllm serve " + "y" * engine.MAX_COMMAND]},
+        {"command": ["sh", "-c", "vllm serve " + "y" * MAX_COMMAND]},
         {"args": ["serve", "x"] + ["a" * 8] * 80_000},
     ],
 )
@@ -131,6 +133,10 @@ def test_a_port_that_is_no_number_is_not_one_and_a_long_one_is_refused() -> None
         container = {"name": "c", "image": "vllm/vllm:1", "args": [f"--port={port}"]}
         return engine.find({"containers": [container]}, "Pod p")
 
-    assert found("²") == found("$(PORT)")
+    for unknown in ("²", "$(PORT)"):
+        with pytest.raises(
+            InjectionError, match=r"port is unknown: --port .* only the cluster knows"
+        ):
+            found(unknown)
     with pytest.raises(InjectionError, match="not a port number"):
         found("8" * 5000)

@@ -1,0 +1,262 @@
+"""What a container's command line runs: its simple commands, also those within a shell script.
+
+A script of somebody else's is untrusted: it is read in one pass, up to a length. What it decides at
+run time is not known here; a command that only may run counts as one that does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Object = dict[str, Any]
+
+
+def words_of(text: str) -> frozenset[str]:
+    """Return the words of ``text``, which bars separate."""
+    return frozenset(text.split("|"))
+
+
+MAX_COMMAND = 1 << 16
+"""Characters of a container's command and arguments that are searched."""
+MAX_COMMANDS = 2048
+"""Of a script: what comes after them is not read."""
+MAX_NESTED = 4
+"""Shells within shells."""
+TOKEN = re.compile(
+    r"""(?P<space>[ \t\r\f\v]++) | (?P<line>\n) | (?P<plain>[^\s'"\\;&|<>()#`$0-9]++)
+    | (?P<redirect>[0-9]*+(?:<<<|<<-?|>>|>\||[<>]&|[<>]|&>>?)) | (?P<digits>[0-9]++)
+    | (?P<operator>&&|\|\||\|&|[|;&()]) | (?P<number>\#)
+    | '(?P<single>[^']*+)' | "(?P<double>(?:[^"\\]++|\\.)*+)"
+    | \\(?P<escaped>.) | (?P<command>\$\(|`) | (?P<other>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+"""Parts of words of a shell script, and what separates them. No part is looked at twice."""
+ESCAPED = re.compile(r"\\([\\\"$`\n])")
+ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "busybox"})
+KEYWORDS = frozenset(
+    {"if", "then", "else", "elif", "do", "while", "until", "!", "{", "}", "(", ")"}
+)
+WRAPPERS = words_of(
+    "exec|nohup|time|command|builtin|stdbuf|setsid|tini|dumb-init|catatonit|nice|ionice|"
+    "timeout|env|sudo|numactl|taskset|chrt|gosu|su-exec|setpriv|uv|uvx|poetry|pipenv|conda|"
+    "micromamba|nsys|xvfb-run|ddtrace-run|opentelemetry-instrument|mpirun|docker-|"
+    "entrypoint.sh|entrypoint.sh|nvidia_entrypoint.sh"
+)
+"""Programs that run another one, which their own arguments name."""
+PROGRAM = re.compile(r"(vllm|sglang|ray|python[0-9.]*|(ba|da|a|z|k)?sh)")
+
+
+@dataclass
+class CommandLine:
+    """The commands that may run, in their order, and the variables that a script sets for them.
+
+    ``is_script`` says whether a shell runs them.
+    """
+
+    commands: list[list[str]] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
+    is_script: bool = False
+
+
+def length(container: Object) -> int:
+    """Return the number of characters of command and arguments."""
+    return sum(map(len, _words(container)))
+
+
+def of_container(container: Object) -> CommandLine:
+    """Read command and arguments; what is beyond :data:`MAX_COMMAND` characters is left out."""
+    words: list[str] = []
+    left = MAX_COMMAND
+    for word in _words(container):
+        left -= len(word)
+        if left < 0:
+            break
+        words.append(word)
+    if not container.get("command") and len(words) == 1 and not words[0].startswith("/"):
+        words = words[0].split() if "'" in words[0] else _first(words[0])
+    if not container.get("command") and words[:1] == ["-c"]:
+        words = ["sh", *words]  # Of an image whose entry point is a shell.
+    made = CommandLine()
+    _add(words, made, 0)
+    return made
+
+
+def _words(container: Object) -> Iterator[str]:
+    for part in (*(container.get("command") or ()), *(container.get("args") or ())):
+        yield str(part)
+
+
+def _first(text: str) -> list[str]:
+    """Return the words of one argument that holds several, as some charts write them."""
+    commands = list(split(text))
+    return commands[0] if len(commands) == 1 else [text]
+
+
+def _add(words: Sequence[str], line: CommandLine, nested: int) -> None:
+    """Add a command, or in place of a shell with a script the commands of the script."""
+    run = _unwrapped(words, line)
+    if not run:
+        return
+    script = _script(run) if nested < MAX_NESTED else None
+    if script is None:
+        line.commands.append(run)
+        return
+    line.is_script = True
+    for command in split(script):
+        _add(command, line, nested + 1)
+
+
+def _unwrapped(words: Sequence[str], line: CommandLine) -> list[str]:
+    """Return a command without what only sets it up: keywords, assignments, other programs."""
+    left = list(words)
+    while left:
+        if left[0] in KEYWORDS:
+            left = left[1:]
+        elif (found := ASSIGNMENT.fullmatch(left[0])) is not None:
+            line.variables[found[1]] = found[2]
+            left = left[1:]
+        elif left[0] in ("export", "declare", "local", "readonly"):
+            left = [one for one in left[1:] if ASSIGNMENT.fullmatch(one)]
+        elif program(left[0]) in WRAPPERS and (inner := _wrapped(left[1:])):
+            left = inner
+        else:
+            break
+    return left
+
+
+def _wrapped(words: Sequence[str]) -> list[str]:
+    """Return the command within the arguments of a wrapper, empty if there is none."""
+    for at, word in enumerate(words):
+        if PROGRAM.fullmatch(program(word)) or (at == 0 and ASSIGNMENT.fullmatch(word)):
+            return list(words[at:])
+    rest = [at for at, word in enumerate(words) if not word.startswith("-") and not word.isdigit()]
+    return list(words[rest[0] :]) if rest else []
+
+
+def program(word: str) -> str:
+    """Return the name of the program at a path."""
+    return word.rpartition("/")[2]
+
+
+def _script(words: Sequence[str]) -> str | None:
+    """Return the script that a shell is given with ``-c``; None for another command."""
+    if program(words[0]) not in SHELLS:
+        return None
+    at = 1
+    if program(words[0]) == "busybox":
+        at += 1
+    while at < len(words) and words[at].startswith(("-", "+")):
+        if re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", words[at]):
+            rest = [one for one in words[at + 1 :] if not re.fullmatch(r"--|[-+][a-z]+", one)]
+            return rest[0] if rest else None
+        at += 2 if words[at].endswith(("o", "O")) and words[at] != "--" else 1
+    return None
+
+
+def split(script: str) -> Iterator[list[str]]:
+    """Yield the simple commands of a script, in one pass.
+
+    A script whose quotes do not end is one command, split at its spaces.
+    """
+    commands: list[list[str]] = []
+    words: list[str] = []
+    word: list[str] | None = None
+    skip, substitutes = False, True
+    ends: list[str] = []
+    at = 0
+
+    def end_word() -> None:
+        nonlocal word, skip
+        if word is not None and not skip:
+            words.append("".join(word))
+        elif word is not None and ends and ends[-1] == "":
+            ends[-1] = "".join(word)
+        skip = skip and word is None
+        word = None
+
+    def end_command() -> None:
+        nonlocal words, skip
+        end_word()
+        if words:
+            commands.append(words)
+        words, skip = [], False
+
+    while at < len(script) and len(commands) < MAX_COMMANDS:
+        found = TOKEN.match(script, at)
+        if found is None or found["other"] in ("'", '"', "\\"):
+            yield script.split()
+            return
+        at = found.end()
+        kind, part = found.lastgroup or "", found[found.lastgroup or 0]
+        if kind == "space":
+            end_word()
+        elif kind in ("line", "operator"):
+            end_command()
+            for end in ends if kind == "line" else ():
+                document = re.compile(rf"^\t*{re.escape(end)}$", re.MULTILINE).search(script, at)
+                at = document.end() if document is not None else len(script)
+            ends = [] if kind == "line" else ends
+        elif kind == "redirect":
+            end_word()
+            skip = True
+            if part.endswith(("<<", "<<-")) and not part.endswith("<<<"):
+                ends.append("")
+        elif kind == "number" and word is None:
+            line = script.find("\n", at)
+            at = line if line >= 0 else len(script)
+        elif kind == "escaped" and part == "\n":
+            pass
+        else:
+            word = [] if word is None else word
+            if kind == "command" and substitutes:
+                close = _end_of_substitution(script, at, part)
+                substitutes = close is not None
+                part, at = script[at - len(part) : close or at], close or at
+            word.append(ESCAPED.sub(r"\1", part) if kind == "double" else part)
+    end_command()
+    yield from commands
+
+
+def _end_of_substitution(script: str, at: int, opening: str) -> int | None:
+    """Return the place after a command substitution that begins before ``at``; None if open."""
+    if opening == "`":
+        found = script.find("`", at)
+        return found + 1 if found >= 0 else None
+    depth = 1
+    for bracket in re.compile(r"[()]").finditer(script, at):
+        depth += 1 if bracket[0] == "(" else -1
+        if not depth:
+            return bracket.end()
+    return None
+
+
+REFERENCE = re.compile(
+    r"\$\((?P<field>[A-Za-z_][A-Za-z0-9_]*)\)|\$\{(?P<braced>[A-Za-z_][A-Za-z0-9_]*)"
+    r"(?::?-(?P<default>[^{}]*))?\}|\$(?P<bare>[A-Za-z_][A-Za-z0-9_]*)"
+)
+MAX_EXPANDED = 4096
+
+
+def expand(word: str, variables: Mapping[str, str | None]) -> str:
+    """Return ``word`` with the values of those variables that are known.
+
+    Kubernetes expands ``$(NAME)``, a shell ``$NAME`` and ``${NAME:-default}``.
+    """
+    for _ in range(MAX_NESTED):
+        expanded = REFERENCE.sub(lambda found: _value(found, variables), word)
+        if expanded == word or len(expanded) > MAX_EXPANDED:
+            break
+        word = expanded
+    return word
+
+
+def _value(found: re.Match[str], variables: Mapping[str, str | None]) -> str:
+    name = found["field"] or found["braced"] or found["bare"]
+    value = variables.get(name)
+    if value is None and name not in variables and found["default"] is not None:
+        return found["default"]
+    return found[0] if value is None else value

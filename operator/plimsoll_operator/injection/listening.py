@@ -1,0 +1,235 @@
+"""Where an engine listens, and what of it a supervisor will not see."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plimsoll_api import engines
+from plimsoll_api.engines import EngineType
+from plimsoll_api.units import MAX_DIGITS, whole_number
+from plimsoll_operator.injection.command_line import REFERENCE, expand
+from plimsoll_operator.injection.errors import InjectionError
+from plimsoll_operator.injection.programs import Program, has, option
+
+Object = dict[str, Any]
+ConfigMaps = Mapping[str, Mapping[str, Any]]
+"""Data of the ConfigMaps that are known, by name."""
+
+PORTS = {EngineType.VLLM: 8000, EngineType.SGLANG: 30_000}
+"""Ports of the OpenAI servers where no flag names one (vllm serve, sglang.launch_server)."""
+MAX_PORT = 65_535
+KSERVE = "kserve-container"
+KSERVE_PORT = 8080
+PORT_FLAGS = ("--port", "--http-port")
+PORT_VARIABLES = ("PORT", "HTTP_PORT", "SERVER_PORT", "VLLM_PORT_NUMBER", "API_PORT")
+"""Variables by which start scripts of images take their port."""
+MODEL_FLAGS = ("--served-model-name", "--model-name", "--model", "--model-path", "--model-id")
+PROBES = ("readinessProbe", "startupProbe", "livenessProbe")
+POD_IP = "\0"
+"""Value of a variable that holds the pod's own address, which nobody knows before it runs."""
+NOT_HTTP = re.compile(
+    r"(^|[-_])(prom|prometheus|metrics?|monitoring|exporter|nccl|gcs|dist|distributed|dashboard|ray"
+    r"|client|grpc|rpc|redis|nixl|kv|zmq|zeromq|debug|debugpy|pprof|ssh|master|rdzv|torch|bootstrap"
+    r"|gloo|side|sidecar|proxy|p2p|worker|admin|serve|events?|transfer|lmcache|mooncake)([-_]|\d*$)"
+)
+"""Names of ports that speak something else, or are not the engine's own."""
+HTTP = re.compile(r"http|api|openai|web|server|vllm|sglang|llm|inference|main|engine")
+URL = re.compile(r"(https?)://(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1?\]):([0-9]{1,5})")
+ANY_ADDRESS = frozenset({"0.0.0.0", "::", "[::]", "127.0.0.1", "localhost", "::1", "", "*"})
+
+
+@dataclass(frozen=True)
+class Listening:
+    """The address, by what it is known, and notes for a person. No ``port`` is unknown."""
+
+    port: int | None
+    by: str
+    scheme: str
+    model: str
+    notes: tuple[str, ...] = ()
+
+
+def variables_of(container: Object, config_maps: ConfigMaps) -> dict[str, str | None]:
+    """Return a container's environment: None for a value that only the cluster knows."""
+    found: dict[str, str | None] = {}
+    for source in container.get("envFrom") or ():
+        name = (source.get("configMapRef") or {}).get("name")
+        for key, value in (config_maps.get(str(name)) or {}).items():
+            found[f"{source.get('prefix') or ''}{key}"] = str(value)
+    for one in container.get("env") or ():
+        value = one.get("value")
+        source = one.get("valueFrom") or {}
+        reference = source.get("configMapKeyRef") or {}
+        if isinstance(reference, dict) and reference.get("name") in config_maps:
+            value = config_maps[reference["name"]].get(str(reference.get("key")))
+        field = source.get("fieldRef") or {}
+        if isinstance(field, dict) and str(field.get("fieldPath")) in (
+            "status.podIP",
+            "status.podIPs",
+        ):
+            value = POD_IP
+        found[one["name"]] = None if source and value is None else str(value or "")
+    return found
+
+
+def of_engine(
+    container: Object,
+    server: Program,
+    kind: EngineType,
+    variables: Mapping[str, str | None],
+    path: str,
+) -> Listening:
+    """Say where the engine in ``container`` listens. Raises InjectionError for an impossible port.
+
+    ``server`` is its command, ``variables`` are those of its container and its script.
+    """
+    words = [expand(word, variables) for word in server.words]
+    port, by = _port(container, words, server, kind, variables, path)
+    scheme: str = engines.scheme(kind, words)
+    for name in PROBES:
+        request = (container.get(name) or {}).get("httpGet") or {}
+        if str(request.get("scheme", "")).upper() == "HTTPS":
+            scheme = "https"
+    notes = tuple(_notes(container, words, server, kind, variables))
+    return Listening(port, by, scheme, _model(words), notes)
+
+
+def _port(
+    container: Object,
+    words: Sequence[str],
+    server: Program,
+    kind: EngineType,
+    variables: Mapping[str, str | None],
+    path: str,
+) -> tuple[int | None, str]:
+    unresolved = ""
+    for flag in PORT_FLAGS:
+        text = option(words, flag)
+        number = None if text is None else whole_number(text[:MAX_DIGITS])
+        if number is not None:
+            return _checked(number, f"{path}: {flag}"), f"by {flag}"
+        unresolved = unresolved or (f"{flag} {text}" if text is not None else "")
+    if not server.shown and (found := _of_variables(variables)):
+        return found
+    if (found := _of_probes(container, path)) is not None:
+        return found
+    known = server.shown != "" or kind in PORTS
+    default = KSERVE_PORT if container.get("name") == KSERVE else PORTS.get(kind)
+    if "huggingfaceserver" in server.shown:
+        default = KSERVE_PORT
+    if (found := _of_ports(container, default, path)) is not None:
+        return found
+    if unresolved:
+        return None, f"{unresolved[:80]} has a value that only the cluster knows"
+    if known and default is not None:
+        return default, "the default"
+    return None, "no option, probe or named port shows it"
+
+
+def _of_variables(variables: Mapping[str, str | None]) -> tuple[int, str] | None:
+    for name in PORT_VARIABLES:
+        number = whole_number((variables.get(name) or "")[:MAX_DIGITS])
+        if number is not None and 0 < number <= MAX_PORT:
+            return number, f"by the variable {name}"
+    return None
+
+
+def _of_probes(container: Object, path: str) -> tuple[int, str] | None:
+    ports = {one.get("name"): one.get("containerPort") for one in container.get("ports") or ()}
+    for name in PROBES:
+        probe = container.get(name) or {}
+        asked = probe.get("httpGet") or {}
+        port = asked.get("port")
+        port = ports.get(port, whole_number(port[:MAX_DIGITS])) if isinstance(port, str) else port
+        if port is not None:
+            return _checked(port, f"{path}.{name}.httpGet.port"), f"by its {name}"
+        command = " ".join(map(str, (probe.get("exec") or {}).get("command") or ()))
+        if (url := URL.search(command)) is not None:
+            return _checked(int(url[2]), f"{path}.{name}"), f"by its {name}"
+    return None
+
+
+def _of_ports(container: Object, default: int | None, path: str) -> tuple[int, str] | None:
+    """Choose one of the declared ports: by its name, or the default, or the only one."""
+    listed = [
+        (
+            str(one.get("name") or ""),
+            _checked(one.get("containerPort"), f"{path}.ports[{at}].containerPort"),
+        )
+        for at, one in enumerate(container.get("ports") or ())
+    ]
+    speaking = [(name, port) for name, port in listed if not NOT_HTTP.search(name.lower())]
+    named = [(name, port) for name, port in speaking if HTTP.search(name.lower())]
+    for name, port in named:
+        return port, f"by its port {name}"
+    if default is not None and default in [port for _, port in speaking]:
+        return default, "by its ports"
+    if len(speaking) == 1:
+        return speaking[0][1], f"by its port {speaking[0][0]}".rstrip()
+    return None
+
+
+def _checked(port: object, where: str) -> int:
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 < port <= MAX_PORT:
+        raise InjectionError(f"{where}: {port!r} is not a port number from 1 to {MAX_PORT}")
+    return port
+
+
+def _model(words: Sequence[str]) -> str:
+    """Return the model's name as far as the manifest shows it."""
+    for flag in MODEL_FLAGS:
+        found = option(words, flag)
+        if found:
+            return "" if REFERENCE.search(found) else found
+    for at, word in enumerate(words[:-1]):
+        if word == "serve" and not words[at + 1].startswith("-"):
+            return "" if REFERENCE.search(words[at + 1]) else words[at + 1]
+    return ""
+
+
+def _notes(
+    container: Object,
+    words: Sequence[str],
+    server: Program,
+    kind: EngineType,
+    variables: Mapping[str, str | None],
+) -> list[str]:
+    """Say what the supervisor will not see of the engine, and what to change."""
+    found: list[str] = []
+    host = option(words, "--host")
+    if host is not None and host.strip() not in ANY_ADDRESS:
+        shown = "the pod's own address" if POD_IP in host else host[:80]
+        found.append(
+            f"it listens on {shown} only (--host), and the supervisor asks 127.0.0.1: use --host"
+            " 0.0.0.0, or the supervisor sees no load, no stall and no readiness"
+        )
+    if kind is EngineType.SGLANG and server.shown and not has(words, "--enable-metrics"):
+        found.append(
+            "SGLang without --enable-metrics shows no load: no stall is seen, and a drain waits to"
+            " its deadline; add the option"
+        )
+    if kind is EngineType.VLLM and has(words, "--disable-log-stats"):
+        found.append(
+            "--disable-log-stats leaves the metrics empty: no load and no stall is seen; remove it"
+        )
+    if option(words, "--ssl-cert-reqs") in ("1", "2") or has(words, "--enable-ssl-client-auth"):
+        found.append(
+            "the engine asks its clients for certificates, and the supervisor has none: no load and"
+            " no stall is seen; serve /metrics without, or watch it as --engine custom"
+        )
+    if has(words, "--api-key") or "VLLM_API_KEY" in variables:
+        found.append(
+            "the supervisor has no API key: it asks only paths that need none, such as /metrics and"
+            " /health"
+        )
+    rank = option(words, "--node-rank")
+    if rank is not None and not rank.isdigit():
+        found.append(
+            "--node-rank differs from pod to pod: the pods of rank 1 and above serve no port, and"
+            " their supervisors find no server; inject the workload of rank 0, or use a policy with"
+            " a LeaderWorkerSet"
+        )
+    return found

@@ -1,0 +1,204 @@
+"""Which programs and images are engines, and which only have to do with one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from plimsoll_api.engines import EngineType
+from plimsoll_operator.injection.command_line import program, words_of
+
+
+class Program(NamedTuple):
+    """What a command is: an engine's server (``kind``), no engine (``why``), or neither is known.
+
+    ``words`` are the server's own. ``unserved`` says why a server has no HTTP port to ask.
+    """
+
+    kind: EngineType | None = None
+    words: Sequence[str] = ()
+    shown: str = ""
+    why: str = ""
+    unserved: str = ""
+
+
+UNKNOWN = Program()
+PYTHON = re.compile(r"(python|pypy)[0-9.]*")
+SERVERS = {
+    "vllm.entrypoints.openai.api_server": EngineType.VLLM,
+    "vllm.entrypoints.api_server": EngineType.VLLM,
+    "sglang.launch_server": EngineType.SGLANG,
+    "huggingfaceserver": EngineType.VLLM,
+}
+"""Python modules that serve HTTP. KServe's huggingfaceserver runs vLLM."""
+COMMANDS = {
+    "vllm": EngineType.VLLM,
+    "sglang": EngineType.SGLANG,
+    "vllm.entrypoints.cli.main": EngineType.VLLM,
+    "sglang.cli.main": EngineType.SGLANG,
+}
+"""Programs and modules of which the command ``serve`` serves HTTP, and others nothing."""
+WORKERS = re.compile(r"dynamo\.(vllm|sglang|trtllm)(\..*)?")
+GRPC = re.compile(r"vllm\.entrypoints\.grpc_server|sglang\.srt\.entrypoints\.grpc_server")
+SERVING_FILES = re.compile(r"(.*/)?(vllm/entrypoints/.*api_server|sglang/launch_server)\.py")
+OTHER_MODULES = re.compile(
+    r"(vllm|sglang|vllm_router|sglang_router|dynamo|pip|http\.server|venv|torch)(\..*)?|.*bench.*"
+)
+OTHER_FILES = re.compile(
+    r".*(bench|client|download|convert|quantize|eval|test|router|proxy|export|upload|warm).*"
+)
+OTHERS = words_of(
+    "sleep|tail|cat|echo|printf|true|false|:|wait|trap|cd|set|source|.|ulimit|umask|mkdir|"
+    "cp|mv|rm|ln|chmod|chown|ls|test|[|[[|pip|pip3|apt|apt-get|apk|dnf|yum|microdnf|git|tar|"
+    "unzip|gzip|aws|gsutil|gcloud|az|azcopy|rclone|s5cmd|mc|hf|huggingface-cli|modelscope|"
+    "nvidia-smi|rocm-smi|tee|grep|sed|awk|jq|date|env|printenv|hostname|id|whoami|ping|nc|"
+    "ncat|nslookup|dig|getent|ssh|sshd|mount|umount|touch|sha256sum|md5sum|df|du|free|top|"
+    "watch|kubectl|helm|read|exit|return|shift|ldconfig|find|xargs|head|sort|uniq|wc|cut|tr|"
+    "seq|kill|pkill|fi|done|esac|case|for|function|curl|wget|http|hey|ab|wrk|k6|vegeta|"
+    "locust|guidellm|genai-perf|aiperf|inference-perf|lm_eval|lm-eval|nginx|envoy|haproxy|"
+    "caddy|traefik|redis-server|prometheus|dcgm-exporter|node_exporter|jupyter|jupyter-lab|"
+    "gradio|streamlit|open-webui|litellm|vllm-router|sglang-router|epp|vllm_router|"
+    "sglang_router|iperf|iperf3|nccl-tests|all_reduce_perf|mpirun|torchrun"
+)
+"""Programs that prepare a server, ask one, or stand before one."""
+NOT_SERVING = frozenset({"bench", "chat", "complete", "run-batch", "collect-env", "launch-render"})
+"""Commands of vLLM that serve nothing."""
+
+TOKENS = re.compile(r"[^a-z0-9]+")
+OTHER_IMAGES = words_of(
+    "router|frontend|gateway|epp|picker|console|ui|webui|web|dashboard|exporter|bench|"
+    "benchmark|benchmarks|client|clients|proxy|controller|operator|scheduler|autoscaler|"
+    "manager|plugin|sim|simulator|test|tests|docs|doc|demo|downloader|download|init|loader|"
+    "tool|tools|toolkit|webhook|sidecar|adapter|playground|grafana|prometheus|metrics|"
+    "monitor|monitoring|nginx|envoy|cache|tokenizer|tuner|profiler|eval|evaluation|harness|"
+    "cli|admin|portal|studio|chat|bot|agent|agents|discovery|syncer|uploader|converter|"
+    "store|cleaner|cleanup|puller|prefetch|watcher|reporter|notifier|loadgen|load|gradio|"
+    "streamlit|extproc|lint|helm|chart|charts"
+)
+"""Words in the name of an image that has to do with an engine and is none."""
+
+
+def of_command(words: Sequence[str]) -> Program:
+    """Say what a simple command is."""
+    name = program(words[0])
+    if PYTHON.fullmatch(name):
+        return _of_python(words)
+    if name in COMMANDS:
+        return _of_verb(name, words[1:])
+    if name in OTHERS:
+        return Program(why=f"runs {name}")
+    return UNKNOWN
+
+
+def _of_verb(name: str, rest: Sequence[str]) -> Program:
+    kind = COMMANDS[name]
+    verb = next((one for one in rest if not one.startswith("-")), "")
+    if verb != "serve":
+        return Program(
+            why=f"runs {name.partition('.')[0]} {verb}".rstrip() + ", which serves nothing"
+        )
+    words = rest[list(rest).index("serve") :]
+    return Program(kind, words, f"{kind} serve", unserved=_unserved(words))
+
+
+def _of_python(words: Sequence[str]) -> Program:
+    at = 1
+    while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "-c"):
+        at += 2 if words[at] in ("-X", "-W") else 1
+    if at >= len(words) or (words[at] == "-m" and at + 1 >= len(words)):
+        return UNKNOWN
+    if words[at] == "-c":
+        return Program(why="runs a line of Python")
+    if words[at] != "-m":
+        file = words[at]
+        if SERVING_FILES.fullmatch(file):
+            kind = EngineType.SGLANG if "sglang" in file else EngineType.VLLM
+            return Program(
+                kind, words[at + 1 :], program(file), unserved=_unserved(words[at + 1 :])
+            )
+        other = OTHER_FILES.fullmatch(program(file).lower())
+        return Program(why=f"runs {program(file)}") if other else UNKNOWN
+    module, rest = words[at + 1], words[at + 2 :]
+    if module in SERVERS:
+        found = Program(SERVERS[module], rest, module, unserved=_unserved(rest))
+        return _of_huggingface(found) if module == "huggingfaceserver" else found
+    if module in COMMANDS:
+        return _of_verb(module, rest)
+    if (worker := WORKERS.fullmatch(module)) is not None:
+        kind = EngineType.SGLANG if worker[1] == "sglang" else EngineType.VLLM
+        why = "a worker of NVIDIA Dynamo has no OpenAI server of its own; its frontend has"
+        return Program(kind, rest, module, unserved=why)
+    if GRPC.fullmatch(module):
+        kind = EngineType.SGLANG if module.startswith("sglang") else EngineType.VLLM
+        return Program(
+            kind, rest, module, unserved="it serves gRPC, and the supervisor asks by HTTP"
+        )
+    if OTHER_MODULES.fullmatch(module):
+        return Program(why=f"runs {module}")
+    return UNKNOWN
+
+
+def _of_huggingface(found: Program) -> Program:
+    backend = option(found.words, "--backend")
+    if backend in ("huggingface", "sglang"):
+        kind = EngineType.SGLANG if backend == "sglang" else None
+        return found._replace(kind=kind, why="" if kind else "runs Hugging Face's own backend")
+    return found
+
+
+def _unserved(words: Sequence[str]) -> str:
+    """Say why a server with these options has no HTTP port; empty if it has one."""
+    if "--headless" in words:
+        return "--headless: this process of a multi-node engine serves no port"
+    if "--grpc-mode" in words or "--grpc" in words:
+        return "it serves gRPC, and the supervisor asks by HTTP"
+    rank = option(words, "--node-rank")
+    if rank is not None and rank.isdigit() and int(rank[:9]) > 0:
+        return f"--node-rank {rank[:9]}: this process of a multi-node engine serves no port"
+    if (path := option(words, "--uds")) is not None:
+        return (
+            f"--uds {path}: it listens on a Unix socket; serve on a port, which the supervisor asks"
+        )
+    return ""
+
+
+def of_image(image: str) -> tuple[EngineType | None, str]:
+    """Say which engine an image's own name speaks of, and the name.
+
+    Projects and registries, whose names stand before it, may have any name.
+    """
+    name = image.partition("@")[0].rpartition("/")[2].partition(":")[0].lower()
+    words = set(TOKENS.split(name))
+    if words & OTHER_IMAGES:
+        return None, name
+    for word in words:
+        if word.startswith("sglang"):
+            return EngineType.SGLANG, name
+        if word.startswith("vllm") or word == "huggingfaceserver":
+            return EngineType.VLLM, name
+    return None, name
+
+
+def option(words: Sequence[str], name: str) -> str | None:
+    """Return the last value of an option of vLLM or SGLang, None if it is absent.
+
+    Both take underscores for dashes.
+    """
+    found = None
+    for at, word in enumerate(words):
+        if not word.startswith("--"):
+            continue
+        given, equals, value = word.partition("=")
+        if given.replace("_", "-") != name:
+            continue
+        if equals:
+            found = value
+        elif at + 1 < len(words):
+            found = words[at + 1]
+    return found
+
+
+def has(words: Sequence[str], name: str) -> bool:
+    """Whether an option is given, with a value or without."""
+    return any(word.partition("=")[0].replace("_", "-") == name for word in words)
