@@ -39,6 +39,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 40_960, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0,
         "tie_word_embeddings": True,
     },
+    # Qwen/Qwen3-32B
+    "qwen3-32b": {
+        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151_936,
+        "hidden_size": 5120, "intermediate_size": 25_600, "num_hidden_layers": 64,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 40_960, "rms_norm_eps": 1e-6, "rope_theta": 1_000_000.0,
+        "tie_word_embeddings": False,
+    },
     # 12 of the 48 layers of Qwen/Qwen3-30B-A3B
     "qwen3-30b-a3b-quarter": {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe",

@@ -157,33 +157,44 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    @torch.inference_mode()
     def check(self, requests: list[Request], outputs: dict[str, list[int]]) -> dict[str, float]:
         """Compare some outputs with the reference; SystemExit where one is wrong."""
-        wide = Decoder(self.config, torch.float32)
-        wide.bind(exact_tensors(self.model))
-        narrow = Decoder(self.config, self.dtype, quantization=loader.quantization_of(self.config))
-        narrow.bind(self.model.parameters_by_name())
         pool = None if self.runner.kv is None else self.runner.kv.dtype
-        equal = total = 0
-        worst_noise = worst_gap = 0.0
-        for index in range(0, len(requests), max(1, len(requests) // CHECKED)):
-            prompt, _ = requests[index]
-            out = outputs[str(index)][:CHECKED_TOKENS]
-            exact = reference_logits(wide, prompt, out)
-            rounded = reference_logits(narrow, prompt, out, pool)
-            noise = float((exact - rounded).abs().max())
-            chosen = torch.tensor(out, device=self.device).unsqueeze(-1)
-            gap = exact.max(dim=-1).values - exact.gather(-1, chosen).squeeze(-1)
-            worst_noise, worst_gap = max(worst_noise, noise), max(worst_gap, float(gap.max()))
-            equal += int((exact.argmax(dim=-1, keepdim=True) == chosen).sum())
-            total += len(out)
-            if not float(gap.max()) <= 2 * noise + 1e-4:
-                raise SystemExit(
-                    f"request {index}: a token's logit is {float(gap.max()):.4f} below the best of"
-                    f" the reference, the noise is {noise:.4f}: no figure is reported"
-                )
-        return {"checked": total, "equal": equal, "noise": worst_noise, "worst_gap": worst_gap}
+        return compare(self.config, self.model, pool, requests, outputs)
+
+
+@torch.inference_mode()
+def compare(
+    config: Any,
+    model: Decoder,
+    pool: torch.dtype | None,
+    requests: list[Request],
+    outputs: dict[str, list[int]],
+) -> dict[str, float]:
+    """Compare some outputs of ``model`` with the reference; SystemExit where one is wrong."""
+    wide = Decoder(config, torch.float32)
+    wide.bind(exact_tensors(model))
+    narrow = Decoder(config, model.dtype, quantization=loader.quantization_of(config))
+    narrow.bind(model.parameters_by_name())
+    equal = total = 0
+    worst_noise = worst_gap = 0.0
+    for index in range(0, len(requests), max(1, len(requests) // CHECKED)):
+        prompt, _ = requests[index]
+        out = outputs[str(index)][:CHECKED_TOKENS]
+        exact = reference_logits(wide, prompt, out)
+        rounded = reference_logits(narrow, prompt, out, pool)
+        noise = float((exact - rounded).abs().max())
+        chosen = torch.tensor(out, device=model.device).unsqueeze(-1)
+        gap = exact.max(dim=-1).values - exact.gather(-1, chosen).squeeze(-1)
+        worst_noise, worst_gap = max(worst_noise, noise), max(worst_gap, float(gap.max()))
+        equal += int((exact.argmax(dim=-1, keepdim=True) == chosen).sum())
+        total += len(out)
+        if not float(gap.max()) <= 2 * noise + 1e-4:
+            raise SystemExit(
+                f"request {index}: a token's logit is {float(gap.max()):.4f} below the best of"
+                f" the reference, the noise is {noise:.4f}: no figure is reported"
+            )
+    return {"checked": total, "equal": equal, "noise": worst_noise, "worst_gap": worst_gap}
 
 
 def exact_tensors(model: Decoder) -> dict[str, torch.Tensor]:

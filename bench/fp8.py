@@ -16,18 +16,15 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import os
 import statistics
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.engine import MAX_SEQS, WORKLOADS, add_measuring, measure, workload
+from bench.engine import WORKLOADS, add_measuring
 from bench.result import earlier, publish
-from bench.tensor_parallel import MAX_LENGTH, RankedBench
+from bench.tensor_parallel import RankedBench, vllms
 
 FORMATS = {"bf16": "auto", "fp8": "auto", "fp8_kv": "fp8"}
 """Each with its ``--kv-cache-dtype``, by a name that vLLM has as well."""
@@ -42,47 +39,13 @@ def folder_of(kind: str, flags: argparse.Namespace) -> Path:
 
 def ours(kind: str, flags: argparse.Namespace) -> dict[str, Any]:
     """Sets and check of each workload."""
-    bench = RankedBench(folder_of(kind, flags), 1, flags.device, flags.budget, FORMATS[kind])
-    try:
-        return {name: measure(bench, flags.shape, name, flags) for name in flags.workload}
-    finally:
-        bench.close()
+    folder = folder_of(kind, flags)
+    return RankedBench(folder, 1, flags.device, flags.budget, FORMATS[kind]).measured(flags)
 
 
-def vllms(kind: str, flags: argparse.Namespace) -> dict[str, Any]:
-    """Sets of each workload by vLLM, which keeps its own defaults beside the sizes."""
-    # As this engine is measured: scheduler and model in the process that submits, without messages.
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    from vllm import LLM, SamplingParams  # an environment of its own has it
-
-    llm: Any = LLM(
-        model=str(folder_of(kind, flags)), max_model_len=MAX_LENGTH, max_num_seqs=MAX_SEQS,
-        max_num_batched_tokens=flags.budget, kv_cache_dtype=FORMATS[kind], seed=flags.seed,
-    )  # fmt: skip
-    found: dict[str, Any] = {}
-    for name in flags.workload:
-        work = workload(name, flags.seed, flags.scale)
-        prompts = [{"prompt_token_ids": prompt} for prompt, _ in work.requests]
-        sampling = [
-            SamplingParams(temperature=0.0, max_tokens=out, ignore_eos=True, detokenize=False)
-            for _, out in work.requests
-        ]
-        sets = []
-        for number in range(flags.sets + 1):  # the first one warms up and is not counted
-            llm.reset_prefix_cache()
-            begun = time.perf_counter()
-            answers = llm.generate(prompts, sampling, use_tqdm=False)
-            seconds = time.perf_counter() - begun
-            lengths = [len(answer.outputs[0].token_ids) for answer in answers]
-            if lengths != [out for _, out in work.requests]:
-                raise SystemExit(f"vLLM, {name}: a request has too few tokens")
-            if number or flags.no_warm_up:
-                line = {"workload": name, "seconds": seconds, "tok_s": work.tokens / seconds}
-                print(json.dumps({"vllm": kind, **line}), flush=True)
-                sets.append(line)
-        found[name] = {"sets": sets[: flags.sets]}
-    del llm
-    return found
+def theirs(kind: str, flags: argparse.Namespace) -> dict[str, Any]:
+    """Sets of each workload by vLLM."""
+    return vllms(folder_of(kind, flags), 1, FORMATS[kind], flags)
 
 
 def with_ratios(figures: dict[str, Any], shape: str) -> dict[str, Any]:
@@ -108,13 +71,14 @@ def main() -> None:
     add("--fp8", required=True, type=Path, help="made from it by plimsoll_engine.models.write_fp8")
     add("--format", nargs="+", default=list(FORMATS), choices=FORMATS)
     add("--workload", nargs="+", default=list(DEFAULT), choices=WORKLOADS)
+    add("--no-check", action="store_true", help="for a shape that no GPU holds in float32")
     add("--vllm", action="store_true", help="measure vLLM instead of this engine")
     add_measuring(parser, "fp8")
     flags = parser.parse_args()
     figures, samples = earlier(flags.out / f"{flags.name}.json")
     for kind in flags.format:
         by = "_vllm" if flags.vllm else ""
-        for name, found in (vllms if flags.vllm else ours)(kind, flags).items():
+        for name, found in (theirs if flags.vllm else ours)(kind, flags).items():
             key = f"{name}_{flags.shape}_{kind}{by}"
             figures[f"{key}_tok_s"] = statistics.median(line["tok_s"] for line in found["sets"])
             samples[key] = found

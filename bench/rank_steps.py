@@ -1,17 +1,20 @@
 """A step of the model on one GPU, and shared out over several with each way to sum.
 
     python -m bench.rank_steps --name rank-steps-h200
+    python -m bench.rank_steps --size 4 --shape 32b --way mapped --no-alone --profile
 
 The Llama-3.1-8B shape with random weights, without the engine around it: decode steps are captured
 graphs over contexts of 384 tokens, and a prefill step has two prompts of 4,000 tokens. ``nccl``
 sums by NCCL, ``mapped`` through memory that all ranks map, as the engine does where it can.
 ``…_ratio`` is the time on one GPU over it; the samples have the median seconds, of rank 0. A step
-ends with an exchange of all ranks.
+ends with an exchange of all ranks. ``--profile`` prints what a step spends in each kernel on rank
+0: one that waits for another rank, or for the kernel ahead of it, counts that too.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +23,18 @@ import torch
 
 from bench.rank_sums import flags, on_all_ranks, seconds
 from bench.result import publish
-from bench.shapes import llama31_8b
+from bench.shapes import SHAPES
 from plimsoll_engine.core.forward import Forward
 from plimsoll_engine.core.graphs import DecodeGraphs
 from plimsoll_engine.distributed.group import ALONE, WHOLE, Group, ProcessGroup, Shard, SumShape
 from plimsoll_engine.messages.rank_ipc import Array, Inputs
 from plimsoll_engine.models.decoder import Decoder
 
-ROWS = (256, 64, 16, 1)
+ROWS = (256, 128, 64, 16, 1)
 CONTEXT, BLOCK, PROMPT, PROMPTS = 384, 16, 4000, 2
 TABLE = 4096 // BLOCK
 DTYPE = torch.bfloat16
+PROFILED, SHOWN = 4, 14
 
 
 def _ints(values: Any) -> Array:
@@ -66,9 +70,9 @@ def prefilling() -> Inputs:
     )  # fmt: skip
 
 
-def model_of(shard: Shard, group: Group) -> Decoder:
+def model_of(config: Any, shard: Shard, group: Group) -> Decoder:
     """One rank's part, with normal weights of its own."""
-    model = Decoder(llama31_8b(), DTYPE, shard)
+    model = Decoder(config, DTYPE, shard)
     tensors = {}
     for name, meta in model.parameters_by_name().items():
         tensor = torch.empty_like(meta, device="cuda")
@@ -78,14 +82,30 @@ def model_of(shard: Shard, group: Group) -> Decoder:
     return model
 
 
+def profiled(kind: str, work: Callable[[], Any]) -> None:
+    """Print where the device's time goes in a step, by kernel."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(PROFILED):
+            work()
+        torch.cuda.synchronize()
+    rows = profiler.key_averages()
+    total = sum(row.self_device_time_total for row in rows) / PROFILED
+    print(f"profile of {kind}: {total:.0f} us in kernels", flush=True)
+    for row in sorted(rows, key=lambda row: -row.self_device_time_total)[:SHOWN]:
+        took = row.self_device_time_total / PROFILED
+        print(f"  {took:8.0f} us, {row.count // PROFILED:4} x  {row.key[:80]}", flush=True)
+
+
 @torch.inference_mode()
-def steps(model: Decoder) -> dict[str, float]:
+def steps(model: Decoder, profile: bool) -> dict[str, float]:
     """Seconds of a step, by its kind."""
     forward = Forward(model, max(ROWS) * CONTEXT // BLOCK, BLOCK)
     assert forward.kv is not None
     forward.kv.normal_()
     inputs = prefilling()
     found = {"prefill": seconds(lambda: forward.compute(inputs), 4)}
+    if profile:
+        profiled("prefill", lambda: forward.compute(inputs))
     forward.graphs = DecodeGraphs(model, forward.kv, BLOCK, max(ROWS), TABLE)
     forward.graphs._missing = list(ROWS)
     while forward.graphs.capture_next():
@@ -93,6 +113,8 @@ def steps(model: Decoder) -> dict[str, float]:
     for rows in ROWS:
         step = decoding(rows)
         found[str(rows)] = seconds(lambda step=step: forward.compute(step))  # type: ignore[misc]
+        if profile:
+            profiled(f"{rows} rows", lambda step=step: forward.compute(step))  # type: ignore[misc]
     forward.close()
     return found
 
@@ -100,14 +122,15 @@ def steps(model: Decoder) -> dict[str, float]:
 def run(shard: Shard, store: Path, arguments: argparse.Namespace) -> None:
     torch.cuda.set_device(shard.rank)
     torch.manual_seed(shard.rank)
-    sums = SumShape(PROMPTS * PROMPT, llama31_8b().hidden_size, DTYPE)
+    config = SHAPES[arguments.shape]()
+    sums = SumShape(PROMPTS * PROMPT, config.hidden_size, DTYPE)
     group = ProcessGroup(shard, torch.device("cuda", shard.rank), store, sums)
     mapped = group._sums
-    model = model_of(shard, group)
+    model = model_of(config, shard, group)
     found = {}
-    for name in ("nccl", "mapped"):
+    for name in arguments.way:
         group._sums = None if name == "nccl" else mapped
-        found[name] = steps(model)
+        found[name] = steps(model, arguments.profile and name == "mapped")
         if shard.rank == 0:
             print(
                 name, {kind: round(1e3 * took, 3) for kind, took in found[name].items()}, flush=True
@@ -115,17 +138,25 @@ def run(shard: Shard, store: Path, arguments: argparse.Namespace) -> None:
     model.close()
     torch.cuda.empty_cache()
     if shard.rank == 0:
-        found["one"] = steps(model_of(WHOLE, ALONE))
         figures: dict[str, Any] = {"ranks_count": shard.size}
-        for name in ("nccl", "mapped"):
-            for kind, took in found[name].items():
-                figures[f"{name}_{kind}_ratio"] = found["one"][kind] / took
+        if not arguments.no_alone:
+            found["one"] = steps(model_of(config, WHOLE, ALONE), arguments.profile)
+        for name in found if "one" in found else ():
+            if name != "one":
+                for kind, took in found[name].items():
+                    figures[f"{name}_{kind}_ratio"] = found["one"][kind] / took
         publish(arguments.name, figures, found, folder=arguments.out)
     group.close()
 
 
 def main() -> None:
-    on_all_ranks("bench.rank_steps", flags(__doc__, "rank-steps").parse_args(), run)
+    parser = flags(__doc__, "rank-steps")
+    add = parser.add_argument
+    add("--shape", default="8b", choices=SHAPES)
+    add("--way", nargs="+", default=["nccl", "mapped"], choices=["nccl", "mapped"])
+    add("--no-alone", action="store_true", help="for a shape that one GPU cannot hold")
+    add("--profile", action="store_true")
+    on_all_ranks("bench.rank_steps", parser.parse_args(), run)
 
 
 if __name__ == "__main__":

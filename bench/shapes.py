@@ -33,6 +33,16 @@ def llama31_8b() -> Any:
     )  # fmt: skip
 
 
+def qwen3_32b() -> Any:
+    """Qwen3-32B: 65 GB of weights, which leave one GPU of 80 GB no room to serve."""
+    return Qwen3Config(
+        hidden_size=5120, intermediate_size=25_600, num_hidden_layers=64, num_attention_heads=64,
+        num_key_value_heads=8, head_dim=128, vocab_size=151_936, max_position_embeddings=40_960,
+        rms_norm_eps=1e-6, tie_word_embeddings=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+    )  # fmt: skip
+
+
 def qwen3_30b_a3b_quarter() -> Any:
     """12 of the 48 layers of Qwen3-30B-A3B: a benchmark's check has all weights in float32, too."""
     return Qwen3MoeConfig(
@@ -66,8 +76,8 @@ def tiny_moe() -> Any:
 
 
 SHAPES = {
-    "06b": qwen3_06b, "8b": llama31_8b, "30b-a3b-quarter": qwen3_30b_a3b_quarter, "tiny": tiny,
-    "tiny-moe": tiny_moe,
+    "06b": qwen3_06b, "8b": llama31_8b, "32b": qwen3_32b, "tiny": tiny, "tiny-moe": tiny_moe,
+    "30b-a3b-quarter": qwen3_30b_a3b_quarter,
 }  # fmt: skip
 
 

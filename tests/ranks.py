@@ -8,17 +8,47 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
+import torch
 
 from plimsoll_engine.distributed.leader import Leader
 from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_faults.models import tiny, tiny_moe
 
+DEVICES = torch.cuda.device_count()
+GROUPS = [
+    pytest.param(
+        size,
+        marks=pytest.mark.skipif(
+            size > DEVICES, reason=f"{DEVICES} CUDA devices: a group of {size} ranks needs as many"
+        ),
+    )
+    for size in (2, 4)
+]
+"""Of groups, for ``pytest.mark.parametrize``."""
 LEAVE_TIMEOUT_S = 60
 IMPORT_TIMEOUT_S = 240
 """An interpreter with torch takes its time on a busy machine."""
+
+
+def write_for_four(folder: Path, experts: bool = False) -> None:
+    """Write the tiny checkpoint with the same text, but a key and value head for each query's."""
+    each = tiny.HEADS // tiny.KV_HEADS
+
+    def change(tensors: dict[str, torch.Tensor], modulus: int) -> dict[str, torch.Tensor]:
+        found = tiny_moe.with_experts(tensors, modulus) if experts else dict(tensors)
+        for name in [name for name in found if "k_proj" in name or "v_proj" in name]:
+            heads = found[name].view(tiny.KV_HEADS, tiny.HEAD_DIM, -1)
+            found[name] = heads.repeat_interleave(each, 0).flatten(0, 1).contiguous()
+        return found
+
+    fields = tiny_moe.FIELDS if experts else {}
+    tiny.write_checkpoint(folder, fields | {"num_key_value_heads": tiny.HEADS}, change)
 
 
 @contextmanager

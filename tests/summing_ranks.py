@@ -37,7 +37,7 @@ class Task:
 
 
 def compute(task: Task) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The norm and the residual after each sum."""
+    """The norm and the residual after each sum; of a shared one what :meth:`RankSums.kept` says."""
     from plimsoll_engine.kernels.rank_sums import RankSums
 
     nbytes = task.layout.nbytes
@@ -51,7 +51,8 @@ def compute(task: Task) -> list[tuple[torch.Tensor, torch.Tensor]]:
     for x, residual in zip(task.inputs, task.residuals, strict=True):
         assert sums.takes(x)
         norm = sums.add_norm(x, residual, task.weight, task.eps)
-        found.append((norm.clone(), residual))
+        kept = sums.kept(residual, torch.arange(len(x))) if sums.shares(x) else residual
+        found.append((norm.clone(), kept))
     return found
 
 

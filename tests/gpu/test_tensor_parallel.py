@@ -1,4 +1,4 @@
-"""Two ranks on two GPUs: the tokens and logits of one, and every byte given back on both."""
+"""Ranks on GPUs: the tokens and logits of one, and every byte given back on all."""
 
 from __future__ import annotations
 
@@ -17,15 +17,9 @@ from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.device_memory import device_memory
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
-from plimsoll_faults.models import tiny_moe
-from plimsoll_faults.models.tiny import write_checkpoint
 from tests.logits import recorded
-from tests.ranks import started
+from tests.ranks import GROUPS, started, write_for_four
 
-DEVICES = torch.cuda.device_count()
-pytestmark = pytest.mark.skipif(
-    DEVICES < 2, reason=f"{DEVICES} CUDA devices: tensor parallelism needs two"
-)
 MIB = 1 << 20
 VOCABULARY = 2048
 SIZES: dict[str, Any] = {
@@ -41,13 +35,13 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 LENGTHS = tuple(1 + 57 * number for number in range(32))
 LOGITS_NOISE = 1.5
-"""Two ranks round each sum once more, in half as long sums each."""
+"""Several ranks round each sum once more, in shorter sums each."""
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
-    write_checkpoint(folder)
+    write_for_four(folder)
     return folder
 
 
@@ -55,7 +49,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def dense_or_experts(request: pytest.FixtureRequest, tiny: Path, tmp_path: Path) -> Path:
     if request.param == "dense":
         return tiny
-    tiny_moe.write_checkpoint(tmp_path / "model")
+    write_for_four(tmp_path / "model", experts=True)
     return tmp_path / "model"
 
 
@@ -100,14 +94,15 @@ def prompts_of(lengths: tuple[int, ...], vocabulary: int) -> list[list[int]]:
     return [torch.randint(3, vocabulary, (n,), generator=generator).tolist() for n in lengths]
 
 
+@pytest.mark.parametrize("size", GROUPS)
 @pytest.mark.parametrize("all_graphs", [False, True], ids=["first-graphs", "all-graphs"])
-def test_greedy_tokens_of_two_ranks_are_those_of_one(
-    dense_or_experts: Path, tmp_path: Path, all_graphs: bool
+def test_greedy_tokens_of_several_ranks_are_those_of_one(
+    dense_or_experts: Path, tmp_path: Path, all_graphs: bool, size: int
 ) -> None:
     """By kernels and graphs, in batches and one row alone."""
     found = []
-    for size in (1, 2):
-        asked = config(dense_or_experts, tmp_path, size, "float32")
+    for ranks in (1, size):
+        asked = config(dense_or_experts, tmp_path, ranks, "float32")
         with started(asked) as (lifecycle, processes):
             engine = lifecycle.engine
             assert engine is not None
@@ -117,32 +112,34 @@ def test_greedy_tokens_of_two_ranks_are_those_of_one(
             alone = generate(engine, prompts_of((40,), 500), 64)
             found.append((texts, alone))
             assert audit(engine, lifecycle.ledger)[2] == []
-        assert [process.returncode for process in processes] == [0] * (size - 1)
+        assert [process.returncode for process in processes] == [0] * (ranks - 1)
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("size", GROUPS)
 @pytest.mark.parametrize("checkpoint", MODELS, indirect=True)
-def test_bf16_logits_of_two_ranks_are_within_the_noise_of_one(
-    checkpoint: Path, tmp_path: Path
+def test_bf16_logits_of_several_ranks_are_within_the_noise_of_one(
+    checkpoint: Path, tmp_path: Path, size: int
 ) -> None:
     prompts = prompts_of(LENGTHS, VOCABULARY)
     found: dict[tuple[int, str], torch.Tensor] = {}
-    for size, dtype in ((1, "float32"), (1, "bfloat16"), (2, "bfloat16"), (2, "float32")):
+    kinds = ((1, "float32"), (1, "bfloat16"), (size, "bfloat16"), (size, "float32"))
+    for ranks, dtype in kinds:
         # Quick: no graph is captured, and so every step's logits are made where they are seen.
-        with started(config(checkpoint, tmp_path, size, dtype), quick=True) as (lifecycle, _):
+        with started(config(checkpoint, tmp_path, ranks, dtype), quick=True) as (lifecycle, _):
             engine = lifecycle.engine
             assert engine is not None
             seen = recorded(engine)
             generate(engine, prompts, 1)
             rows = [seen[str(number), 0].float().cpu() for number in range(len(prompts))]
-            found[size, dtype] = torch.stack(rows)
+            found[ranks, dtype] = torch.stack(rows)
             del engine, seen
     exact = found[1, "float32"]
     error = {key: float((logits - exact).square().mean().sqrt()) for key, logits in found.items()}
     print(f"rms from one rank in float32: {error}; logits {float(exact.std()):.2f}")
     assert 0 < error[1, "bfloat16"] < 0.2 * float(exact.std())
-    assert error[2, "bfloat16"] <= LOGITS_NOISE * error[1, "bfloat16"]
-    assert error[2, "float32"] < 0.02 * error[1, "bfloat16"]
+    assert error[size, "bfloat16"] <= LOGITS_NOISE * error[1, "bfloat16"]
+    assert error[size, "float32"] < 0.02 * error[1, "bfloat16"]
 
 
 @pytest.fixture
@@ -152,21 +149,22 @@ def nvml() -> Iterator[None]:
     pynvml.nvmlShutdown()
 
 
-def used() -> list[int]:
-    """Bytes in use on both devices, by all processes."""
+def used(size: int) -> list[int]:
+    """Bytes in use on the first ``size`` devices, by all processes."""
     found = []
-    for index in range(2):
+    for index in range(size):
         uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid.encode())
         found.append(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used))
     return found
 
 
-def test_both_devices_are_given_back(tiny: Path, tmp_path: Path, nvml: None) -> None:
+@pytest.mark.parametrize("size", GROUPS)
+def test_all_devices_are_given_back(tiny: Path, tmp_path: Path, nvml: None, size: int) -> None:
     gc.collect()  # models of other tests that wait for it would be part of the baseline
     after = []
     for _ in range(3):
-        with started(config(tiny, tmp_path, 2, "bfloat16")) as (lifecycle, processes):
+        with started(config(tiny, tmp_path, size, "bfloat16")) as (lifecycle, processes):
             engine = lifecycle.engine
             assert engine is not None
             while engine.runner.capture_more():
@@ -174,19 +172,21 @@ def test_both_devices_are_given_back(tiny: Path, tmp_path: Path, nvml: None) -> 
             generate(engine, prompts_of((30, 700), 500), 16)
             leader = lifecycle.member.leader
             assert leader is not None
-            (report,) = leader.accounts()
-            devices = device_memory(engine.runner.device) + report.devices
-            assert [device.index for device in devices] == [0, 1]
-            assert len({device.uuid for device in devices}) == 2
-            assert report.graph_bytes > 0
-            pool = engine.runner.kv_bytes // 2
+            reports = leader.accounts()
+            devices = device_memory(engine.runner.device)
+            for report in reports:
+                devices += report.devices
+            assert [device.index for device in devices] == list(range(size))
+            assert len({device.uuid for device in devices}) == size
+            assert all(report.graph_bytes > 0 for report in reports)
+            pool = engine.runner.kv_bytes // size
             assert all(d.torch_allocated and d.torch_allocated >= pool for d in devices)
             del engine
-        assert [process.returncode for process in processes] == [0]
+        assert [process.returncode for process in processes] == [0] * (size - 1)
         allocated, baseline = lifecycle.left()
         assert allocated is not None
         assert allocated == baseline
-        after.append(used())
+        after.append(used(size))
     # The first cycle makes this process's context.
-    for device in range(2):
+    for device in range(size):
         assert abs(after[-1][device] - after[0][device]) <= 64 * MIB, after

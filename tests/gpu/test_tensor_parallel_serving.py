@@ -1,4 +1,4 @@
-"""Two GPUs behind the HTTP API, with zygote and weight server: a restart, then a rank's death."""
+"""GPUs behind the HTTP API, with zygote and weight server: a restart, then each rank's death."""
 
 from __future__ import annotations
 
@@ -12,25 +12,21 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
-from plimsoll_faults.models.tiny import write_checkpoint
 from tests.integration.engine.conftest import Engine
+from tests.ranks import GROUPS, write_for_four
 
-DEVICES = torch.cuda.device_count()
-pytestmark = pytest.mark.skipif(
-    DEVICES < 2, reason=f"{DEVICES} CUDA devices: tensor parallelism needs two"
-)
+pytestmark = pytest.mark.parametrize("size", GROUPS)
 CLIENTS, TOKENS = 4, 400
 
 
 @pytest.fixture(params=["never", "always"])
-def engine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """Without a standby of two ranks, and with one."""
-    write_checkpoint(tmp_path / "tiny")
+def engine(tmp_path: Path, size: int, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """Without a standby of all ranks, and with one."""
+    write_for_four(tmp_path / "tiny")
     one = Engine(
-        tmp_path / "tiny", tmp_path / "run", "--device", "cuda", "--tensor-parallel-size", "2",
-        "--num-blocks", "4096", "--standby-worker", request.param,
+        tmp_path / "tiny", tmp_path / "run", "--device", "cuda", "--num-blocks", "4096",
+        "--tensor-parallel-size", str(size), "--standby-worker", request.param,
     )  # fmt: skip
     try:
         yield one.wait_ready()
@@ -58,11 +54,11 @@ def living(family: list[psutil.Process]) -> list[psutil.Process]:
     return found
 
 
-def test_streams_over_a_restart_and_over_a_death(engine: Engine) -> None:
+def test_streams_over_a_restart_and_over_each_death(engine: Engine, size: int) -> None:
     undisturbed = texts(engine)
-    engine.until(lambda: len(ranks(engine)) == 2, "two ranks' report")
+    engine.until(lambda: len(ranks(engine)) == size, "all ranks' report")
     status = engine.status()
-    assert [device["index"] for device in status["devices"]] == [0, 1]
+    assert [device["index"] for device in status["devices"]] == list(range(size))
     assert all(device["used"] > 0 and device["torch_allocated"] > 0 for device in status["devices"])
     by_owner: dict[str, Any] = {entry["owner"]: entry for entry in status["ledger"]}
     assert by_owner["weights"]["process"] == "weight_server"
@@ -70,7 +66,7 @@ def test_streams_over_a_restart_and_over_a_death(engine: Engine) -> None:
     before = ranks(engine)
     if "standby" in status:
         engine.until(
-            lambda: engine.status()["standby"] == {"state": "prepared"}, "a standby of two ranks"
+            lambda: engine.status()["standby"] == {"state": "prepared"}, "a standby of all ranks"
         )
     with ThreadPoolExecutor(1) as pool:
         streams = pool.submit(texts, engine)
@@ -80,20 +76,20 @@ def test_streams_over_a_restart_and_over_a_death(engine: Engine) -> None:
     assert operation["state"] == "succeeded", operation
     assert operation["kv_handover"] == "handed_over", operation
     stopped = next(step for step in operation["steps"] if step["name"] == "stop_worker")
-    assert stopped["before_bytes"] == stopped["after_bytes"], "all of both devices came back"
+    assert stopped["before_bytes"] == stopped["after_bytes"], "all of the devices came back"
     assert not set(before) & set(ranks(engine))
     engine.clean()
 
-    for rank in (1, 0):
+    for rank in reversed(range(size)):
         before = ranks(engine)
         with engine.streams(CLIENTS, TOKENS) as futures:
             os.kill(before[rank], signal.SIGKILL)
             assert [future.result(120).text for future in futures] == undisturbed
-        engine.until(lambda: len(ranks(engine)) == 2, "two ranks' report")
+        engine.until(lambda: len(ranks(engine)) == size, "all ranks' report")
         assert not set(before) & set(ranks(engine))
         engine.clean()
     log = engine.log.read_text()
-    assert "rank 1, was killed by SIGKILL" in log
+    assert all(f"rank {rank}, was killed by SIGKILL" in log for rank in range(1, size))
     print("\n".join(line for line in log.splitlines() if "process_group" in line)[-1500:])
     family = engine.family()
     engine.end()

@@ -67,13 +67,16 @@ class Group:
         """Return :meth:`Ops.add_rms_norm` of the sum of ``x`` over all ranks.
 
         Of ``residual`` a rank may keep only what it needs for the next such sum of as many rows
-        (see :meth:`keeps`); what is returned is good until then.
+        (:meth:`stream_rows` has it whole); what is returned is good until then.
         """
         return ops.add_rms_norm(self.all_reduce(x), residual, weight, eps)
 
-    def keeps(self, rows: int) -> bool:
-        """Whether each rank keeps all of the residual over :meth:`add_norm` of ``rows`` rows."""
-        return True
+    def stream_rows(self, ops: Ops, residual: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """Return the rows ``index`` int [rows] of what :meth:`add_norm` made of ``residual``.
+
+        They are whole on each rank, [rows, columns].
+        """
+        return ops.rows(residual, index)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of ``x`` over all ranks, in place; any shape and dtype."""
@@ -178,9 +181,15 @@ class ProcessGroup(Group):
             return super().add_norm(ops, x, residual, weight, eps)
         return self._sums.add_norm(x, residual, weight, eps)
 
-    def keeps(self, rows: int) -> bool:
-        """Whether each rank keeps all of the residual over :meth:`add_norm` of ``rows`` rows."""
-        return self._sums is None or self._sums.keeps(rows)
+    def stream_rows(self, ops: Ops, residual: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """Return the rows ``index`` int [rows] of what :meth:`add_norm` made of ``residual``.
+
+        They are whole on each rank, [rows, columns]: where ranks keep a share each, one exchange of
+        these rows.
+        """
+        if self._sums is None or not self._sums.shares(residual):
+            return super().stream_rows(ops, residual, index)
+        return self.all_reduce(self._sums.kept(residual, index))
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Return the sum of ``x`` over all ranks, in place.

@@ -274,3 +274,19 @@ def sum_shared(
             tl.store(others[step] + RESULTS // itemsize + at, result, mask=inside)
         for step in tl.static_range(0, RANKS - 1):
             _signal(signalled[step], done, short)
+
+
+@triton.jit(do_not_specialize=["rank"], do_not_specialize_on_alignment=["index"])
+def kept_rows(
+    residual, index, out, columns, rank, RANKS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False,
+):  # fmt: skip
+    """Copy the rows ``index`` that :func:`sum_shared` left on this rank; the others are zeros."""
+    column = tl.arange(0, BLOCK)
+    let_next(OVERLAP)
+    after_last(OVERLAP)
+    row = tl.load(index + tl.program_id(0)).to(tl.int64)
+    own = (row // ROWS) % RANKS == rank
+    found = tl.load(residual + row * columns + column, mask=own & (column < columns), other=0.0)
+    place = tl.program_id(0).to(tl.int64) * columns + column
+    tl.store(out + place, found, mask=column < columns)

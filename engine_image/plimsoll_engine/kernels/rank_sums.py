@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from plimsoll_engine.kernels.overlap import overlap
-from plimsoll_engine.kernels.rank_sum_kernels import sum_shared, sum_whole, sum_words
+from plimsoll_engine.kernels.rank_sum_kernels import kept_rows, sum_shared, sum_whole, sum_words
 from plimsoll_engine.kernels.rank_sum_layout import STATE, Layout
 from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2, rows_at_once, warps_of
 
@@ -66,9 +66,20 @@ class RankSums:
         layout = self._layout
         return 0 < rows <= layout.rows and columns == layout.columns and x.dtype == self._dtype
 
-    def keeps(self, rows: int) -> bool:
-        """Whether :meth:`add_norm` of ``rows`` rows leaves the whole ``residual`` on each rank."""
-        return rows <= self._layout.whole_rows or rows > self._layout.rows
+    def shares(self, x: torch.Tensor) -> bool:
+        """Whether :meth:`add_norm` of such rows leaves each rank a share of ``residual`` alone."""
+        return self.takes(x) and len(x) > self._layout.whole_rows
+
+    def kept(self, residual: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """Return the rows ``index`` int [rows] of a shared ``residual``; zeros for another's."""
+        rows, columns = residual.shape
+        out = residual.new_empty(len(index), columns)
+        kept_rows[(len(index),)](
+            residual, index, out, columns, self._rank, RANKS=self._layout.ranks,
+            ROWS=rows_at_once(rows, self._block), BLOCK=self._block,
+            num_warps=warps_of(self._block), **overlap(residual.device),
+        )  # fmt: skip
+        return out
 
     def add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float

@@ -162,23 +162,22 @@ class Decoder:
         residual = self.embed(ids) if embeds is None else embeds.clone()
         x = ops.rms_norm(residual, self._layers[0].attention_norm, spec.eps)
         norms = self._norms_after()
-        # A rank that keeps a share of the stream has not all of the needed rows.
-        cut = needed if self.group.keeps(len(x)) else None
         for index, layer in enumerate(self._layers):
-            if cut is not None and index == len(self._layers) - 1:
-                rows, plan = cut.rows, cut.plan
+            if needed is not None and index == len(self._layers) - 1:
+                rows, plan = needed.rows, needed.plan
                 self._store_last(x, rotary, layer, adapters, plan)
                 if not len(rows):
                     return x[:0]
                 adapters = plan.adapters
-                x, residual, rotary = (ops.rows(y, rows) for y in (x, residual, rotary))
+                x, rotary = ops.rows(x, rows), ops.rows(rotary, rows)
+                residual = self.group.stream_rows(ops, residual, rows)
                 query = self._last_query(x, rotary, layer, adapters)
             else:
                 qkv = lora.linear(x, layer.qkv, layer.qkv_bias, adapters, index, "qkv", ops.linear)
                 query = ops.rotate_and_store(qkv, rotary, layer.norms, spec.eps, plan, index)
             x = self._add_attention(residual, query, layer, index, plan)
             x = self._add_mlp(residual, x, layer, index, adapters, norms[index])
-        return x if needed is None or needed is cut else ops.rows(x, needed.rows)
+        return x
 
     def _store_last(
         self,

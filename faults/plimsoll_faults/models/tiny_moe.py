@@ -91,19 +91,22 @@ def with_experts(tensors: dict[str, torch.Tensor], modulus: int) -> dict[str, to
     return found
 
 
+FIELDS = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": EXPERTS,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": WIDTH,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": list(DENSE),
+}
+"""Of the config, beside those of the tiny checkpoint."""
+
+
 def write_checkpoint(folder: Path) -> None:
     """Write the whole checkpoint into ``folder``, which is made where it is missing."""
-    fields = {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        "num_experts": EXPERTS,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": WIDTH,
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": list(DENSE),
-    }
-    tiny.write_checkpoint(folder, fields, with_experts)
+    tiny.write_checkpoint(folder, FIELDS, with_experts)
 
 
 def main() -> None:

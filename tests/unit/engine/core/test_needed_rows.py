@@ -28,6 +28,7 @@ from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.scheduler import Chunk
 from plimsoll_engine.distributed.group import Group
 from plimsoll_engine.kernels import quantized
+from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.quantized import FP8
 from plimsoll_engine.kernels.reference import ReferenceOps
 from plimsoll_engine.messages.rank_ipc import Inputs
@@ -288,17 +289,25 @@ def test_a_cut_prompt_leaves_keys_and_values_alone(
 class SharedOut(Group):
     """A group whose ranks keep a share of the stream each, as large sums of several do."""
 
-    def keeps(self, rows: int) -> bool:
-        return False
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def stream_rows(self, ops: Ops, residual: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        self.asked.append(len(residual))
+        whole = residual.clone()
+        residual.fill_(torch.nan)
+        return ops.rows(whole, index)
 
 
-def test_where_the_stream_is_shared_out_the_last_layer_computes_all_rows(
+def test_where_the_stream_is_shared_out_its_needed_rows_are_asked_for(
     model: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chunks = chunks_of(STEP)
     wanted, expected, _ = play(model, chunks, ALL)
-    monkeypatch.setattr(model, "group", SharedOut())
+    group = SharedOut()
+    monkeypatch.setattr(model, "group", group)
     logits, told, _ = play(model, chunks, 1)
+    assert group.asked == [sum(chunk.rows for chunk in chunks)]
     assert logits is not None
     assert wanted is not None
     assert same(logits, wanted, 2e-2)

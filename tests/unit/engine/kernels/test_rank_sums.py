@@ -99,7 +99,9 @@ def test_sums_of_any_shape_in_any_order(
         if count <= WHOLE_ROWS:
             assert bool((kept == size).all()), "every rank keeps the whole residual"
         else:
-            assert bool((kept >= 1).all()), "every row is kept by a rank"
+            assert bool((kept == 1).all()), "every row is kept by one rank"
+            others = torch.stack([found[rank][number][1] for rank in range(size)]).ne(0).any(-1)
+            assert bool((others.sum(0) <= 1).all()), "and is zeros on the others"
 
 
 @pytest.mark.parametrize("whole_rows", [0, 100, 10_000])
