@@ -83,19 +83,59 @@ def _bounded(begun, WAIT_NS: tl.constexpr):
 
 
 @triton.jit
-def _wait(signal, number, WAIT_NS: tl.constexpr):
-    """Wait until ``signal`` says that what this sum needs was written; all threads may read it."""
+def _all_there(signals, number, among):
+    """Return 1 where all ``signals`` [n] ``among`` those that count are ``number``, else 0."""
+    found = tl.atomic_add(signals, 0, mask=among, sem="acquire", scope="sys")
+    return tl.min(((found == number) | ~among).to(tl.int32), axis=0)
+
+
+@triton.jit
+def _wait(signals, number, among, WAIT_NS: tl.constexpr):
+    """Wait until all ``signals`` say that what this sum needs was written; all threads may read it.
+
+    ``among`` is which of them count.
+    """
     begun = _now(WAIT_NS)
-    while tl.atomic_add(signal, 0, sem="acquire", scope="sys") != number:
+    there = _all_there(signals, number, among)
+    while there == 0:
         _bounded(begun, WAIT_NS)
+        there = _all_there(signals, number, among)
     tl.debug_barrier()
 
 
 @triton.jit
-def _signal(there, place, number):
-    """Say in another rank's buffer that all that this program has written there is written."""
+def _all_seen(signals, number, among):
+    """As :func:`_all_there`, for more signals than a program has threads; without an acquire."""
+    found = tl.load(signals, mask=among, other=0, volatile=True)
+    return tl.min(((found == number) | ~among).to(tl.int32), axis=0)
+
+
+@triton.jit
+def _wait_long(signals, number, among, WAIT_NS: tl.constexpr):
+    """Wait as :func:`_wait` does. What is there then is for the kernels behind this one alone."""
+    begun = _now(WAIT_NS)
+    there = _all_seen(signals, number, among)
+    while there == 0:
+        _bounded(begun, WAIT_NS)
+        there = _all_seen(signals, number, among)
+
+
+@triton.jit
+def _signal(there, number, among):
+    """Say at ``there`` [n], ``among`` those that count, that all of this program is written.
+
+    One for all: the release waits for what was written, and each would wait by itself.
+    """
     tl.debug_barrier()
-    tl.atomic_xchg(there + place, number, sem="release", scope="sys")
+    tl.atomic_xchg(there, number, mask=among, sem="release", scope="sys")
+
+
+@triton.jit
+def _every(header, RANKS: tl.constexpr, PAD: tl.constexpr):
+    """Return all ranks' numbers, [PAD] of which the first are ranks, and their buffers in words."""
+    ranks = tl.arange(0, PAD)
+    found = tl.load(header + ranks, mask=ranks < RANKS, other=0)
+    return ranks, found.to(tl.pointer_type(tl.int32))
 
 
 @triton.jit
@@ -109,6 +149,30 @@ def _add_norm(total, before, residual, scale, out, at, inside, columns, eps):
     result = (value * inverse * scale).to(out.dtype.element_ty)
     tl.store(out + at, result, mask=inside)
     return result
+
+
+@triton.jit
+def _words(here, apart, rank, RANKS: tl.constexpr, inside):
+    """Load the words of all ranks at ``here``, ``apart`` words from one to the next; own are zeros.
+
+    All at once: one after the other, each would take a turn of its own.
+    """
+    found = ()
+    for source in tl.static_range(0, RANKS):
+        mask = inside & (source != rank)
+        words = tl.load(here + source * apart, mask=mask, other=0, volatile=True)
+        found = found + (words,)  # type: ignore[assignment]  # noqa: RUF005
+    return found
+
+
+@triton.jit
+def _missing(words, rank, RANKS: tl.constexpr, inside, number):
+    """Return 1 where a word of another rank is not of the sum ``number`` yet, else 0."""
+    there = ~inside
+    for source in tl.static_range(0, RANKS):
+        own = ((words[source] & UPPER) == number) | (source == rank) | ~inside
+        there = own if source == 0 else there & own
+    return 1 - tl.min(there.to(tl.int32), axis=0)
 
 
 @triton.jit(do_not_specialize=["rank"])
@@ -138,30 +202,24 @@ def sum_words(
     bits = own.to(tl.int16, bitcast=True).to(tl.int64) & 0xFFFF
     bits_2 = own_2.to(tl.int16, bitcast=True).to(tl.int64) & 0xFFFF
     word = number | (bits_2 << 16) | bits
-    place = WORDS // 8 + turn * (RANKS * WORD_ROWS) * half + row * half + column
+    apart = WORD_ROWS * half
+    place = WORDS // 8 + turn * RANKS * apart + row * half + column
     for step in tl.static_range(0, RANKS - 1):
-        tl.store(others[step] + place + rank * WORD_ROWS * half, word, mask=inside)
+        tl.store(others[step] + place + rank * apart, word, mask=inside)
     before = tl.load(residual + at, mask=inside, other=0.0)
     before_2 = tl.load(residual + at + half, mask=inside, other=0.0)
+    begun = _now(WAIT_NS)
+    words = _words(header + place, apart, rank, RANKS, inside)
+    while _missing(words, rank, RANKS, inside, number) != 0:
+        _bounded(begun, WAIT_NS)
+        words = _words(header + place, apart, rank, RANKS, inside)
     total = tl.zeros([BLOCK], tl.float32)
     total_2 = tl.zeros([BLOCK], tl.float32)
-    begun = _now(WAIT_NS)
     for source in tl.static_range(0, RANKS):
-        if source == rank:
-            total += own.to(tl.float32)
-            total_2 += own_2.to(tl.float32)
-        else:
-            here = header + place + source * WORD_ROWS * half
-            found = tl.load(here, mask=inside, other=0, volatile=True)
-            while (
-                tl.min((((found & UPPER) == number) | (column >= half)).to(tl.int32), axis=0) == 0
-            ):
-                found = tl.load(here, mask=inside, other=0, volatile=True)
-                _bounded(begun, WAIT_NS)
-            part = (found & 0xFFFF).to(tl.int16).to(x.dtype.element_ty, bitcast=True)
-            part_2 = ((found >> 16) & 0xFFFF).to(tl.int16).to(x.dtype.element_ty, bitcast=True)
-            total += part.to(tl.float32)
-            total_2 += part_2.to(tl.float32)
+        part = (words[source] & 0xFFFF).to(tl.int16).to(x.dtype.element_ty, bitcast=True)
+        part_2 = ((words[source] >> 16) & 0xFFFF).to(tl.int16).to(x.dtype.element_ty, bitcast=True)
+        total += tl.where(source == rank, own, part).to(tl.float32)
+        total_2 += tl.where(source == rank, own_2, part_2).to(tl.float32)
     total += before.to(tl.float32)
     total_2 += before_2.to(tl.float32)
     rounded = total.to(residual.dtype.element_ty)
@@ -175,12 +233,28 @@ def sum_words(
     tl.store(out + at + half, (value_2 * inverse * scale_2).to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _parts(
+    own, parts, at, inside, rank, columns, PART_ROWS: tl.constexpr, RANKS: tl.constexpr
+):  # fmt: skip
+    """Return the sum of ``own`` and what lies at ``at`` of each other source, in their order.
+
+    Without a branch for the own part, so that no part is waited for before the next is asked for.
+    """
+    total = tl.zeros(own.shape, tl.float32)
+    for source in tl.static_range(0, RANKS):
+        first = (source - rank - 1 + RANKS) % RANKS * PART_ROWS
+        part = tl.load(parts + first * columns + at, mask=inside & (source != rank), other=0.0)
+        total += tl.where(source == rank, own, part).to(tl.float32)
+    return total
+
+
 @triton.jit(do_not_specialize=["rank", "rows"])
 def sum_whole(
     x, residual, weight, out, header, rank, rows, columns, eps,
     ARRIVED: tl.constexpr, PARTS: tl.constexpr, MAX_ROWS: tl.constexpr, PART_ROWS: tl.constexpr,
-    RANKS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WAIT_NS: tl.constexpr,
-    OVERLAP: tl.constexpr = False,
+    RANKS: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    WAIT_NS: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     """Sum ``ROWS`` rows a program: every rank sends its part to all others and adds up all rows."""
     block = tl.program_id(0)
@@ -189,7 +263,8 @@ def sum_whole(
     inside = (row < rows) & (column < columns)
     scale = tl.load(weight + column, mask=column < columns, other=0.0).to(tl.float32)
     others = _others(header, rank, RANKS, x.dtype.element_ty)
-    signalled = _others(header, rank, RANKS, tl.int32)
+    ranks, signalled = _every(header, RANKS, PAD)
+    among = (ranks < RANKS) & (ranks != rank)
     let_next(OVERLAP)
     after_last(OVERLAP)
     at = row.to(tl.int64) * columns + column
@@ -197,38 +272,33 @@ def sum_whole(
     number, turn = _begin(header)
     short = (number >> 32).to(tl.int32)
     size = PARTS // (x.dtype.element_ty.primitive_bitwidth // 8)
+    half = turn * (RANKS - 1) * PART_ROWS
     for step in tl.static_range(0, RANKS - 1):
         # This rank is source RANKS - 2 - step of the one that is step + 1 ranks further.
-        first = (turn * (RANKS - 1) + RANKS - 2 - step) * PART_ROWS
+        first = half + (RANKS - 2 - step) * PART_ROWS
         tl.store(others[step] + size + first * columns + at, own, mask=inside)
     before = tl.load(residual + at, mask=inside, other=0.0)
-    for step in tl.static_range(0, RANKS - 1):
-        place = ARRIVED // 4 + (turn * RANKS + rank) * MAX_ROWS + block
-        _signal(signalled[step], place, short)
-    signals = _own(header, tl.int32) + ARRIVED // 4 + turn * RANKS * MAX_ROWS + block
-    parts = _own(header, x.dtype.element_ty) + size
-    total = tl.zeros([ROWS, BLOCK], tl.float32)
-    for source in tl.static_range(0, RANKS):
-        if source == rank:
-            total += own.to(tl.float32)
-        else:
-            _wait(signals + source * MAX_ROWS, short, WAIT_NS)
-            first = (turn * (RANKS - 1) + (source - rank - 1 + RANKS) % RANKS) * PART_ROWS
-            total += tl.load(parts + first * columns + at, mask=inside, other=0.0).to(tl.float32)
+    signals = ARRIVED // 4 + turn * RANKS * MAX_ROWS + block
+    _signal(signalled + signals + rank * MAX_ROWS, short, among)
+    _wait(_own(header, tl.int32) + signals + ranks * MAX_ROWS, short, among, WAIT_NS)
+    parts = _own(header, x.dtype.element_ty) + size + half * columns
+    total = _parts(own, parts, at, inside, rank, columns, PART_ROWS, RANKS)
     _add_norm(total, before, residual, scale, out, at, inside, columns, eps)
 
 
-@triton.jit(do_not_specialize=["rank", "rows"])
+@triton.jit(do_not_specialize=["rank", "rows", "blocks"])
 def sum_shared(
-    x, residual, weight, out, header, rank, rows, columns, eps,
+    x, residual, weight, out, header, rank, rows, columns, eps, blocks,
     ARRIVED: tl.constexpr, FINISHED: tl.constexpr, PARTS: tl.constexpr, RESULTS: tl.constexpr,
-    MAX_ROWS: tl.constexpr, PART_ROWS: tl.constexpr, RANKS: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, WAIT_NS: tl.constexpr, OVERLAP: tl.constexpr = False,
+    MAX_ROWS: tl.constexpr, PART_ROWS: tl.constexpr, RANKS: tl.constexpr, PAD: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, WAITED: tl.constexpr, WAIT_NS: tl.constexpr,
+    OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     """Sum ``ROWS`` rows a program, every block on one rank, which sends the result to all others.
 
     ``out`` are the results in the own buffer. Of ``residual`` a rank keeps the rows of its blocks
-    alone, and the same rows in every sum of as many rows.
+    alone, and the same rows in every sum of as many rows. The programs behind the ``blocks`` wait
+    for the results of ``WAITED`` blocks each: who has sent its part makes room for the next.
     """
     block = tl.program_id(0)
     owner = block % RANKS
@@ -237,9 +307,8 @@ def sum_shared(
     inside = (row < rows) & (column < columns)
     scale = tl.load(weight + column, mask=column < columns, other=0.0).to(tl.float32)
     others = _others(header, rank, RANKS, x.dtype.element_ty)
-    signalled = _others(header, rank, RANKS, tl.int32)
+    ranks, signalled = _every(header, RANKS, PAD)
     there = _buffer(header, owner, x.dtype.element_ty)
-    there_signalled = _buffer(header, owner, tl.int32)
     let_next(OVERLAP)
     after_last(OVERLAP)
     at = row.to(tl.int64) * columns + column
@@ -249,31 +318,27 @@ def sum_shared(
     itemsize: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     # The rows of one owner lie together.
     packed = ((block // RANKS) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64) * columns + column
-    done = FINISHED // 4 + turn * MAX_ROWS + block
-    if owner != rank:
-        first = (turn * (RANKS - 1) + (rank - owner - 1 + RANKS) % RANKS) * PART_ROWS
+    half = turn * (RANKS - 1) * PART_ROWS
+    arrived = ARRIVED // 4 + turn * RANKS * MAX_ROWS + block
+    done = FINISHED // 4 + turn * MAX_ROWS
+    if block >= blocks:
+        awaited = (block - blocks) * WAITED + tl.arange(0, WAITED)
+        theirs = (awaited < blocks) & (awaited % RANKS != rank)
+        _wait_long(_own(header, tl.int32) + done + awaited, short, theirs, WAIT_NS)
+    elif owner != rank:
+        first = half + (rank - owner - 1 + RANKS) % RANKS * PART_ROWS
         tl.store(there + PARTS // itemsize + first * columns + packed, own, mask=inside)
-        place = ARRIVED // 4 + (turn * RANKS + rank) * MAX_ROWS + block
-        _signal(there_signalled, place, short)
-        _wait(_own(header, tl.int32) + done, short, WAIT_NS)
+        _signal(signalled + arrived + rank * MAX_ROWS, short, ranks == owner)
     else:
-        signals = _own(header, tl.int32) + ARRIVED // 4 + turn * RANKS * MAX_ROWS + block
-        parts = _own(header, x.dtype.element_ty) + PARTS // itemsize
         before = tl.load(residual + at, mask=inside, other=0.0)
-        total = tl.zeros([ROWS, BLOCK], tl.float32)
-        for source in tl.static_range(0, RANKS):
-            if source == rank:
-                total += own.to(tl.float32)
-            else:
-                _wait(signals + source * MAX_ROWS, short, WAIT_NS)
-                first = (turn * (RANKS - 1) + (source - rank - 1 + RANKS) % RANKS) * PART_ROWS
-                part = tl.load(parts + first * columns + packed, mask=inside, other=0.0)
-                total += part.to(tl.float32)
+        among = (ranks < RANKS) & (ranks != rank)
+        _wait(_own(header, tl.int32) + arrived + ranks * MAX_ROWS, short, among, WAIT_NS)
+        parts = _own(header, x.dtype.element_ty) + PARTS // itemsize + half * columns
+        total = _parts(own, parts, packed, inside, rank, columns, PART_ROWS, RANKS)
         result = _add_norm(total, before, residual, scale, out, at, inside, columns, eps)
         for step in tl.static_range(0, RANKS - 1):
             tl.store(others[step] + RESULTS // itemsize + at, result, mask=inside)
-        for step in tl.static_range(0, RANKS - 1):
-            _signal(signalled[step], done, short)
+        _signal(signalled + done + block, short, among)
 
 
 @triton.jit(do_not_specialize=["rank"], do_not_specialize_on_alignment=["index"])

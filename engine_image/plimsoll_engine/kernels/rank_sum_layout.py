@@ -25,8 +25,9 @@ PAYLOAD_BYTES = 4
 class Layout:
     """The buffer for sums of at most ``rows`` rows of ``columns`` elements of ``itemsize`` bytes.
 
-    ``word_rows`` of them at most may be sent in words; at most ``whole_rows`` are summed by every
-    rank, and more are shared out. Sizes are in bytes, places are offsets in bytes.
+    ``word_rows`` of them at most may be sent in words; at most ``whole_rows``, which are no fewer,
+    are summed by every rank, and more are shared out. Sizes are in bytes, places are offsets in
+    bytes.
     """
 
     ranks: int

@@ -17,19 +17,24 @@ WAIT_NS = 60_000_000_000
 collectives may take."""
 
 
-WORD_ROWS = 64
-"""So many rows at most are sent in words, with two ranks; fewer the more ranks there are, since a
-rank sends each of them twice the bytes. As fast as with signals there (``bench/rank_sums.py``)."""
-WHOLE_ROWS = 160
-"""So many rows at most every rank sums by itself, in the same way. Beyond, they are shared out: a
-rank then sends and receives its part twice, however many ranks there are. With two ranks these are
-as many bytes, and one signal more: they sum all rows by themselves."""
+WORD_ROWS = {2: 64, 4: 8}
+"""By the number of ranks: so many rows at most are sent in words. A rank sends each of the others
+twice the bytes, so that the signals that it saves take less from then on. These bounds are by
+``bench/rank_sums.py`` on two and four H100s."""
+WHOLE_ROWS = {4: 40}
+"""So many rows at most every rank sums by itself. Beyond, they are shared out: a rank then sends
+and receives its part twice, however many ranks there are, and waits twice. With two ranks these are
+as many bytes: they sum all rows by themselves."""
+ELSE = 4
+"""The number of ranks whose bounds others take: no device has measured them."""
+WAITED = 1024
+"""So many blocks one program waits for."""
 
 
 def layout(ranks: int, rows: int, columns: int, dtype: torch.dtype) -> Layout:
     """Return the buffer for sums of at most ``rows`` rows of ``columns`` elements."""
-    words = WORD_ROWS // (ranks - 1) if dtype.itemsize == 2 else 0
-    whole = rows if ranks == 2 else WHOLE_ROWS // (ranks - 1)
+    words = WORD_ROWS.get(ranks, WORD_ROWS[ELSE]) if dtype.itemsize == 2 else 0
+    whole = rows if ranks == 2 else WHOLE_ROWS.get(ranks, WHOLE_ROWS[ELSE])
     return Layout(ranks, rows, columns, dtype.itemsize, min(words, rows), whole)
 
 
@@ -92,7 +97,8 @@ class RankSums:
         """
         layout, rows = self._layout, len(x)
         x = x.contiguous()
-        out = torch.empty_like(x) if rows <= layout.whole_rows else self._results[:rows]
+        shared = rows > layout.whole_rows
+        out = self._results[:rows] if shared else torch.empty_like(x)
         pointers = x, residual, weight, out, self._header
         common = {"RANKS": layout.ranks, "WAIT_NS": self._wait_ns, **overlap(x.device)}
         if rows <= layout.word_rows and layout.itemsize == 2:
@@ -103,17 +109,18 @@ class RankSums:
             )  # fmt: skip
             return out
         at_once = rows_at_once(rows, self._block)
-        grid = (cdiv(rows, at_once),)
+        blocks = cdiv(rows, at_once)
         sizes = self._rank, rows, layout.columns, eps
         common |= {
             "ARRIVED": layout.arrived, "PARTS": layout.parts, "MAX_ROWS": layout.rows,
-            "PART_ROWS": layout.part_rows, "ROWS": at_once, "BLOCK": self._block,
-            "num_warps": warps_of(self._block * at_once),
+            "PART_ROWS": layout.part_rows, "PAD": next_power_of_2(layout.ranks), "ROWS": at_once,
+            "BLOCK": self._block, "num_warps": warps_of(self._block * at_once),
         }  # fmt: skip
-        if rows <= layout.whole_rows:
-            sum_whole[grid](*pointers, *sizes, **common)
+        if not shared:
+            sum_whole[(blocks,)](*pointers, *sizes, **common)
         else:
-            sum_shared[grid](
-                *pointers, *sizes, FINISHED=layout.finished, RESULTS=layout.results, **common
-            )
+            sum_shared[(blocks + cdiv(blocks, WAITED),)](
+                *pointers, *sizes, blocks, FINISHED=layout.finished, RESULTS=layout.results,
+                WAITED=WAITED, **common,
+            )  # fmt: skip
         return out

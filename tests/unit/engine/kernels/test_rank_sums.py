@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from plimsoll_engine.kernels.rank_sum_layout import ALIGNMENT, Layout
@@ -21,18 +21,14 @@ MOST = 4
 ROWS = 10
 EPS = 1e-5
 NOISE = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-WORD_ROWS, WHOLE_ROWS = 2, 5
-"""So that all three ways to sum are met within :data:`ROWS`."""
+BOUNDS = ((2, 5), (5, 5), (0, 3), (0, 0))
+"""Of rows in words and rows that every rank sums: all ways to sum are met within :data:`ROWS`."""
 
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[Ranks]:
     with ranks(MOST) as made:
         yield made
-
-
-def layout_of(size: int, columns: int, dtype: torch.dtype) -> Layout:
-    return Layout(size, ROWS, columns, dtype.itemsize, WORD_ROWS, WHOLE_ROWS)
 
 
 def expected(
@@ -46,9 +42,10 @@ def expected(
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[int, int, torch.dtype, list[int], int]:
+def cases(draw: st.DrawFn) -> tuple[int, tuple[int, int], int, torch.dtype, list[int], int]:
     return (
         draw(st.integers(2, MOST)),
+        draw(st.sampled_from(BOUNDS)),
         16 * draw(st.integers(1, 20)),
         draw(st.sampled_from(list(NOISE))),
         draw(st.lists(st.integers(1, ROWS), min_size=1, max_size=4)),
@@ -57,17 +54,19 @@ def cases(draw: st.DrawFn) -> tuple[int, int, torch.dtype, list[int], int]:
 
 
 @given(cases())
+@example((4, (2, 4), 48, torch.bfloat16, [1, 3, 5, 4, 10, 2], 1))
+@example((3, (0, 3), 32, torch.float32, [10, 9, 3, 10], 2))
 @settings(max_examples=6, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # seconds each
 def test_sums_of_any_shape_in_any_order(
-    processes: Ranks, case: tuple[int, int, torch.dtype, list[int], int]
+    processes: Ranks, case: tuple[int, tuple[int, int], int, torch.dtype, list[int], int]
 ) -> None:
-    size, columns, dtype, rows, seed = case
+    size, (word_rows, whole_rows), columns, dtype, rows, seed = case
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=generator).to(dtype)
 
-    layout = layout_of(size, columns, dtype)
+    layout = Layout(size, ROWS, columns, dtype.itemsize, word_rows, whole_rows)
     weight = drawn(columns)
     residuals = [drawn(count, columns) for count in rows]
     parts = [[drawn(count, columns) for _ in range(size)] for count in rows]
@@ -96,7 +95,7 @@ def test_sums_of_any_shape_in_any_order(
             off = (residual.double() - total).abs()
             right = (off <= NOISE[dtype] * (0.1 + total.abs())).all(-1)
             kept += right.long()
-        if count <= WHOLE_ROWS:
+        if count <= whole_rows:
             assert bool((kept == size).all()), "every rank keeps the whole residual"
         else:
             assert bool((kept == 1).all()), "every row is kept by one rank"
