@@ -21,6 +21,8 @@ def messages(instructions: str | None, given: str | list[dict[str, Any]]) -> lis
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     for number, item in enumerate(items):
         _add(found, item, f"input[{number}]")
+    if not found:
+        raise invalid("input has no message, call or output of a call", "input")
     return found
 
 

@@ -88,7 +88,7 @@ class DraftModel:
         ends = np.cumsum([0, *(len(step.numbers) for step in steps)]).tolist()
         for step, (begin, end) in zip(steps, pairwise(ends), strict=True):
             for number, token in zip(step.numbers, tokens[begin:end], strict=True):
-                found[number] = [*(found[number] or ()), token]
+                found[number] = [*(found[number] or ()), max(0, token)]
         return found
 
     @torch.inference_mode()

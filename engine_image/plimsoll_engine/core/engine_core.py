@@ -26,6 +26,7 @@ from plimsoll_engine.core.logit_edits import TOKEN_BYTES as COUNT_BYTES
 from plimsoll_engine.core.matcher import GRACE_S
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.runner import Flight, NextToken, Runner
+from plimsoll_engine.core.sampling import NO_TOKEN
 from plimsoll_engine.core.scheduler import Chunk, Scheduler
 from plimsoll_engine.core.speculation import Speculation
 from plimsoll_engine.distributed.leader import RanksLost
@@ -339,7 +340,9 @@ class EngineCore:
         self.waited_s += time.perf_counter() - begun
         for request, tokens, drafts in landed:
             token_id, logprobs = tokens[0]
-            if request.matcher is None:
+            if token_id == NO_TOKEN:
+                self._has_no_token(request, output)
+            elif request.matcher is None:
                 self._take_in(request, token_id, logprobs, output)
                 if drafts:
                     self._take_in_drafts(request, tokens[1:], drafts, output)
@@ -360,8 +363,18 @@ class EngineCore:
         for token_id, logprobs in tokens:
             if request.released:
                 break
+            if token_id == NO_TOKEN:
+                self._has_no_token(request, output)
+                break
             self.scheduler.accepted(request)
             self._take_in(request, token_id, logprobs, output)
+
+    def _has_no_token(self, request: Request, output: StepOutput) -> None:
+        """End ``request``, whose logits are no numbers: a damaged adapter or model makes such."""
+        self.counters.errors += 1
+        self._end(request)
+        message = "the model's logits for this request are not finite; it cannot go on"
+        output.dropped.append(Dropped(request.request_id, request.attempt, "error", message))
 
     def _take_in(
         self, request: Request, token_id: int, logprobs: Logprobs | None, output: StepOutput

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import json
 import os
 import threading
 import time
@@ -22,6 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from tokenizers import Tokenizer
 
 from plimsoll_engine.caches.lru import LruCache
 from plimsoll_engine.checkpoint import Checkpoint
@@ -96,7 +98,7 @@ class Vocabulary:
             checkpoint = Checkpoint.read(model)
             count = checkpoint.num_tokens
             ends = [end for end in checkpoint.ends if end < count]
-            text = checkpoint.tokenizer.to_str()
+            text = _without_gaps(checkpoint.tokenizer)
             tokenizer = LLTokenizer(text, n_vocab=count, eos_token=ends) if ends else None
         except (OSError, ValueError, RuntimeError, UsageError):
             return None
@@ -379,6 +381,27 @@ def _outcome(job: _Job) -> Matcher | GrammarError:
     # A new one: the traceback of the old holds the job's frame.
     why = error.why if isinstance(error, GrammarError) else short(str(error))
     return GrammarError(job.grammar.field, why, unavailable=isinstance(error, TrialFailed))
+
+
+def _without_gaps(tokenizer: Tokenizer) -> str:
+    """Return ``tokenizer`` as JSON, with a special token for each number that it leaves out.
+
+    llguidance counts the tokens, and takes their number for the largest one.
+    """
+    text: str = tokenizer.to_str()
+    known = set(tokenizer.get_vocab(with_added_tokens=True).values())
+    missing = sorted(set(range(max(known, default=-1) + 1)) - known)
+    if not missing:
+        return text
+    content = json.loads(text)
+    for number in missing:
+        name = f"<|no token {number}|>"
+        content["model"]["vocab"][name] = number
+        content["added_tokens"].append(
+            {"id": number, "content": name, "special": True, "normalized": False}
+            | dict.fromkeys(("lstrip", "rstrip", "single_word"), False)
+        )
+    return json.dumps(content)
 
 
 def _source(grammar: Grammar) -> str:

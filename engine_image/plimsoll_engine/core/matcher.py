@@ -73,14 +73,16 @@ class Matcher:
         self.look()
 
     def take(self, token_id: int) -> None:
-        """Take in the next token of the output."""
+        """Take in the next token of the output, which ends a text that is complete."""
+        if self.complete:
+            return
         self._matcher.consume_token(token_id)
         self.look()
 
     def look(self) -> None:
         """Compute what the present state allows."""
         self.complete = self._matcher.is_stopped() and not self._matcher.is_error()
-        if not self.complete:
+        if not self.complete or not self.mask:  # an end alone, where the output is complete already
             self.mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             self.error = short(self._matcher.get_error())

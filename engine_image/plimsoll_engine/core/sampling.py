@@ -1,8 +1,9 @@
 """From logits to the next token of each row.
 
-The random number of output token i of a request depends on (seed, i) alone: not on the batch, the
-device, or how often the request was preempted or carried to another worker. Each row gets only the
-work that it asks for: a greedy one an argmax, a plain draw no sort.
+The noise of output token i of a request depends on (seed, i) and the number of the token alone
+(kernels/draw.py): not on the batch, the device, or how often the request was preempted or carried
+to another worker. Each row gets only the work that it asks for: a greedy one an argmax, a plain
+draw no sort.
 """
 
 from __future__ import annotations
@@ -10,20 +11,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from struct import unpack
 from typing import NamedTuple
 
 import torch
 
 from plimsoll_engine.core.logit_edits import Edits, TokenCounts
+from plimsoll_engine.kernels.choose import ops_for
+from plimsoll_engine.kernels.draw import noise
 from plimsoll_engine.messages.worker_ipc import Logprobs, Sampling
 
 WORKSPACE_ELEMENTS = 1 << 23
-"""Probabilities are float64, several buffers of them: so many at once, 64 MiB a buffer, and one row
-at least."""
+"""Probabilities of filtered rows are float64, several buffers of them: so many at once, 64 MiB a
+buffer, and one row at least."""
 INT32_BITS = 32
-BELOW_ONE = 1 - 2**-52
-"""Times any float64 it is less than that float64, however the product is rounded: a float64 lies
-less than 2**-52 of itself from the next one below."""
+NO_TOKEN = -1
+"""Of a row whose best logit is no number, or of which nothing is allowed."""
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy, as in vLLM: the quotient would overflow."""
 
@@ -46,10 +49,11 @@ class Row(NamedTuple):
 
 @dataclass(slots=True)
 class _Draws:
-    """Rows to be drawn: their numbers, and for each (temperature, top_k, top_p, min_p, uniform)."""
+    """Rows to be drawn: their numbers, (1 / temperature, top_k, top_p, min_p) and key of each."""
 
     rows: list[int] = field(default_factory=list)
-    knobs: list[tuple[float, float, float, float, float]] = field(default_factory=list)
+    knobs: list[tuple[float, float, float, float]] = field(default_factory=list)
+    keys: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -75,7 +79,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Sampled:
-    """``tokens`` is int64 [rows] on the logits' device.
+    """``tokens`` is int64 [rows] on the logits' device, NO_TOKEN for a row that has none.
 
     The others are of the rows that asked for log probabilities: ``chosen`` [n], ``top_ids`` and
     ``top`` [n, most asked for]; ``named_values`` [n, most named] of those that name the tokens.
@@ -130,10 +134,11 @@ def _named(token: int, chosen: float, ids: list[int], values: list[float]) -> Lo
     return Logprobs(chosen, [token, *ids], [chosen, *values])
 
 
-def uniform(seed: int, position: int) -> float:
-    """Return a number in [0, BELOW_ONE) for output token ``position``, with 53 random bits."""
+def key(seed: int, position: int) -> tuple[int, int]:
+    """Return two int32 words that the noise of output token ``position`` is made of."""
     digest = blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
-    return (int.from_bytes(digest) >> 11) / (1 << 53) * BELOW_ONE
+    first, second = unpack("<ii", digest)
+    return first, second
 
 
 def plan(rows: Sequence[Row]) -> Plan:
@@ -157,13 +162,13 @@ def plan(rows: Sequence[Row]) -> Plan:
             draws.rows.append(number)
             draws.knobs.append(
                 (
-                    sampling.temperature,
+                    1 / sampling.temperature,
                     sampling.top_k or float("inf"),
                     sampling.top_p,
                     sampling.min_p,
-                    uniform(sampling.seed, position),
                 )
             )
+            draws.keys.append(key(sampling.seed, position))
     return made
 
 
@@ -186,12 +191,16 @@ def sample(logits: torch.Tensor, made: Plan) -> Sampled:
             rows: list[int] | slice = draws.rows[start : start + at_once]
             if len(draws.rows) == len(logits):  # a slice is no copy
                 rows = slice(start, start + at_once)
-            knobs = torch.tensor(draws.knobs[start : start + at_once], dtype=torch.float64)
-            columns = knobs.to(logits.device, non_blocking=True).unsqueeze(-1).unbind(dim=1)
-            tokens[rows] = draw(logits[rows], *columns)
+            knobs = torch.tensor(draws.knobs[start : start + at_once])
+            keys = torch.tensor(draws.keys[start : start + at_once], dtype=torch.int32)
+            knobs, keys = (one.to(logits.device, non_blocking=True) for one in (knobs, keys))
+            tokens[rows] = draw(logits[rows], knobs, keys)
+    best = logits.gather(-1, tokens.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    tokens = torch.where(best.isfinite(), tokens, NO_TOKEN)
     sampled = Sampled(tokens, made.logprob_rows, made.logprob_counts)
     if raw is not None:
-        sampled.chosen = raw.gather(-1, tokens[made.logprob_rows].unsqueeze(-1)).squeeze(-1)
+        places = tokens[made.logprob_rows].clamp(min=0).unsqueeze(-1)
+        sampled.chosen = raw.gather(-1, places).squeeze(-1)
         sampled.top, sampled.top_ids = raw.topk(max(made.logprob_counts), dim=-1)
         _tell_named(sampled, raw, made)
     return sampled
@@ -214,7 +223,7 @@ def _mask(logits: torch.Tensor, made: Plan) -> None:
     """Take away every token that a grammar, or the list of allowed ones, does not allow next."""
     if not made.masked_rows:
         return
-    width = max(map(len, made.masks))  # what a shorter mask does not reach, it does not allow
+    width = max(4, *map(len, made.masks))  # what a shorter mask does not reach, it does not allow
     masks = b"".join(mask.ljust(width, b"\0") for mask in made.masks)
     words = torch.frombuffer(bytearray(masks), dtype=torch.int32)
     words = words.view(len(made.masks), -1, 1).to(logits.device, non_blocking=True)
@@ -227,38 +236,21 @@ def _mask(logits: torch.Tensor, made: Plan) -> None:
     logits[made.masked_rows] = rows.masked_fill(~allowed, float("-inf"))
 
 
-def _draw(
-    logits: torch.Tensor, temperature: torch.Tensor, _k: object, _p: object, _m: object,
-    draw: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
-    return pick(torch.softmax(logits.double() / temperature, dim=-1), draw)
+def _draw(logits: torch.Tensor, knobs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    return ops_for(logits.device).draw(logits, knobs[:, 0].contiguous(), keys)
 
 
-def _draw_filtered(
-    logits: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    draw: torch.Tensor,
-) -> torch.Tensor:
+def _draw_filtered(logits: torch.Tensor, knobs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """As vLLM: top_p is a share of what min_p and top_k leave."""
+    scale, top_k, top_p, min_p = knobs.unsqueeze(-1).unbind(dim=1)
     ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
-    probabilities = torch.softmax(ordered.double() / temperature, dim=-1)
+    scores = ordered.float() * scale
+    probabilities = torch.softmax(scores.double(), dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities
     rank = torch.arange(logits.shape[-1], device=logits.device)
-    kept = probabilities * ((rank < top_k) & (probabilities >= min_p * probabilities[:, :1]))
-    kept *= before < top_p * kept.sum(dim=-1, keepdim=True)
-    kept[:, 0] = probabilities[:, 0]
-    return tokens.gather(-1, pick(kept, draw).unsqueeze(-1)).squeeze(-1)
-
-
-def pick(weights: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
-    """Return where the running sum of ``weights`` first exceeds ``draw`` times the whole.
-
-    ``weights`` [rows, columns] and ``draw`` [rows, 1] are floats, the result is int64 [rows]:
-    never a place of weight 0. ``draw`` is less than :data:`BELOW_ONE`.
-    """
-    cumulative = weights.cumsum(dim=-1)
-    aim = draw * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, aim, right=True).squeeze(-1)
+    kept = (rank < top_k) & (probabilities >= min_p * probabilities[:, :1])
+    kept &= before < top_p * (probabilities * kept).sum(dim=-1, keepdim=True)
+    kept[:, 0] = True
+    scores -= noise(keys, logits.shape[-1]).gather(-1, tokens)
+    best = scores.masked_fill_(~kept, float("-inf")).argmax(dim=-1)
+    return tokens.gather(-1, best.unsqueeze(-1)).squeeze(-1)

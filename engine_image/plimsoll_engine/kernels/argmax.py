@@ -2,10 +2,13 @@
 
 A row of logits is cut into parts, one program each, so that one row fills the chip as well; a
 second kernel takes the best of the parts. Of equal ones it is the first, as in torch; what is not a
-number is never the best, so that the answer is a column of the row whatever it holds.
+number is never the best. A row of nothing else has no best column: -1.
 
 Of a row of which several ranks have a part each, a rank's best column is a key, and the largest key
 is that of the best column of all.
+
+With noise of a row's own, the best column is a draw from the row's softmax: kernels/draw.py says
+how.
 """
 
 from __future__ import annotations
@@ -14,12 +17,15 @@ import torch
 import triton
 import triton.language as tl
 
+from plimsoll_engine.kernels.draw import BELOW_ONE, FIRST, SECOND, STEP
 from plimsoll_engine.kernels.ops import KEY_LOWER
 from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
 from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 BLOCK = 4096
 LOWER = tl.constexpr(KEY_LOWER)
+FIRST_WORD, SECOND_WORD = tl.constexpr(FIRST), tl.constexpr(SECOND)
+STEP_31, BELOW = tl.constexpr(STEP), tl.constexpr(BELOW_ONE)
 
 
 @triton.jit
@@ -32,6 +38,37 @@ def _best_of_parts(
     after_last(OVERLAP)
     value = tl.load(x + row * columns + column, mask=column < columns, other=float("-inf"))
     value = value.to(tl.float32)
+    value = tl.where(value == value, value, float("-inf"))  # not a number: never the best
+    highest, at = tl.max(value, axis=0, return_indices=True)
+    place = row * tl.num_programs(1) + part
+    tl.store(best + place, highest)
+    tl.store(where + place, part * BLOCK + at)
+
+
+@triton.jit
+def _best_noisy_of_parts(
+    x, scales, keys, best, where, columns, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False
+):  # fmt: skip
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = part * BLOCK + tl.arange(0, BLOCK)
+    let_next(OVERLAP)
+    after_last(OVERLAP)
+    value = tl.load(x + row * columns + column, mask=column < columns, other=float("-inf"))
+    value = value.to(tl.float32) * tl.load(scales + row)
+    bits = column.to(tl.int32) ^ tl.load(keys + row * 2)
+    bits ^= (bits >> 16) & 0xFFFF
+    bits *= FIRST_WORD
+    low = ((bits & 0x7FFFFFFF).to(tl.float32) + 0.5) * STEP_31
+    bits ^= tl.load(keys + row * 2 + 1)
+    bits ^= (bits >> 15) & 0x1FFFF
+    bits *= SECOND_WORD
+    bits ^= (bits >> 16) & 0xFFFF
+    uniform = ((bits & 0x7FFFFFFF).to(tl.float32) + low) * STEP_31
+    uniform = tl.minimum(uniform, BELOW)
+    # log1p(-uniform): the rounding of 1 - uniform is taken out again.
+    rest = 1.0 - uniform
+    exponential = tl.where(rest == 1.0, uniform, -tl.log(rest) * (uniform / (1.0 - rest)))
+    value -= tl.log(exponential)
     value = tl.where(value == value, value, float("-inf"))  # not a number: never the best
     highest, at = tl.max(value, axis=0, return_indices=True)
     place = row * tl.num_programs(1) + part
@@ -56,12 +93,19 @@ def _best(
         bits = (highest + 0.0).to(tl.int32, bitcast=True)
         ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
         found = (ordered.to(tl.int64) << 32) | (LOWER - (first + found))
+    else:
+        found = tl.where(highest == float("-inf"), -1, found)
     tl.store(out + row, found)
 
 
 def argmax(x: torch.Tensor) -> torch.Tensor:
     """int64 [rows]: the column of the highest value in each row of ``x`` [rows, columns]."""
     return _of_rows(x, 0, keys=False)
+
+
+def draw(x: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """As :func:`plimsoll_engine.kernels.draw.draw`, in one pass over ``x``."""
+    return _of_rows(x, 0, keys=False, noise=(scales, keys))
 
 
 def best_keys(x: torch.Tensor, first: int) -> torch.Tensor:
@@ -73,14 +117,24 @@ def best_keys(x: torch.Tensor, first: int) -> torch.Tensor:
     return _of_rows(x, first, keys=True)
 
 
-def _of_rows(x: torch.Tensor, first: int, keys: bool) -> torch.Tensor:
+def _of_rows(
+    x: torch.Tensor,
+    first: int,
+    keys: bool,
+    noise: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:
     rows, columns = x.shape
     parts = cdiv(columns, BLOCK)
     best = torch.empty(rows, parts, dtype=torch.float32, device=x.device)
     where = torch.empty(rows, parts, dtype=torch.int32, device=x.device)
     out = torch.empty(rows, dtype=torch.int64, device=x.device)
     launch = overlap(x.device)
-    _best_of_parts[(rows, parts)](x, best, where, columns, BLOCK=BLOCK, num_warps=4, **launch)
+    if noise is None:
+        _best_of_parts[(rows, parts)](x, best, where, columns, BLOCK=BLOCK, num_warps=4, **launch)
+    else:
+        _best_noisy_of_parts[(rows, parts)](
+            x, *noise, best, where, columns, BLOCK=BLOCK, num_warps=4, **launch
+        )
     _best[(rows,)](
         best, where, out, parts, first, KEYS=keys, PARTS_PAD=next_power_of_2(parts),
         num_warps=1, **launch,

@@ -247,6 +247,14 @@ class FusedOps:
         """int64 [rows]: the best column of ``logits`` [rows, columns], of equal ones the first."""
         return argmax.argmax(logits)
 
+    def draw(self, logits: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Draw a column of each row from its softmax, int64 [rows]: the same on each device.
+
+        ``logits`` are [rows, columns], ``scales`` float32 [rows] one over the temperatures, and
+        ``keys`` int32 [rows, 2].
+        """
+        return argmax.draw(logits.contiguous(), scales, keys)
+
     def best_keys(self, x: torch.Tensor, first: int) -> torch.Tensor:
         """int64 [rows]: a key of the best column of each row of ``x`` [rows, columns].
 

@@ -33,7 +33,7 @@ class Ops(Protocol):
         """Return the tokens of a step, int64 [tokens].
 
         They are ``ids`` int32 [tokens], but row ``sources`` int32 [tokens] of ``newest`` int64
-        where that is not negative.
+        where that is not negative. A negative one of ``newest``, which is no token, counts as 0.
         """
         ...
 
@@ -163,6 +163,14 @@ class Ops(Protocol):
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         """int64 [rows]: the best column of each row, of equal ones the first."""
+        ...
+
+    def draw(self, logits: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Draw a column of each row from its softmax, int64 [rows]: the same on each device.
+
+        ``logits`` are [rows, columns], ``scales`` float32 [rows] one over the temperatures, and
+        ``keys`` int32 [rows, 2].
+        """
         ...
 
     def best_keys(self, x: torch.Tensor, first: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
 
+from plimsoll_engine.kernels import draw as by_noise
 from plimsoll_engine.kernels import experts_reference
 from plimsoll_engine.kernels.ops import KEY_LOWER
 from plimsoll_engine.kernels.quantized import Weight, dequantize, product, quantize
@@ -51,7 +52,7 @@ class ReferenceOps:
 
         The result is int64 [rows], as ``newest`` is.
         """
-        return torch.where(sources >= 0, newest[sources.clamp(min=0)], ids)
+        return torch.where(sources >= 0, newest[sources.clamp(min=0)].clamp(min=0), ids)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """Return ``x`` [rows, columns] normalised in float32 and scaled by ``weight`` [columns].
@@ -201,6 +202,14 @@ class ReferenceOps:
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
         """int64 [rows]: the best column of ``logits`` [rows, columns], of equal ones the first."""
         return logits.argmax(dim=-1)
+
+    def draw(self, logits: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """Draw a column of each row from its softmax, int64 [rows]: the same on each device.
+
+        ``logits`` are [rows, columns], ``scales`` float32 [rows] one over the temperatures, and
+        ``keys`` int32 [rows, 2].
+        """
+        return by_noise.draw(logits, scales, keys)
 
     def best_keys(self, x: torch.Tensor, first: int) -> torch.Tensor:
         """int64 [rows]: a key of the best column of each row of ``x`` [rows, columns].

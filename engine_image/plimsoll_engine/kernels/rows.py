@@ -47,11 +47,12 @@ def _take(
     source = tl.load(sources + at, mask=inside, other=-1)
     known = tl.load(ids + at, mask=inside, other=0).to(tl.int64)
     sampled = tl.load(newest + source, mask=source >= 0, other=0)
+    sampled = tl.maximum(sampled, 0)  # of a row that had no token
     tl.store(out + at, tl.where(source >= 0, sampled, known), mask=inside)
 
 
 def take(ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
-    """Return ``ids``, but ``newest`` at ``sources`` where that is not negative.
+    """Return ``ids``, but ``newest`` at ``sources`` where that is not negative, and at least 0.
 
     ``ids`` and ``sources`` are int32 [tokens], ``newest`` and the result int64, the result
     [tokens].

@@ -70,6 +70,8 @@ def test_options_become_those_of_a_chat() -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
+        ({"input": [{"type": "reasoning", "id": "a", "summary": []}]}, "input"),
+        ({"input": [{"type": "reasoning", "summary": 5, "content": {}}] * 2}, "input"),
         ({"store": True}, "store"),
         ({"previous_response_id": "resp-1"}, "previous_response_id"),
         ({"background": True}, "background"),

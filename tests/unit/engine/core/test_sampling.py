@@ -6,17 +6,21 @@ import math
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import chisquare
 
 from plimsoll_engine.core import sampling as module
 from plimsoll_engine.core.logit_edits import BANNED, TokenCounts
-from plimsoll_engine.core.sampling import BELOW_ONE, Row, pick, plan, sample, uniform
+from plimsoll_engine.core.sampling import NO_TOKEN, Row, key, plan, sample
+from plimsoll_engine.kernels.reference import ReferenceOps
 from plimsoll_engine.messages.worker_ipc import Sampling
 
 VOCABULARY = 12
+REFERENCE = ReferenceOps()
 
 
 def draws(logits: list[float], count: int = 4_000, **knobs: Any) -> Counter[int]:
@@ -63,23 +67,57 @@ def test_filters_keep_the_likeliest(knobs: dict[str, Any], allowed: set[int]) ->
     assert set(draws([1.0, 0.0, 2.0, -1.0], **knobs)) == allowed
 
 
-def test_the_random_number_is_of_the_position() -> None:
-    numbers = {uniform(1, i) for i in range(1_000)}
-    assert len(numbers) == 1_000
-    assert all(0 <= number < 1 for number in numbers)
-    assert uniform(1, 5) == uniform(1, 5) != uniform(2, 5)
+def test_the_key_is_of_the_position() -> None:
+    keys = {key(1, i) for i in range(1_000)}
+    assert len(keys) == 1_000
+    assert key(1, 5) == key(1, 5) != key(2, 5)
 
 
-@given(st.floats(1e-300, 1e300))
-def test_the_largest_draw_is_below_any_whole(whole: float) -> None:
-    assert (1 - 2**-53) * BELOW_ONE * whole < whole
+@pytest.mark.parametrize(
+    ("vocabulary", "temperature", "count"),
+    [
+        (2, 1.0, 100_000),
+        (50, 1.0, 100_000),
+        pytest.param(50, 1.0, 1_000_000, marks=pytest.mark.long),
+        pytest.param(500, 2.0, 1_000_000, marks=pytest.mark.long),
+    ],
+)
+def test_draws_pass_a_chi_square_test(vocabulary: int, temperature: float, count: int) -> None:
+    logits = torch.randn(vocabulary, generator=torch.Generator().manual_seed(3)) * 2
+    expected = torch.softmax(logits.double() / temperature, dim=0).numpy()
+    scale = torch.tensor(1 / temperature)
+    found, at_once = np.zeros(vocabulary), 50_000
+    for start in range(0, count, at_once):
+        keys = torch.tensor([key(11, i) for i in range(start, start + at_once)], dtype=torch.int32)
+        drawn = REFERENCE.draw(logits.expand(at_once, -1), scale.expand(at_once), keys)
+        found += np.bincount(drawn.numpy(), minlength=vocabulary)
+    rare = expected * count < 5
+    expected = np.append(expected[~rare], expected[rare].sum())[: vocabulary - rare.sum() + 1]
+    found = np.append(found[~rare], found[rare].sum())[: len(expected)]
+    kept = expected > 0
+    assert chisquare(found[kept], expected[kept] * count).pvalue > 1e-3
 
 
-def test_no_draw_falls_on_a_token_of_no_weight() -> None:
-    weights = torch.tensor([[0.0, 0.3, 0.1, 0.0]], dtype=torch.float64)
-    largest = torch.tensor([[(1 - 2**-53) * BELOW_ONE]], dtype=torch.float64)
-    assert pick(weights, largest).tolist() == [2]
-    assert pick(weights, torch.zeros_like(largest)).tolist() == [1]
+@pytest.mark.parametrize("knobs", [{}, {"top_p": 0.95}])
+def test_a_draw_is_as_sensitive_as_the_distribution(knobs: dict[str, Any]) -> None:
+    """Rounding by 6e-5 changes a few draws in 100,000; a walk over the running sum changes 400."""
+    chance = torch.Generator().manual_seed(5)
+    logits = torch.randn(1, 4_096, generator=chance) * 0.5
+    rounded = logits + torch.randn(1, 4_096, generator=chance) * 6e-5
+    count = 1_500 if knobs else 3_000
+    rows = plan([Row(Sampling(1, temperature=1.0, **knobs), i) for i in range(count)])
+    one, other = (sample(x.expand(count, -1).clone(), rows).tokens for x in (logits, rounded))
+    assert int((one != other).sum()) <= 2
+
+
+def test_a_row_of_no_numbers_has_no_token() -> None:
+    logits = torch.zeros(4, 9)
+    logits[0] = logits[1] = float("nan")
+    logits[2, 4] = float("inf")
+    wanted = Sampling(1, temperature=1.0, logprobs=2)
+    rows = [Row(Sampling(1), 0), Row(wanted, 0), Row(Sampling(1, temperature=1.0, top_p=0.5), 0)]
+    rows.append(Row(Sampling(1), 0, allowed=b""))
+    assert sample(logits, plan(rows)).tokens.tolist() == [NO_TOKEN] * 4
 
 
 def reference(logits: list[float], row: Row, prompt: list[int], output: list[int]) -> list[float]:

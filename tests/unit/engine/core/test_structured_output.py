@@ -104,6 +104,58 @@ def test_the_text_matches(
             assert re.match(r'\s*\{\s*"port"\s*:\s*"(Hull|Leith)"', text)
 
 
+@pytest.mark.parametrize("ignore_eos", [False, True])
+@pytest.mark.parametrize("text", ["", "(?:)"])
+def test_a_grammar_of_the_empty_text_ends_at_once(
+    text: str, ignore_eos: bool, engine: EngineCore, helpers: Any
+) -> None:
+    for grammar in (Grammar("regex", text), Grammar("lark", 'start: ""')):
+        engine.submit(
+            helpers.submit("r", [5] * 9, 9, grammar=grammar, stop_token_ids=[0, 2],
+                           ignore_eos=ignore_eos)
+        )  # fmt: skip
+        tokens, dropped = run(engine)
+        assert dropped == []
+        assert [token.finish_reason for token in tokens["r"]] == ["stop"]
+        assert tokens["r"][0].token_id in (0, 2)
+
+
+def test_a_request_carried_after_its_last_token_ends(
+    make_engine: Any, vocabulary: Vocabulary, helpers: Any, tokenizer: Tokenizer
+) -> None:
+    """The worker had made the token and died before it could say that the text is complete."""
+    output = tokenizer.encode("north").ids
+    engine = make_engine(grammars=Grammars(vocabulary))
+    grammar = Grammar("regex", "north")
+    engine.submit(
+        helpers.submit("r", [9], 9 + len(output), output_ids=output, grammar=grammar,
+                       stop_token_ids=[0, 2])
+    )  # fmt: skip
+    tokens, dropped = run(engine)
+    assert dropped == []
+    assert [token.finish_reason for token in tokens["r"]] == ["stop"]
+
+
+def test_a_vocabulary_with_gaps_matches_like_any_other(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((tiny_checkpoint / name).read_bytes())
+    content = json.loads((tiny_checkpoint / "tokenizer.json").read_text())
+    words = content["model"]["vocab"]
+    last = max(words, key=words.__getitem__)
+    words[last] += 40
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": words[last] + 1}))
+    vocabulary = Vocabulary.load(tmp_path)
+    assert vocabulary is not None
+    text = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).decode([words[last]])
+    compiled = vocabulary.compile(Grammar("regex", re.escape(text)))
+    mask = compiled.compute_bitmask()
+    assert mask[words[last] // 8] >> words[last] % 8 & 1
+    assert compiled.consume_token(words[last])
+
+
 def test_a_carried_request_goes_on_inside_its_grammar(
     make_engine: Any, vocabulary: Vocabulary, helpers: Any
 ) -> None:

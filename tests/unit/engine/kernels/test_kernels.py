@@ -459,13 +459,26 @@ def test_the_best_column_of_several_parts(ops: Ops, parts: int) -> None:
     assert torch.equal(found, clean.argmax(dim=-1).cpu())
 
 
-def test_a_row_without_a_best_column_has_a_column() -> None:
+def test_a_row_of_no_numbers_has_no_best_column() -> None:
     x = torch.full((3, 9000), float("nan"), device=DEVICE)
     x[1] = float("-inf")
     x[2, 5000:] = 1.0
-    found = FUSED.argmax(x).tolist()
-    assert 0 <= min(found[:2]) <= max(found[:2]) < 9000
-    assert found[2] == 5000
+    assert FUSED.argmax(x).tolist() == [-1, -1, 5000]
+    ids = torch.tensor([7, 8, 9], dtype=torch.int32, device=DEVICE)
+    sources = torch.tensor([-1, 0, 2], dtype=torch.int32, device=DEVICE)
+    for ops in (FUSED, REFERENCE):
+        assert ops.take(ids, sources, FUSED.argmax(x)).tolist() == [7, 0, 5000]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 7), (5, 4096), (3, 20_011)])
+def test_a_draw_is_the_same_in_one_kernel(rows: int, columns: int) -> None:
+    x = draw(rows, columns, dtype=torch.float32)
+    keys = torch.randint(-(2**31), 2**31, (rows, 2), dtype=torch.int32, device=DEVICE)
+    scales = torch.linspace(0.3, 3, rows, device=DEVICE)
+    found = FUSED.draw(x, scales, keys)
+    assert torch.equal(found, REFERENCE.draw(x, scales, keys))
+    if rows == 5:  # noise of its own for each row
+        assert len(set(FUSED.draw(x[:1].expand(5, -1), scales * 0 + 0.01, keys).tolist())) == 5
 
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.int64])
