@@ -145,14 +145,15 @@ class Rollout(ResourceModel):
     max_surge: Count | None = Field(
         default=None,
         description="Maximum number of pods above the desired number during a "
-        "rollout, as a number or a percentage. Defaults to 1, or to 0 if the pods use "
-        "devices and `maxUnavailable` is not 0.",
+        "rollout, as a number or a percentage. Defaults to 1, or to 0 if `maxUnavailable` is not 0 "
+        "and a new pod would wait for what an old one holds: devices, ports of the node, or a "
+        "PersistentVolumeClaim that is not ReadWriteMany or only ReadOnlyMany.",
     )
     max_unavailable: Count | None = Field(
         default=None,
         description="Maximum number of pods that may be unavailable during a "
-        "rollout, as a number or a percentage. Defaults to 0, or to 1 if the pods use "
-        "devices or `maxSurge` is 0.",
+        "rollout, as a number or a percentage. Defaults to 0, or to 1 if `maxSurge` is 0, also by "
+        "default.",
     )
     progress_deadline: PositiveDuration | None = Field(
         default=None,

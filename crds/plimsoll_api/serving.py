@@ -63,12 +63,30 @@ class SecretName(ResourceModel):
     name: ObjectName = Field(description="Name of the Secret.")
 
 
+class EnvVar(ResourceModel):
+    """One environment variable, as in a container."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=253)] = Field(
+        description="Name of the variable."
+    )
+    value: Annotated[str, StringConstraints(max_length=8192)] | None = Field(
+        default=None,
+        description="Value of the variable. Empty if you set neither this nor `valueFrom`.",
+    )
+    value_from: PreservedObject | None = Field(
+        default=None,
+        description="Source of the value, as in a container: `secretKeyRef`, "
+        "`configMapKeyRef`, `fieldRef` or `resourceFieldRef`. Not available in local mode.",
+    )
+
+
 class ModelCache(ResourceModel):
     """Where downloaded checkpoints are kept, so that a new pod finds them."""
 
     claim_name: ObjectName = Field(
         description="Name of a PersistentVolumeClaim in the same namespace. Several "
-        "services can share it. With more than one replica, it must be ReadWriteMany."
+        "services can share it. With more than one replica, it must be ReadWriteMany. With one, a "
+        "claim that only one node or pod may mount leaves a gap in each rollout."
     )
 
 
@@ -114,6 +132,25 @@ class ModelSource(ResourceModel):
         description="Volume that keeps downloaded checkpoints. If unset, each pod "
         "downloads the checkpoint itself.",
     )
+    env: Annotated[list[EnvVar], Field(max_length=64)] | None = Field(
+        default=None,
+        description="Additional environment variables for the download. They precede what it "
+        "takes from `engine.env`: HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY, SSL_CERT_FILE, "
+        "SSL_CERT_DIR, REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE, AWS_CA_BUNDLE, HF_ENDPOINT, HF_TOKEN, "
+        "HF_HUB_DOWNLOAD_TIMEOUT, HF_HUB_ETAG_TIMEOUT, HF_HUB_DISABLE_XET and HF_XET_*. If "
+        "`credentialsSecretRef` is unset, it also takes AWS_*.",
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["name"],
+        },
+    )
+    resources: Resources | None = Field(
+        default=None,
+        description="Compute resources of the download. Defaults to the operator's "
+        "`--download-resources`: requests of 100m of CPU and 256Mi of memory, and a memory limit "
+        "of 2Gi. Where the engine has a limit or a request, so does the default.",
+        json_schema_extra=RESOURCE_RULES,
+    )
     served_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = Field(
         default=None,
         description="Model name that clients send as `model`. Defaults to the name "
@@ -140,6 +177,8 @@ _ONLY_FOR = {
     "token_secret_ref": ("hf://",),
     "credentials_secret_ref": ("s3://",),
     "cache": ("hf://", "s3://"),
+    "env": ("hf://", "s3://"),
+    "resources": ("hf://", "s3://"),
 }
 """Fields of a model that only go with some sources."""
 
@@ -159,23 +198,6 @@ MODEL_RULES = validations(
         for name, schemes in _ONLY_FOR.items()
     )
 )
-
-
-class EnvVar(ResourceModel):
-    """One environment variable, as in a container."""
-
-    name: Annotated[str, StringConstraints(min_length=1, max_length=253)] = Field(
-        description="Name of the variable."
-    )
-    value: Annotated[str, StringConstraints(max_length=8192)] | None = Field(
-        default=None,
-        description="Value of the variable. Empty if you set neither this nor `valueFrom`.",
-    )
-    value_from: PreservedObject | None = Field(
-        default=None,
-        description="Source of the value, as in a container: `secretKeyRef`, "
-        "`configMapKeyRef`, `fieldRef` or `resourceFieldRef`. Not available in local mode.",
-    )
 
 
 _Path = Annotated[str, StringConstraints(max_length=256, pattern=PATH_PATTERN)]
@@ -320,6 +342,12 @@ SUPERVISOR_RESOURCES = Resources(
     limits={"memory": "256Mi"}, requests={"cpu": "20m", "memory": "96Mi"}
 )
 """Resources of a supervisor without a setting. It measured 34 MiB and 2 % of a processor."""
+
+
+DOWNLOAD_RESOURCES = Resources(
+    limits={"memory": "2Gi"}, requests={"cpu": "100m", "memory": "256Mi"}
+)
+"""Resources of a model's download without a setting. Its buffers take a quarter of the limit."""
 
 
 class SupervisorSettings(ResourceModel):

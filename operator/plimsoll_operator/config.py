@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from plimsoll_api.listening import EVERY_ADDRESS
 from plimsoll_api.resources import Resources
-from plimsoll_api.serving import SUPERVISOR_RESOURCES
+from plimsoll_api.serving import DOWNLOAD_RESOURCES, SUPERVISOR_RESOURCES
 from plimsoll_operator.render import Images
 
 DEFAULT_IMAGES = Images(
@@ -166,7 +166,12 @@ def parse(
             flags.supervisor_image or DEFAULT_IMAGES.supervisor,
             flags.probe_image or None,
             tuple(flags.supervisor_pull_secret),
-            _resources(parser, "--supervisor-resources", flags.supervisor_resources),
+            _resources(
+                parser, "--supervisor-resources", flags.supervisor_resources, SUPERVISOR_RESOURCES
+            ),
+            _resources(
+                parser, "--download-resources", flags.download_resources, DOWNLOAD_RESOURCES
+            ),
             # The API server's Service has an address of the cluster's first family, as pods do.
             EVERY_ADDRESS if ":" in env.get("KUBERNETES_SERVICE_HOST", "") else "0.0.0.0",
         ),
@@ -225,6 +230,11 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
         "--supervisor-resources",
         metavar="JSON",
         help="default limits and requests of supervisors, as in a container's resources",
+    )
+    add(
+        "--download-resources",
+        metavar="JSON",
+        help="default limits and requests of model downloads, as in a container's resources",
     )
     add("--http-port", type=int, default=env.get("PLIMSOLL_HTTP_PORT", "8080"), metavar="PORT")
     add(
@@ -348,9 +358,11 @@ def _clocks(parser: argparse.ArgumentParser, texts: Sequence[str]) -> Clocks:
     return clocks
 
 
-def _resources(parser: argparse.ArgumentParser, flag: str, text: str | None) -> Resources:
+def _resources(
+    parser: argparse.ArgumentParser, flag: str, text: str | None, default: Resources
+) -> Resources:
     if not text:
-        return SUPERVISOR_RESOURCES
+        return default
     try:
         return Resources.model_validate_json(text)
     except ValidationError as error:

@@ -94,6 +94,7 @@ DEFINED = (SERVICE, INCIDENT, POLICY)
 
 POD = Kind("Pod", "", "v1", "pods")
 EVENT = Kind("Event", "", "v1", "events", "")
+CLAIM = Kind("PersistentVolumeClaim", "", "v1", "persistentvolumeclaims", "")
 LEASE = Kind("Lease", "coordination.k8s.io", "v1", "leases")
 OWNED = (
     Kind("ServiceAccount", "", "v1", "serviceaccounts"),

@@ -12,6 +12,7 @@ from plimsoll_api.times import rfc3339
 from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.pods import outlive, pod_events, reconcile_pods
 from plimsoll_operator.controllers.writes import (
+    Claims,
     NameConflict,
     OwnedObjects,
     Recorder,
@@ -32,7 +33,7 @@ from plimsoll_operator.kinds import (
     Ref,
     ref,
 )
-from plimsoll_operator.plans.service import Failure, Plan, parse, reconcile
+from plimsoll_operator.plans.service import Failure, Plan, claims_of, parse, reconcile
 from plimsoll_operator.render.compare import absent
 from plimsoll_operator.render.objects import first_replicas
 from plimsoll_operator.runtime.cache import Store
@@ -71,7 +72,7 @@ class Controller:
         self._config, self._later, self._clock = config, later, clock
         self._served, self._recorder = served, Recorder(api, clock)
         self._owned = OwnedObjects(api, store)
-        self._refusals = Refusals()
+        self._refusals, self._claims = Refusals(), Claims(api, time.monotonic)
         self._peers = Summaries(time.monotonic, config.clocks.publish)
         self.suspects: set[Key] = set()
         """Services whose current revision leaks in most replicas."""
@@ -132,6 +133,7 @@ class Controller:
             (self._store.service(key) or {}).get("status"),
             key.namespace not in self._config.unrestricted_namespaces,
             self._peers.text(key, replicas_of_service(pods), incidents, self._scraper.latest(key)),
+            [one for one in claims_of(service) if await self._claims.shared(key.namespace, one)],
         )
         uid, replicas = service.metadata.uid, first_replicas(service)
         for desired in plan.desired:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from plimsoll_operator.fleet.pods import clean, seconds
 from plimsoll_operator.kinds import (
     BY_KIND,
+    CLAIM,
     EVENT,
     InvalidSpec,
     Key,
@@ -36,6 +37,8 @@ REPORT_AFTER = 3
 """A refusal that may pass is shown in the status after this many in a row."""
 
 MAX_KNOWN = 1024
+CLAIM_S = 600.0
+"""Access modes of a claim do not change. Another one of its name may have others."""
 QUIET_S = 600.0
 """The same Event again within this time is only counted: a refusal repeats with each try."""
 
@@ -161,6 +164,38 @@ class Refusals:
     def forget(self, key: Key) -> None:
         """Reset the count: the reconcile succeeded, or the service is gone."""
         self._in_a_row.pop(key, None)
+
+
+class Claims:
+    """Whether pods of several nodes may mount a claim's volume: how a roll-out can move."""
+
+    def __init__(self, api: Api, clock: Callable[[], float]) -> None:
+        self._api, self._clock = api, clock
+        self._known: OrderedDict[tuple[str, str], tuple[float, bool]] = OrderedDict()
+
+    async def shared(self, namespace: str, name: str) -> bool:
+        """Return False for a claim that does not exist, or that must not be read.
+
+        ApiError where the API server may answer later.
+        """
+        at, found = self._known.get((namespace, name), (-CLAIM_S, False))
+        if self._clock() - at < CLAIM_S:
+            return found
+        try:
+            claim = await self._api.get(CLAIM, namespace, name)
+        except ApiError as error:
+            if not error.lasting:
+                raise
+            log.warning("claim %s/%s: %s", namespace, name, error)
+            return False
+        if claim is None:
+            return False
+        modes = set((claim.get("spec") or {}).get("accessModes") or ())
+        several = "ReadWriteMany" in modes or modes == {"ReadOnlyMany"}
+        self._known[namespace, name] = (self._clock(), several)
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+        return self._known[namespace, name][1]
 
 
 @dataclass

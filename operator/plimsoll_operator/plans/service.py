@@ -5,6 +5,7 @@ Pure: no cluster, no clock. The same observation always gives the same plan.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +18,12 @@ from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.revisions import RolloutDecision
 from plimsoll_operator.fleet.suspects import Suspect, changes, find, of_pods
 from plimsoll_operator.kinds import InvalidSpec, Object, Ref, owner_uid, read, ref
-from plimsoll_operator.render import Images, names, render
+from plimsoll_operator.render import Images, model, names, render
 from plimsoll_operator.render.deployment import pod_hash
 from plimsoll_operator.render.pod import pod_template, rendered_template
 from plimsoll_operator.render.standard import NotAllowed, check
+
+CLAIM_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -80,12 +83,14 @@ def reconcile(
     status: Object | None = None,
     restricted: bool = True,
     peers: str = "",
+    shared: Collection[str] = (),
 ) -> Plan:
     """Plan what there should be, and which of the service's own objects should go.
 
     ``pods`` are those that are not terminating, ``status`` is the last one, and ``restricted``
     holds the service's ``podTemplate`` to the pod security standard. ``peers`` is what supervisors
-    are told of each other's growth. Raises :class:`InvalidSpec`.
+    are told of each other's growth. ``shared`` names claims that pods of several nodes may mount.
+    Raises :class:`InvalidSpec`.
     """
     before = status or {}
     update = pod_hash(service)
@@ -102,7 +107,7 @@ def reconcile(
     try:
         if restricted and service.spec.pod_template is not None:
             check(service, pod_template(service, images), rendered_template(service, images))
-        desired = render(service, images, pinned, held, instead, decision.paused, peers)
+        desired = render(service, images, pinned, held, instead, decision.paused, peers, shared)
     except NotAllowed as error:
         raise InvalidSpec(str(error)) from None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -126,6 +131,24 @@ def reconcile(
     good = templates.get(revisions.last_good(known_revisions, update, templates, running))
     changed = changes(good, pinned) if suspect and good and pinned else []
     return Plan(desired, surplus, decision, suspect, changed)
+
+
+def claims_of(service: InferenceService) -> list[str]:
+    """Name the claims that pods of ``service`` mount, by its spec.
+
+    The schema of its pod template is open: what cannot be the name of a claim is left out.
+    """
+    template = service.spec.pod_template or {}
+    spec = template.get("spec")
+    listed = spec.get("volumes") if isinstance(spec, dict) else None
+    sources = [
+        one["persistentVolumeClaim"]
+        for one in [*model.volumes(service), *(listed if isinstance(listed, list) else ())]
+        if isinstance(one, dict) and isinstance(one.get("persistentVolumeClaim"), dict)
+    ]
+    return sorted(
+        {name for one in sources if CLAIM_NAME.fullmatch(name := str(one.get("claimName")))}
+    )
 
 
 def _templates(service: InferenceService, owned: Mapping[Ref, Object]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Called by the operator's reconcile and, for engine and supervisor alone, by loca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
@@ -54,13 +54,15 @@ def render(
     instead: tuple[str, dict[str, Any]] | None = None,
     paused: bool = False,
     peers: str = "",
+    shared: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """All objects of ``service``, in the order in which they are to be applied.
 
     ``pinned`` is the pod template of the spec's revision where one exists already,
     ``held`` names slot Leases that supervisors hold, ``instead`` is another revision that runs in
     place of the spec's, by its hash and template, ``paused`` stops a roll-out, ``peers`` is what
-    the supervisors are told of each other's growth.
+    the supervisors are told of each other's growth. ``shared`` names claims that pods of several
+    nodes may mount.
     """
     template = pinned or pod_template(service, images)
     of, running = instead or (pod_hash(service), template)
@@ -75,7 +77,7 @@ def render(
         service_object(service),
         *headless_service(service),
         revision(service, template),
-        deployment(service, running, of, paused),
+        deployment(service, running, of, paused, shared),
         *autoscaler(service),
         *pod_monitor(service),
         *prometheus_rule(service),

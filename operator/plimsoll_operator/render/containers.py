@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from plimsoll_api.resources import Resources
-from plimsoll_api.serving import SUPERVISOR_RESOURCES
+from plimsoll_api.serving import DOWNLOAD_RESOURCES, SUPERVISOR_RESOURCES
 from plimsoll_api.units import quantity
 from plimsoll_operator.render import names
 
@@ -33,6 +33,7 @@ class Images:
     probe: str | None = None
     pull_secrets: tuple[str, ...] = ()
     resources: Resources = SUPERVISOR_RESOURCES
+    download: Resources = DOWNLOAD_RESOURCES
     host: str = "0.0.0.0"
 
 

@@ -7,6 +7,7 @@ It is kept in a ControllerRevision, whose data the API server does not let anybo
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
@@ -55,9 +56,16 @@ def revision(service: InferenceService, template: dict[str, Any]) -> dict[str, A
 
 
 def deployment(
-    service: InferenceService, template: dict[str, Any], of: str, paused: bool = False
+    service: InferenceService,
+    template: dict[str, Any],
+    of: str,
+    paused: bool = False,
+    shared: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Build the Deployment with the template ``of`` a revision; ``paused`` holds a rollout."""
+    """Build the Deployment with the template ``of`` a revision; ``paused`` holds a rollout.
+
+    ``shared`` names the claims whose volumes pods of several nodes may mount.
+    """
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -72,7 +80,10 @@ def deployment(
             "progressDeadlineSeconds": _deadline(service),
             **({"paused": True} if paused else {}),
             "selector": {"matchLabels": names.selector(service.metadata.name)},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": _rolling(service, template)},
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": _rolling(service, template, shared),
+            },
             "template": template,
         },
     }
@@ -91,12 +102,14 @@ def _deadline(service: InferenceService) -> int:
     return int(parse_duration(service.spec.engine.startup_timeout)) + PULL_S
 
 
-def _rolling(service: InferenceService, template: dict[str, Any]) -> dict[str, Any]:
-    """With devices no spare replica fits, so one goes before the next one comes."""
+def _rolling(
+    service: InferenceService, template: dict[str, Any], shared: Collection[str]
+) -> dict[str, Any]:
+    """Let one go before the next one comes where that one would wait for what the first holds."""
     wanted = service.spec.rollout
-    devices = any(_devices(container) for container in template["spec"]["containers"])
-    surge = "0" if devices else "1"
-    missing = "1" if devices else "0"
+    holds = _holds(template["spec"], shared)
+    surge = "0" if holds else "1"
+    missing = "1" if holds else "0"
     if wanted.max_surge is not None:
         surge = wanted.max_surge
         missing = "1" if surge in _NONE else missing
@@ -110,10 +123,33 @@ def _rolling(service: InferenceService, template: dict[str, Any]) -> dict[str, A
 _NONE = ("0", "0%")
 
 
+def _holds(spec: dict[str, Any], shared: Collection[str]) -> bool:
+    """Whether a pod holds what another one cannot have at the same time.
+
+    That are devices, by a device plugin or by a claim, ports of the node, and volumes of claims
+    that are not ``shared``.
+    """
+    containers = [*(spec.get("initContainers") or ()), *spec["containers"]]
+    taken = any(_devices(one) or _node_ports(one) for one in containers)
+    claimed = any(name not in shared for name in claims(spec))
+    return bool(spec.get("hostNetwork") or spec.get("resourceClaims")) or taken or claimed
+
+
+def claims(spec: dict[str, Any]) -> list[str]:
+    """Name the PersistentVolumeClaims that a pod spec mounts."""
+    sources = [one.get("persistentVolumeClaim") or {} for one in spec.get("volumes") or ()]
+    return [one["claimName"] for one in sources if one.get("claimName")]
+
+
 def _devices(container: dict[str, Any]) -> bool:
     """Return whether the container asks for devices.
 
     Extended resources (``nvidia.com/gpu``) have a domain; cpu and memory have none.
     """
-    limits = (container.get("resources") or {}).get("limits") or {}
-    return any("/" in resource for resource in limits)
+    held = container.get("resources") or {}
+    named = [*(held.get("limits") or {}), *(held.get("requests") or {})]
+    return bool(held.get("claims")) or any("/" in resource for resource in named)
+
+
+def _node_ports(container: dict[str, Any]) -> bool:
+    return any(one.get("hostPort") for one in container.get("ports") or ())

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.serving import ModelSource
+from plimsoll_api.serving import EnvVar, ModelSource
 from plimsoll_operator.render import paths
-from plimsoll_operator.render.containers import LAST_WORDS, Images, restricted
+from plimsoll_operator.render.containers import (
+    LAST_WORDS,
+    Images,
+    fitted,
+    resources,
+    restricted,
+)
 
 VOLUME = "model"
 DOWNLOAD = "model-download"
@@ -50,12 +57,10 @@ def download(service: InferenceService, images: Images) -> list[dict[str, Any]]:
                 *_source(model),
                 f"--to={paths.model_dir(model)}",
             ],
-            **_credentials(model),
-            # Files are written as they arrive; hashes of chunks are all that it keeps.
-            "resources": {
-                "requests": {"cpu": "100m", "memory": "256Mi"},
-                "limits": {"memory": "2Gi"},
-            },
+            **_environment(service),
+            "resources": resources(model.resources)
+            if model.resources is not None
+            else fitted(images.download, [{"resources": resources(service.spec.engine.resources)}]),
             **LAST_WORDS,
             "securityContext": restricted(),
             "volumeMounts": [
@@ -75,15 +80,43 @@ def _source(model: ModelSource) -> list[str]:
     ]
 
 
-def _credentials(model: ModelSource) -> dict[str, Any]:
-    """Environment of the download, which alone sees the Secret."""
+PASSED = frozenset(
+    {
+        *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+        *("AWS_CA_BUNDLE", "HF_ENDPOINT", "HF_TOKEN", "HF_HUB_DOWNLOAD_TIMEOUT"),
+        *("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DISABLE_XET"),
+    }
+)
+"""Variables of the engine that the download gets, in capitals or, as proxies, in small letters.
+HF_HUB_OFFLINE is not among them: an engine whose model is there needs no hub."""
+
+
+def _passed(name: str, secret: bool) -> bool:
+    """Whether the download gets this variable; ``secret``: a Secret has its credentials for S3."""
+    aws = name.startswith("AWS_") and not secret
+    return name.upper() in PASSED or name.startswith("HF_XET_") or aws
+
+
+def _variables(listed: Iterable[EnvVar]) -> list[dict[str, Any]]:
+    return [one.model_dump(by_alias=True, exclude_none=True) for one in listed]
+
+
+def _environment(service: InferenceService) -> dict[str, Any]:
+    """Environment of the download, which alone sees the Secrets of the model.
+
+    Of a variable that is set twice the last one counts, as in the API server's own merges.
+    """
+    source = service.spec.model
+    keys = source.credentials_secret_ref
     variables: list[dict[str, Any]] = [
         {"name": "HOME", "value": "/tmp"},
         {"name": "HF_HOME", "value": "/tmp/huggingface"},
+        *_variables(one for one in service.spec.engine.env if _passed(one.name, keys is not None)),
     ]
-    if token := model.token_secret_ref:
-        source = {"secretKeyRef": {"name": token.name, "key": token.key}}
-        variables.append({"name": "HF_TOKEN", "valueFrom": source})
-    keys = model.credentials_secret_ref
+    if token := source.token_secret_ref:
+        reference = {"secretKeyRef": {"name": token.name, "key": token.key}}
+        variables.append({"name": "HF_TOKEN", "valueFrom": reference})
+    variables += _variables(source.env or ())
     every = {"envFrom": [{"secretRef": {"name": keys.name}}]} if keys else {}
-    return {"env": variables, **every}
+    return {"env": list({one["name"]: one for one in variables}.values()), **every}

@@ -80,8 +80,6 @@ def _containers(service: InferenceService, images: Images) -> dict[str, Any]:
         wanted, wanted.image or images.supervisor, images.resources, [engine]
     )
     downloads = model.download(service, images)
-    for one in downloads:
-        one["resources"] = fitted(Resources.model_validate(one["resources"]), [engine])
     pod = {
         # Downloads come first: the supervisor's clock would run during them.
         "initContainers": [*downloads, supervisor],

@@ -72,7 +72,8 @@ def rollout(
 
     Like a Deployment's ``Available``, ``Ready`` counts replicas of all revisions: it stays True
     through a roll-out that keeps enough of them. If they are too few, it names the first cause of
-    ``engines``, the verdict on ``EngineReady``. ``drained`` names the pods that a person keeps out
+    ``engines``, the verdict on ``EngineReady``. So does ``Progressing`` while a new pod waits, for
+    example for what an old one holds. ``drained`` names the pods that a person keeps out
     of service.
     """
     trouble = engines if engines is not None and engines.status is False else None
@@ -102,13 +103,14 @@ def rollout(
         reason = reason or ("ReplicasDrained" if drained else missing)
         verdict = Verdict(Type.READY, False, reason, text[:MAX_MESSAGE])
     done = rolled_out and ready == wanted
+    waits = f"; {trouble.message}" if trouble and not done and trouble.reason != NOT_READY else ""
     return [
         verdict,
         Verdict(
             Type.PROGRESSING,
             not done and not late,
             "RolloutComplete" if done else "ProgressDeadlineExceeded" if late else missing,
-            count,
+            f"{count}{waits}"[:MAX_MESSAGE],
         ),
         Verdict(
             Type.STALLED,

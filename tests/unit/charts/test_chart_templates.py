@@ -259,7 +259,16 @@ def test_the_webhook_has_objects_and_just_the_rights_on_them(helm: str) -> None:
         "resources": ["deployments", "statefulsets", "daemonsets"],
         "verbs": ["get", "patch"],
     }
-    assert rest == [rollouts]
+    reads = [
+        {"apiGroups": [group], "resources": [plural], "verbs": [verb]}
+        for group, plural, verb in (
+            ("", "events", "watch"),
+            ("apps", "replicasets", "get"),
+            ("batch", "jobs", "get"),
+            ("", "replicationcontrollers", "get"),
+        )
+    ]
+    assert rest == [rollouts, *reads]
     assert not any(one["metadata"]["name"] == "plimsoll-webhook-rollout" for one in items)
     # With a list of namespaces, only there.
     items = rendered(helm, values=values | {"namespaces": ["ml", "web"]})

@@ -96,6 +96,15 @@ def test_ready_names_the_first_cause() -> None:
     assert fine.reason == "ReplicasReady"
 
 
+def test_a_roll_out_names_the_new_pod_that_waits_for_what_an_old_one_holds() -> None:
+    holds = Verdict(ConditionType.ENGINE_READY, False, "Unschedulable", "b-1: cannot allocate")
+    ready, progressing, _ = rollout(deployment(1, 2, 1), 1, 0, holds)
+    assert ready.status is True
+    assert progressing.message == "1 of 1 replicas are ready; b-1: cannot allocate"
+    waits = Verdict(ConditionType.ENGINE_READY, False, NOT_READY, "b-1: running, not ready")
+    assert rollout(deployment(1, 2, 1), 1, 0, waits)[1].message == "1 of 1 replicas are ready"
+
+
 def test_a_deployment_that_was_not_looked_at_yet_progresses_and_serves_on() -> None:
     old = deployment(1, 1, 1, LATE)
     old["metadata"]["generation"] = 5

@@ -243,7 +243,7 @@ def test_a_reference_needs_a_cluster() -> None:
 def test_with_devices_a_roll_out_needs_no_spare_replica() -> None:
     gpu = objects(engine={"resources": {"limits": {"nvidia.com/gpu": 1}}})["Deployment"]
     assert gpu["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
-    cpu = objects()["Deployment"]
+    cpu = objects(model={"uri": "file:///models/q"})["Deployment"]
     assert cpu["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
 
 

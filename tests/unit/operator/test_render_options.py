@@ -5,15 +5,17 @@ Tests ``render/deployment.py`` and ``render/pod.py``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from plimsoll_api.resources import Resources
 from plimsoll_api.supervisor_config import CONFIG_FILE, decode
 from plimsoll_operator.kinds import InvalidSpec
-from plimsoll_operator.plans.service import parse
+from plimsoll_operator.plans.service import claims_of, parse
 from plimsoll_operator.render import Images, render
 from plimsoll_operator.render.compare import with_replicas
 from plimsoll_operator.render.deployment import pod_hash
@@ -33,7 +35,7 @@ def manifest(**spec: Any) -> dict[str, Any]:
 
 
 def objects(**spec: Any) -> dict[tuple[str, str], dict[str, Any]]:
-    made = render(parse(manifest(**spec)), IMAGES)
+    made = render(parse(manifest(**spec)), IMAGES, shared=["weights"])
     return {(item["kind"], item["metadata"]["name"]): item for item in made}
 
 
@@ -142,6 +144,99 @@ def test_a_roll_out_can_always_move(
         "maxSurge": surge,
         "maxUnavailable": missing,
     }
+
+
+DRA = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]}
+TAKEN = {"containers": [{"name": "engine", "resources": {"claims": [{"name": "gpu"}]}}]}
+PORT = {"containers": [{"name": "log", "image": "l", "ports": [{"hostPort": 80}]}]}
+HUB = {"uri": "hf://org/model"}
+OTHER = {"volumes": [{"name": "x", "persistentVolumeClaim": {"claimName": "one-node"}}]}
+OWN = {"volumes": [{"name": "x", "ephemeral": {"volumeClaimTemplate": {}}}]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "holds"),
+    [
+        ({}, False),
+        ({"model": HUB}, False),
+        ({"model": HUB | {"cache": {"claimName": "weights"}}}, False),
+        ({"model": HUB | {"cache": {"claimName": "one-node"}}}, True),
+        ({"model": {"uri": "pvc://one-node/qwen"}}, True),
+        ({"podTemplate": {"spec": OTHER}}, True),
+        ({"podTemplate": {"spec": OWN}}, False),
+        ({"podTemplate": {"spec": DRA | TAKEN}}, True),
+        ({"podTemplate": {"spec": DRA}}, True),
+        ({"podTemplate": {"spec": TAKEN}}, True),
+        ({"podTemplate": {"spec": PORT}}, True),
+        ({"podTemplate": {"spec": {"hostNetwork": True}}}, True),
+        ({"engine": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}, True),
+    ],
+)
+def test_a_pod_goes_first_where_the_next_one_would_wait_for_what_it_holds(
+    spec: dict[str, Any], holds: bool
+) -> None:
+    made = objects(**spec)["Deployment", "qwen"]["spec"]["strategy"]["rollingUpdate"]
+    assert made == {"maxSurge": 0 if holds else 1, "maxUnavailable": 1 if holds else 0}
+
+
+def test_the_claims_of_a_service_are_those_of_its_model_and_of_its_template() -> None:
+    model = HUB | {"cache": {"claimName": "weights"}}
+    assert claims_of(parse(manifest(model=model, podTemplate={"spec": OTHER}))) == [
+        "one-node",
+        "weights",
+    ]
+    for odd in (3, [3], [{"persistentVolumeClaim": {"claimName": "../secrets/x"}}],
+                [{"persistentVolumeClaim": 3}], [{"persistentVolumeClaim": {}}]):  # fmt: skip
+        assert claims_of(parse(manifest(model=HUB, podTemplate={"spec": {"volumes": odd}}))) == []
+    assert claims_of(parse(manifest(model=HUB))) == []
+
+
+def download(**spec: Any) -> dict[str, Any]:
+    """The container of the download, with its variables by name."""
+    (first, _) = pod(**spec)["initContainers"]
+    return first | {"env": {one["name"]: one for one in first["env"]}}
+
+
+def env(**variables: str) -> list[dict[str, str]]:
+    return [{"name": name, "value": value} for name, value in variables.items()]
+
+
+def test_the_download_gets_the_way_out_of_the_cluster_from_the_engine() -> None:
+    passed = {
+        "HTTPS_PROXY": "p", "https_proxy": "q", "NO_PROXY": "n", "HF_ENDPOINT": "m",
+        "SSL_CERT_FILE": "/c", "HF_XET_CLIENT_READ_TIMEOUT": "9s", "AWS_REGION": "r",
+        "AWS_ENDPOINT_URL_S3": "e", "HF_HUB_DISABLE_XET": "1",
+    }  # fmt: skip
+    kept = {"HF_HUB_OFFLINE": "1", "VLLM_API_KEY": "k", "HF_HOME": "/elsewhere"}
+    found = download(model=HUB, engine={"env": env(**passed, **kept)})["env"]
+    assert {one: found[one]["value"] for one in passed} == passed
+    assert found.keys() == passed.keys() | {"HOME", "HF_HOME"}
+    assert found["HF_HOME"]["value"] == "/tmp/huggingface"
+
+
+def test_the_models_own_variables_precede_and_a_secret_holds_its_store_together() -> None:
+    model = HUB | {"env": env(HF_ENDPOINT="mine", EXTRA="x"), "tokenSecretRef": {"name": "hub"}}
+    engine = {"env": env(HF_ENDPOINT="theirs", HF_TOKEN="t")}
+    found = download(model=model, engine=engine)["env"]
+    assert (found["HF_ENDPOINT"]["value"], found["EXTRA"]["value"]) == ("mine", "x")
+    assert found["HF_TOKEN"]["valueFrom"]["secretKeyRef"]["name"] == "hub"
+    store = {"uri": "s3://weights/q", "credentialsSecretRef": {"name": "store"}}
+    engine = {"env": env(AWS_REGION="r", AWS_ACCESS_KEY_ID="k", HTTPS_PROXY="p")}
+    assert download(model=store, engine=engine)["env"].keys() == {"HOME", "HF_HOME", "HTTPS_PROXY"}
+    with pytest.raises(InvalidSpec, match=r"model\.env only goes with"):
+        parse(manifest(model={"uri": "pvc://weights/q", "env": env(A="b")}))
+
+
+def test_the_resources_of_the_download_are_the_models_or_the_operators() -> None:
+    limits = {"cpu": "4", "memory": "8Gi"}
+    bounded = {"resources": {"limits": limits, "requests": {"cpu": "2"}}}
+    own = {"limits": {"cpu": "1", "memory": "3Gi"}, "requests": {}}
+    assert download(model=HUB | {"resources": own}, engine=bounded)["resources"] == own
+    fitted = download(model=HUB, engine=bounded)["resources"]
+    assert (fitted["limits"]["memory"], set(fitted["limits"])) == ("2Gi", {"cpu", "memory"})
+    default = Resources(limits={"memory": "5Gi"})
+    made = pod_template(parse(manifest(model=HUB)), replace(IMAGES, download=default))
+    assert made["spec"]["initContainers"][0]["resources"]["limits"] == {"memory": "5Gi"}
 
 
 def test_placement_and_device_slices_are_the_manifests() -> None:

@@ -317,3 +317,33 @@ def test_a_deleted_service_takes_everything_along(cluster: Cluster) -> None:
     assert cluster.reconcile() is None
     left = {one["kind"] for one in cluster.api.all()} - {"Event", "Pod"}
     assert left == set()
+
+
+@pytest.mark.parametrize(
+    ("modes", "surge"),
+    [
+        (["ReadWriteOnce"], 0),
+        (["ReadWriteOncePod"], 0),
+        (["ReadWriteMany"], 1),
+        (["ReadOnlyMany"], 1),
+        (["ReadWriteOnce", "ReadOnlyMany"], 0),
+        (None, 0),
+    ],
+)
+def test_a_roll_out_follows_who_may_mount_the_claim(
+    cluster: Cluster, modes: list[str] | None, surge: int
+) -> None:
+    cluster.spec["model"] = {"uri": "hf://org/model", "cache": {"claimName": "models"}}
+    if modes is not None:
+        meta = {"name": "models", "namespace": KEY.namespace}
+        cluster.api.put({
+            "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": meta,
+            "spec": {"accessModes": modes},
+        })  # fmt: skip
+    cluster.apply()
+    assert cluster.reconcile() is None
+    made = cluster.api.found("Deployment", "tiny") or {}
+    assert made["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == surge
+    requests = cluster.api.requests
+    assert cluster.reconcile() is None
+    assert cluster.api.requests - requests <= (modes is None), "its modes are known by now"
