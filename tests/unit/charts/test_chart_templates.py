@@ -311,6 +311,7 @@ EVERY_FLAG = {
     "namespaces": ["ml"],
     "podTemplate": {"unrestrictedNamespaces": ["open"]},
     "supervisor": {"imagePullSecrets": [{"name": "s"}], "resources": {"limits": {"cpu": "1"}}},
+    "modelDownload": {"resources": {"limits": {"memory": "4Gi"}}},
     "webhook": {"enabled": True, "certManager": True, "url": "https://hook.example/pods"},
     "intervals": {"clocks": {"canary": 1.5}},
     "admissionPolicy": {"enabled": False},
