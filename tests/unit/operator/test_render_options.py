@@ -185,6 +185,7 @@ def test_the_claims_of_a_service_are_those_of_its_model_and_of_its_template() ->
         "one-node",
         "weights",
     ]
+    odd: Any
     for odd in (3, [3], [{"persistentVolumeClaim": {"claimName": "../secrets/x"}}],
                 [{"persistentVolumeClaim": 3}], [{"persistentVolumeClaim": {}}]):  # fmt: skip
         assert claims_of(parse(manifest(model=HUB, podTemplate={"spec": {"volumes": odd}}))) == []
@@ -194,7 +195,8 @@ def test_the_claims_of_a_service_are_those_of_its_model_and_of_its_template() ->
 def download(**spec: Any) -> dict[str, Any]:
     """The container of the download, with its variables by name."""
     (first, _) = pod(**spec)["initContainers"]
-    return first | {"env": {one["name"]: one for one in first["env"]}}
+    found: dict[str, Any] = first | {"env": {one["name"]: one for one in first["env"]}}
+    return found
 
 
 def env(**variables: str) -> list[dict[str, str]]:
