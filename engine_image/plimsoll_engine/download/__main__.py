@@ -17,9 +17,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from plimsoll_engine.download.target import DownloadError, unwritable
+from plimsoll_engine.process.headroom import host_headroom
 from plimsoll_engine.process.parent_death import die_with_parent
 
 log = logging.getLogger("download")
+AUTHORITIES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE")
+"""Variables that name a file of certificate authorities."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
     log.setLevel(logging.INFO)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    for name in AUTHORITIES:  # of other clients: ours read this one variable
+        if file := os.environ.get(name):
+            os.environ.setdefault("SSL_CERT_FILE", file)
     try:
         # Only what is needed: the hub's client alone takes a second to import.
         if given.s3:
@@ -49,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             from plimsoll_engine.download import hub
 
+            hub.bound_buffers(os.environ, host_headroom())
             if given.to is None:
                 log.info("%s", hub.into_cache(given.repository, given.revision))
                 return 0

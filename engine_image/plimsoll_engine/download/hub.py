@@ -7,6 +7,7 @@ client takes a lock for each file.
 from __future__ import annotations
 
 import logging
+from collections.abc import MutableMapping
 from pathlib import Path
 
 from huggingface_hub import HfApi, ModelInfo, snapshot_download
@@ -36,6 +37,30 @@ log = logging.getLogger("download")
 
 
 TOKEN = "spec.model.tokenSecretRef (the variable HF_TOKEN)"
+BUFFERS = {
+    "HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_LIMIT": 1,
+    "HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_SIZE": 2,
+    "HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_PERFILE_SIZE": 8,
+    "HF_XET_RECONSTRUCTION_MIN_PREFETCH_BUFFER": 8,
+    "HF_XET_RECONSTRUCTION_MIN_RECONSTRUCTION_FETCH_SIZE": 8,
+    "HF_XET_RECONSTRUCTION_MAX_RECONSTRUCTION_FETCH_SIZE": 4,
+}
+"""hf-xet's settings of what it holds in memory, each with its part of the whole: hf-xet 1.8."""
+MAX_BUFFERS = 2_000_000_000
+"""Bytes that are enough for any network: hf-xet's own default before it looked at the machine."""
+
+
+def bound_buffers(environ: MutableMapping[str, str], headroom: int | None) -> None:
+    """Have hf-xet hold at most a quarter of ``headroom``, the bytes that are free.
+
+    It sizes its buffers by the memory of the machine, which may be a hundred times the limit of a
+    container. What ``environ`` sets already stays. It reads these variables at its first download.
+    """
+    if headroom is None:
+        return
+    whole = min(headroom // 4, MAX_BUFFERS)
+    for name, part in BUFFERS.items():
+        environ.setdefault(name, f"{whole // part}")
 
 
 class _AwayError(Exception):

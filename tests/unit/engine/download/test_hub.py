@@ -1,0 +1,45 @@
+"""Tests ``download/hub.py``: how much memory hf-xet may take, as hf-xet itself reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from plimsoll_engine.download.hub import BUFFERS, bound_buffers
+
+PREFIX = "HF_XET_RECONSTRUCTION_"
+READ = "import hf_xet, json; print(json.dumps(dict(hf_xet.XetConfig()), default=str))"
+
+
+def buffers(environ: dict[str, str]) -> dict[str, int]:
+    """What a process with these variables would hold, by the name of the setting."""
+    others = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    done = subprocess.run(
+        [sys.executable, "-c", READ], env=others | environ, capture_output=True, check=True
+    )
+    read = json.loads(done.stdout)
+    return {name: read[f"reconstruction.{name.removeprefix(PREFIX).lower()}"] for name in BUFFERS}
+
+
+@pytest.mark.parametrize("headroom", [1 << 30, 2 << 30, 64 << 30])
+def test_hf_xet_holds_a_quarter_of_what_is_free_at_most(headroom: int) -> None:
+    environ: dict[str, str] = {}
+    bound_buffers(environ, headroom)
+    found = buffers(environ)
+    whole = min(headroom // 4, 2_000_000_000)
+    assert found == {name: whole // part for name, part in BUFFERS.items()}
+    assert found[f"{PREFIX}DOWNLOAD_BUFFER_LIMIT"] <= headroom // 4
+
+
+def test_what_a_person_sets_stays_and_without_a_figure_nothing_is_set() -> None:
+    name = f"{PREFIX}DOWNLOAD_BUFFER_LIMIT"
+    environ = {name: "223456789"}
+    bound_buffers(environ, 1 << 30)
+    assert buffers(environ)[name] == 223456789
+    environ = {}
+    bound_buffers(environ, None)
+    assert environ == {}
