@@ -62,6 +62,16 @@ def check_first_process(pod: Object, at: str, fields: Fields) -> None:
     """
     if pod.get("shareProcessNamespace") is True:
         return
+    if (found := first_process(pod)) is not None:
+        raise InjectionError(
+            f"{at}.{found}, which is another one where containers share their process IDs, as with"
+            " a supervisor: signal the engine by its name, start it without an init system, or"
+            f" exclude the workload with {fields.exclude}"
+        )
+
+
+def first_process(pod: Object) -> str | None:
+    """Say which field of a pod spec names process 1, or must be it; None if nothing shows that."""
     listed = [("containers", one) for one in _list(pod.get("containers"))]
     listed += [
         ("initContainers", one)
@@ -70,12 +80,8 @@ def check_first_process(pod: Object, at: str, fields: Fields) -> None:
     ]
     for kind, container in listed:
         for field, why in _reasons(_object(container)):
-            raise InjectionError(
-                f"{at}.{kind}[{_object(container).get('name')}].{field} {why} process 1, which is"
-                " another one where containers share their process IDs, as with a supervisor:"
-                " signal the engine by its name, start it without an init system, or exclude the"
-                f" workload with {fields.exclude}"
-            )
+            return f"{kind}[{_object(container).get('name')}].{field} {why} process 1"
+    return None
 
 
 def _reasons(container: Object) -> Iterator[tuple[str, str]]:

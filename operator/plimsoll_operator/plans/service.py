@@ -17,6 +17,7 @@ from plimsoll_operator.fleet import revisions
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.revisions import RolloutDecision
 from plimsoll_operator.fleet.suspects import Suspect, changes, find, of_pods
+from plimsoll_operator.injection.first_process import first_process
 from plimsoll_operator.kinds import InvalidSpec, Object, Ref, owner_uid, read, ref
 from plimsoll_operator.render import Images, model, names, render
 from plimsoll_operator.render.deployment import pod_hash
@@ -107,9 +108,17 @@ def reconcile(
     try:
         if restricted and service.spec.pod_template is not None:
             check(service, pod_template(service, images), rendered_template(service, images))
+        if pinned is None and (found := first_process(pod_template(service, images)["spec"])):
+            # A revision that runs already is left alone.
+            raise InvalidSpec(
+                f"the pod's {found}, which is another one, for containers of a service share their"
+                " process IDs: signal the engine by its name, or start it without an init system"
+            )
         desired = render(service, images, pinned, held, instead, decision.paused, peers, shared)
     except NotAllowed as error:
         raise InvalidSpec(str(error)) from None
+    except InvalidSpec:
+        raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if service.spec.pod_template is None:
             raise

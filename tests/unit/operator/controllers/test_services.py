@@ -347,3 +347,35 @@ def test_a_roll_out_follows_who_may_mount_the_claim(
     requests = cluster.api.requests
     assert cluster.reconcile() is None
     assert cluster.api.requests - requests <= (modes is None), "its modes are known by now"
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        (
+            {"podTemplate": {"spec": {"containers": [{
+                "name": "engine",
+                "lifecycle": {"preStop": {"exec": {"command": ["kill", "1"]}}},
+            }]}}},
+            "containers[engine].lifecycle.preStop.exec.command names process 1",
+        ),
+        (
+            {"engine": {"type": "custom", "image": "lscr.io/linuxserver/whisper:1"}},
+            "containers[engine].image must be process 1",
+        ),
+    ],
+)  # fmt: skip
+def test_a_service_in_which_process_1_matters_is_refused_unless_it_runs(
+    cluster: Cluster, spec: Object, named: str
+) -> None:
+    cluster.apply()
+    assert cluster.reconcile() is None
+    before = cluster.api.found("Deployment", "tiny")
+    cluster.spec.update(spec)
+    cluster.apply()
+    cluster.reconcile()
+    item = cluster.api.found("InferenceService", "tiny") or {}
+    (stalled,) = [one for one in item["status"]["conditions"] if one["type"] == "Stalled"]
+    assert stalled["status"] == "True"
+    assert stalled["message"].startswith(f"the pod's {named}")
+    assert cluster.api.found("Deployment", "tiny") == before
