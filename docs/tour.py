@@ -12,9 +12,10 @@ import tempfile
 from pathlib import Path
 
 from docs.tools import picture, scene, shots
+from plimsoll_api.incident_story import seconds
 from plimsoll_api.units import format_bytes
 from plimsoll_cli import incidents
-from plimsoll_cli.incident_view import IncidentView, seconds
+from plimsoll_cli.incident_view import IncidentView
 
 FOLDER = Path(__file__).resolve().parent
 PICTURES = FOLDER / "tour"

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.text import Text
 
-from plimsoll_api.leakincident import IncidentStep
+from plimsoll_api.incident_story import Story
 from plimsoll_api.names import POLICY_LABEL, SERVICE_LABEL
-from plimsoll_api.units import format_bytes
-from plimsoll_cli.incident_view import IncidentView, seconds, target
+from plimsoll_api.units import format_bytes, format_span
+from plimsoll_cli.incident_view import IncidentView, target
 from plimsoll_cli.spark import plot
+from plimsoll_cli.timeline import cut, state, step_line
 
 WHAT = {
     "HostGrowth": "host memory grew beyond what the engine's ledger explains",
@@ -89,17 +90,12 @@ BY_KIND = {
     "CrashLoop": "its last log says why: kubectl logs {pod} -c {container} --previous",
 }
 """For kinds that no action of the supervisor cures, whatever phase they are in."""
-STYLE = {
-    "Succeeded": "green", "Failed": "red", "Refused": "red", "Begun": "yellow",
-    "Requested": "yellow",
-    "Resolved": "bold green", "Unresolved": "bold red", "Suppressed": "bold magenta",
-}  # fmt: skip
 
 
 def next_step(incident: IncidentView) -> str:
     """Say what a person does now."""
     spec, status = incident.spec, incident.status
-    known = NEXT.get(status.outcome or incident.phase, "see the message above.")
+    known = NEXT.get(status.outcome or incident.story.phase, "see the message above.")
     if spec.kind in BY_KIND and status.outcome not in ("Recovered", "PodGone"):
         known = BY_KIND[spec.kind]
     elif status.waiting_reason is not None:
@@ -114,39 +110,26 @@ def next_step(incident: IncidentView) -> str:
     )
 
 
-def memory(incident: IncidentView) -> list[tuple[float, int]]:
-    """Return what is known of the replica's memory: seconds since the opening, and bytes."""
-    opened, points = seconds(incident.spec.opened_at) or 0.0, []
-    for step in incident.status.timeline:
-        at = (seconds(step.time) or opened) - opened
-        if step.outcome == "Begun":
-            continue
-        points += [(at, size) for size in (step.before_bytes, step.after_bytes) if size is not None]
-    ended = seconds(incident.status.ended_at)
-    if points and ended is not None and ended - opened > points[-1][0]:
-        points.append((ended - opened, points[-1][1]))  # what was verified at the end
-    return points
-
-
 def lines(incident: IncidentView, width: int, plain: bool = False) -> Iterator[Text]:
     """Tell the story, each line cut to ``width`` columns except for sentences, which are whole."""
-    spec, status = incident.spec, incident.status
-    yield Text.assemble(
-        (incident.name, "bold"), "  ", (incident.phase, STYLE.get(incident.phase, "bold yellow")),
-        f" ({status.outcome})" if status.outcome else "",
-    )  # fmt: skip
-    yield Text(f"{spec.kind}: {WHAT.get(spec.kind, 'something went wrong')}.")
+    spec, story = incident.spec, incident.story
+    yield Text.assemble((incident.name, "bold"), "  ", state(story))
+    yield Text(f"{story.kind}: {WHAT.get(spec.kind, 'something went wrong')}.")
     yield Text(f"{_whose(incident)}, pod {spec.pod}, epoch {spec.epoch}.")
-    yield Text(f"Opened {spec.opened_at}{_lasted(incident)}.")
-    yield from _seen(incident)
-    yield from _picture(incident, width, plain)
-    yield from _tried(incident, width, plain)
-    if status.returned_bytes is not None:
-        yield Text(f"\nCame back: {format_bytes(status.returned_bytes)}.", style="bold")
-    if status.message:
-        yield Text(f"{'Result' if incident.ended else 'Now'}: {status.message}")
+    lasted = ""
+    if story.ended_at is not None:
+        span = format_span(story.ended_at - story.opened_at)
+        lasted = f", ended {incident.status.ended_at} after {span}"
+    yield Text(f"Opened {spec.opened_at}{lasted}.")
+    yield from _seen(story)
+    yield from _picture(story, width, plain)
+    yield from _tried(story, width, plain)
+    if story.returned_bytes is not None:
+        yield Text(f"\nCame back: {format_bytes(story.returned_bytes)}.", style="bold")
+    if story.message:
+        yield Text(f"{'Result' if story.ended else 'Now'}: {story.message}")
     folders: dict[str, list[str]] = {}
-    for file in status.diagnostics:
+    for file in story.diagnostics:
         folder, _, name = file.rpartition("/")
         folders.setdefault(folder, []).append(name)
     for folder, names in folders.items():
@@ -171,39 +154,21 @@ def show(incident: IncidentView, out: Console, plain: bool) -> None:
         out.print(line, soft_wrap=True)
 
 
-def _lasted(incident: IncidentView) -> str:
-    begin, end = seconds(incident.spec.opened_at), seconds(incident.status.ended_at)
-    if begin is None or end is None:
-        return ""
-    return f", ended {incident.status.ended_at} after {span(end - begin)}"
-
-
-def span(value: float) -> str:
-    """``45 s``, ``12 min``, ``3 h``, ``4 d``."""
-    for unit, size, most in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
-        if value < most:
-            return f"{value / size:.0f} {unit}"
-    return f"{value / 86_400:.0f} d"
-
-
-def _seen(incident: IncidentView) -> Iterator[Text]:
-    seen = incident.attribution
-    where = f" in {seen.segment}" if seen.segment else ""
-    where += f" of the {seen.process}" if seen.process else ""
-    where += f" in pod {seen.pod}" if seen.pod else ""
+def _seen(story: Story) -> Iterator[Text]:
+    seen = story.seen
     if seen.bytes:
-        rate = f", {format_bytes(seen.bytes_per_hour)} an hour" if seen.bytes_per_hour else ""
-        each = seen.bytes_per_request
-        rate += f", {format_bytes(each)} a request" if each else ""
-        yield Text(f"\nGrew: {format_bytes(seen.bytes)}{where}{rate}.", style="bold")
-        spent = incident.status.consumed_percent or 0
-        yield Text(f"Leak budget spent: {spent} %. Confidence: {seen.confidence_percent or 0} %.")
+        grew = ", ".join([f"{format_bytes(seen.bytes)}{story.where}", *story.rates])
+        yield Text(f"\nGrew: {grew}.", style="bold")
+        spent = (
+            "" if story.spent_percent is None else f"Leak budget spent: {story.spent_percent} %. "
+        )
+        yield Text(f"{spent}Confidence: {seen.confidence_percent or 0} %.")
     for sentence in seen.evidence:
         yield Text(f"Evidence: {sentence}")
 
 
-def _picture(incident: IncidentView, width: int, plain: bool) -> Iterator[Text]:
-    points = memory(incident)
+def _picture(story: Story, width: int, plain: bool) -> Iterator[Text]:
+    points = story.memory
     if len(points) < 2:
         return
     drawn = plot(points, max(8, min(WIDEST, width - LABEL - 4)), HEIGHT, plain)
@@ -215,35 +180,16 @@ def _picture(incident: IncidentView, width: int, plain: bool) -> Iterator[Text]:
     for row, line in enumerate(drawn):
         edge = "|" if plain else "│"
         yield Text.assemble((f"{labels.get(row, ''):>{LABEL}} {edge}", "dim"), (line, "cyan"))
-    ends = f"+{span(points[0][0])}", f"+{span(points[-1][0])}"
+    ends = f"+{format_span(points[0][0])}", f"+{format_span(points[-1][0])}"
     gap = max(1, len(max(drawn, key=len)) - len(ends[0]) - len(ends[1]))
     yield Text(f"{'':>{LABEL}}  {ends[0]}{' ' * gap}{ends[1]}", style="dim")
 
 
-def _tried(incident: IncidentView, width: int, plain: bool) -> Iterator[Text]:
-    if not incident.status.timeline:
+def _tried(story: Story, width: int, plain: bool) -> Iterator[Text]:
+    if not story.steps:
         yield Text("\nNo action has been tried yet.")
         return
     yield Text("\nWhat was tried:", style="bold")
-    opened = seconds(incident.spec.opened_at) or 0.0
-    for step in incident.status.timeline:
-        line = _step(step, opened)
-        if line.cell_len > width:
-            line.truncate(width - 3 if plain else width, overflow="crop" if plain else "ellipsis")
-            line.append("..." if plain else "")
-        yield line
-
-
-def _step(step: IncidentStep, opened: float) -> Text:
-    after = (seconds(step.time) or opened) - opened
-    change = ""
-    if step.before_bytes is not None and step.after_bytes is not None:
-        given = step.before_bytes - step.after_bytes
-        sizes = f"{format_bytes(step.before_bytes)} -> {format_bytes(step.after_bytes)}"
-        change = f"{sizes} ({format_bytes(given)} back)" if given > 0 else sizes
-    text = (step.message or "").replace("\n", " ")
-    return Text.assemble(
-        f"  +{span(after):<7} {step.step:<14} ",
-        (f"{step.outcome:<10}", STYLE.get(step.outcome, "")),
-        "  ".join(part for part in (change, text) if part),
-    )  # fmt: skip
+    for step in story.steps:
+        start = f"+{format_span(step.at - story.opened_at):<7} {step.name:<14} "
+        yield cut(step_line(start, step, width=10), width, plain)

@@ -8,16 +8,16 @@ import msgspec
 
 from plimsoll_api.incident_object import spec_of, status_of
 from plimsoll_api.incident_record import IncidentRecord
-from plimsoll_api.incidents import ENDED, IncidentPhase
-from plimsoll_api.leakincident import IncidentAttribution, LeakIncidentSpec, LeakIncidentStatus
+from plimsoll_api.incident_story import Story
+from plimsoll_api.incident_story import of_object as story_of
+from plimsoll_api.leakincident import LeakIncidentSpec, LeakIncidentStatus
 from plimsoll_api.names import POLICY_KIND, SERVICE_KIND
 from plimsoll_api.supervisor_config import ServiceRef
-from plimsoll_api.times import unix_seconds
 from plimsoll_cli.targets import parse
 
 
 class IncidentView(msgspec.Struct, kw_only=True):
-    """Times are RFC 3339, as in the object; :func:`seconds` reads them."""
+    """A LeakIncident's content. Times are RFC 3339, as in the object."""
 
     name: str
     namespace: str
@@ -25,19 +25,9 @@ class IncidentView(msgspec.Struct, kw_only=True):
     status: LeakIncidentStatus
 
     @property
-    def attribution(self) -> IncidentAttribution:
-        """Which memory grew; all unknown while the supervisor has written no status."""
-        return self.status.attribution or IncidentAttribution()
-
-    @property
-    def ended(self) -> bool:
-        """Return whether the incident is in a final phase."""
-        return self.status.phase in ENDED
-
-    @property
-    def phase(self) -> str:
-        """Where the incident stands: a supervisor writes the object first and its status later."""
-        return self.status.phase or IncidentPhase.OPEN
+    def story(self) -> Story:
+        """What happened, as ordered facts."""
+        return story_of(self.name, self.spec, self.status)
 
 
 class UnreadableError(ValueError):
@@ -88,11 +78,3 @@ def is_of(incident: IncidentView, name: str) -> bool:
     if wanted.is_pod:
         return wanted.name == spec.pod
     return (spec.workload_ref.kind, spec.workload_ref.name) == (wanted.kind, wanted.name)
-
-
-def seconds(text: str | None) -> float | None:
-    """Unix seconds of an RFC 3339 time; None if it is missing or not a time."""
-    try:
-        return None if text is None else unix_seconds(text)
-    except (ValueError, OverflowError):
-        return None

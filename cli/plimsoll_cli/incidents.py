@@ -30,6 +30,7 @@ from plimsoll_cli.incident_view import (
 from plimsoll_cli.local import run_dir as folders
 from plimsoll_cli.output import Cell, Output, console, fitting, show, write
 from plimsoll_cli.targets import parse
+from plimsoll_cli.timeline import OPEN_STYLE, STYLE
 
 if TYPE_CHECKING:
     from plimsoll_cli.cluster.client import Cluster
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 STATE_DIR = "state"
 MIN_WIDTH = {"OPENED": 90, "TARGET": 110, "OUTCOME": 75, "RETURNED": 110}
 """Columns that a narrower terminal leaves out."""
-STYLE = {"Resolved": "green", "Unresolved": "red", "Suppressed": "magenta"}
 WATCH_S = 2.0
 MAX_LABEL = 63
 TOLD = 500
@@ -67,9 +67,9 @@ class Filter:
         """Return whether ``incident`` passes all that is set."""
         return (
             (self.target is None or is_of(incident, self.target))
-            and self.phase in (None, incident.phase)
+            and self.phase in (None, incident.story.phase)
             and self.kind in (None, incident.spec.kind)
-            and not (self.open_only and incident.ended)
+            and not (self.open_only and incident.story.ended)
         )
 
 
@@ -194,13 +194,14 @@ def _watch(read_all: Callable[[], list[IncidentView]], wanted: Filter, output: O
             out.print(f"{time.strftime('%H:%M:%S')}  {error}", style="red", soft_wrap=True)
             fresh = []
         for incident in reversed(fresh):
-            state = f"{incident.phase} {incident.status.outcome or ''}"
+            state = f"{incident.story.phase} {incident.status.outcome or ''}"
             if known.get(incident.name) != state:
                 known[incident.name] = state
                 if output.for_people:
                     now = time.strftime("%H:%M:%S")
                     out.print(
-                        f"{now}  {incident.name}  {state}  {headline(incident)}", soft_wrap=True
+                        f"{now}  {incident.name}  {state}  {incident.story.headline}",
+                        soft_wrap=True,
                     )
                 else:
                     write(objects(incident), output)
@@ -216,32 +217,13 @@ def columns(wide: bool, namespaces: bool) -> list[str]:
 
 def row(incident: IncidentView, wide: bool, namespaces: bool) -> list[Cell]:
     """Return the cells of one incident, in the order of :func:`columns`."""
-    spec, status = incident.spec, incident.status
+    spec, status, story = incident.spec, incident.status, incident.story
     returned = "" if status.returned_bytes is None else format_bytes(status.returned_bytes)
-    phase = Text(incident.phase, style=STYLE.get(incident.phase, "yellow"))
+    phase = Text(story.phase, style=STYLE.get(story.phase, OPEN_STYLE))
     cells: list[Cell] = [incident.namespace] if namespaces else []
     cells += [spec.opened_at, incident.name, target(incident), phase, status.outcome or ""]
-    cells += [returned, headline(incident)]
+    cells += [returned, story.headline]
     return [*cells, spec.pod, spec.epoch, status.ended_at or ""] if wide else cells
-
-
-def headline(incident: IncidentView) -> str:
-    """Say what grew, how much and how fast, in one line."""
-    seen = incident.attribution
-    parts = [str(incident.spec.kind)]
-    if incident.spec.kind == IncidentKind.ENGINE_CRASH and seen.process:
-        parts.append(f"of the {seen.process}")
-    if seen.segment:
-        parts.append(f"in {seen.segment}" + (f" of the {seen.process}" if seen.process else ""))
-    if seen.pod:
-        parts.append(f"in pod {seen.pod}")
-    if seen.bytes:
-        parts.append(format_bytes(seen.bytes))
-    if seen.bytes_per_hour:
-        parts.append(f"{format_bytes(seen.bytes_per_hour)}/h")
-    if seen.bytes_per_request:
-        parts.append(f"{format_bytes(seen.bytes_per_request)} a request")
-    return ", ".join(parts)
 
 
 def objects(incident: IncidentView) -> dict[str, Any]:

@@ -80,6 +80,14 @@ def format_left(seconds: float) -> str:
     return f"{seconds / 3600:.0f} hours"
 
 
+def format_span(seconds: float) -> str:
+    """Write a duration for people: ``45 s``, ``12 min``, ``3 h``, ``4 d``."""
+    for unit, size, most in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 2 * DAY_S)):
+        if seconds < most:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / DAY_S:.0f} d"
+
+
 def format_bytes(value: float) -> str:
     """Write a size for people, in binary units: ``1.5 GiB``, ``-312 KiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):

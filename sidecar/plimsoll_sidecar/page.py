@@ -19,12 +19,13 @@ from plimsoll_api.assessment import (
 )
 from plimsoll_api.decoding import decode
 from plimsoll_api.incident_record import IncidentRecord
+from plimsoll_api.incident_story import Story, of_record
 from plimsoll_api.incidents import IncidentPhase
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.state import View
 from plimsoll_api.supervision import Action
 from plimsoll_api.times import clock_time
-from plimsoll_api.units import format_bytes
+from plimsoll_api.units import format_bytes, format_span
 from plimsoll_sidecar.history import Band, HistoryPoint, growth, svg
 
 RELOAD_S = 5
@@ -206,27 +207,23 @@ def incident_list(found: Sequence[IncidentRecord]) -> str:
     """One line an incident, its steps below it."""
     if not found:
         return "<p>No incidents.</p>"
-    return "".join(_incident(one) for one in found)
+    return "".join(_incident(of_record(one)) for one in found)
 
 
-def _incident(one: IncidentRecord) -> str:
-    seen = one.attribution
-    what = one.kind.value + (f" in {seen.segment}" if seen.segment else "")
-    grew = f", {format_bytes(seen.bytes)}" if seen.bytes else ""
-    ended = f" ({one.reason.value})" if one.reason else ""
-    back = "" if one.returned_bytes is None else f", {format_bytes(one.returned_bytes)} came back"
+def _incident(story: Story) -> str:
+    back = "" if story.returned_bytes is None else f", {_size(story.returned_bytes)} came back"
     steps = [
-        f"<tr><td>{clock_time(step.time)}</td><td>{escape(step.step)}</td><td>{step.outcome.value}</td>"
+        f"<tr><td>{clock_time(step.at)}</td><td>{escape(step.name)}</td><td>{step.outcome}</td>"
         f"<td class=n>{_size(step.before_bytes)}</td><td class=n>{_size(step.after_bytes)}</td>"
         f"<td>{escape(step.message)}</td></tr>"
-        for step in one.timeline
+        for step in story.steps
     ]
     head = ("time", "step", "outcome", ">before", ">after", "said")
-    evidence = "".join(f"<li>{escape(text)}</li>" for text in seen.evidence)
+    evidence = "".join(f"<li>{escape(text)}</li>" for text in story.seen.evidence)
     return (
-        f"<details{'' if one.ended else ' open'}><summary><span class='p p-{one.phase.value}'>"
-        f"{one.phase.value}{ended}</span> {clock_time(one.opened_at)} {escape(what)}{grew}{back}"
-        f"</summary><p><code>{escape(one.name)}</code></p><ul>{evidence}</ul>"
+        f"<details{'' if story.ended else ' open'}><summary><span class='p p-{story.phase}'>"
+        f"{escape(story.state)}</span> {clock_time(story.opened_at)} {escape(story.headline)}{back}"
+        f"</summary><p><code>{escape(story.name)}</code></p><ul>{evidence}</ul>"
         f"{_table('Steps', head, steps) if steps else ''}</details>"
     )
 
@@ -258,8 +255,7 @@ def ledger(entries: Sequence[LedgerEntry]) -> str:
 def _left(state: BudgetState | None) -> str:
     if state is None or state.exhaustion_s is None:
         return "-"
-    seconds = state.exhaustion_s
-    return f"in {seconds:.0f} s" if seconds < 120 else f"in {seconds / 60:.0f} min"
+    return f"in {format_span(state.exhaustion_s)}"
 
 
 def _size(value: int | None) -> str:

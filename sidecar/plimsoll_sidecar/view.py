@@ -9,6 +9,7 @@ import msgspec
 
 from plimsoll_api.admin import Status
 from plimsoll_api.assessment import Assessment
+from plimsoll_api.incident_story import of_record
 from plimsoll_api.state import Signal, View
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.govern.command import EngineView, Event, EventType
@@ -16,7 +17,6 @@ from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.history import History
 from plimsoll_sidecar.record.keeper import Keeper
 from plimsoll_sidecar.record.metrics import Metrics
-from plimsoll_sidecar.record.publisher import describe
 
 log = logging.getLogger(__name__)
 
@@ -79,4 +79,6 @@ def log_event(event: Event) -> None:
         log.info("incident %s: %s", event.incident.name, event.incident.phase)
         return
     what = event.action or event.type
-    log.warning("incident %s: %s: %s", event.incident.name, what, describe(event.incident))
+    log.warning(
+        "incident %s: %s: %s", event.incident.name, what, of_record(event.incident).sentence
+    )

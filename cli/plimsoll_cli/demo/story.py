@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from plimsoll_api.incident_record import IncidentRecord, StepRecord
+from plimsoll_api.incident_record import IncidentRecord
+from plimsoll_api.incident_story import StoryStep, of_record
 from plimsoll_api.supervision import Action
 from plimsoll_api.units import format_bytes
 from plimsoll_cli.demo.evidence import Observed, cured, pauses, restarts
 from plimsoll_cli.figures import result
-from plimsoll_cli.timeline import bytes_change, headline
 
 NAME = "demo"
 REMEDIATIONS = frozenset(Action)
@@ -36,9 +36,10 @@ def tell(service: str, seen: Observed, values: Values, missing: list[str]) -> st
 
 
 def _incident(incident: IncidentRecord, start: float) -> list[str]:
-    lines = [f"Incident {incident.name} in epoch {incident.epoch}: {headline(incident)}"]
+    story = of_record(incident)
+    lines = [f"Incident {incident.name} in epoch {incident.epoch}: {story.headline}"]
     events = [(incident.opened_at, "incident opened")]
-    events += [(step.time, _step(step)) for step in incident.timeline]
+    events += [(step.at, _step(step)) for step in story.steps]
     if incident.confirmed_at is not None:
         events.append((incident.confirmed_at, "leak confirmed"))
     if incident.ended_at is not None:
@@ -50,11 +51,11 @@ def _incident(incident: IncidentRecord, start: float) -> list[str]:
     return lines + [f"  evidence: {line}" for line in incident.attribution.evidence]
 
 
-def _step(step: StepRecord) -> str:
-    change = bytes_change(step) if step.step in REMEDIATIONS else ""
+def _step(step: StoryStep) -> str:
+    change = step.change if step.name in REMEDIATIONS else ""
     details = [part for part in (change, step.message.replace("\n", " ")) if part]
     rest = f": {', '.join(details)}" if details else ""
-    return f"{step.step} {step.outcome.value.lower()}{rest}"
+    return f"{step.name} {step.outcome.lower()}{rest}"
 
 
 def _outcome(seen: Observed, values: Values) -> list[str]:

@@ -18,8 +18,9 @@ from plimsoll_api.assessment import (
     Segment,
     slow_leak_texts,
 )
+from plimsoll_api.incident_story import of_record
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
-from plimsoll_api.units import format_bytes
+from plimsoll_api.units import format_bytes, format_span
 from plimsoll_cli.local.status import Snapshot
 from plimsoll_cli.timeline import incident_lines
 
@@ -75,7 +76,7 @@ def render(screen: Screen, width: int, plain: bool = False) -> RenderableType:
         parts.extend(_troubles(view.journal_error, view.config_error))
         for incident in [*view.open, *(i for i in view.recent if i.ended)][:SHOWN_INCIDENTS]:
             parts.append(Text())
-            parts.extend(incident_lines(incident, width, plain))
+            parts.extend(incident_lines(of_record(incident), width, plain))
         if not view.open and not view.recent:
             parts.append(Text("no incidents", style="dim"))
     return Group(*parts)
@@ -218,11 +219,7 @@ def _rate(bytes_per_s: float | None) -> str:
 
 
 def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    if seconds < 120:
-        return f"in {seconds:.0f} s"
-    return f"in {seconds / 60:.0f} min" if seconds < 7200 else f"in {seconds / 3600:.0f} h"
+    return "-" if seconds is None else f"in {format_span(seconds)}"
 
 
 class Growth:

@@ -134,15 +134,6 @@ def incident_name(replica: str, kind: IncidentKind, epoch: str, opened_at: float
     return f"{replica[:244]}-{digest[:8]}"
 
 
-def budgeted(kind: IncidentKind) -> bool:
-    """Whether incidents of this kind spend a leak budget."""
-    return kind in (
-        IncidentKind.HOST_GROWTH,
-        IncidentKind.DEVICE_GROWTH,
-        IncidentKind.ORPHAN_DEVICE_MEMORY,
-    )
-
-
 def budget_of(
     kind: IncidentKind, segment: str | None, assessment: Assessment
 ) -> BudgetState | None:

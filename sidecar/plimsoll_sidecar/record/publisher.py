@@ -18,15 +18,15 @@ import time
 from typing import NamedTuple
 
 from plimsoll_api.incident_object import names_of, object_of, path_of, status_object_of
+from plimsoll_api.incident_story import of_record
 from plimsoll_api.incidents import IncidentPhase
 from plimsoll_api.leakincident import MAX_OF_POD, MAX_WRITES
 from plimsoll_api.names import API_VERSION, ENGINE_CONTAINER, INCIDENT_KIND
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.times import rfc3339
-from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.background import Part
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError
-from plimsoll_sidecar.govern.incident import Incident, budgeted
+from plimsoll_sidecar.govern.incident import Incident
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ class Publisher:
                 "uid": written.uid,
             },
             "reason": incident.phase.value,
-            "message": describe(incident)[:1024],
+            "message": of_record(incident).sentence[:1024],
             "type": "Warning" if incident.phase in WARNINGS else "Normal",
             "source": {"component": "plimsoll-supervisor", "host": self._pod},
             "firstTimestamp": at,
@@ -222,18 +222,3 @@ class Publisher:
     def _put_back(self, revision: int, incident: Incident) -> None:
         with self._lock:
             self._latest.setdefault(incident.name, (revision, incident))
-
-
-def describe(incident: Incident) -> str:
-    """One sentence for an Event or a log line."""
-    seen = incident.attribution
-    where = f" in {seen.segment}" if seen.segment else ""
-    size = f" of {format_bytes(seen.bytes)}{where}" if seen.bytes else ""
-    text = f"{incident.kind.value}{size}"
-    if budgeted(incident.kind):
-        text += f", {100 * incident.consumed_ratio:.0f} % of the budget"
-    if incident.returned_bytes is not None:
-        text += f", {format_bytes(incident.returned_bytes)} returned"
-    if incident.reason is not None:
-        text += f" ({incident.reason.value})"
-    return f"{text}. {incident.message}".strip()

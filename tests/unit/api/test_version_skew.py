@@ -184,7 +184,7 @@ def test_the_object_of_a_later_supervisor_is_shown_with_its_own_words() -> None:
     }  # fmt: skip
     status = {"phase": "Cooling", "outcome": "Migrated", "waitingReason": "PowerBudget"}
     view = of_object({"metadata": {"name": "i"}, "spec": spec, "status": status})
-    assert (view.spec.kind, view.phase, view.ended) == ("FileGrowth", "Cooling", False)
+    assert (view.spec.kind, view.story.phase, view.story.ended) == ("FileGrowth", "Cooling", False)
     assert next_step(view)
 
 

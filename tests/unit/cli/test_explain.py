@@ -195,7 +195,7 @@ def test_an_incident_of_a_group_names_the_group_and_the_pod_that_leaks() -> None
     story = text(incident)
     assert "LeaderWorkerSet ml/llama, group 0 (SupervisionPolicy engines), pod llama-0" in story
     assert "Grew: 5.0 GiB in anonymous_other in pod llama-0-1" in story
-    assert "in pod llama-0-1" in incidents.headline(incident)
+    assert "in pod llama-0-1" in incident.story.headline
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from plimsoll_api import incident_object as shape
 from plimsoll_api import leakincident
 from plimsoll_api.assessment import Segment, Suspicion
 from plimsoll_api.incident_record import Reason, StepOutcome, StepRecord
+from plimsoll_api.incident_story import of_record
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_sidecar.govern.incident import Incident, incident_name
-from plimsoll_sidecar.record.publisher import describe
 
 SERVICE = ServiceRef(name="qwen", namespace="team-a", uid="1234")
 
@@ -63,7 +63,9 @@ def test_a_whole_story_is_a_valid_object() -> None:
     assert parsed.status.consumed_percent == 120
     assert parsed.status.outcome == "WorkerRestart"
     assert "ownerReferences" not in body["metadata"], "it outlives its service"
-    assert "500.0 MiB" in describe(incident) or "500 MiB" in describe(incident)
+    assert of_record(incident).sentence.startswith(
+        "HostGrowth in python_objects of the worker, 512 MiB"
+    )
 
 
 def test_a_story_of_any_length_fits() -> None:

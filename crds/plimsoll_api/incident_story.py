@@ -1,0 +1,182 @@
+"""The story of one incident: what grew, since when, of which budget, what was done, how it ended.
+
+Pure. A supervisor's record and a LeakIncident of the cluster become the same ordered facts here.
+``plimsoll explain``, the lists, the live view, the page, Events and the log only dress them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from plimsoll_api.incident_object import spec_of, status_of
+from plimsoll_api.incident_record import IncidentRecord, StepOutcome
+from plimsoll_api.incidents import ENDED, IncidentKind, IncidentPhase
+from plimsoll_api.leakincident import (
+    IncidentAttribution,
+    IncidentStep,
+    LeakIncidentSpec,
+    LeakIncidentStatus,
+)
+from plimsoll_api.supervisor_config import ServiceRef
+from plimsoll_api.times import unix_seconds
+from plimsoll_api.units import format_bytes
+
+BUDGETED = frozenset(
+    {IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH, IncidentKind.ORPHAN_DEVICE_MEMORY}
+)
+"""Kinds that spend a leak budget."""
+
+
+class StoryStep(NamedTuple):
+    """One thing that was done. ``at`` is Unix seconds; bytes are None where unknown."""
+
+    at: float
+    name: str
+    outcome: str
+    before_bytes: int | None
+    after_bytes: int | None
+    message: str
+
+    @property
+    def change(self) -> str:
+        """``1.2 GiB -> 310 MiB (890 MiB back)``, or what is known of it; empty where nothing is."""
+        before, after = self.before_bytes, self.after_bytes
+        if before is None and after is None:
+            return ""
+        sizes = " -> ".join("?" if size is None else format_bytes(size) for size in (before, after))
+        given = 0 if before is None or after is None else before - after
+        return f"{sizes} ({format_bytes(given)} back)" if given > 0 else sizes
+
+    @property
+    def text(self) -> str:
+        """What came of it, in one line."""
+        message = self.message.replace("\n", " ")
+        return "  ".join(part for part in (self.change, message) if part)
+
+
+class Story(NamedTuple):
+    """The facts in the order in which they are told. Times are Unix seconds.
+
+    ``spent_percent`` is None for a kind without a leak budget; ``outcome`` and ``ended_at`` are
+    None while the incident is open.
+    """
+
+    name: str
+    kind: str
+    phase: str
+    outcome: str | None
+    opened_at: float
+    seen: IncidentAttribution
+    spent_percent: int | None
+    steps: tuple[StoryStep, ...]
+    returned_bytes: int | None
+    message: str
+    waiting_reason: str | None
+    diagnostics: tuple[str, ...]
+    ended_at: float | None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the incident is in a final phase."""
+        return self.phase in ENDED
+
+    @property
+    def state(self) -> str:
+        """``Resolved (WorkerRestart)``: where it stands."""
+        return f"{self.phase} ({self.outcome})" if self.outcome else self.phase
+
+    @property
+    def where(self) -> str:
+        """`` in python_objects of the worker in pod a``, as far as it is known."""
+        seen = self.seen
+        text = f" in {seen.segment}" if seen.segment else ""
+        text += f" of the {seen.process}" if seen.process else ""
+        return text + (f" in pod {seen.pod}" if seen.pod else "")
+
+    @property
+    def rates(self) -> list[str]:
+        """``2.0 MiB an hour``, ``90 B a request``."""
+        pace = (self.seen.bytes_per_hour, "an hour"), (self.seen.bytes_per_request, "a request")
+        return [f"{format_bytes(size)} {each}" for size, each in pace if size]
+
+    @property
+    def headline(self) -> str:
+        """Say what grew, how much and how fast, in one line."""
+        size = [format_bytes(self.seen.bytes)] if self.seen.bytes else []
+        return ", ".join([f"{self.kind}{self.where}", *size, *self.rates])
+
+    @property
+    def sentence(self) -> str:
+        """The whole story in a line, for an Event or the log."""
+        text = self.headline
+        if self.spent_percent is not None:
+            text += f", {self.spent_percent} % of the budget"
+        if self.returned_bytes is not None:
+            text += f", {format_bytes(self.returned_bytes)} came back"
+        if self.outcome is not None:
+            text += f" ({self.outcome})"
+        return f"{text}. {self.message}".strip()
+
+    @property
+    def memory(self) -> list[tuple[float, int]]:
+        """What is known of the replica's memory: seconds since the opening, and bytes."""
+        points = [
+            (step.at - self.opened_at, size)
+            for step in self.steps
+            if step.outcome != StepOutcome.BEGUN
+            for size in (step.before_bytes, step.after_bytes)
+            if size is not None
+        ]
+        if points and self.ended_at is not None and self.ended_at - self.opened_at > points[-1][0]:
+            points.append((self.ended_at - self.opened_at, points[-1][1]))  # verified at the end
+        return points
+
+
+def of_object(name: str, spec: LeakIncidentSpec, status: LeakIncidentStatus) -> Story:
+    """From a LeakIncident's content.
+
+    A supervisor writes the object first and its status later: until then it is open, and no more
+    is known.
+    """
+    opened = seconds(spec.opened_at) or 0.0
+    return Story(
+        name=name,
+        kind=str(spec.kind),
+        phase=status.phase or IncidentPhase.OPEN,
+        outcome=status.outcome,
+        opened_at=opened,
+        seen=status.attribution or IncidentAttribution(),
+        spent_percent=(status.consumed_percent or 0) if spec.kind in BUDGETED else None,
+        steps=tuple(_step(step, opened) for step in status.timeline),
+        returned_bytes=status.returned_bytes,
+        message=status.message or "",
+        waiting_reason=status.waiting_reason,
+        diagnostics=tuple(status.diagnostics),
+        ended_at=seconds(status.ended_at),
+    )
+
+
+def of_record(incident: IncidentRecord) -> Story:
+    """From a supervisor's own record."""
+    spec = spec_of(incident, ServiceRef(""), "", "")
+    return of_object(incident.name, spec, status_of(incident))
+
+
+def seconds(text: str | None) -> float | None:
+    """Unix seconds of an RFC 3339 time; None if it is missing or not a time."""
+    try:
+        return None if text is None else unix_seconds(text)
+    except (ValueError, OverflowError):
+        return None
+
+
+def _step(step: IncidentStep, opened: float) -> StoryStep:
+    at = seconds(step.time)
+    return StoryStep(
+        at=opened if at is None else at,
+        name=step.step,
+        outcome=step.outcome,
+        before_bytes=step.before_bytes,
+        after_bytes=step.after_bytes,
+        message=step.message or "",
+    )
