@@ -127,7 +127,7 @@ def written(
 
 
 def camel(name: str) -> str:
-    """``growth_budget`` as ``growthBudget``."""
+    """Return a field's name as manifests write it: growth_budget as ``growthBudget``."""
     first, *rest = name.split("_")
     return first + "".join(part.capitalize() for part in rest)
 

@@ -85,7 +85,7 @@ class ConfigFile:
         return changed
 
     def _failed(self, error: ConfigError) -> None:
-        """Return what an error means for the supervisor; log it once."""
+        """Keep what an error means for the supervisor, and log it once."""
         text = f"{error}; the previous configuration stays in force"
         if self.missing:
             text = f"no configuration, the supervisor only watches: {error}"

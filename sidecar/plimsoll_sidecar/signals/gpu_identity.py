@@ -64,7 +64,7 @@ class GpuIdentity:
 
 
 def _named(main: int) -> list[str]:
-    """Return what the device plugin's variable names; empty for ``all``, ``void`` and none."""
+    """Return what the device plugin's variable names; empty for all, void and none."""
     names = (environment(main, VARIABLE) or "").split(",", MAX_GPUS)[:MAX_GPUS]
     known = [n for n in names if n.startswith(("GPU-", "MIG-")) and len(n) <= MAX_GPU_NAME]
     return known if len(known) == len(names) else []
