@@ -40,6 +40,15 @@ def _supervisor() -> list[dict[str, Any]]:
             " budget within half an hour. In mode Recover, the supervisor will act.",
             wait="2m",
         ),
+        _alert(
+            "PlimsollMemoryNearLimit",
+            "plimsoll_cgroup_memory_limit_ratio > 0.95",
+            "warning",
+            "{{ $labels.service }} uses {{ $value | humanizePercentage }} of its memory limit",
+            "Of the memory of the engine's container in {{ $labels.pod }}, this share of the limit"
+            " cannot be reclaimed. At the limit, the kernel kills the engine.",
+            wait="5m",
+        ),
         *(_slow_leak(*one) for one in (("warning", 604800, 86400), ("critical", 86400, None))),
         _alert(
             "PlimsollIncidentUnresolved",

@@ -104,8 +104,10 @@ def service() -> Dashboard:
         .with_panel(lines("Control group", BYTES, "Memory that the kernel charges to the engine.",
                           (f"max by (kind) (plimsoll_cgroup_memory_bytes{{{AT}}})", "{{kind}}"),
                           width=THIRD))
-        .with_panel(lines("Waiting for memory", SHARE,
-                          "Share of time in which some or all tasks stalled (PSI).",
+        .with_panel(lines("Limit and waiting", SHARE,
+                          "Share of the memory limit that cannot be reclaimed; share of time in "
+                          "which some or all tasks stalled for memory (PSI).",
+                          (f"max(plimsoll_cgroup_memory_limit_ratio{{{AT}}})", "limit in use"),
                           ("max by (share) (rate(plimsoll_cgroup_memory_stalled_seconds_total"
                            f"{{{AT}}}[$__rate_interval]))", "{{share}}"), width=THIRD))
         .with_panel(lines("Kernel events", COUNT, "Throttling, out of memory, killed processes.",

@@ -25,6 +25,10 @@ class Segment(OpenEnum):
     ANONYMOUS_OTHER = "anonymous_other"
     SHARED = "shared"
     SHARED_ORPHAN = "shared_orphan"
+    HUGETLB = "hugetlb"
+    KERNEL = "kernel"
+    SOCKETS = "sockets"
+    CHARGED_OTHER = "charged_other"
     TORCH_ALLOCATED = "torch_allocated"
     TORCH_RESERVED_UNUSED = "torch_reserved_unused"
     NON_TORCH = "non_torch"
@@ -38,6 +42,10 @@ HOST_SEGMENTS = (
     Segment.ANONYMOUS_OTHER,
     Segment.SHARED,
     Segment.SHARED_ORPHAN,
+    Segment.HUGETLB,
+    Segment.KERNEL,
+    Segment.SOCKETS,
+    Segment.CHARGED_OTHER,
 )
 DEVICE_SEGMENTS = (
     Segment.TORCH_ALLOCATED,

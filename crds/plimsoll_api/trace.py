@@ -119,6 +119,10 @@ class Host(msgspec.Struct, omit_defaults=True):
     ``shm_orphan`` is shared memory that no living process holds, and ``shm_orphan_earlier`` the
     part of it that an earlier container of the engine left. ``swap`` is what the processes have in
     swap, and ``cgroup_swap`` what their cgroup has there; no other figure includes them.
+
+    ``hugetlb`` are huge pages of the node's pool. ``cgroup_kernel`` is without what can be
+    reclaimed, ``cgroup_other`` is charged to the group and in no figure of the kernel's, and
+    ``cgroup_reclaimable`` is what the kernel takes back before it kills.
     """
 
     rss_anon: int | None = None
@@ -129,6 +133,12 @@ class Host(msgspec.Struct, omit_defaults=True):
     cgroup_anon: int | None = None
     cgroup_shmem: int | None = None
     cgroup_file: int | None = None
+    cgroup_kernel: int | None = None
+    cgroup_sock: int | None = None
+    cgroup_other: int | None = None
+    cgroup_reclaimable: int | None = None
+    cgroup_limit: int | None = None
+    hugetlb: int | None = None
     swap: int | None = None
     cgroup_swap: int | None = None
     shm_orphan: int | None = None

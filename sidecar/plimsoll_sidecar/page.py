@@ -68,6 +68,8 @@ details{border-top:1px solid var(--line);padding:.4rem 0}summary{cursor:pointer}
 .s-malloc_retained{fill:#e7c45c;background:#e7c45c}
 .s-anonymous_other{fill:#7a68b3;background:#7a68b3}.s-shared{fill:#5aa9a3;background:#5aa9a3}
 .s-shared_orphan{fill:#b0567a;background:#b0567a}
+.s-hugetlb{fill:#4d8b3f;background:#4d8b3f}.s-kernel{fill:#8a6d4b;background:#8a6d4b}
+.s-sockets{fill:#2f6f8f;background:#2f6f8f}.s-charged_other{fill:#a03c3c;background:#a03c3c}
 .s-torch_allocated{fill:#3b7dd8;background:#3b7dd8}
 .s-torch_reserved_unused{fill:#9cc3f0;background:#9cc3f0}
 .s-non_torch{fill:#e08e0b;background:#e08e0b}.s-orphan{fill:#c2453b;background:#c2453b}

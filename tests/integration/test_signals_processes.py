@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -93,3 +95,30 @@ def test_a_zombie_has_no_memory() -> None:
     assert resident_memory.resident(process.pid) is None
     process.wait(10)
     assert resident_memory.resident(process.pid) is None
+
+
+def test_huge_pages_of_a_pool_are_memory_of_the_process() -> None:
+    """In no other figure, and no part of what is resident."""
+    pool = Path("/proc/sys/vm/nr_hugepages")
+    had = int(pool.read_text())
+    try:
+        pool.write_text(str(had + 4))
+    except OSError:
+        pytest.skip("huge pages need root")
+    try:
+        before = resident_memory.resident(os.getpid())
+        # MAP_HUGETLB, which Python does not name.
+        with mmap.mmap(
+            -1, 8 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000
+        ) as memory:
+            for at in range(0, 8 << 20, 2 << 20):
+                memory[at] = 1
+            after = resident_memory.resident(os.getpid())
+        assert resident_memory.has_huge_pages()
+    except OSError as error:
+        pytest.skip(f"this machine has no room for huge pages: {error}")
+    finally:
+        pool.write_text(str(had))
+    assert before is not None
+    assert after is not None
+    assert (before.hugetlb, after.hugetlb) == (0, 8 << 20)

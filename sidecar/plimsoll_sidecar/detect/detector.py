@@ -29,6 +29,10 @@ OPEN_FILES_RATIO = 0.8
 """From this share of the limit on, open files are evidence: at the limit, a process accepts no
 connection any more. The alert PlimsollEngineOpenFilesHigh begins there, too."""
 UNUSED = Segment.TORCH_RESERVED_UNUSED
+NOBODYS = (
+    Segment.SHARED_ORPHAN, Segment.HUGETLB, Segment.KERNEL, Segment.SOCKETS, Segment.CHARGED_OTHER,
+)  # fmt: skip
+"""Segments of which no process's own figures tell whose they are."""
 OURS = ("worker", "frontend")
 """Processes as our own engine calls them."""
 MAX_REASON = 200
@@ -323,7 +327,7 @@ class _Epoch:
         return parts.steps if suspicion.kind is IncidentKind.STALL else parts.runs
 
     def _grown_role(self, segment: Segment | None) -> str | None:
-        if segment is Segment.SHARED_ORPHAN:
+        if segment in NOBODYS:
             return None  # whoever made it has ended
         if segment is Segment.SHARED and self._shared_roles.known:
             return self._shared_roles.sole()

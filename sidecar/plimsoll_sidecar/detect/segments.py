@@ -47,6 +47,7 @@ class HostSource:
     shared: str | None
     swap: str | None = None
     orphan: bool = False
+    beside: tuple[Segment, ...] = ()
 
     @classmethod
     def best(cls, host: Host) -> HostSource | None:
@@ -62,6 +63,11 @@ class HostSource:
             _first_known(host, *shared),
             _first_known(host, *swap),
             known(host.shm_orphan) is not None and known(host.shm_orphan_earlier) is not None,
+            tuple(
+                segment
+                for segment, size in _beside(host).items()
+                if size is not None and (group or segment is Segment.HUGETLB)
+            ),
         )
 
     def anonymous(self, host: Host) -> int | None:
@@ -91,7 +97,33 @@ class HostSource:
             parts.append(self.shared_bytes(host))
         if self.orphan:
             parts.append(self.orphan_bytes(host))
-        return total(parts)
+        return total([*parts, *self.beside_bytes(host).values()])
+
+    def beside_bytes(self, host: Host) -> dict[Segment, int | None]:
+        """Return what is in no anonymous and no shared memory, by segment."""
+        found = _beside(host)
+        return {segment: found[segment] for segment in self.beside}
+
+
+def _beside(host: Host) -> dict[Segment, int | None]:
+    return {
+        Segment.HUGETLB: known(host.hugetlb),
+        Segment.KERNEL: known(host.cgroup_kernel),
+        Segment.SOCKETS: known(host.cgroup_sock),
+        Segment.CHARGED_OTHER: _charged_other(host),
+    }
+
+
+def _charged_other(host: Host) -> int | None:
+    """Return what is charged to the group and in no other figure.
+
+    A recording of an earlier release has the group's size and its main parts.
+    """
+    if host.cgroup_other is not None or host.cgroup_reclaimable is not None:
+        return known(host.cgroup_other)
+    whole = known(host.cgroup_current)
+    parts = total((host.cgroup_anon, host.cgroup_shmem, host.cgroup_file))
+    return None if whole is None or parts is None else max(0, whole - parts)
 
 
 def _first_known(host: Host, *fields: str) -> str | None:
@@ -117,6 +149,8 @@ def host_segments(
         _put(sizes, Segment.ANONYMOUS_OTHER, anon - sum(sizes.values()))
     _put(sizes, Segment.SHARED, source.shared_bytes(sample.host))
     _put(sizes, Segment.SHARED_ORPHAN, source.orphan_bytes(sample.host))
+    for segment, size in source.beside_bytes(sample.host).items():
+        _put(sizes, segment, size)
     return sizes
 
 

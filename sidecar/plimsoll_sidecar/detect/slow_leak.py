@@ -267,9 +267,13 @@ def limit_of(memory: str, budget: MemoryBudget | None, sample: Sample, shared: b
 
     A device ends with its size, unless others use it too (``shared``).
     """
-    if budget is not None and budget.limit_bytes is not None:
-        return budget.limit_bytes
-    if memory == "host" or shared or not sample.device:
+    set_by = [] if budget is None or budget.limit_bytes is None else [budget.limit_bytes]
+    if memory == "host":
+        group = sample.host.cgroup_limit
+        return min([*set_by, *([group] if group else [])], default=None)
+    if set_by:
+        return set_by[0]
+    if shared or not sample.device:
         return None
     sizes = [device.total for device in sample.device if device.total]
     return sum(sizes) if len(sizes) == len(sample.device) else None

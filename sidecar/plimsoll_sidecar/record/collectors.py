@@ -12,6 +12,10 @@ from plimsoll_sidecar.background import parts_ok
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
 
 PREFIX = "plimsoll_cgroup_memory"
+KINDS = (
+    "current", "anon", "shmem", "file", "slab", "kernel", "sock", "other", "reclaimable", "swap",
+    "limit",
+)  # fmt: skip
 
 
 class GroupMetrics(Collector):
@@ -29,9 +33,16 @@ class GroupMetrics(Collector):
         sizes = GaugeMetricFamily(
             f"{PREFIX}_bytes", "Memory of the engine's control group.", labels=("kind",)
         )
-        for kind in ("current", "anon", "shmem", "file", "slab", "swap", "limit"):
+        for kind in KINDS:
             _add(sizes, kind, getattr(group, kind))
         yield sizes
+        share = GaugeMetricFamily(
+            f"{PREFIX}_limit_ratio",
+            "Share of the group's limit that is in use and cannot be reclaimed.",
+        )
+        if group.limit_ratio is not None:
+            share.add_metric([], group.limit_ratio)
+        yield share
         events = CounterMetricFamily(
             f"{PREFIX}_events",
             "Events of the group: held back above memory.high, out of memory, processes killed.",

@@ -9,6 +9,7 @@ about the engine and counts as unknown. So does whatever else is missing.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from stat import S_ISREG
 
@@ -35,6 +36,12 @@ class CgroupMemory(msgspec.Struct, frozen=True):
 
     ``swap`` is what the group has in swap and not in memory as well. The kernel does not say which
     kind of page it was; nearly all of it is anonymous.
+
+    ``file`` is without shared memory, and ``kernel`` without what can be reclaimed (version 1 does
+    not tell it apart). ``sock`` are buffers of sockets. ``other`` is charged to the group and in no
+    figure of the kernel's, such as the unmapped parts of transparent huge pages. ``reclaimable`` is
+    what the kernel takes back before it kills. ``limit`` is the least on the way up, as far as the
+    groups above can be seen.
     """
 
     current: int | None = None
@@ -42,6 +49,10 @@ class CgroupMemory(msgspec.Struct, frozen=True):
     shmem: int | None = None
     file: int | None = None
     slab: int | None = None
+    kernel: int | None = None
+    sock: int | None = None
+    other: int | None = None
+    reclaimable: int | None = None
     swap: int | None = None
     limit: int | None = None
     oom_kills: int | None = None
@@ -50,13 +61,23 @@ class CgroupMemory(msgspec.Struct, frozen=True):
     stalled_some_s: float | None = None
     stalled_full_s: float | None = None
 
+    @property
+    def limit_ratio(self) -> float | None:
+        """Share of the limit that is in use and cannot be reclaimed; None where it is unknown."""
+        if self.current is None or self.reclaimable is None or not self.limit:
+            return None
+        return max(0, self.current - self.reclaimable) / self.limit
+
 
 class Cgroup:
     """The memory files of one process's group."""
 
-    def __init__(self, folder: Path, version: int) -> None:
+    def __init__(self, folder: Path, version: int, root: Path | None = None) -> None:
+        """``root`` is the highest group that can be seen; by default it is this one."""
         self.folder = folder
         self.version = version
+        above = folder.parents if root is not None and folder.is_relative_to(root) else ()
+        self._above = [one for one in above if root is not None and one.is_relative_to(root)]
 
     @classmethod
     def of(cls, pid: int) -> Cgroup | None:
@@ -72,12 +93,16 @@ class Cgroup:
         if version == 1:
             root = root / "memory"
         folder = root if in_container else root / path.lstrip("/")
-        group = cls(folder, version)
+        group = cls(folder, version, root)
         return group if group.read().current is not None else None
 
     def read(self) -> CgroupMemory:
         """Return the group's files at this instant; what cannot be read is None."""
-        return _version1(self.folder) if self.version == 1 else _version2(self.folder)
+        if self.version == 1:
+            return _version1(self.folder)  # its stat has the least limit
+        found = _version2(self.folder)
+        limits = [found.limit, *(_number(one / "memory.max") for one in self._above)]
+        return msgspec.structs.replace(found, limit=_least(limits))
 
 
 def _another_root(pid: int) -> bool | None:
@@ -92,12 +117,22 @@ def _another_root(pid: int) -> bool | None:
 def _version2(folder: Path) -> CgroupMemory:
     stat, events = _table(folder / "memory.stat"), _table(folder / "memory.events")
     stalled = _pressure(folder / "memory.pressure")
+    current, cache, shmem = _number(folder / "memory.current"), stat.get("file"), stat.get("shmem")
+    parts = ("slab", "kernel_stack", "pagetables", "percpu")
+    kernel = stat.get("kernel", _sum(stat.get(one) for one in parts))  # since Linux 5.18
+    freed = stat.get("slab_reclaimable")
+    # Huge pages of hugetlb are charged to the group on some mounts alone.
+    known = _sum((stat.get("anon"), cache, kernel, stat.get("sock"), stat.get("hugetlb", 0)))
     return CgroupMemory(
-        current=_number(folder / "memory.current"),
+        current=current,
         anon=stat.get("anon"),
-        shmem=stat.get("shmem"),
-        file=stat.get("file"),
+        shmem=shmem,
+        file=_less(cache, shmem),
         slab=stat.get("slab"),
+        kernel=_less(kernel, freed),
+        sock=stat.get("sock"),
+        other=_less(current, known),
+        reclaimable=_sum((stat.get("active_file"), stat.get("inactive_file"), freed)),
         # A page that was read back keeps its place in swap, and counts in both.
         swap=_less(_number(folder / "memory.swap.current"), stat.get("swapcached", 0)),
         limit=_number(folder / "memory.max"),
@@ -113,13 +148,18 @@ def _version1(folder: Path) -> CgroupMemory:
     """``total_*`` includes groups below; ``cache`` is file and shared memory together."""
     stat = _table(folder / "memory.stat")
     cache, shmem = stat.get("total_cache"), stat.get("total_shmem")
-    limit = _number(folder / "memory.limit_in_bytes")
+    limits = (_number(folder / "memory.limit_in_bytes"), stat.get("hierarchical_memory_limit"))
+    limit = _least(limits)
     current = _number(folder / "memory.usage_in_bytes")
+    kernel = _number(folder / "memory.kmem.usage_in_bytes")
     return CgroupMemory(
         current=current,
         anon=stat.get("total_rss"),
         shmem=shmem,
-        file=cache - shmem if cache is not None and shmem is not None else None,
+        file=_less(cache, shmem),
+        sock=_number(folder / "memory.kmem.tcp.usage_in_bytes"),  # not a part of ``current``
+        other=_less(current, _sum((stat.get("total_rss"), cache, kernel))),
+        reclaimable=_sum((stat.get("total_active_file"), stat.get("total_inactive_file"))),
         swap=_less(_number(folder / "memory.memsw.usage_in_bytes"), current),
         limit=limit if limit is not None and limit < UNLIMITED else None,
         oom_kills=_table(folder / "memory.oom_control").get("oom_kill"),
@@ -144,6 +184,16 @@ def _read(path: Path) -> str:
 
 def _number(path: Path) -> int | None:
     return whole_number(_read(path).strip())
+
+
+def _sum(parts: Iterable[int | None]) -> int | None:
+    """Return the sum, unknown if any part of it is."""
+    known = list(parts)
+    return None if None in known else sum(one for one in known if one is not None)
+
+
+def _least(limits: Iterable[int | None]) -> int | None:
+    return min((one for one in limits if one is not None), default=None)
 
 
 def _less(whole: int | None, part: int | None) -> int | None:

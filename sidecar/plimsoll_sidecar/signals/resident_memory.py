@@ -7,6 +7,7 @@ smaller. Files are read as bytes: a process may give itself a name in any encodi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 import msgspec
@@ -35,6 +36,8 @@ class Resident(msgspec.Struct, frozen=True):
     shmem: int
     swap: int | None = None
     """Anonymous memory in swap; None where the kernel does not say."""
+    hugetlb: int | None = None
+    """Huge pages of a pool (hugetlb), which are in no other figure."""
 
     @property
     def total(self) -> int:
@@ -51,6 +54,7 @@ class Processes:
 
     def __init__(self) -> None:
         self._named: dict[ProcessId, ProcessMemory] = {}
+        self._pool = has_huge_pages()
         own = psutil.Process()
         self._own = {own.pid, *(ancestor.pid for ancestor in own.parents())}
 
@@ -94,6 +98,7 @@ class Processes:
             rss_file=sum(size.file for size in known.values()),
             rss_shmem=sum(size.shmem for size in known.values()),
             swap=total(size.swap for size in known.values()),
+            hugetlb=total(size.hugetlb for size in known.values()) if self._pool else None,
             processes=len(known),
             by_process=[  # what a standby has grown by is in the ledger
                 RoleRss(living[pid].label, size.anon, size.shmem, size.swap)
@@ -157,17 +162,31 @@ def resident(pid: int) -> Resident | None:
     try:
         with open(f"/proc/{pid}/status", "rb") as status:
             for line in status:
-                if line.startswith((b"Rss", b"VmSwap:")):
+                if line.startswith((b"Rss", b"VmSwap:", b"HugetlbPages:")):
                     key, size = line.split()[:2]
                     values[key] = int(size) * 1024
     except (OSError, ValueError):
         return None
     try:
         return Resident(
-            values[b"RssAnon:"], values[b"RssFile:"], values[b"RssShmem:"], values.get(b"VmSwap:")
+            values[b"RssAnon:"],
+            values[b"RssFile:"],
+            values[b"RssShmem:"],
+            values.get(b"VmSwap:"),
+            values.get(b"HugetlbPages:"),
         )
     except KeyError:
         return None
+
+
+def has_huge_pages(memory: str = "/proc/meminfo") -> bool:
+    """Return whether this node keeps a pool of huge pages; most have none."""
+    try:
+        with open(memory, "rb") as file:
+            found = re.search(rb"^Hugetlb: +(\d+)", file.read(1 << 16), re.M)
+    except OSError:
+        return False
+    return found is not None and int(found[1]) > 0
 
 
 def total(sizes: Iterable[int | None]) -> int | None:

@@ -201,6 +201,9 @@ class Sampler:
         host.cgroup_current, host.cgroup_anon = self.cgroup.current, self.cgroup.anon
         host.cgroup_shmem, host.cgroup_file = self.cgroup.shmem, self.cgroup.file
         host.cgroup_swap, host.oom_kills = self.cgroup.swap, self.cgroup.oom_kills
+        host.cgroup_kernel, host.cgroup_sock = self.cgroup.kernel, self.cgroup.sock
+        host.cgroup_other, host.cgroup_limit = self.cgroup.other, self.cgroup.limit
+        host.cgroup_reclaimable = self.cgroup.reclaimable
         host.open_files = self._open_files.read(self._processes.names)
         if self._orphaned is not None:
             left = self._orphaned.read(pid)

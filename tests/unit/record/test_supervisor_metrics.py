@@ -246,7 +246,7 @@ def test_the_whole_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "process_time", lambda: 1.5)
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     monkeypatch.setattr(collectors, "parts_ok", lambda: {"publisher": False, "slot": True})
-    metrics = Metrics(lambda: CgroupMemory(current=1 << 30, limit=2 << 30, ooms=1))
+    metrics = Metrics(lambda: CgroupMemory(current=1 << 30, reclaimable=0, limit=2 << 30, ooms=1))
     metrics.budgets(MemoryPolicy(host=MemoryBudget(growth_bytes=64 * MIB, window_s=3600.0)))
     metrics.observe(assessment(10), ALL, 0.001)
     metrics.open_files(OpenFiles(process="worker", open=7, limit=1024))

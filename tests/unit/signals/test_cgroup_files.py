@@ -25,7 +25,8 @@ def test_version_2(tmp_path: Path) -> None:
         {
             "memory.current": "1000\n",
             "memory.max": "4294967296\n",
-            "memory.stat": "anon 600\nfile 300\nkernel 50\nshmem 100\nslab 40\nswapcached 20\n",
+            "memory.stat": "anon 600\nfile 300\nkernel 50\nshmem 100\nslab 40\nswapcached 20\n"
+            "sock 5\nactive_file 120\ninactive_file 70\nslab_reclaimable 30\n",
             "memory.swap.current": "70\n",
             "memory.events": "low 0\nhigh 7\nmax 3\noom 1\noom_kill 2\n",
             "memory.pressure": "some avg10=0.10 avg60=0.00 avg300=0.00 total=1500000\n"
@@ -36,8 +37,12 @@ def test_version_2(tmp_path: Path) -> None:
         current=1000,
         anon=600,
         shmem=100,
-        file=300,
+        file=200,
         slab=40,
+        kernel=20,
+        sock=5,
+        other=45,
+        reclaimable=220,
         swap=50,
         limit=1 << 32,
         oom_kills=2,
@@ -57,13 +62,42 @@ def test_version_1_counts_what_is_below_and_takes_shared_memory_out_of_the_cache
             "memory.usage_in_bytes": "1000\n",
             "memory.memsw.usage_in_bytes": "1250\n",
             "memory.limit_in_bytes": "9223372036854771712\n",
-            "memory.stat": "cache 1\nrss 2\ntotal_cache 400\ntotal_rss 600\ntotal_shmem 100\n",
+            "memory.stat": "cache 1\nrss 2\ntotal_cache 400\ntotal_rss 500\ntotal_shmem 100\n"
+            "total_active_file 200\ntotal_inactive_file 90\nhierarchical_memory_limit 5000\n",
+            "memory.kmem.usage_in_bytes": "60\n",
+            "memory.kmem.tcp.usage_in_bytes": "7\n",
             "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1\n",
         },
     )
     assert Cgroup(folder, 1).read() == CgroupMemory(
-        current=1000, anon=600, shmem=100, file=300, swap=250, limit=None, oom_kills=1
+        current=1000,
+        anon=500,
+        shmem=100,
+        file=300,
+        sock=7,
+        other=40,
+        reclaimable=290,
+        swap=250,
+        limit=5000,
+        oom_kills=1,
     )
+
+
+def test_the_least_limit_on_the_way_up_counts(tmp_path: Path) -> None:
+    """A pod's own limit, or one of a slice above: the kernel kills at the first."""
+    engine = tmp_path / "pod/engine"
+    engine.mkdir(parents=True)
+    write(tmp_path, {"memory.max": "max\n"})
+    write(tmp_path / "pod", {"memory.max": "1000\n"})
+    write(engine, {"memory.max": "5000\n"})
+    assert Cgroup(engine, 2, tmp_path).read().limit == 1000
+    assert Cgroup(engine, 2).read().limit == 5000
+
+
+def test_the_share_of_the_limit_is_what_cannot_be_reclaimed() -> None:
+    assert CgroupMemory(current=970, reclaimable=470, limit=1000).limit_ratio == 0.5
+    for unknown in (CgroupMemory(current=970, limit=1000), CgroupMemory(current=1, reclaimable=0)):
+        assert unknown.limit_ratio is None
 
 
 def test_what_is_missing_or_no_number_is_unknown(tmp_path: Path) -> None:
