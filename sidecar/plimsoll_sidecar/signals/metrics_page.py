@@ -182,9 +182,9 @@ class Page:
         return bool(self._lines(series))
 
     def counters(self, every: Iterable[Series]) -> dict[tuple[str, Labels], float]:
-        """Return each line of the counters among ``every``."""
+        """Return each line of the counters among ``every``; NaN for what no count can be."""
         return {
-            (name, labels): value
+            (name, labels): value if 0.0 <= value < LARGEST else math.nan
             for series in every
             if series.kind is Kind.COUNTER and (name := self._name(series)) is not None
             for labels, value in self.lines[name].items()
@@ -197,6 +197,7 @@ class Page:
             (name, labels): value
             for name in names
             for labels, value in self.lines.get(name, {}).items()
+            if 0.0 <= value < LARGEST
         }
 
     def keep(self, counters: Mapping[tuple[str, Labels], float]) -> None:

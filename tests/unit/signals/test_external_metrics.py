@@ -9,7 +9,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_sidecar.act.adapters.external_load import ExternalLoad, load_of
+from plimsoll_sidecar.act.adapters.external_load import AGREEING, ExternalLoad, load_of
 from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM, EngineProfile
 from plimsoll_sidecar.signals.metrics_page import MAX_LINE, Series, reader
 
@@ -223,7 +223,7 @@ def test_a_page_that_began_anew_once_is_used_again_after_a_while() -> None:
     for _ in range(400):
         known.append(load.newest() is not None)
         now[0] += 2.0
-    assert known == [True] + [False] * 300 + [True] * 99
+    assert known == [True] + [False] * AGREEING + [True] * (399 - AGREEING)
     assert load.restarts == 0
 
 

@@ -24,6 +24,7 @@ from plimsoll_api.state import Signal
 from plimsoll_sidecar.act.adapters.external_profile import EngineProfile
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.signals.metrics_page import (
+    MALFORMED,
     MAX_LINES,
     Kind,
     Labels,
@@ -42,9 +43,10 @@ PAUSE_ANSWER_S = 1.0
 AGAIN_S = 10.0
 """Pause before a server that did not answer properly is asked again."""
 NOT_FOUND = 404
-INCONSISTENT_S = 600.0
-"""Pages are not used for this long after a first one that contradicts those before: connections
-that are kept open may be answered by one of several servers for minutes."""
+AGREEING = 300
+"""Pages in a row that must agree after a first one that contradicted those before. Each is asked
+for on a connection of its own: that one of two servers answers them all by chance, even if it
+answers nine in ten, has a probability of 2e-14."""
 UNREAD = Signal(True)
 """Before the first page: nothing is wrong yet."""
 INCONSISTENT = Signal(
@@ -124,7 +126,7 @@ class ExternalLoad:
             self.restarts += 1
             self._registry, self._aborts = OneRegistry(self._profile), Aborts(self._profile)
             self._registry.agrees(page)
-        if self._registry.inconsistent(now):
+        if self._registry.inconsistent:
             self.signal, self._moved = INCONSISTENT, None
             return
         self._registry.keep(page)
@@ -183,9 +185,7 @@ class OneRegistry:
         self._every = tuple(dict.fromkeys(profile.series()))
         self._counters: dict[tuple[str, Labels], float] = {}
         self._begun: dict[tuple[str, Labels], float] = {}
-        self._disagreed = 0
-        self._fresh = False
-        self._until = -math.inf
+        self._disagreed, self._agreed = 0, 0
 
     def agrees(self, page: Page) -> bool:
         """Take in a page; return whether it may continue those before.
@@ -195,24 +195,24 @@ class OneRegistry:
         counters, begun = page.counters(self._every), page.begun(self._every)
         fell = any(value < self._counters.get(key, value) for key, value in counters.items())
         other = any(value != self._begun.get(key, value) for key, value in begun.items())
-        if len(self._counters) > MAX_LINES or fell or other:
-            self._counters = {}
-        self._counters |= {key: value for key, value in counters.items() if value >= 0.0}
-        self._begun = begun
-        if fell or other:
-            self._disagreed += 1
-            self._fresh = True
+        if max(len(self._counters), len(self._begun)) > MAX_LINES or fell or other:
+            self._counters, self._begun = {}, {}
+        # What a line that cannot be read would have said stays unknown, should its rank leave.
+        broken = {name for name, labels in counters if labels == MALFORMED}
+        self._counters |= {key: math.nan for key in self._counters if key[0] in broken}
+        self._counters |= {key: value for key, value in counters.items() if key[1] != MALFORMED}
+        self._begun |= begun
+        self._disagreed += fell or other
+        self._agreed = 0 if fell or other else self._agreed + 1
         return not (fell or other)
 
-    def inconsistent(self, now: float) -> bool:
-        """Return whether no page is to be used: for a while after one that disagreed.
+    @property
+    def inconsistent(self) -> bool:
+        """Whether no page is to be used: for a while after one that disagreed.
 
-        Once may be a library that began to count anew. Twice is no chance.
+        Once may be a library that began to count again. Twice is no chance.
         """
-        if self._fresh:
-            self._until = now + INCONSISTENT_S if self._disagreed < 2 else math.inf
-            self._fresh = False
-        return now < self._until
+        return self._disagreed > 1 or (self._disagreed == 1 and self._agreed < AGREEING)
 
     def keep(self, page: Page) -> None:
         """Add what ranks counted that have left the page since."""
