@@ -106,7 +106,10 @@ def _add(words: Sequence[str], line: CommandLine, nested: int) -> None:
         line.commands.append(run)
         return
     line.is_script = True
-    for command in split(script):
+    for command in split(script[0]):
+        if "$@" in command:
+            at = command.index("$@")
+            command[at : at + 1] = script[2:]
         _add(command, line, nested + 1)
 
 
@@ -142,8 +145,11 @@ def program(word: str) -> str:
     return word.rpartition("/")[2]
 
 
-def _script(words: Sequence[str]) -> str | None:
-    """Return the script that a shell is given with ``-c``; None for another command."""
+def _script(words: Sequence[str]) -> list[str] | None:
+    """Return the script that a shell is given with ``-c``, its name and its arguments.
+
+    None for another command.
+    """
     if program(words[0]) not in SHELLS:
         return None
     at = 1
@@ -151,8 +157,10 @@ def _script(words: Sequence[str]) -> str | None:
         at += 1
     while at < len(words) and words[at].startswith(("-", "+")):
         if re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", words[at]):
-            rest = [one for one in words[at + 1 :] if not re.fullmatch(r"--|[-+][a-z]+", one)]
-            return rest[0] if rest else None
+            rest = list(words[at + 1 :])
+            while rest and re.fullmatch(r"--|[-+][a-z]+", rest[0]):
+                rest = rest[1:]
+            return rest or None
         at += 2 if words[at].endswith(("o", "O")) and words[at] != "--" else 1
     return None
 

@@ -31,6 +31,8 @@ ENGINE_OPTIONS = {
 }
 BACKEND_FLAGS = ("--backend", "--engine", "--kind", "--framework")
 """Options that say which engine a server is, such as those of KServe's huggingfaceserver."""
+CLIENT_OPTIONS = re.compile(r"--(base[-_]url|url|endpoint|target|dataset|num[-_]prompts)\b")
+"""Options of what asks a server."""
 RAY_PORTS = frozenset({"gcs", "gcs-server", "redis", "dashboard"})
 
 
@@ -94,22 +96,20 @@ def candidate(container: Object) -> Candidate:
         return Candidate(
             container, server.kind, COMMAND, f"by its command {server.shown}", "", server, line
         )
-    entry_point = not container.get("command") and (
-        not line.commands or not programs[0].why or not line.is_script
-    )
     others = [one.why for one in programs if one.why]
     if programs and len(others) == len(programs):
         return Candidate(container, why=others[-1], line=line)
-    words = line.commands[0] if line.commands else []
+    unknown = [words for words, one in zip(line.commands, programs, strict=True) if not one.why]
+    words = unknown[0] if unknown else []
     if words and words[0] in NOT_SERVING and not container.get("command"):
         return Candidate(container, why=f"runs vllm {words[0]}, which serves nothing", line=line)
-    server = Program(words=words) if not line.is_script else Program()
+    server = Program(words=words)
     model = container.get("modelFormat") or {}
     if (kind := _of_format(str(model.get("name") or ""))) is not None:
         return Candidate(container, kind, IMAGE, "by its model format", "", server, line)
     if image is not None:
         return Candidate(container, image, IMAGE, f"by its image {name}", "", server, line, ray)
-    if entry_point and (kind := _of_options(words)) is not None:
+    if (kind := _of_options(words)) is not None:
         return Candidate(container, kind, OPTIONS, "by its options", "", server, line)
     return Candidate(container, line=line, server=server, ray=ray)
 
@@ -123,6 +123,8 @@ def _of_format(name: str) -> EngineType | None:
 
 
 def _of_options(words: list[str]) -> EngineType | None:
+    if any(CLIENT_OPTIONS.match(word) for word in words):
+        return None
     for flag in BACKEND_FLAGS:
         value = option(words, flag)
         if value in (EngineType.VLLM, EngineType.SGLANG):

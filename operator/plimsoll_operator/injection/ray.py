@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from plimsoll_operator.injection import command_line
@@ -35,4 +36,8 @@ def worker_container(pod: Object, at: str, named: str | None, field: str) -> str
 def _starts(container: Object) -> bool:
     """Whether it runs ``ray start``, as KubeRay writes it into a shell script."""
     commands = command_line.of_container(container).commands
-    return any(program(words[0]) == "ray" and "start" in words[1:3] for words in commands)
+    return any(
+        program(word) == "ray" and verb == "start"
+        for words in commands
+        for word, verb in pairwise(words)
+    )
