@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from plimsoll_operator.kinds import CLAIM, DEFINED, EVENT, OWNED, POD, Kind, Object
 from plimsoll_operator.runtime.client import MATCHES_NOTHING, Api
-from plimsoll_operator.runtime.rate_limit import RateLimit
+from plimsoll_operator.runtime.queue import RateLimit
 from tests.lab.definitions import Definitions
 from tests.lab.objects import Refused
 

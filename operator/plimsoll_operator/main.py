@@ -27,11 +27,16 @@ from plimsoll_operator.runtime.background import Background
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.runtime.election import Election, LeadershipLost
-from plimsoll_operator.runtime.login import by_file, in_pod
-from plimsoll_operator.runtime.queue import WorkQueue
-from plimsoll_operator.runtime.rate_limit import RateLimit
+from plimsoll_operator.runtime.queue import RateLimit, WorkQueue
 from plimsoll_operator.runtime.resync import Resync
-from plimsoll_operator.runtime.watches import PolicyWatch, Watches, registry, settings
+from plimsoll_operator.runtime.watches import (
+    PolicyWatch,
+    Watches,
+    by_file,
+    in_pod,
+    registry,
+    settings,
+)
 from plimsoll_operator.scraper import Scraper
 
 if TYPE_CHECKING:

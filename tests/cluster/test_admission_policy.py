@@ -18,7 +18,7 @@ from plimsoll_api.workloads import Membership, WorkloadRef, slots_of
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.fleet.workloads import grouped
 from plimsoll_operator.kinds import read
-from plimsoll_operator.plans import policy_objects as policies
+from plimsoll_operator.plans import policy as policies
 from plimsoll_operator.plans.service import parse
 from plimsoll_operator.render import Images, objects, render
 from tests.lab.kube import Kube, eventually

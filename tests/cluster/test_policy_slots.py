@@ -17,7 +17,7 @@ from plimsoll_api.workloads import Membership, WorkloadRef, slots_of
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.fleet.workloads import grouped
 from plimsoll_operator.kinds import read
-from plimsoll_operator.plans.policy_objects import render
+from plimsoll_operator.plans.policy import render
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, Verb
 from plimsoll_sidecar.main import build, parser
 from tests.cluster.test_supervisor_kube import SERVICE, Rig, _eventually, rig

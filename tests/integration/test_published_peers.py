@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from plimsoll_api.peers import PEERS_FILE, Grown
 from plimsoll_api.supervision import Mode
-from plimsoll_operator.fleet.figures import Figures
-from plimsoll_operator.fleet.peers import Summaries, replicas_of_service
+from plimsoll_operator.fleet.figures import Figures, Summaries, replicas_of_service
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.kinds import Key
 from plimsoll_operator.runtime.cache import Store

@@ -22,8 +22,7 @@ import pytest
 from plimsoll_operator.admission import server as module
 from plimsoll_operator.admission.certificate import authority, leaf
 from plimsoll_operator.admission.configuration import TIMEOUT_S
-from plimsoll_operator.admission.policies import Policies
-from plimsoll_operator.admission.review import Reviewer
+from plimsoll_operator.admission.review import Policies, Reviewer
 from plimsoll_operator.admission.server import MAX_BYTES, Server
 from plimsoll_operator.config import Clocks
 from plimsoll_operator.kinds import Object

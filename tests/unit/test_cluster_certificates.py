@@ -23,8 +23,8 @@ import yaml
 from plimsoll_cli.cluster.client import Cluster
 from plimsoll_cli.errors import RunError
 from plimsoll_operator.runtime.client import Api
-from plimsoll_operator.runtime.login import Login
-from plimsoll_operator.runtime.rate_limit import RateLimit
+from plimsoll_operator.runtime.queue import RateLimit
+from plimsoll_operator.runtime.watches import Login
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError
 from tests.lab.certs import Authority
 

@@ -24,8 +24,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from plimsoll_operator.admission.configuration import TIMEOUT_S
-from plimsoll_operator.admission.policies import Policies
-from plimsoll_operator.admission.review import RESULTS, Reviewer
+from plimsoll_operator.admission.review import RESULTS, Policies, Reviewer
 from plimsoll_operator.admission.upkeep import Tally, Upkeep
 from plimsoll_operator.config import Config, Webhook
 from plimsoll_operator.runtime.background import Background

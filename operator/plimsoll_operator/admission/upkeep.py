@@ -33,7 +33,7 @@ from plimsoll_operator.admission.certificate import (
     signs,
 )
 from plimsoll_operator.admission.configuration import Address, configuration, same
-from plimsoll_operator.admission.policies import Policies
+from plimsoll_operator.admission.review import Policies
 from plimsoll_operator.config import Config, Webhook
 from plimsoll_operator.kinds import Kind, Object
 from plimsoll_operator.runtime.client import Api, ApiError

@@ -19,7 +19,7 @@ from plimsoll_operator.controllers.writes import (
     Refusals,
     write_status,
 )
-from plimsoll_operator.fleet.peers import Summaries, replicas_of_service
+from plimsoll_operator.fleet.figures import Summaries, replicas_of_service
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.kinds import (
     BY_KIND,

@@ -22,7 +22,7 @@ from plimsoll_operator.controllers.writes import (
     Refusals,
     write_status,
 )
-from plimsoll_operator.fleet.peers import Summaries, replicas_of_policy
+from plimsoll_operator.fleet.figures import Summaries, replicas_of_policy
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.refused_creations import RefusedCreation
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State, stuck_s

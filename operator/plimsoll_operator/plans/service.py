@@ -15,8 +15,7 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import POD_HASH
 from plimsoll_operator.fleet import revisions
 from plimsoll_operator.fleet.pods import PodView
-from plimsoll_operator.fleet.revisions import RolloutDecision
-from plimsoll_operator.fleet.suspects import Suspect, changes, find, of_pods
+from plimsoll_operator.fleet.revisions import RolloutDecision, Suspect, changes, find, of_pods
 from plimsoll_operator.injection.first_process import first_process
 from plimsoll_operator.kinds import InvalidSpec, Object, Ref, owner_uid, read, ref
 from plimsoll_operator.render import Images, model, names, render

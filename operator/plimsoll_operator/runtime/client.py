@@ -21,7 +21,7 @@ from kubernetes.aio import client, config
 from plimsoll_api.units import MAX_DIGITS, whole_number
 from plimsoll_operator.kinds import EVENT, POD, Kind, Object
 from plimsoll_operator.render.names import MANAGER, OWNED_FIELDS, digest
-from plimsoll_operator.runtime.rate_limit import RateLimit
+from plimsoll_operator.runtime.queue import RateLimit
 
 log = logging.getLogger(__name__)
 

@@ -29,8 +29,7 @@ from plimsoll_api.inferenceservice_status import ConditionType as Type
 from plimsoll_api.supervision_policy_status import PolicyCondition
 from plimsoll_operator.fleet.figures import Figures, Slow
 from plimsoll_operator.fleet.pods import Cause, Events, PodView, not_ready
-from plimsoll_operator.fleet.revisions import RolloutDecision
-from plimsoll_operator.fleet.suspects import Suspect
+from plimsoll_operator.fleet.revisions import RolloutDecision, Suspect
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.render import names

@@ -17,8 +17,8 @@ from plimsoll_api.supervision_policy_status import (
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.fleet.figures import Figures, drained_pods, percent
 from plimsoll_operator.fleet.pods import Cause, Events, clean
+from plimsoll_operator.fleet.revisions import suspects
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
-from plimsoll_operator.fleet.suspects import suspects
 from plimsoll_operator.fleet.workloads import Workload, grouped, of_workloads
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.injection import RETRY, because

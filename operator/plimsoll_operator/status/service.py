@@ -12,8 +12,7 @@ from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_api.names import POD_HASH, SERVICE_LABEL
 from plimsoll_operator.fleet.figures import Figures, drained, drained_pods, memory
 from plimsoll_operator.fleet.pods import Events, PodView
-from plimsoll_operator.fleet.revisions import advanced
-from plimsoll_operator.fleet.suspects import suspect_status
+from plimsoll_operator.fleet.revisions import advanced, suspect_status
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.service import Failure, Plan
 from plimsoll_operator.render.deployment import pod_hash

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from plimsoll_operator.runtime.client import Api
-from plimsoll_operator.runtime.rate_limit import RateLimit
+from plimsoll_operator.runtime.queue import RateLimit
 from tests.api_cases import CASES
 
 

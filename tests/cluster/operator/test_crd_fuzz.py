@@ -21,7 +21,7 @@ from plimsoll_operator.kinds import SERVICE, InvalidSpec
 from plimsoll_operator.plans.service import parse, reconcile
 from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.client import Api, ApiError
-from plimsoll_operator.runtime.rate_limit import RateLimit
+from plimsoll_operator.runtime.queue import RateLimit
 from plimsoll_operator.status.service import status
 from tests.lab.definitions import Definitions
 from tests.lab.objects import Refused

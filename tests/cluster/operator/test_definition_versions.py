@@ -18,7 +18,7 @@ import yaml
 from plimsoll_api import generate
 from plimsoll_operator.kinds import Kind
 from plimsoll_operator.runtime.client import Api, ApiError
-from plimsoll_operator.runtime.rate_limit import RateLimit
+from plimsoll_operator.runtime.queue import RateLimit
 from tests.cluster.operator.test_crd_fuzz import specs
 
 NOW, NEXT = "v1alpha1", "v1beta1"

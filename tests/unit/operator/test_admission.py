@@ -31,8 +31,7 @@ from plimsoll_operator.admission.configuration import (
     configuration,
     same,
 )
-from plimsoll_operator.admission.policies import Policies
-from plimsoll_operator.admission.review import Reviewer, patch
+from plimsoll_operator.admission.review import Policies, Reviewer, patch
 from plimsoll_operator.render.containers import Images
 from tests.pod_specs import SELECTED
 from tests.pod_specs import policy as parsed

@@ -16,7 +16,7 @@ from plimsoll_operator.kinds import SERVICE
 from plimsoll_operator.runtime.background import MAX_DELAY_S, MAX_FAILURES, RECOVERED_S, Background
 from plimsoll_operator.runtime.client import Api
 from plimsoll_operator.runtime.election import Election, LeadershipLost
-from plimsoll_operator.runtime.rate_limit import RateLimit
+from plimsoll_operator.runtime.queue import RateLimit
 from tests import virtual_time
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll_operator.admission.policies import Policies
-from plimsoll_operator.admission.review import Reviewer
+from plimsoll_operator.admission.review import Policies, Reviewer
 from plimsoll_operator.config import DEFAULT_IMAGES
 from plimsoll_operator.kinds import InvalidSpec
 from plimsoll_operator.plans.service import parse

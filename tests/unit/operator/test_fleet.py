@@ -15,8 +15,8 @@ from plimsoll_operator.fleet import revisions
 from plimsoll_operator.fleet.incidents import Findings
 from plimsoll_operator.fleet.incidents import examine as found_in
 from plimsoll_operator.fleet.pods import PodView
+from plimsoll_operator.fleet.revisions import changes, find, of_pods
 from plimsoll_operator.fleet.slots import HOLDER, allocate
-from plimsoll_operator.fleet.suspects import changes, find, of_pods
 from plimsoll_operator.kinds import ref
 from plimsoll_operator.plans.service import parse, reconcile
 from plimsoll_operator.render import Images

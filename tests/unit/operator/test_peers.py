@@ -1,6 +1,6 @@
 """What the operator publishes to supervisors about their peers, when, and how much.
 
-Tests ``fleet/peers.py`` and ``scraper.py``.
+Tests ``fleet/figures.py`` and ``scraper.py``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervisor_config import CONFIG_FILE
 from plimsoll_api.workloads import Membership, WorkloadRef
 from plimsoll_operator.config import CLOCKS
-from plimsoll_operator.fleet.figures import Figures
-from plimsoll_operator.fleet.peers import (
+from plimsoll_operator.fleet.figures import (
+    Figures,
     Summaries,
     growing,
     replicas_of_policy,
@@ -26,7 +26,7 @@ from plimsoll_operator.fleet.peers import (
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.kinds import Key
-from plimsoll_operator.plans.policy_objects import render as render_policy
+from plimsoll_operator.plans.policy import render as render_policy
 from plimsoll_operator.plans.service import parse, reconcile
 from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.cache import Store

@@ -26,7 +26,7 @@ from plimsoll_operator.config import DEFAULT_IMAGES
 from plimsoll_operator.fleet.figures import Figures
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State, examine, in_order, selecting
 from plimsoll_operator.kinds import InvalidSpec, Key, key_of, read
-from plimsoll_operator.plans.policy_objects import render
+from plimsoll_operator.plans.policy import render
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.status.policy import status
 

@@ -1,6 +1,6 @@
 """The operator's own limit on requests.
 
-Tests ``runtime/rate_limit.py``.
+Tests ``runtime/queue.py``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_operator.runtime.rate_limit import RateLimit
+from plimsoll_operator.runtime.queue import RateLimit
 
 
 class _Time:

@@ -1,6 +1,6 @@
 """Watches reach the API server where everything else of the operator reaches it.
 
-Tests ``runtime/login.py``.
+Tests ``runtime/watches.py``.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import kopf
 import pytest
 
-from plimsoll_operator.runtime.login import by_address
+from plimsoll_operator.runtime.watches import by_address
 
 ACCOUNT = kopf.ConnectionInfo(server="https://kubernetes.default.svc", token="t", ca_path="/ca")
 

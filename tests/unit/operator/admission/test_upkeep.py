@@ -23,7 +23,7 @@ from plimsoll_operator.admission.certificate import (
     authority,
     leaf,
 )
-from plimsoll_operator.admission.policies import Policies
+from plimsoll_operator.admission.review import Policies
 from plimsoll_operator.admission.upkeep import KEYS, OVERLAP, Upkeep, trusts
 from plimsoll_operator.config import Clocks, Config, Webhook
 from plimsoll_operator.kinds import Kind, Object

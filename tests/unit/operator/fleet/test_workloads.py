@@ -32,8 +32,7 @@ from plimsoll_operator.fleet.workloads import (
     with_slots,
 )
 from plimsoll_operator.kinds import read
-from plimsoll_operator.plans.policy import too_many_workloads
-from plimsoll_operator.plans.policy_objects import render, supervisor_config
+from plimsoll_operator.plans.policy import render, supervisor_config, too_many_workloads
 
 NOW = "2026-01-01T00:00:00Z"
 VLLM, LLAMA = WorkloadRef("Deployment", "vllm"), WorkloadRef("StatefulSet", "llama")

@@ -16,8 +16,7 @@ from plimsoll_api.names import POLICY_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import Injection, InjectionStop
 from plimsoll_api.workloads import Membership, WorkloadRef
-from plimsoll_operator.admission.policies import Policies
-from plimsoll_operator.admission.review import TRIED_S, Reviewer
+from plimsoll_operator.admission.review import TRIED_S, Policies, Reviewer
 from plimsoll_operator.fleet.refused_creations import RefusedCreation
 from plimsoll_operator.fleet.selected_pods import SelectedPod, Start, State, examine
 from plimsoll_operator.injection.policy import INJECTED, admit, images_of

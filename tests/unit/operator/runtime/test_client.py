@@ -16,7 +16,7 @@ import yaml
 from plimsoll_operator.kinds import SERVICE
 from plimsoll_operator.runtime import client
 from plimsoll_operator.runtime.client import Api, TooLargeError
-from plimsoll_operator.runtime.rate_limit import RateLimit
+from plimsoll_operator.runtime.queue import RateLimit
 
 LIMIT = 100_000
 

@@ -21,7 +21,7 @@ from plimsoll_operator.config import CLOCKS, Clocks
 from plimsoll_operator.kinds import LEASE, Object
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.runtime.election import MAX_DURATION_S, Election, LeadershipLost
-from plimsoll_operator.runtime.rate_limit import RateLimit
+from plimsoll_operator.runtime.queue import RateLimit
 from tests.virtual_time import clock, run
 
 OTHER = {

@@ -15,11 +15,11 @@ from plimsoll_api.supervision_policy_status import MAX_SHOWN_WORKLOADS
 from plimsoll_api.supervisor_config import EngineEndpoint, PodEngine, of_pod
 from plimsoll_api.workloads import Membership, WorkloadRef
 from plimsoll_operator.fleet.figures import Figures, Slow
+from plimsoll_operator.fleet.revisions import suspects
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
-from plimsoll_operator.fleet.suspects import suspects
 from plimsoll_operator.fleet.workloads import grouped, of_workloads
 from plimsoll_operator.kinds import read
-from plimsoll_operator.plans.policy_objects import supervisor_config
+from plimsoll_operator.plans.policy import supervisor_config
 from plimsoll_operator.plans.rolling_restart import SUSPECT, by_hand
 from plimsoll_operator.status.notices import suspected
 from plimsoll_operator.status.policy import status
