@@ -7,6 +7,11 @@ The figures are those of 1,000, and some of 5,000 by their own names; ``samples`
 each size, for docs/scale.md. It brings its control planes up and takes them down again. (It is not
 called ``operator.py``: beside the other benchmarks that would shadow the standard library's module
 of that name.)
+
+``floor_ratio`` is ``all_reconciled_s`` over the time that a bare client needs for the same objects
+on the same control plane, once the operator has ended: to create the services, to apply what is
+rendered of each, and to write a status of the same size. It sends as many requests at once as the
+operator has workers.
 """
 
 from __future__ import annotations
@@ -34,7 +39,13 @@ from bench.control_plane import (
     writes,
 )
 from bench.result import RESULTS, publish
+from plimsoll_api.names import API_VERSION
+from plimsoll_operator.config import Config
 from plimsoll_operator.kinds import BY_KIND, SERVICE
+from plimsoll_operator.plans.service import parse
+from plimsoll_operator.render import Images, render
+from plimsoll_operator.runtime.client import Api
+from plimsoll_operator.runtime.queue import RateLimit
 from tests.lab.operator import Operator
 
 CHANGES = 50
@@ -50,8 +61,10 @@ OF_LARGER = (
     "restart_writes_count",
     "restart_rss_mib",
     "restart_probe_max_s",
+    "floor_ratio",
 )
 FLAGS = ("--qps", "1000", "--burst", "2000", "--scrape", "15")
+IMAGES = Images("engine:1", "supervisor:1")
 CONFIG_MAPS = BY_KIND["ConfigMap"]
 
 
@@ -95,9 +108,37 @@ async def measure(lab: Any, account: Path, services: int) -> Row:
                 return await admin.count(CONFIG_MAPS) >= wanted + 1
 
             tell(figures, drift_repaired_s=await until(repaired, "drift is repaired", LIMIT_S))
+            operator.stop()
+            tell(figures, bare_s=await bare(admin, account, services))
+            tell(figures, floor_ratio=figures["all_reconciled_s"] / figures["bare_s"])
     finally:
         operator.stop()
     return figures
+
+
+async def bare(admin: Admin, account: Path, services: int) -> float:
+    """Seconds that a client without any decision needs for what the operator made."""
+    kept = (await admin.call("GET", SERVICE.path(NAMESPACE, name(0))))["status"]
+    api = await Api.connect(str(account), 30.0, RateLimit(1000.0, 2000))
+    limit = asyncio.Semaphore(Config.workers)
+    bare_names = [f"b{index:05d}" for index in range(services)]
+
+    async def one(wanted: str) -> None:
+        async with limit:
+            item = await admin.call("GET", SERVICE.path(NAMESPACE, wanted))
+            for child in render(parse(item), IMAGES):
+                await api.apply_new(BY_KIND[child["kind"]], child)
+            about = {"name": wanted, "namespace": NAMESPACE}
+            made = {"apiVersion": API_VERSION, "kind": SERVICE.kind, "metadata": about}
+            await api.apply(SERVICE, made | {"status": kept}, "status")
+
+    try:
+        began = time.monotonic()
+        await create(admin, bare_names)
+        await asyncio.gather(*map(one, bare_names))
+        return time.monotonic() - began
+    finally:
+        await api.close()
 
 
 async def restarted(operator: Operator) -> Row:
