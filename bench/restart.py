@@ -3,20 +3,25 @@
     python -m bench.restart --name restart-h200 --model /path/to/llama-8b --small /path/to/0.6b
     python -m bench.restart --shape small --restarts 5 --loaded 2     # on a CPU
     python -m bench.restart --standby ...                             # with a standby worker
+    python -m bench.restart --model ... -- --tensor-parallel-size 4
 
 Three parts, on one engine process with real HTTP clients: ``--restarts`` restarts while one stream
 runs (from the admin call to the first token that the new worker made, which is the one that ends
 the stream's longest pause after the preparation); ``--loaded`` restarts under ``--streams`` streams
 of ``--context`` prompt tokens each (the longest pause of every stream, and the tokens that the
 engine says it computed again); and starts of the whole engine from nothing to ready, each the
-second of two, so that weights are in the page cache and kernels are compiled. Figures of earlier
-runs that this one does not measure stay in the result file.
+second of two, so that weights are in the page cache and kernels are compiled. ``left_bytes`` is the
+most that torch had allocated, on all ranks together, above its baseline after a worker had left;
+``used_growth_mib`` how much more of any device was in use after the last restart than after the
+first, ``nvml_left_mib`` after the engine had ended than before it began. Figures of earlier runs
+that this one does not measure stay in the result file.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import random
 import statistics
 import sys
@@ -24,6 +29,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import torch
 
 from bench import checkpoint
@@ -31,6 +37,7 @@ from bench.result import RESULTS, earlier, publish
 from bench.running import Engine, Stream, running
 from plimsoll_cli.figures import percentile
 
+MIB = 1 << 20
 SETTLE_S = 0.2
 """Of undisturbed streaming before each restart."""
 
@@ -78,6 +85,31 @@ class Load:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+def device_bytes() -> list[int]:
+    """Bytes in use on each device by all processes, by NVML. Empty where there is none."""
+    found = []
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            found.append(int(pynvml.nvmlDeviceGetMemoryInfo(handle).used))
+    return found
+
+
+def growth_mib(before: list[int], after: list[int]) -> float | None:
+    """Return by how much the device that grew most grew; None without devices."""
+    grown = [b - a for a, b in zip(before, after, strict=True)]
+    return round(max(grown) / MIB, 1) if grown else None
+
+
+def left_bytes(operation: dict[str, Any]) -> int | None:
+    """What a worker left of its devices' memory; None where it was not told, or on a CPU."""
+    stop = next(step for step in operation["steps"] if step["name"] == "stop_worker")
+    if stop.get("after_bytes") is None:
+        return None
+    return int(stop["after_bytes"] - stop["before_bytes"])
+
+
 def steps_of(operation: dict[str, Any]) -> dict[str, float]:
     """Seconds of each step of a restart, by its name."""
     return {step["name"]: step["duration_s"] for step in operation["steps"]}
@@ -101,6 +133,7 @@ async def light(engine: Engine, flags: argparse.Namespace) -> list[dict[str, Any
         found.append({
             "first_token_s": round(ended - asked, 4), "gap_s": round(gap, 4), "steps_s": steps,
             "stop": next(s.get("detail") for s in operation["steps"] if s["name"] == "stop_worker"),
+            "left_bytes": left_bytes(operation), "device_bytes": device_bytes(),
         })  # fmt: skip
     return found
 
@@ -125,7 +158,8 @@ async def loaded(engine: Engine, flags: argparse.Namespace) -> list[dict[str, An
             "kv_handover": operation["kv_handover"],
             "prefill_tokens": operation["carried_prefill_tokens"],
             "gaps_s": [round(gap, 4) for gap, _ in ends],
-            "steps_s": steps_of(operation),
+            "steps_s": steps_of(operation), "left_bytes": left_bytes(operation),
+            "device_bytes": device_bytes(),
         })  # fmt: skip
     return found
 
@@ -165,11 +199,14 @@ def main() -> None:
             checkpoint.write(flags.model, flags.shape, device)
         flags.vocab = checkpoint.SHAPES[flags.shape]["vocab_size"]
         standby = ["--standby-worker", "always"] if flags.standby else []
+        before = device_bytes()
         with running(flags.model, folder / "run", *standby, *flags.flags) as engine:
             engine.wait_ready()
             quiet = asyncio.run(light(engine, flags))
             busy = asyncio.run(loaded(engine, flags))
             stages = engine.stages()[-6:]
+        cycles = quiet + busy
+        left = [one["left_bytes"] for one in cycles if one["left_bytes"] is not None]
         kind = "standby_" if flags.standby else ""
         samples |= {f"{kind}light": quiet, f"{kind}loaded": busy, f"{kind}stages": stages}
         first = [one["first_token_s"] for one in quiet]
@@ -179,6 +216,12 @@ def main() -> None:
             f"{kind or 'restart_'}first_token_p99_s": percentile(first, 0.99),
             f"{kind or 'restart_'}first_token_max_s": max(first, default=None),
             f"{kind}restarts_count": len(first),
+            f"{kind}cycles_count": len(cycles),
+            f"{kind}left_bytes": max(left) if len(left) == len(cycles) else None,
+            f"{kind}used_growth_mib": growth_mib(
+                cycles[0]["device_bytes"], cycles[-1]["device_bytes"]
+            ),
+            f"{kind}nvml_left_mib": growth_mib(before, device_bytes()),
             f"{kind}light_stream_gap_p50_s": percentile([one["gap_s"] for one in quiet], 0.5),
             f"{kind}stream_gap_p50_s": percentile(gaps, 0.5),
             f"{kind}stream_gap_p99_s": percentile(gaps, 0.99),

@@ -108,7 +108,7 @@ class Runner(Forward):
         """Those of the other ranks."""
         if leader is not None:
             shared = memory is not None
-            command = rank_ipc.Pool(num_blocks, block_size, shared)
+            command = rank_ipc.Pool(num_blocks, block_size, model.kv.layers, shared)
             self.pools = leader.ask(command, rank_ipc.PoolMade)
 
     def block_sums(self, blocks: Sequence[int]) -> list[int]:

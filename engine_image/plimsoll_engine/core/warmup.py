@@ -22,6 +22,7 @@ from plimsoll_engine.core.speculation import Drafted
 from plimsoll_engine.distributed.leader import Leader
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.worker_ipc import Media, Sampling, Submit
+from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.model import MediaModel, Model
 
 SMALL_BLOCKS, SMALL_BLOCK_SIZE = 32, 16
@@ -39,8 +40,12 @@ def load_kernels(
 ) -> None:
     """Have ``model`` compute on a small pool of its own, on every rank.
 
-    ``kv_dtype`` is the pool's dtype, None for the model's. Raises :class:`WarmUpError`.
+    Of its layers only the first ones that have all kernels: beside ranks that serve, each sum waits
+    until all devices have given this process its turn. ``kv_dtype`` is the pool's dtype, None for
+    the model's. Raises :class:`WarmUpError`.
     """
+    if isinstance(model, Decoder):
+        model = model.first(model.varied)
     runner = Runner(model, SMALL_BLOCKS, SMALL_BLOCK_SIZE, None, leader, kv_dtype)
     tokens = SMALL_BLOCKS * SMALL_BLOCK_SIZE
     pool = BlockPool(SMALL_BLOCKS, SMALL_BLOCK_SIZE)

@@ -60,11 +60,13 @@ class Inputs:
 class Pool(msgspec.Struct, tag="pool"):
     """Make a KV pool of these sizes, in the weight server's memory where it is ``shared``.
 
-    Answered by :class:`PoolMade`.
+    For the first ``layers`` of the model, which alone are computed over it. Answered by
+    :class:`PoolMade`.
     """
 
     num_blocks: int
     block_size: int
+    layers: int
     shared: bool = False
 
 

@@ -7,6 +7,8 @@ matrix, gate and up projections another, so that a layer is four matrix products
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -122,6 +124,23 @@ class Decoder:
         self._ops = ops_for(embed.device)
         if embed.device.type != "meta":
             self._inverse = self._inverse.to(embed.device)
+
+    @property
+    def varied(self) -> int:
+        """How many of the first layers have one of each kind among them, and one that is last."""
+        kinds = [
+            (window, layer.router is None)
+            for window, layer in zip(self.spec.windows, self._layers, strict=True)
+        ]
+        return min(len(kinds), max(2, *(1 + kinds.index(kind) for kind in set(kinds))))
+
+    def first(self, layers: int) -> Decoder:
+        """Return a model of the first ``layers`` alone, with the same tensors and group."""
+        found = copy.copy(self)
+        found.spec = replace(self.spec, layers=layers, windows=self.spec.windows[:layers])
+        found.kv = KVShape(layers, self.kv.heads, self.kv.dim)
+        found._layers = self._layers[:layers]
+        return found
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] of ``ids`` [tokens], in the model's dtype."""

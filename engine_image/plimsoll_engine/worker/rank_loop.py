@@ -11,6 +11,7 @@ from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.memory.device_memory import device_memory
 from plimsoll_engine.memory.trim import trim_process
 from plimsoll_engine.messages import rank_ipc
+from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.process.host_memory import PythonObjects, process_memory
 
 
@@ -58,9 +59,11 @@ class Follower:
                 self._pool.capture_more()
             case rank_ipc.Graphs(max_num_seqs, max_blocks, later, longest):
                 self._pool.capture_graphs(max_num_seqs, max_blocks, later, longest)
-            case rank_ipc.Pool(num_blocks, block_size, shared):
+            case rank_ipc.Pool(num_blocks, block_size, layers, shared):
                 self._drop()
                 model = self._lifecycle.model
+                if isinstance(model, Decoder) and layers < model.kv.layers:
+                    model = model.first(layers)
                 kv_dtype = self._lifecycle.kv_dtype
                 nbytes = num_blocks * block_size * model.kv.bytes_per_token(kv_dtype)
                 memory = self._lifecycle.map_pool(nbytes) if shared else None

@@ -1,6 +1,6 @@
 """A second thread makes the context and maps the weights while the first one goes on.
 
-Tests ``memory/core_lifecycle.py`` and ``core/warmup.py``.
+Tests ``memory/core_lifecycle.py``, ``core/warmup.py`` and which layers load the kernels.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from plimsoll_engine.core import sampling, warmup
+from plimsoll_engine.kernels.reference import ReferenceOps
 from plimsoll_engine.memory import core_lifecycle
 from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import loader
+from plimsoll_engine.models.decoder import Decoder
 
 TIMEOUT_S = 30
 
@@ -83,3 +86,48 @@ def test_a_sampled_step_is_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sampling, "_draw", draws)
     warmup.load_sampling(1000, torch.bfloat16, torch.device("cpu"))
     assert drawn == [(warmup.SMALL_WIDTH, 1000)]
+
+
+def test_kernels_are_loaded_by_the_first_layers_alone(
+    lifecycle: CoreLifecycle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = set()
+    attend = ReferenceOps.attend
+
+    def noted(self: Any, query: torch.Tensor, plan: Any, layer: int, *rest: Any) -> torch.Tensor:
+        layers.add(layer)
+        return attend(self, query, plan, layer, *rest)
+
+    monkeypatch.setattr(ReferenceOps, "attend", noted)
+    lifecycle.prepare()
+    assert layers == {0, 1}
+    assert lifecycle.model.kv.layers == 4
+    lifecycle.shutdown()
+
+
+EXPERTS: dict[str, Any] = {
+    "model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+}  # fmt: skip
+SLIDING = ["full_attention"] * 3 + ["sliding_attention"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "needed"),
+    [
+        ({"model_type": "llama"}, 2),
+        ({"model_type": "llama", "num_hidden_layers": 1}, 1),
+        (EXPERTS | {"mlp_only_layers": [1]}, 2),
+        (EXPERTS | {"mlp_only_layers": [2, 3]}, 3),
+        ({"model_type": "mistral", "layer_types": SLIDING, "sliding_window": 8}, 4),
+    ],
+)
+def test_the_first_layers_are_of_every_kind(fields: dict[str, Any], needed: int) -> None:
+    sizes = {
+        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16,
+    }  # fmt: skip
+    model = Decoder(AutoConfig.for_model(**sizes | fields), torch.float32)
+    few = model.first(model.varied)
+    assert few.spec.layers == few.kv.layers == len(few.spec.windows) == model.varied == needed
+    assert model.spec.layers == model.kv.layers == (sizes | fields)["num_hidden_layers"]
