@@ -166,7 +166,7 @@ def main(argv: list[str] | None = None) -> int:
     launcher = os.getppid()
 
     def stopped(seconds: float) -> bool:
-        # Without its launcher nobody would ever stop this process.
+        # Without its launcher nothing would ever stop this process.
         return ending.wait(seconds) or os.getppid() != launcher
 
     server.start()

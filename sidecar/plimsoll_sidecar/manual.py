@@ -1,6 +1,6 @@
 """Carries out what a person asks of one replica (see :mod:`plimsoll_sidecar.ask`).
 
-Every action is fenced: it names the epoch that the person saw (``current`` where nobody looked),
+Every action is fenced: it names the epoch that the person saw (``current`` for the present one),
 and an engine in another epoch refuses. A restart by hand takes no restart slot; it is counted when
 the supervisor sees the new epoch. Each action leaves a record, which the supervisor makes of a note
 from here.
@@ -102,7 +102,7 @@ def ask(
     try:
         result = _act(arguments, engine, config, command, frozenset(status.capabilities))
     except EngineError as error:
-        result = _result(command, Outcome.FAILED, str(error))
+        result = command.result(Outcome.FAILED, str(error))
     answer.outcome, answer.message = result.outcome.value, result.message
     ended = msgspec.structs.replace(
         note, outcome=result.outcome, message=result.message[:1000], finished_at=time.time()
@@ -232,7 +232,7 @@ def _resume(
     (arguments.state_dir / RESET_FILE).touch()
     done = ["back in service", "the restart budget in the replica's journal is reset"]
     if not config.slots:
-        return _result(command, Outcome.SUCCEEDED, "; ".join(done))
+        return command.result(Outcome.SUCCEEDED, "; ".join(done))
     from plimsoll_sidecar.act import lease_counts
     from plimsoll_sidecar.clients.kube import ACCOUNT, KubeClient, KubeError
 
@@ -244,12 +244,8 @@ def _resume(
         done.append(lease_counts.reset(kube, config, pod, uid, arguments.service))
     except KubeError as error:
         done.append(f"the slot Leases were not cleared: {error}: run plimsoll resume again")
-        return _result(command, Outcome.FAILED, "; ".join(done))
-    return _result(command, Outcome.SUCCEEDED, "; ".join(done))
-
-
-def _result(command: Command, outcome: Outcome, message: str) -> Result:
-    return Result(operation_id=command.operation_id, outcome=outcome, message=message)
+        return command.result(Outcome.FAILED, "; ".join(done))
+    return command.result(Outcome.SUCCEEDED, "; ".join(done))
 
 
 def run(argv: list[str]) -> tuple[int, str]:

@@ -242,12 +242,8 @@ class Supervisor:
         if written:
             self._actuator.send(turn.command)
         else:
-            refused = Result(
-                operation_id=turn.command.operation_id,
-                outcome=Outcome.REFUSED,
-                message=self._keeper.hold or "the journal is not writable",
-            )
-            self._unsent.append(refused)
+            why = self._keeper.hold or "the journal is not writable"
+            self._unsent.append(turn.command.result(Outcome.REFUSED, why))
 
     def _follow_slot(self) -> None:
         """Tell the slots which incident one is for, as last read: the journal may be read-only.

@@ -20,11 +20,7 @@ from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.lease_counts import UnreadableError
-from plimsoll_sidecar.act.service_exit import (
-    LEAVE_S,
-    FixedDelayExit,
-    ServiceExit,
-)
+from plimsoll_sidecar.act.service_exit import LEAVE_S, FixedDelayExit, ServiceExit
 from plimsoll_sidecar.act.slots import RENEW_S, SlotLostError, Slots
 from plimsoll_sidecar.act.standby import StandbyLease
 from plimsoll_sidecar.background import Part, once
@@ -56,8 +52,8 @@ class _Resume(NamedTuple):
 class Actuator:
     """``frontend`` tells the last known frontend process, for when it cannot be asked.
 
-    ``recovers`` says that processes may be ended which an engine left to the next: it is set by
-    whoever follows the configuration.
+    ``recovers`` says that processes may be ended which an engine left to the next: the owner of
+    the configuration sets it.
     """
 
     def __init__(
@@ -151,7 +147,7 @@ class Actuator:
             try:
                 once("trim", lambda: self._answer(command))
             except RuntimeError as error:  # no thread is left for it
-                self._results.put(_result(command, Outcome.FAILED, str(error)))
+                self._results.put(command.result(Outcome.FAILED, str(error)))
         else:
             self._answer(command)
         return 0.0
@@ -177,12 +173,7 @@ class Actuator:
         A step that fails does not hold up the others; the first error is raised after all of them.
         """
         failed: Exception | None = None
-        for step in (
-            self._renew_slot,
-            self._load_stored,
-            self._keep,
-            self._sweep,
-        ):
+        for step in (self._renew_slot, self._load_stored, self._keep, self._sweep):
             try:
                 step()
             except Exception as error:  # noqa: BLE001 - it is raised below
@@ -215,10 +206,10 @@ class Actuator:
         try:
             result = self._dispatch(command)
         except (EngineError, KubeError, UnreadableError, OSError) as error:
-            result = _result(command, Outcome.FAILED, str(error))
+            result = command.result(Outcome.FAILED, str(error))
         except Exception as error:  # a bug here must not leave the governor waiting
             log.exception("%s failed", command.verb)
-            result = _result(command, Outcome.FAILED, f"{type(error).__name__}: {error}")
+            result = command.result(Outcome.FAILED, f"{type(error).__name__}: {error}")
         log.info("%s: %s %s", command.verb, result.outcome, result.message)
         return result
 
@@ -235,7 +226,7 @@ class Actuator:
             case Verb.TAKE_SLOT:
                 refusal = self._take_slot(command)
                 if refusal is None:
-                    return _result(command, Outcome.SUCCEEDED, "")
+                    return command.result(Outcome.SUCCEEDED)
                 return Result(
                     operation_id=command.operation_id,
                     outcome=Outcome.REFUSED,
@@ -267,7 +258,7 @@ class Actuator:
         refusal = _refusal(command, lambda: self._slots.held(command.incident, self.policy))
         if refusal is not None:
             message = f"the restart slot was lost: {refusal.message}"
-            return _result(command, Outcome.REFUSED, message)
+            return command.result(Outcome.REFUSED, message)
         return act(command)
 
     def _wait_until_left(self) -> None:
@@ -308,12 +299,12 @@ class Actuator:
         except EngineError as silence:
             frontend = self._frontend()
             if frontend is None and not self._engine.processes():
-                return _result(command, Outcome.FAILED, f"no frontend process is known: {silence}")
+                return command.result(Outcome.FAILED, f"no frontend process is known: {silence}")
             ending = self._engine.end(frontend)
             if ending.trouble is not None:
-                return _result(command, Outcome.FAILED, ending.trouble)
+                return command.result(Outcome.FAILED, ending.trouble)
             message = f"the engine did not answer and was stopped with signals: {ending.summary}"
-            result = _result(command, Outcome.SUCCEEDED, f"{message} ({silence})")
+            result = command.result(Outcome.SUCCEEDED, f"{message} ({silence})")
         else:
             result = self._engine.restart_engine(command)
         drained = readiness.MANUAL in readiness.holding(self._folder)
@@ -335,7 +326,3 @@ def _refusal(command: Command, ask: Callable[[], Refusal | None]) -> Refusal | N
         # What such an error says differs from try to try: ports, addresses of objects.
         log.warning("%s: %s", command.verb, error)
         return Refusal(WaitReason.API_SERVER_UNREACHABLE, "the API server does not answer")
-
-
-def _result(command: Command, outcome: Outcome, message: str) -> Result:
-    return Result(operation_id=command.operation_id, outcome=outcome, message=message)

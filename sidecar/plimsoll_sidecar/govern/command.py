@@ -46,6 +46,10 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     deadline_s: float = 0.0
     at: float | None = None
 
+    def result(self, outcome: Outcome, message: str = "") -> Result:
+        """Return what became of this command."""
+        return Result(operation_id=self.operation_id, outcome=outcome, message=message)
+
     def suspected_first(self, processes: Iterable[ProcessMemory]) -> list[ProcessMemory]:
         """In the order of evidence: whatever has bounds keeps what matters most."""
         return sorted(processes, key=lambda process: process.label != self.process)
@@ -72,7 +76,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Outcome(StrEnum):
-    """``Refused``: nothing was begun, assess again. ``Unknown``: nobody can say (a replay)."""
+    """``Refused``: nothing was begun, assess again. ``Unknown``: no one can say (a replay)."""
 
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"

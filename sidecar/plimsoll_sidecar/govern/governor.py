@@ -142,7 +142,7 @@ class Governor:
         self.state.failures = {}
 
     def _follow_epoch(self, context: TurnContext) -> None:
-        """Count a new epoch as a restart whoever began it, and renew every incident's memory."""
+        """Count a new epoch as a restart, whatever its cause, and renew every incident's memory."""
         epoch, last = context.engine.epoch, self.state.epoch
         if epoch is None or epoch == last:
             return
@@ -236,7 +236,7 @@ class Governor:
                 context.turn.changed = True
         opened = {incident.kind for incident in self.state.incidents}
         if IncidentKind.STALL in worst and self.state.epoch is None:
-            # Its main process has ended, and nobody saw it: what it left is the engine.
+            # Its main process has ended, and was never seen: what it left is the engine.
             self.state.epoch, context.turn.changed = UNKNOWN_EPOCH, True
         for kind, suspicion in worst.items():
             if kind not in opened and kind not in self.state.quiet and self.state.epoch:
@@ -261,7 +261,7 @@ class Governor:
     def _release_slot(self, context: TurnContext) -> None:
         """Give a slot back once no incident needs it, also after a crash in between.
 
-        One whose restart was refused begins anew, and others may come first.
+        One whose restart was refused starts over, and others may come first.
         """
         holder = self.state.slot_holder
         if holder is not None and not any(

@@ -63,8 +63,8 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
     @property
     def needs_slot(self) -> bool:
         """Whether a slot that this incident has taken must be kept."""
-        begins_anew = self.refusals or self.waits is not None or not self.escalated
-        return not (self.phase is IncidentPhase.CONFIRMED and begins_anew)
+        starts_over = self.refusals or self.waits is not None or not self.escalated
+        return not (self.phase is IncidentPhase.CONFIRMED and starts_over)
 
     @property
     def short_id(self) -> str:

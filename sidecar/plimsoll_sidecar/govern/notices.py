@@ -1,7 +1,7 @@
 """Incidents that only record what happened: a crash, or what a person did by hand.
 
 They open and end in one turn. A crash is an end of the engine, or of its worker, by itself. It is
-seen by the epoch: another one began and nobody had asked for it. Only a supervisor that saw the old
+seen by the epoch: another one began and it was not asked for. Only a supervisor that saw the old
 epoch alive says so: after an absence of its own it cannot know (a node that restarted, a service
 that a person stopped and started).
 """
@@ -69,11 +69,11 @@ class LastSeen(msgspec.Struct, frozen=True):
 
 def crash(seen: LastSeen, view: EngineView, replica: str, host_limit: int | None,
           now: float) -> Incident:  # fmt: skip
-    """Return the record of an epoch that nobody ended; ``view`` is of the next one."""
-    whole = boot_of(seen.epoch) != boot_of(view.epoch or "")
+    """Return the record of an epoch that was not ended on purpose; ``view`` is of the next one."""
+    engine = boot_of(seen.epoch) != boot_of(view.epoch or "")
     lost = [one for one in seen.processes if one not in view.processes]
-    process = _ended(seen.processes if whole else lost, Role.FRONTEND if whole else Role.WORKER)
-    what = "the engine ended unexpectedly" if whole else "the engine's worker ended unexpectedly"
+    process = _ended(seen.processes if engine else lost, Role.FRONTEND if engine else Role.WORKER)
+    what = "the engine ended unexpectedly" if engine else "the engine's worker ended unexpectedly"
     if seen.ending:
         what = "a signal from outside stopped the engine (for example a failed probe)"
     names = ", ".join(f"{one.role} (PID {one.pid})" for one in lost) or "unknown"
@@ -97,11 +97,13 @@ def crash(seen: LastSeen, view: EngineView, replica: str, host_limit: int | None
                 step="NewEpoch",
                 outcome=StepOutcome.SUCCEEDED,
                 before_bytes=seen.host_bytes,
-                message="its container restarted" if whole else "the frontend started a new worker",
+                message="its container restarted"
+                if engine
+                else "the frontend started a new worker",
             )
         ],
         ended_at=now,
-        reason=Reason.CONTAINER_RESTARTED if whole else Reason.WORKER_RESTARTED,
+        reason=Reason.CONTAINER_RESTARTED if engine else Reason.WORKER_RESTARTED,
         message=what,
     )
 

@@ -91,7 +91,7 @@ def watch(context: TurnContext, incident: Incident) -> None:
             confirm(context, incident)
         return
     if context.assessment.in_long_step:
-        return  # an engine that makes no step cannot trim, and would keep whoever asked
+        return  # an engine that makes no step cannot trim, and would never answer
     skipped = why_not(context, Action.TRIM, incident)
     if skipped is None and not context.free:
         return
@@ -112,7 +112,7 @@ def trimming(context: TurnContext, incident: Incident) -> None:
     if ended_as_gone(context, incident) or incident.seen < CONFIRM_ROUNDS * ROUND:
         return
     if incident.trimmed and incident.growth_bytes * 2 < incident.growth_at_trim:
-        # The trim returned most of it: what is left must prove itself anew.
+        # The trim returned most of it: what is left must be confirmed again.
         incident.growth_at_trim, incident.seen = incident.growth_bytes, 0
         return
     if not incident.unconfirmed:

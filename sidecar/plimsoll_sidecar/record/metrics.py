@@ -6,6 +6,7 @@ id or an incident.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -209,14 +210,11 @@ class Metrics:
     def budgets(self, memory: MemoryPolicy) -> None:
         """Show the budgets in force: at the start, and after a change of the configuration."""
         for kind, budget in (("host", memory.host), ("device", memory.device)):
-            self._bands[kind] = band_of(budget.growth_bytes if budget else None)
-            _set(self._gauges["memory_budget_bytes"], kind, budget.growth_bytes if budget else None)
-            _set(
-                self._gauges["memory_budget_window_seconds"],
-                kind,
-                budget.window_s if budget else None,
-            )
-        self._shared_device = memory.shared_device
+            growth, window_s = (budget.growth_bytes, budget.window_s) if budget else (None, None)
+            self._bands[kind] = band_of(growth)
+            self._set("memory_budget_bytes", kind, growth)
+            self._set("memory_budget_window_seconds", kind, window_s)
+        self._gauges["memory_device_shared"].set(int(memory.shared_device))
 
     def observe(self, assessment: Assessment, known: Mapping[str, bool], duration_s: float) -> None:
         """Show an assessment, count its growth, and show which signals its sample had."""
@@ -311,12 +309,12 @@ class Metrics:
 
     def _budget(self, kind: str, budget: BudgetState | None, epoch: int) -> None:
         state = budget or BudgetState()
-        _set(self._gauges["memory_unexplained_bytes"], kind, state.unexplained)
-        _set(self._gauges["memory_baseline_bytes"], kind, state.baseline)
-        _set(self._gauges["memory_baseline_age_seconds"], kind, state.age_s)
-        _set(self._gauges["memory_baseline_requests"], kind, state.requests)
-        _set(self._gauges["memory_budget_consumed_ratio"], kind, state.consumed_ratio)
-        _set(self._gauges["memory_budget_exhaustion_seconds"], kind, state.exhaustion_s)
+        self._set("memory_unexplained_bytes", kind, state.unexplained)
+        self._set("memory_baseline_bytes", kind, state.baseline)
+        self._set("memory_baseline_age_seconds", kind, state.age_s)
+        self._set("memory_baseline_requests", kind, state.requests)
+        self._set("memory_budget_consumed_ratio", kind, state.consumed_ratio)
+        self._set("memory_budget_exhaustion_seconds", kind, state.exhaustion_s)
         if state.unexplained is not None:
             risen = self._ratchets[kind].rise(state.unexplained, epoch, self._bands[kind])
             self._counters["memory_unexplained_growth_bytes"].labels(kind).inc(risen)
@@ -325,16 +323,8 @@ class Metrics:
         rates = {}
         for kind in ("host", "device"):
             slow = assessment.slow.get(kind)
-            _set(
-                self._gauges["memory_slow_leak"],
-                kind,
-                None if slow is None else int(slow.slow_leak),
-            )
-            _set(
-                self._gauges["memory_slow_leak_limit_seconds"],
-                kind,
-                None if slow is None else slow.limit_s,
-            )
+            self._set("memory_slow_leak", kind, None if slow is None else int(slow.slow_leak))
+            self._set("memory_slow_leak_limit_seconds", kind, slow.limit_s if slow else None)
             if slow is not None and slow.bytes_per_s is not None:
                 segment = slow.segment.value if slow.segment is not None else ""
                 rates[kind, segment] = slow.bytes_per_s
@@ -345,14 +335,22 @@ class Metrics:
     def _own_cost(self) -> None:
         for process, pid in (("supervisor", os.getpid()), ("launcher", os.getppid())):
             size = resident(pid)
-            _set(
-                self._gauges["supervisor_resident_memory_bytes"],
+            self._set(
+                "supervisor_resident_memory_bytes",
                 process,
                 size.total if size is not None else None,
             )
         spent = time.process_time()
         self._counters["supervisor_cpu_seconds"].inc(max(0.0, spent - self._cpu_seen))
         self._cpu_seen = spent
+
+    def _set(self, name: str, label: str, value: float | None) -> None:
+        """Set a series, or remove one whose value is unknown."""
+        if value is not None:
+            self._gauges[name].labels(label).set(value)
+            return
+        with contextlib.suppress(KeyError):
+            self._gauges[name].remove(label)
 
     # ---- incidents
 
@@ -409,13 +407,3 @@ def _show(
     for labels in shown - values.keys():
         gauge.remove(*labels)
     return frozenset(values)
-
-
-def _set(gauge: Gauge, kind: str, value: float | None) -> None:
-    if value is not None:
-        gauge.labels(kind).set(value)
-        return
-    try:
-        gauge.remove(kind)
-    except KeyError:
-        return

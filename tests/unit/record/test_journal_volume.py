@@ -21,6 +21,7 @@ from plimsoll_api.engines import EngineType
 from plimsoll_api.incident_record import JOURNAL_FILE
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryPolicy
+from plimsoll_api.state import Signal
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, SupervisorConfig
 from plimsoll_api.trace import Sample
@@ -49,6 +50,7 @@ class Stalled:
 
     def __init__(self) -> None:
         self.status: Status | None = STATUS
+        self.signals: dict[str, Signal] = {}
 
     def sample(self) -> Sample:
         return Sample(t=0.0, epoch=1)
