@@ -102,10 +102,10 @@ class Answer(Response):
         finally:
             for task in (answering, leaving):
                 task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, ApiError, RequestFailed, OSError):
-                    await task
+            # Both end, whatever one of them raises; what the answer raised was raised above.
+            await asyncio.gather(answering, leaving, return_exceptions=True)
             # A failed task holds its exception, whose traceback holds this frame: no cycle is left.
-            del answering, leaving, task
+            del answering, leaving
 
     async def _next(self, open_choices: set[int]) -> list[tuple[Choice, Delta]]:
         """Return what is new, as soon as there is any; choices that end leave ``open_choices``."""

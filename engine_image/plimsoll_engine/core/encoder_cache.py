@@ -42,6 +42,8 @@ class EncoderCache:
         self.used = 0
         self.entries: dict[bytes, Entry] = {}
         self._freed: list[bytes] = []
+        self._ordered: set[bytes] = set()
+        """What this step is to encode: the runner does not have it yet."""
 
     def refusal(self, request: Request) -> str | None:
         """Why ``request`` can never run here, or None."""
@@ -77,7 +79,12 @@ class EncoderCache:
                     return max(0, media.start - start), encode
                 entry = self.entries[media.key] = Entry(media.tokens)
                 self.used += media.tokens
-                encode.append(media)
+                kept = media.key in self._freed  # in this step: the runner may still have it
+                if kept:
+                    self._freed.remove(media.key)
+                if not kept or media.key in self._ordered:
+                    encode.append(media)
+                    self._ordered.add(media.key)
             entry.holders.add(request.request_id)
         return count, encode
 
@@ -103,6 +110,7 @@ class EncoderCache:
         Call it when a step begins, before its requests are scheduled, or when the engine goes idle.
         """
         freed, self._freed = self._freed, []
+        self._ordered.clear()
         return freed
 
     def known(self) -> set[bytes]:

@@ -279,8 +279,10 @@ class EngineCore:
         if self.speculation is not None and suspect is None:
             self._draft(self.speculation, chunks)
         if not chunks:
+            if suspect is not None:  # blocks are handed over or transferred: they come back
+                self._suspects.appendleft(suspect.request_id)
             if self._flight is None and not output.tokens:
-                self._settle(output, COMPILE_WAIT_S)
+                self._settle(output, COMPILE_WAIT_S, idle=True)
                 output.dropped += self._add_compiled(0.0 if self._held else COMPILE_WAIT_S)
             self._land(output)
             return output
@@ -390,15 +392,16 @@ class EngineCore:
         if reason is not None:
             self._end(request)
 
-    def _settle(self, output: StepOutput, wait_s: float) -> None:
+    def _settle(self, output: StepOutput, wait_s: float, idle: bool = False) -> None:
         """Take in the tokens that grammars have taken in; waits so long for those that are fast.
 
+        Where the worker is ``idle``, it waits for the others as well.
         A request whose grammar grew too complex, or takes too long over a token, ends.
         """
         if not self._held:
             return
         masks = self.grammars.masks
-        masks.wait(wait_s)
+        masks.wait(wait_s, idle)
         held, self._held = self._held, []
         for request in held:
             matcher = request.matcher
@@ -450,6 +453,7 @@ class EngineCore:
 
     def _end(self, request: Request) -> None:
         del self.requests[request.request_id]
+        self._held = [one for one in self._held if one is not request]
         if not self.grammars.drop(request.request_id):
             self.scheduler.remove(request)
         request.release(self.pool)

@@ -130,7 +130,10 @@ class Vocabulary:
         )
 
 
-@dataclass(eq=False, slots=True)
+Outcome = Matcher | GrammarError | TrialsLost
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class _Job:
     """The compilation for one request. ``future`` is None while it waits for its turn."""
 
@@ -139,7 +142,7 @@ class _Job:
     output_ids: list[int]
     tenant: str
     trial: Trial = field(default_factory=Trial)
-    future: Future[Matcher] | None = None
+    future: Future[Outcome] | None = None
     seconds: float = 0.0
 
 
@@ -297,10 +300,17 @@ class Grammars:
 
     # ---- in a thread
 
-    def _timed(self, job: _Job) -> Matcher:
+    def _timed(self, job: _Job) -> Outcome:
+        """Return what came of it, and raise nothing: a traceback would hold this frame and job."""
         begun = time.monotonic()
         try:
             return self._match(job)
+        except TrialsLost as error:
+            return TrialsLost(str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
+            why = error.why if isinstance(error, GrammarError) else short(str(error))
+            unavailable = isinstance(error, TrialFailed)
+            return GrammarError(job.grammar.field, why, unavailable=unavailable)
         finally:
             job.seconds = time.monotonic() - begun
             if len(job.grammar.text) > SMALL_CHARACTERS:
@@ -373,14 +383,10 @@ def _digest(key: Key) -> bytes:
 
 def _outcome(job: _Job) -> Matcher | GrammarError:
     assert job.future is not None
-    error = job.future.exception()
-    if error is None:
-        return job.future.result()
-    if isinstance(error, TrialsLost):
-        raise TrialsLost(str(error))
-    # A new one: the traceback of the old holds the job's frame.
-    why = error.why if isinstance(error, GrammarError) else short(str(error))
-    return GrammarError(job.grammar.field, why, unavailable=isinstance(error, TrialFailed))
+    outcome = job.future.result()
+    if isinstance(outcome, TrialsLost):
+        raise outcome
+    return outcome
 
 
 def _without_gaps(tokenizer: Tokenizer) -> str:

@@ -111,7 +111,12 @@ class DecodeGraphs:
         """Capture one more size; False where none is missing."""
         if not self._missing:
             return False
-        self._capture(self._missing.pop(0))
+        size = self._missing.pop(0)
+        try:
+            self._capture(size)
+        except torch.OutOfMemoryError as error:
+            # Batches of this size take the next larger graph, or none.
+            log.warning("no graph of %d rows: %s", size, error)
         return True
 
     @torch.inference_mode()

@@ -146,17 +146,23 @@ class Masks:
         self._waiting.append((matcher, token_id))
         self._dispatch()
 
-    def wait(self, timeout_s: float) -> None:
-        """Until all are done that are not slow, at most so long; those that are left are slow."""
+    def wait(self, timeout_s: float, idle: bool = False) -> None:
+        """Until all are done that are not slow, at most so long; those that are left are slow.
+
+        Where the worker is ``idle``, until one is done in any case.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
-            awaited = any(thread.job is not None and not thread.job.slow for thread in self._busy)
+            busy = self._busy
+            awaited = any(thread.job is not None and not thread.job.slow for thread in busy)
+            awaited = awaited or (idle and bool(busy))
             left_s = deadline - time.monotonic() if awaited else 0.0
             try:
                 thread = self._done.get(timeout=left_s) if left_s > 0 else self._done.get_nowait()
             except Empty:
                 break
             self._finished(thread)
+            idle = False
         for thread in self._busy:
             if thread.job is not None and time.monotonic() - thread.since >= GRACE_S:
                 thread.job.slow = True
@@ -188,6 +194,8 @@ class Masks:
         if thread.job is None:
             return  # of before a close
         slow, thread.job.busy = thread.job.slow, False
+        # A pause of the machine made it slow, not its grammar, where it needed little CPU time.
+        thread.job.slow = thread.cpu_s() - thread.cpu_since >= GRACE_S
         thread.job = None
         if slow:  # it may be at the lowest priority, and others have taken its place
             self._threads.remove(thread)

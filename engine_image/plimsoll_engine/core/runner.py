@@ -152,6 +152,8 @@ class Runner(Forward):
         inputs.greedy = made.greedy
         with self._together(rank_ipc.Step(inputs)):
             sampled = self._next_tokens(inputs, chunks, made)
+        if isinstance(sampled, Exception):
+            raise sampled
         told = self._told(scored)
         if sampled is None:
             return self._take_off([], None, told)
@@ -167,7 +169,13 @@ class Runner(Forward):
             return None
         return Scored([(ref(p.request), p.first + 1, len(p.targets)) for p in scored], scores)
 
-    def _next_tokens(self, inputs: Inputs, chunks: Sequence[Chunk], made: Plan) -> Sampled | None:
+    def _next_tokens(
+        self, inputs: Inputs, chunks: Sequence[Chunk], made: Plan
+    ) -> Sampled | Exception | None:
+        """Return what rank 0 samples, or why it cannot: the other ranks get tokens all the same.
+
+        So the failure is that of a request, and the group goes on.
+        """
         tokens, logits = self.compute(inputs, chunks)
         # This may be a graph's own memory. What reads it is launched before the next replay.
         if tokens is not None and inputs.greedy:
@@ -175,7 +183,12 @@ class Runner(Forward):
             return Sampled(tokens)
         if logits is None:
             return None
-        sampled = sample(logits, made)
+        try:
+            sampled = sample(logits, made)
+        except Exception as error:  # noqa: BLE001 - whatever torch raises
+            zeros = torch.zeros(len(logits), dtype=torch.int64, device=self.device)
+            self.newest = self.group.broadcast(zeros)
+            return error.with_traceback(None)
         self.newest = self.group.broadcast(sampled.tokens)
         return sampled
 

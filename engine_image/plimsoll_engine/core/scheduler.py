@@ -151,7 +151,7 @@ class Scheduler:
         """Return the chunks of the next step; empty only when nothing can run.
 
         With ``only``, that waiting request alone is computed (to find out which request of a
-        failed batch is at fault).
+        failed batch is at fault). Empty then where blocks are missing that no running request has.
         """
         self._coming.clear()
         if only is not None:
@@ -159,6 +159,8 @@ class Scheduler:
                 self.offload.reclaim()
                 only.fetched = True
             while not (chunk := self._start(only, self.max_num_batched_tokens)) or not chunk.count:
+                if not self.running:
+                    return []
                 self.preempt(self.running[-1])
             return [chunk]
         chunks: list[Chunk] = []

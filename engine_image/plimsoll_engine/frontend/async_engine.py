@@ -25,6 +25,7 @@ from plimsoll_engine.frontend.observability.metrics import Metrics
 from plimsoll_engine.frontend.operations import Operations
 from plimsoll_engine.frontend.requests import media_reader
 from plimsoll_engine.frontend.requests.adapter_registry import AdapterRegistry
+from plimsoll_engine.frontend.requests.quarantine import Quarantine
 from plimsoll_engine.frontend.requests.request_log import Generation, RequestFailed, RequestLog
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.frontend.workers.worker_manager import WorkerManager
@@ -71,6 +72,7 @@ class AsyncEngine:
         self.lifecycle = Lifecycle(self._state_changed)
         self._on_draining: Callable[[], None] = lambda: None
         self.requests = self.hooks.request_log(RequestLog(settings.max_queued))
+        self.quarantine = Quarantine()
         self.adapters = AdapterRegistry(settings.max_loras, settings.lora_modules)
         self.adapter_changes = asyncio.Lock()
         self.operations = Operations(self.epochs)
@@ -124,21 +126,22 @@ class AsyncEngine:
         """
         if not self.lifecycle.admits:
             raise NotServing(f"the engine is {self.lifecycle.state}: it takes no new requests")
-        self.requests.admit(*generations)
-        self.idle.clear()
-        for generation in generations:
-            self._counts.admitted(generation.prompt_ids, generation.media)
-            self.metrics.admitted(generation)
-            self.adapters.use(generation.admission.adapter)
         deadline_s = min(
             (d for g in generations if (d := g.admission.deadline_s) is not None), default=None
         )
+        self.requests.admit(*generations)
+        self.idle.clear()
+        for generation in generations:
+            self.adapters.use(generation.admission.adapter)
         timer = None
-        if deadline_s is not None:
-            timer = asyncio.get_running_loop().call_later(
-                deadline_s + DEADLINE_GRACE_S, self._too_late, generations
-            )
         try:
+            if deadline_s is not None:
+                timer = asyncio.get_running_loop().call_later(
+                    deadline_s + DEADLINE_GRACE_S, self._too_late, generations
+                )
+            for generation in generations:
+                self._counts.admitted(generation.prompt_ids, generation.media)
+                self.metrics.admitted(generation)
             if self.ready is not None and not self._holding:
                 for generation in generations:
                     self._submit(generation)
@@ -167,6 +170,8 @@ class AsyncEngine:
     def _release(self, generation: Generation) -> None:
         self.requests.release(generation.request_id)
         self.withdraw(generation)
+        self.quarantine.release(generation)
+        self._try_next()
         self.unload(self.adapters.release(generation.admission.adapter))
         if generation.failed:
             reason = "error"
@@ -192,9 +197,15 @@ class AsyncEngine:
         if self.ready is None:
             return 0
         carried = [g for g in self.requests.to_resubmit() if not g.with_worker]
-        for generation in carried:
+        for generation in self.quarantine.admit(carried):
             self._submit(generation)
+        self._try_next()
         return len(carried)
+
+    def _try_next(self) -> None:
+        """Submit the next request of the quarantine, where none of it is computed."""
+        if self.ready is not None and (generation := self.quarantine.next()) is not None:
+            self._submit(generation)
 
     # ---- the worker
 
@@ -272,6 +283,7 @@ class AsyncEngine:
                 if (generation := self._under_way(message)) is not None:
                     generation.with_worker = False
                     generation.fail(RequestFailed(reason, why or reason, param))
+                self._try_next()
             case worker_ipc.MediaMissing(keys=keys):
                 self.workers.media_lost(keys)
                 if (generation := self._under_way(message)) is not None:
@@ -342,19 +354,28 @@ class AsyncEngine:
                 generation.started = token.started
                 self.metrics.started(token.started)
             generation.push(token.token_id, token.finish_reason, token.logprobs)
+            generation.losses = 0
             self._counts.generation_tokens += 1
             self.metrics.token(generation, now)
             if token.finish_reason is not None:
                 generation.with_worker = False
             elif generation.done:
                 self.withdraw(generation)  # a stop string: the worker does not know it
+        self._try_next()
 
     def _lost(self, reason: str) -> None:
         log.error("worker lost", extra={"epoch": str(self.epochs.current), "reason": reason})
+        self.quarantine.worker_lost(self.requests.unfinished())
         self.epoch_ended()
         if not self.lifecycle.ended and self.lifecycle.state is not EngineState.STOPPING:
             recovery = self.manager.recover(reason, self.epochs.current)
             self._recovery = asyncio.create_task(recovery, name="recovery")
+            self._recovery.add_done_callback(self._recovered)
+
+    def _recovered(self, recovery: asyncio.Task[None]) -> None:
+        if not recovery.cancelled() and (error := recovery.exception()) is not None:
+            log.critical("recovery failed", exc_info=error)
+            self.fail(f"the worker cannot be replaced: {error!r}")
 
     # ---- the whole
 

@@ -1,9 +1,10 @@
-"""The present epoch, its fence, and how many crashes are too many. Pure."""
+"""The present epoch, its fence, and how many crashes are too many."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from plimsoll_api.admin import Epoch
 
@@ -52,21 +53,34 @@ class Epochs:
 
 
 class CrashBudget:
-    """How many crashes in a row are borne, and how long each is waited for."""
+    """How many crashes in a row are tolerated, and how long each is waited for.
+
+    One that :meth:`serves` for ``settled_s`` seconds ends the row, however it ends.
+    """
 
     def __init__(
-        self, delays_s: Sequence[float] = CRASH_DELAYS_S, settled_s: float = SETTLED_S
+        self,
+        delays_s: Sequence[float] = CRASH_DELAYS_S,
+        settled_s: float = SETTLED_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._delays_s = delays_s
         self._settled_s = settled_s
+        self._clock = clock
         self._row = 0
+        self._since: float | None = None
 
-    def spend(self, served_s: float = 0.0) -> float | None:
-        """Count the end of a worker that had served for ``served_s`` seconds.
+    def serves(self) -> None:
+        """Note that one serves from now on."""
+        self._since = self._clock()
+
+    def spend(self) -> float | None:
+        """Count a crash, or a start that failed.
 
         Returns the seconds to wait before the next one, None when it was one too many.
         """
-        if served_s >= self._settled_s:
+        if self._since is not None and self._clock() - self._since >= self._settled_s:
             self._row = 0
+        self._since = None
         self._row += 1
         return self._delays_s[self._row - 1] if self._row <= len(self._delays_s) else None

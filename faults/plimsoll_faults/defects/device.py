@@ -127,7 +127,9 @@ class MaskKeeper(Runner):
 
     masks: list[torch.Tensor]
 
-    def _next_tokens(self, inputs: Inputs, chunks: Sequence[Chunk], made: Plan) -> Sampled | None:
+    def _next_tokens(
+        self, inputs: Inputs, chunks: Sequence[Chunk], made: Plan
+    ) -> Sampled | Exception | None:
         for mask in made.masks:
             words = torch.frombuffer(bytearray(mask), dtype=torch.int32)
             self.masks.append(words.to(self.device))

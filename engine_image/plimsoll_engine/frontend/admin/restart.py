@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 ADOPTED_TIMEOUT_S = 10.0
 """Longer than the successor's first step, after which it answers."""
+CANCEL_GRACE_S = 10.0
+"""How long an engine that is to end waits for the next worker, so that requests can finish."""
 DETAIL_LENGTH = 500
 SHOWN_S = 0.0005
 
@@ -47,23 +49,44 @@ async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: Resta
             if not request.carry:
                 with recorder.step("finish_requests") as step:
                     step.detail = await _finish(engine, request.deadline_s)
-            wanted = request.carry and successor is not None
-            handover = await _stop(engine, recorder, request, wanted)
-            with recorder.step("start_worker"):
-                ready = await engine.manager.replace(
-                    successor, None if isinstance(handover, Refusal) else handover
-                )
-        except GaveUp as error:
-            raise OperationFailed(str(error)) from None
         except asyncio.CancelledError:
             if successor is not None:
                 await engine.workers.abandon(successor)
             raise
-        if ready is None and not isinstance(handover, Refusal):
-            handover = Refusal(Outcome.SUCCESSOR_LOST, "the successor ended before it served")
-        if ready is not None and ready.refusal is not None:
-            handover = ready.refusal
-        await _carry_over(engine, recorder, handover if isinstance(handover, Refusal) else None)
+        replacing = asyncio.create_task(
+            _replace(engine, recorder, request, successor), name="worker replacement"
+        )
+        try:
+            await asyncio.shield(replacing)
+        except asyncio.CancelledError:
+            # The old worker is stopped: what is to finish before the engine ends needs the next.
+            await asyncio.wait({replacing}, timeout=CANCEL_GRACE_S)
+            if not replacing.done():
+                replacing.cancel()
+                await asyncio.wait({replacing})
+                if successor is not None:
+                    await engine.workers.abandon(successor)
+            elif not replacing.cancelled() and (failure := replacing.exception()) is not None:
+                log.warning("worker not replaced", extra={"reason": str(failure)})
+            raise
+        except GaveUp as error:
+            raise OperationFailed(str(error)) from None
+
+
+async def _replace(
+    engine: AsyncEngine, recorder: Recorder, request: RestartRequest, successor: WorkerHandle | None
+) -> None:
+    """Stop the old worker and let the next one go on. Raises :class:`GaveUp`."""
+    handover = await _stop(engine, recorder, request, request.carry and successor is not None)
+    with recorder.step("start_worker"):
+        ready = await engine.manager.replace(
+            successor, None if isinstance(handover, Refusal) else handover
+        )
+    if ready is None and not isinstance(handover, Refusal):
+        handover = Refusal(Outcome.SUCCESSOR_LOST, "the successor ended before it served")
+    if ready is not None and ready.refusal is not None:
+        handover = ready.refusal
+    await _carry_over(engine, recorder, handover if isinstance(handover, Refusal) else None)
 
 
 async def _carry_over(engine: AsyncEngine, recorder: Recorder, refusal: Refusal | None) -> None:

@@ -103,7 +103,7 @@ class Generation:
     __slots__ = (
         "__weakref__", "_characters", "_detokenizer", "_error", "_include", "_logprobs", "_pending",
         "_stops", "_taken",
-        "admission", "attempt", "ended", "finish_reason", "media", "output_ids", "parked",
+        "admission", "attempt", "ended", "finish_reason", "losses", "media", "output_ids", "parked",
         "prompt_ids", "request_id", "sampling", "scores", "started", "stop_reason", "times", "wake",
         "with_worker",
     )  # fmt: skip
@@ -133,6 +133,8 @@ class Generation:
         self.stop_reason: str | int | None = None
         self.parked = False
         self.with_worker = False  # the present worker was given it and has not ended it
+        self.losses = 0
+        """Workers that ended while they computed it, since its last token."""
         self.attempt = 0
         """The number of its last submission."""
         self.times = Times(arrived=time.monotonic())

@@ -152,6 +152,8 @@ class Standby:
 
         None where there is none, or where it failed.
         """
+        if self._giving_back is not None:  # a successor beside it would be one worker too many
+            await asyncio.wait({self._giving_back})
         preparing = self._leave()
         if preparing is None:
             return None
@@ -224,7 +226,7 @@ class Standby:
 
     async def _watch(self, preparing: asyncio.Task[WorkerHandle]) -> None:
         """Let another one be begun where it ends before it is taken."""
-        began = time.monotonic()
+        self._crashes.serves()
         try:
             handle = await asyncio.shield(preparing)
             self.error = None
@@ -233,7 +235,7 @@ class Standby:
             reason = "it ended"
         except WorkerLost as error:
             reason = str(error)
-        delay_s = self._crashes.spend(time.monotonic() - began)
+        delay_s = self._crashes.spend()
         log.warning("no standby worker", extra={"reason": reason, "next_in_s": delay_s})
         self.error = reason
         self._preparing = self._handle = None

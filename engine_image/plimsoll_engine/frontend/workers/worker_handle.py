@@ -127,6 +127,12 @@ class WorkerHandle:
         signals = await self.kill()
         return StopOutcome(None, signals, stacks)
 
+    def forked(self) -> None:
+        """Note that no further rank of it is forked."""
+        self._ranks = len(self.pids)
+        if len(self._reaped) == self._ranks:
+            self.all_reaped("not all of its ranks could be started")
+
     def dismiss(self) -> None:
         """Let a worker exit that has said its last word."""
         self.link.drop()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import Protocol
 
 from plimsoll_api.admin import EngineState, Epoch
@@ -63,7 +62,6 @@ class WorkerManager:
         self._served = served
         self._timeout_s = startup_timeout_s
         self._crashes = CrashBudget()
-        self._ready_at: float | None = None
 
     async def first_start(self) -> None:
         """Start the first worker.
@@ -91,8 +89,7 @@ class WorkerManager:
             # A restart may have learnt that this worker was ready only after it had ended, and may
             # have given it the requests.
             self._served.epoch_ended()
-            served_s = 0.0 if self._ready_at is None else time.monotonic() - self._ready_at
-            delay_s = self._crashes.spend(served_s)
+            delay_s = self._crashes.spend()
             if delay_s is None:
                 self._served.fail(f"the worker keeps crashing; last reason: {reason}")
                 return
@@ -159,7 +156,7 @@ class WorkerManager:
             return
 
     def _begin(self, ready: worker_ipc.Ready, reason: str) -> None:
-        self._ready_at = time.monotonic()
+        self._crashes.serves()
         self.standby.epoch_begun()
         self._served.epoch_begun(ready, reason)
 

@@ -29,7 +29,7 @@ from plimsoll_engine.frontend.workers.worker_handle import (
     within,
 )
 from plimsoll_engine.frontend.workers.worker_link import WorkerSocket
-from plimsoll_engine.frontend.workers.zygote_client import ZygoteClient, ZygoteLost
+from plimsoll_engine.frontend.workers.zygote_client import ForkRefused, ZygoteClient, ZygoteLost
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.zygote_ipc import Exited, WorkerConfig, listen
 
@@ -164,14 +164,15 @@ class WorkerProcesses:
             self._socket.expect(worker.link)
             for rank in range(self.ranks):
                 await self._fork(zygote, worker, rank)
-        except (ZygoteLost, RuntimeError) as error:
-            await self._lose_zygote()
-            raise WorkerLost(str(error)) from None
         except asyncio.CancelledError:
-            await self._kill(worker)
-            if not worker.pids:
-                self._living.pop(number, None)
+            await self._give_up(worker)
             raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends this worker alone
+            asked = self._zygote
+            await self._give_up(worker)
+            if asked is not None and asked is self._zygote:
+                self._replace_zygote(asked, error)
+            raise WorkerLost(f"it could not be started: {error or type(error).__name__}") from None
         log.info("worker forked", extra={"epoch": str(worker.epoch), "pids": worker.pids})
         prepared = await self._reached(
             worker, worker.prepared, max(0.1, deadline - time.monotonic())
@@ -180,6 +181,25 @@ class WorkerProcesses:
             "worker prepared",
             extra={"epoch": str(worker.epoch), "pid": worker.pid, "stages_s": prepared.stages_s},
         )
+
+    async def _give_up(self, worker: WorkerHandle) -> None:
+        """End what there is of a worker that cannot be started."""
+        worker.forked()
+        await self._kill(worker)
+        if not worker.living:
+            self._living.pop(worker.epoch.number, None)
+
+    def _replace_zygote(self, zygote: ZygoteClient, error: Exception) -> None:
+        """Have another zygote where ``zygote`` may be what is wrong; its children live on.
+
+        One that hangs is replaced in any case. One that may not fork stays while a worker serves:
+        the kernel's limit is the same for the next one.
+        """
+        serving = self._serving
+        if isinstance(error, ForkRefused) and serving is not None and not serving.gone_or_lost:
+            return
+        if isinstance(error, ForkRefused | ZygoteLost):
+            zygote.kill()
 
     async def take_over(
         self,
@@ -281,7 +301,7 @@ class WorkerProcesses:
         try:
             worker.pids.append(await asyncio.shield(forking))
         except asyncio.CancelledError:
-            with contextlib.suppress(ZygoteLost, RuntimeError):
+            with contextlib.suppress(ZygoteLost, ForkRefused):
                 worker.pids.append(await forking)
             raise
 
@@ -314,6 +334,7 @@ class WorkerProcesses:
                     await zygote.close()
                     raise
                 self._zygote = zygote
+                self._zygote_crashes.serves()
                 log.info("zygote ready", extra={"pid": ready.pid, "import_s": ready.import_s})
             return self._zygote
 
@@ -333,9 +354,13 @@ class WorkerProcesses:
     async def _kill(self, worker: WorkerHandle) -> None:
         await worker.kill()
         self._socket.forget(worker.link)
-        if worker.pid is not None and not worker.exited.is_set():
+        if worker.pid is None or worker.exited.is_set():
+            return
+        if worker is self._serving:
             log.error("worker not reaped: the zygote is replaced", extra={"pid": worker.pid})
             await self._lose_zygote()
+        else:  # it goes when the driver lets it, and the worker that serves goes on
+            log.error("worker not reaped", extra={"pid": worker.pid})
 
     async def _lose_zygote(self) -> None:
         zygote, self._zygote = self._zygote, None
@@ -397,7 +422,7 @@ class WorkerProcesses:
             await asyncio.sleep(delay_s)
             try:
                 await self._running_zygote(time.monotonic() + RENEW_TIMEOUT_S)
-            except ZygoteLost as error:
+            except (ZygoteLost, OSError) as error:
                 log.error("zygote not started", extra={"reason": str(error)})
             else:
                 return

@@ -36,6 +36,10 @@ class ZygoteLost(Exception):
     """The zygote ended or does not answer."""
 
 
+class ForkRefused(Exception):
+    """The kernel let the zygote have no further process; the zygote itself serves on."""
+
+
 class ZygoteClient:
     """``on_exit`` is called for each child that ended, ``on_lost`` once when the zygote did."""
 
@@ -65,10 +69,26 @@ class ZygoteClient:
     async def start(self, timeout_s: float) -> ZygoteReady:
         """Start the zygote.
 
-        Raises :class:`ZygoteLost` where it is not ready within ``timeout_s`` seconds.
+        Raises :class:`ZygoteLost` where it is not ready within ``timeout_s`` seconds, OSError where
+        the kernel lets us have no process or socket.
         """
-        ours, theirs = socket.socketpair()
         self._ready = asyncio.get_running_loop().create_future()
+        ours, theirs = socket.socketpair()
+        try:
+            await self._spawn(theirs)
+        except BaseException:
+            ours.close()
+            raise
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._reading = asyncio.create_task(self._read(reader), name="zygote reader")
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._ready
+        except TimeoutError:
+            await self.close()
+            raise ZygoteLost(f"the zygote was not ready within {timeout_s:g} s") from None
+
+    async def _spawn(self, theirs: socket.socket) -> None:
         inherited = [theirs.fileno()]
         flags: list[str] = []
         if self._weights is not None:
@@ -88,19 +108,11 @@ class ZygoteClient:
                 stdin=asyncio.subprocess.DEVNULL,
                 env=os.environ | THREADS,
             )
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._reading = asyncio.create_task(self._read(reader), name="zygote reader")
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._ready
-        except TimeoutError:
-            await self.close()
-            raise ZygoteLost(f"the zygote was not ready within {timeout_s:g} s") from None
 
     async def fork(self, number: int, role: Role = Role.WORKER, rank: int = 0) -> int:
         """Return the pid of the new process.
 
-        Raises :class:`ZygoteLost`; RuntimeError when it refuses.
+        Raises :class:`ZygoteLost`; :class:`ForkRefused`, after which it can be asked again.
         """
         async with self._forks:  # a standby is forked beside whatever else happens
             return await self._fork(zygote_ipc.Fork(number, role, rank))
@@ -122,6 +134,12 @@ class ZygoteClient:
         """Until its process is gone, and its children are ours."""
         if self._process is not None:
             await self._process.wait()
+
+    def kill(self) -> None:
+        """End the zygote alone. What it has forked lives on, and becomes ours."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
 
     async def close(self) -> None:
         """End the zygote, and every process that it has forked."""
@@ -164,6 +182,6 @@ class ZygoteClient:
                     self._forked.set_result(pid)
             case ForkFailed(message=why):
                 if self._forked is not None and not self._forked.done():
-                    self._forked.set_exception(RuntimeError(why))
+                    self._forked.set_exception(ForkRefused(why))
             case Exited():
                 self._on_exit(message)

@@ -16,6 +16,7 @@ from plimsoll_api.admin import MemoryKind
 from plimsoll_engine.caches.sender import Sender
 from plimsoll_engine.core.encoder_cache import EncoderCache
 from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
 from plimsoll_engine.frontend.admin.engine_audit import RECEIVER, mirror
@@ -174,3 +175,21 @@ def test_a_receiver_that_hears_no_forgetting_grows_past_its_bound(
     assert found == ([] if sound else told)
     engine.receiver.clear()  # a trim's step
     assert rules(engine, ledger) == set()
+
+
+def test_an_output_that_is_dropped_and_wanted_again_in_one_step_stays() -> None:
+    """A more urgent request with the same image takes the place of the one that held it."""
+    image = [Media("image", b"x", 0, IMAGE_TOKENS, IMAGE_TOKENS, [1])]
+    first, heir = (Request(n, [1] * 30, 30, Sampling(9), media=image) for n in "ab")
+    cache = EncoderCache(2 * IMAGE_TOKENS)
+    assert cache.reserve(first, 9) == (9, image)
+    assert cache.take_freed() == []
+    cache.drop(first)
+    assert cache.reserve(heir, 9) == (9, []), "the runner has it still"
+    assert cache.take_freed() == []
+    cache.drop(heir)
+    assert cache.take_freed() == [b"x"]
+    assert cache.reserve(first, 9) == (9, image)
+    cache.drop(first)  # before it was encoded
+    assert cache.reserve(heir, 9) == (9, image)
+    assert cache.take_freed() == []

@@ -6,17 +6,21 @@ Tests ``core/engine_core.py``.
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 
 from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.core.grammar import Grammars, Vocabulary
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
-from plimsoll_engine.messages.worker_ipc import Submit
+from plimsoll_engine.messages.worker_ipc import Grammar, Submit
 from plimsoll_faults.defects.requests import CyclicRequest
 
 Scenario = Callable[[EngineCore, Any], None]
@@ -146,3 +150,37 @@ def test_release_may_be_called_again(make_engine: Any, helpers: Any) -> None:
     request.release(engine.pool)
     assert engine.pool.problems() == []
     assert engine.pool.used == 0
+
+
+def test_a_request_that_ends_while_its_grammar_takes_in_a_token_is_gone(
+    make_engine: Any, helpers: Any, tiny_checkpoint: Path, no_collector: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    vocabulary = Vocabulary.load(tiny_checkpoint)
+    assert vocabulary is not None
+    engine: EngineCore = make_engine(num_blocks=48, grammars=Grammars(vocabulary))
+    monkeypatch.setattr(
+        engine.grammars.masks, "advance", lambda matcher, _: setattr(matcher, "busy", True)
+    )
+    engine.submit(helpers.submit("a", [5] * 9, 20, grammar=Grammar("regex", "[a-z]+")))
+    while not engine._held:
+        engine.step()
+    assert engine.abort("a")
+    assert len(engine.live) == 0
+
+
+@pytest.mark.parametrize("text", ["[a-z", "(a{1000}){1000}b{9999}"])
+def test_a_refused_grammar_leaves_no_cycle(
+    text: str, make_engine: Any, helpers: Any, tiny_checkpoint: Path, no_collector: None
+) -> None:
+    vocabulary = Vocabulary.load(tiny_checkpoint)
+    assert vocabulary is not None
+    engine: EngineCore = make_engine(num_blocks=48, grammars=Grammars(vocabulary))
+    engine.submit(helpers.submit("a", [5] * 9, 20, grammar=Grammar("regex", text)))
+    (job,) = map(ref, engine.grammars._jobs.values())
+    while engine.has_work:
+        engine.step()
+    deadline = time.monotonic() + 5
+    while job() is not None and time.monotonic() < deadline:  # its thread lets go last
+        time.sleep(0.01)
+    assert job() is None

@@ -102,9 +102,18 @@ def test_history_is_bounded() -> None:
 
 
 def test_six_crashes_in_a_row_are_too_many_and_the_later_ones_are_waited_for() -> None:
-    budget = CrashBudget()
-    assert [budget.spend(20.0) for _ in range(6)] == [0.0, 0.0, 1.0, 2.0, 4.0, None]
-    settled = CrashBudget()
-    assert [settled.spend(60.0) for _ in range(9)] == [0.0] * 9
-    slow_start = CrashBudget()  # however long a start takes that fails
-    assert [slow_start.spend() for _ in range(6)][-1] is None
+    now = 0.0
+    budget = CrashBudget(clock=lambda: now)
+    assert [budget.spend() for _ in range(6)] == [0.0, 0.0, 1.0, 2.0, 4.0, None]
+    planned = CrashBudget(clock=lambda: now)
+    for _ in range(9):  # days apart; each successor fails, and a worker started after it serves
+        now += 86_400
+        assert planned.spend() == 0.0
+        planned.serves()
+    slow_start = CrashBudget(clock=lambda: now)
+    slow_start.serves()
+    found = []
+    for _ in range(7):  # however long a start takes that fails
+        now += 100
+        found.append(slow_start.spend())
+    assert found == [0.0, 0.0, 1.0, 2.0, 4.0, None, None]
