@@ -32,6 +32,7 @@ RECORDED = {
     "vllm-0.24-single": VLLM_ONE,
     "vllm-0.32-single": VLLM_ONE,
     "vllm-0.32-api-servers": (0, 0, 0.0, 15, 56, 3, 56),
+    "vllm-0.32-data-parallel": (0, 0, 0.0, 25, 91, 5, 91),
     "vllm-0.8-data-parallel": (0, 0, 0.2, 20, 40, 2, 10),
     "vllm-0.11-data-parallel": TWO_ENGINES,
     "vllm-0.24-api-servers": TWO_ENGINES,
