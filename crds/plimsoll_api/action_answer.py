@@ -15,7 +15,8 @@ class ActionAnswer(msgspec.Struct, omit_defaults=True):
     where it sees none, what NVML says when it is asked, and why each source of device memory that
     is not in use is not. ``shared_orphan`` is the bytes of ``/dev/shm`` that no process holds,
     ``shared_memory_error`` why that is unknown; both are unset where it is not watched.
-    ``out_of_service`` has the seconds for which each reason still keeps the pod unready.
+    ``out_of_service`` has the seconds for which each reason still keeps the pod unready, ``unseen``
+    why the supervisor lacks a signal, by name (``engine``, ``metrics``, ``host``, …).
     """
 
     epoch: str | None = None
@@ -32,3 +33,4 @@ class ActionAnswer(msgspec.Struct, omit_defaults=True):
     shared_orphan: int | None = None
     shared_memory_error: str = ""
     out_of_service: dict[str, float] = {}
+    unseen: dict[str, str] = {}

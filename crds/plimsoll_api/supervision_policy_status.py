@@ -53,7 +53,10 @@ class PolicyWorkload(ResourceModel):
         description="Name of the workload. Absent for the pods that no workload owns.",
     )
     selected: int = Field(description="Number of its pods that match the selector.")
-    supervised: int = Field(description="Number of its pods that have a supervisor of this policy.")
+    supervised: int = Field(
+        description="Number of its pods that have a supervisor of this policy, which sees their "
+        "engine."
+    )
     waiting_for_restart: int = Field(
         description="Number of its pods that get a supervisor when they are recreated."
     )
@@ -148,7 +151,9 @@ class SupervisionPolicyStatus(ResourceModel):
         default=None, description="Number of pods that match the selector."
     )
     supervised: int | None = Field(
-        default=None, description="Number of selected pods that have a supervisor of this policy."
+        default=None,
+        description="Number of selected pods that have a supervisor of this policy, which sees "
+        "their engine.",
     )
     waiting_for_restart: int | None = Field(
         default=None,

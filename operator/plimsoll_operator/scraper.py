@@ -21,7 +21,14 @@ import aiohttp
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_api.names import METRICS_PORT
 from plimsoll_operator.config import CLOCKS
-from plimsoll_operator.fleet.figures import Figures, drained, drained_pods, memory, parse
+from plimsoll_operator.fleet.figures import (
+    Figures,
+    blind_pods,
+    drained,
+    drained_pods,
+    memory,
+    parse,
+)
 from plimsoll_operator.kinds import Key, Object
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.status.conditions import slow_leak
@@ -193,7 +200,15 @@ def _shown(figures: dict[str, Figures]) -> tuple[object, ...]:
     spent = {pod for pod, one in figures.items() if one.restarts_left == 0}
     known = any(one.restarts_left is not None for one in figures.values())
     slow = slow_leak(ConditionType.SLOW_LEAK, figures)
-    return memory(figures), spent, known, slow.status, slow.message, drained_pods(figures)
+    return (
+        memory(figures),
+        spent,
+        known,
+        slow.status,
+        slow.message,
+        drained_pods(figures),
+        blind_pods(figures),
+    )
 
 
 def _drained_alike(known: dict[str, Figures], fresh: dict[str, Figures]) -> bool:

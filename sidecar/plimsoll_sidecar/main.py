@@ -170,7 +170,7 @@ def main(argv: list[str] | None = None) -> int:
         return ending.wait(seconds) or os.getppid() != launcher
 
     server.start()
-    persons = AskServer(arguments.state_dir, manual.run)
+    persons = AskServer(arguments.state_dir, lambda words: manual.run(words, supervisor.unseen()))
     persons.start()
     supervisor.run(stopped)
     persons.stop()

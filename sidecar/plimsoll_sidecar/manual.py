@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -248,8 +249,8 @@ def _resume(
     return command.result(Outcome.SUCCEEDED, "; ".join(done))
 
 
-def run(argv: list[str]) -> tuple[int, str]:
-    """Exit status and text.
+def run(argv: list[str], unseen: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """Exit status and text. ``unseen`` is what the supervisor cannot see, for ``status``.
 
     0: done. 1: failed or refused, the answer says why. 2: it cannot be asked, and the text is no
     answer but the reason.
@@ -259,6 +260,7 @@ def run(argv: list[str]) -> tuple[int, str]:
         config = ConfigFile(arguments.config).current
         engine = adapter_for(config.engine, arguments.run_dir / TOKEN_FILE)
         answer = ask(arguments, engine, config)
+        answer.unseen = dict(unseen or {}) if arguments.what == "status" else {}
     except EngineError as error:
         answer = ActionAnswer(outcome=Outcome.FAILED.value, message=str(error))
     except (ConfigError, OSError, ValueError) as error:

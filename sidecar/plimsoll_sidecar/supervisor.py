@@ -129,6 +129,11 @@ class Supervisor:
         """The service of the configuration that is in use now."""
         return self._config.current.service
 
+    def unseen(self) -> dict[str, str]:
+        """Return why each signal is missing that the newest sample did not have."""
+        signals = self._source.signals
+        return {n: f"{one.reason}: {one.message}" for n, one in signals.items() if not one.ok}
+
     def run(self, stopped: Callable[[float], bool]) -> None:
         """Until ``stopped``, which waits the seconds it is given, says that it is time to end."""
         _set_log_level(self._config.current)

@@ -212,6 +212,8 @@ def _replicas(cluster: Cluster, service: str | None, policy: str | None) -> Iter
             yield Check(name, False, f"the supervisor cannot see its engine: {seen.message}")
         else:
             yield Check(name, bool(seen.host_memory), out_of_service(name, seen) + _sight(seen))
+            if "metrics" in seen.unseen:
+                yield Check(f"{name} metrics", False, seen.unseen["metrics"])
             yield from shared_memory(name, seen)
         owner = membership(pod["metadata"]).workload or name
         named = f"service {labels[SERVICE_LABEL]}" if SERVICE_LABEL in labels else str(owner)

@@ -98,6 +98,9 @@ def _header(screen: Screen, plain: bool) -> Text:
     if view is not None and view.out_of_service:
         out = f"out of service: {', '.join(sorted(view.out_of_service))}"
         pieces.append(Text(out, style="yellow"))
+    unseen = [one.reason for one in view.signals.values() if not one.ok] if view else []
+    if unseen:
+        pieces.append(Text(f"unseen: {', '.join(unseen)}", style="yellow"))
     if status is not None and status.injections:
         pieces.append(Text(f"injected: {', '.join(status.injections)}", style="magenta"))
     if screen.note:

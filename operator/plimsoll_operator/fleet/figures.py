@@ -45,6 +45,8 @@ MAX_RESTARTS = 1000
 """The schema's highest ``restartBudget.count``."""
 
 
+BLIND_S = 120.0
+"""As in the alert PlimsollSupervisorBlind: an engine that starts is not seen for some seconds."""
 MAX_BYTES_PER_S = float(1 << 40)
 MAX_LEFT_S = 3.2e9
 """A century: who grows slower than that says nothing of a limit."""
@@ -67,7 +69,7 @@ class Figures:
 
     ``slow`` holds its slow leaks; it is None until the supervisor has judged a memory. A memory's
     growth is None until all of it is known. ``drained`` says whether a person took the replica out
-    of service.
+    of service, ``blind`` whether its supervisor has not seen its engine for :data:`BLIND_S`.
     """
 
     host: float | None = None
@@ -77,11 +79,12 @@ class Figures:
     host_growth: Grown | None = None
     device_growth: Grown | None = None
     drained: bool | None = None
+    blind: bool | None = None
 
 
 _SAMPLE = re.compile(
     rb"^(plimsoll_memory_budget_consumed_ratio|plimsoll_restart_budget_remaining"
-    rb"|plimsoll_supervisor_out_of_service"
+    rb"|plimsoll_supervisor_out_of_service|plimsoll_signal_age_seconds"
     rb"|plimsoll_memory_slow_leak(?:_bytes_per_second|_limit_seconds)?"
     rb"|plimsoll_memory_unexplained_bytes|plimsoll_memory_baseline_(?:age_seconds|requests))"
     rb"(?:\{([^{}\n]{0,512})\})?[ \t]{1,8}([-+.0-9A-Za-z]{1,32})[ \t\r]{0,8}$",
@@ -106,6 +109,8 @@ _SEGMENT = re.compile(rb'(?:^|,)\s{0,8}segment="([a-z_]{1,63})"')
 
 _MANUAL = re.compile(rb'(?:^|,)\s{0,8}reason="%b"' % UNREADY_MANUAL.encode())
 
+_ENGINE = re.compile(rb'(?:^|,)\s{0,8}signal="engine"')
+
 _KIND = re.compile(rb'(?:^|,)\s{0,8}kind="(host|device)"')
 
 
@@ -119,11 +124,14 @@ def parse(page: bytes) -> Figures:
     grown: dict[bytes, dict[bytes, float | None]] = {}
     left: float | None = None
     manual: float | None = None
+    unseen_s: float | None = None
     for name, labels, text in _SAMPLE.findall(page):
         if name == b"plimsoll_restart_budget_remaining":
             left = _number(text, MAX_RESTARTS)
         elif name == b"plimsoll_supervisor_out_of_service":
             manual = _number(text, 1.0) if _MANUAL.search(labels) else manual
+        elif name == b"plimsoll_signal_age_seconds":
+            unseen_s = _number(text, MAX_LEFT_S) if _ENGINE.search(labels) else unseen_s
         elif not (kind := _KIND.search(labels)):
             continue
         elif name in _GROWN:
@@ -143,6 +151,7 @@ def parse(page: bytes) -> Figures:
         host_growth=_grown(grown.get(b"host", {})),
         device_growth=_grown(grown.get(b"device", {})),
         drained=None if manual is None else bool(manual),
+        blind=None if unseen_s is None else unseen_s > BLIND_S,
     )
 
 
@@ -195,6 +204,11 @@ def drained(figures: Mapping[str, Figures]) -> int | None:
 def drained_pods(figures: Mapping[str, Figures]) -> list[str]:
     """Name the replicas that a person took out of service."""
     return sorted(pod for pod, one in figures.items() if one.drained)
+
+
+def blind_pods(figures: Mapping[str, Figures]) -> list[str]:
+    """Name the replicas whose supervisors do not see their engines."""
+    return sorted(pod for pod, one in figures.items() if one.blind)
 
 
 def memory(figures: Mapping[str, Figures]) -> dict[str, object]:

@@ -15,7 +15,7 @@ from plimsoll_api.supervision_policy_status import (
     PolicyCondition,
 )
 from plimsoll_api.workloads import WorkloadRef
-from plimsoll_operator.fleet.figures import Figures, drained_pods, percent
+from plimsoll_operator.fleet.figures import Figures, blind_pods, drained_pods, percent
 from plimsoll_operator.fleet.pods import Cause, Events, clean
 from plimsoll_operator.fleet.revisions import suspects
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
@@ -61,17 +61,19 @@ def status(
         *("workloadCount", "workloads", "injection"),
     )
     after: Object = {"observedGeneration": generation}
+    blind = blind_pods(figures or {})
     if pods is None:
         after |= {key: before[key] for key in counted if key in before}
         after |= {"openIncidents": before.get("openIncidents", 0)}
     else:
         going_on = _open(pods, incidents)
-        after |= _counts(pods) | {"openIncidents": going_on.total()}
+        after |= _counts(pods, blind) | {"openIncidents": going_on.total()}
         after |= _workloads(before, pods, incidents, going_on, figures, said or {})
     troubles = _troubles(pods or (), events, now)
     if injection is not None and pods is not None:
         after["injection"] = injection
-    verdicts = [_ready(after, failure, said or {}, troubles, drained_pods(figures or {}))]
+    out = drained_pods(figures or {})
+    verdicts = [_ready(after, failure, said or {}, troubles, out, blind)]
     verdicts += _progress(failure)
     if pods is not None:
         verdicts += [_conflicting(pods), _suspicion(after["workloads"])]
@@ -89,12 +91,13 @@ def status(
     return after | reported(before, figures)
 
 
-def _counts(pods: Sequence[SelectedPod]) -> Object:
+def _counts(pods: Sequence[SelectedPod], blind: Sequence[str]) -> Object:
+    """Count the pods by state. One whose supervisor does not see its engine is not supervised."""
     there = [one for one in pods if one.state is not State.LEAVING]
     refused = sorted((one for one in there if one.state is State.REFUSED), key=lambda one: one.name)
     found: Object = {
         "selected": len(there),
-        "supervised": sum(one.state is State.SUPERVISED for one in there),
+        "supervised": sum(one.state is State.SUPERVISED and one.name not in blind for one in there),
         "waitingForRestart": sum(one.state is State.WAITING for one in there),
         "refused": len(refused),
     }
@@ -136,7 +139,11 @@ def _workloads(
     for one in workloads:
         shown: Object = _named(one.ref) | {
             "selected": len(one.pods),
-            "supervised": one.count(State.SUPERVISED),
+            "supervised": sum(
+                pod.state is State.SUPERVISED
+                and not (figures and pod.name in figures and figures[pod.name].blind)
+                for pod in one.pods
+            ),
             "waitingForRestart": one.count(State.WAITING),
             "openIncidents": sum(going_on[pod.name] for pod in one.pods),
         }
@@ -204,6 +211,7 @@ def _ready(
     said: Mapping[WorkloadRef | None, str],
     troubles: Sequence[tuple[str, Cause]],
     out: Sequence[str],
+    blind: Sequence[str],
 ) -> Verdict:
     kind = PolicyCondition.READY
     if failure is not None:
@@ -222,15 +230,19 @@ def _ready(
     if counts["refused"]:
         text += f"; refused: {counts['refused']} (see status.refusals)"
     text += f"; drained by a person: {named(out)}" if out else ""
+    if blind:
+        text += f"; supervisors that do not see their engine: {named(blind)} (see plimsoll doctor)"
     if troubles:
         pod, first = troubles[0]
         more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
         text = f"{text}; {pod}{more}: {first.message}"[:MAX_MESSAGE]
     if not counts["supervised"]:
-        return Verdict(kind, False, "NoPodSupervised", text)
+        return Verdict(kind, False, "EngineUnseen" if blind else "NoPodSupervised", text)
     if troubles and len(troubles) == counts["supervised"]:
         return Verdict(kind, False, troubles[0][1].reason, text)
     complete = counts["supervised"] == counts["selected"]
+    if blind:
+        return Verdict(kind, True, "EngineUnseen", text)
     return Verdict(kind, True, "Supervised" if complete else "PartlySupervised", text)
 
 

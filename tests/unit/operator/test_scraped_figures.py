@@ -121,6 +121,16 @@ def test_a_drain_is_published_at_once() -> None:
     assert (len(changed), scraper.drained()) == (3, {key: 0})
 
 
+@pytest.mark.parametrize(("age", "blind"), [("3.5", False), ("121", True), ("NaN", None)])
+def test_a_supervisor_is_blind_that_has_not_seen_its_engine_for_two_minutes(
+    age: str, blind: bool | None
+) -> None:
+    name = "plimsoll_signal_age_seconds"
+    page = f'{name}{{signal="engine"}} {age}\n{name}{{signal="device"}} 900\n'
+    assert parse(page.encode()).blind is blind
+    assert parse(f'{name}{{signal="device"}} 900\n'.encode()).blind is None
+
+
 def test_half_a_restart_is_unknown_and_the_last_sample_counts() -> None:
     assert parse(LEFT + b"2.5") == Figures()
     assert parse(RATIO + b"0.5\n" + RATIO + b"+Inf") == Figures()

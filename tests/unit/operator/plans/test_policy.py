@@ -141,6 +141,20 @@ def test_a_policy_is_ready_only_where_a_supervisor_runs(
     assert (ready["status"], ready["reason"]) == said
 
 
+def test_a_pod_whose_supervisor_does_not_see_its_engine_is_not_supervised() -> None:
+    """The policy said Ready, Supervised while the supervisor could read nothing of the engine."""
+    figures = {"a": Figures(blind=True), "b": Figures(blind=False)}
+    found = status(ITEM, (pod("a"), pod("b"), pod("c")), [], figures, None, NOW)
+    (ready,) = [one for one in found["conditions"] if one["type"] == "Ready"]
+    assert (found["supervised"], found["selected"]) == (2, 3)
+    assert sum(one["supervised"] for one in found["workloads"]) == 2
+    assert (ready["status"], ready["reason"]) == ("True", "EngineUnseen")
+    assert "do not see their engine: a" in ready["message"]
+    alone = status(ITEM, (pod("a"),), [], figures, None, NOW)
+    (ready,) = [one for one in alone["conditions"] if one["type"] == "Ready"]
+    assert (ready["status"], ready["reason"]) == ("False", "EngineUnseen")
+
+
 def supervised(name: str, *containers: dict[str, Any], **status_: Any) -> SelectedPod:
     """A pod with a supervisor whose server's container is as told."""
     item = {
