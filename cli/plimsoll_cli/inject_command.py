@@ -28,6 +28,7 @@ OF_POLICY = (
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
     app.command()(inject)
+    app.command()(validate)
 
 
 def inject(
@@ -213,6 +214,29 @@ def inject(
     for note in notes:
         typer.echo(note, err=True)
     typer.echo(text.encode(), nl=False)
+
+
+def validate(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Manifests to check.")],
+    policy: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Manifest of the SupervisionPolicy for the workloads."),
+    ] = None,
+) -> None:
+    """Check manifests without a cluster, and say what inject or a policy would do.
+
+    Exit status 2: a file or an object of Plimsoll is invalid. 1: a workload gets no supervisor.
+    """
+    from plimsoll_cli.inject import validate as validation
+    from plimsoll_operator.injection.options import Options
+
+    options = Options("supervisor") if policy is None else _of_policy(policy, "supervisor")
+    found = validation.run(files, options)
+    for line in found.notes:
+        typer.echo(line)
+    for line in (*found.invalid, *found.refused):
+        typer.echo(line, err=True)
+    raise typer.Exit(found.status)
 
 
 def _supervisor(policy: SupervisorSettings, **given: Any) -> SupervisorSettings:

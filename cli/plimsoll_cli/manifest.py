@@ -5,6 +5,7 @@ They are checked as the API server would.
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any, TypeVar
@@ -54,15 +55,21 @@ def read_policy(path: Path) -> SupervisionPolicy:
 
 def _read(path: Path, wanted: str, model: type[T]) -> T:
     document = _document(path, wanted)
-    kind, version = document.get("kind"), document.get("apiVersion")
+    kind = document.get("kind")
     if kind != wanted:
         raise UsageError(f"{path}: kind: {kind!r} cannot be used here: write kind: {wanted}")
-    if version != API_VERSION:
-        raise UsageError(f"{path}: apiVersion: {version!r} is not known: write {API_VERSION}")
+    return model_of(str(path), document, model)
+
+
+def model_of(at: str, document: dict[str, Any], model: type[T]) -> T:
+    """Return the object that ``document`` is; UsageError, whose lines begin with ``at``."""
+    if (version := document.get("apiVersion")) != API_VERSION:
+        raise UsageError(f"{at}: apiVersion: {version!r} is not known: write {API_VERSION}")
     try:
-        return model.model_validate(document)
+        # Strictly, as JSON: the API server takes no text for a number, and no number for a text.
+        return model.model_validate_json(json.dumps(document), strict=True)
     except ValidationError as error:
-        problems = [_problem(path, one["loc"], one) for one in error.errors()]
+        problems = [_problem(at, one["loc"], one) for one in error.errors()]
         raise UsageError("\n".join(problems)) from None
 
 
@@ -90,12 +97,14 @@ def field_path(location: tuple[int | str, ...]) -> str:
     return path
 
 
-def _problem(path: Path, location: tuple[int | str, ...], error: Any) -> str:
+def _problem(at: str, location: tuple[int | str, ...], error: Any) -> str:
     kind, message = error["type"], str(error["msg"]).removeprefix("Value error, ")
     if kind == "extra_forbidden":
         message = "is not a known field: remove it, or correct its spelling"
     elif kind == "missing":
         message = "is required: add it"
+    elif kind == "string_type" and isinstance(error["input"], float):
+        message = f"must be a whole number, or a text in quotes (it is {error['input']!r})"
     elif not isinstance(error["input"], dict | list):
         message = f"{message} (it is {error['input']!r})"
-    return f"{path}: {field_path(location)}: {message}"
+    return f"{at}: {field_path(location)}: {message}"

@@ -61,9 +61,9 @@ def run(file: Path, options: Options, selection: Selection) -> tuple[str, list[s
     workload that was asked for by its name cannot be supervised, and if nothing was injected.
     """
     text = _without_injected(read_text(file), file)
-    held = _documents(text, file)
+    held = documents(text, file)
     everything = [place for one in held for place in one.places]
-    options = replace(options, config_maps=_config_maps(everything))
+    options = replace(options, config_maps=config_maps(everything))
     demanded = options.unrecognized or bool(selection.names)
     names = _ConfigMaps(everything)
     notes: list[str] = []
@@ -123,7 +123,8 @@ def _why(places: list[Place], notes: list[str], selection: Selection) -> str:
     return f"the file holds {kinds}, and inject accepts {KINDS}"
 
 
-def _documents(text: str, file: Path) -> list[Held]:
+def documents(text: str, file: Path) -> list[Held]:
+    """Return the documents of a file. UsageError for one that is no manifest."""
     found: list[Held] = []
     count = 0
     try:
@@ -161,7 +162,7 @@ def _objects(value: Any, node: Node, at: str, file: Path) -> Iterator[Place]:
             yield from _objects(item, child, f"{at}, item {number}", file)
 
 
-def _config_maps(places: list[Place]) -> dict[str, Object]:
+def config_maps(places: list[Place]) -> dict[str, Object]:
     """Return the data of the file's ConfigMaps, by name."""
     return {
         str(metadata.get("name")): data
@@ -225,7 +226,7 @@ def _without_injected(text: str, file: Path) -> str:
     """Return ``text`` without what an earlier injection recorded; unchanged if there is none."""
     if RECORD not in text:
         return text
-    held = _documents(text, file)
+    held = documents(text, file)
     records = [_record_of(one) for one in held]
     texts = [one.document.text for one in held]
     befores = [one.document.before for one in held]

@@ -342,7 +342,8 @@ def _indent(text: str, node: Node) -> int:
 def _line_end(text: str, node: Node) -> int:
     """Return the place after the line in which ``node`` ends."""
     if node.keeps_line_ends:
-        return node.end
+        # The reader ends the last line of a document.
+        return min(node.end, len(text))
     end = text.find("\n", node.end)
     return len(text) if end < 0 else end + 1
 

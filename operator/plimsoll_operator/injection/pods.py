@@ -86,7 +86,8 @@ def pods_of(document: Object, where: str) -> list[PodSpec]:
 
 def _inheriting(document: Object, pods: Iterable[PodSpec]) -> list[PodSpec]:
     """With the labels by which the pods of a group or of a predictor are known."""
-    metadata = document.get("metadata") or {}
+    held = document.get("metadata")
+    metadata = held if isinstance(held, dict) else {}
     name, own = str(metadata.get("name", "")), metadata.get("labels")
     labels: Object = {LWS_NAME: name}
     if document["kind"] == SERVICE_KIND:
@@ -143,8 +144,8 @@ def _leader_worker_set(document: Object, where: str) -> Iterator[PodSpec]:
     path = ("spec", "leaderWorkerTemplate")
     group = _object(document, path, where)
     # The default of the LeaderWorkerSet API.
-    policy = group.get("restartPolicy") or "RecreateGroupOnPodRestart"
-    restarts_group = str(policy) if policy in RECREATES_GROUP else ""
+    policy = str(group.get("restartPolicy") or "RecreateGroupOnPodRestart")
+    restarts_group = policy if policy in RECREATES_GROUP else ""
     leader = group.get("leaderTemplate") is not None
     if leader:
         yield _template(document, (*path, "leaderTemplate"), where, restarts_group=restarts_group)
@@ -160,6 +161,8 @@ def _leader_worker_set(document: Object, where: str) -> Iterator[PodSpec]:
 def _ray_cluster(document: Object, path: tuple[str, ...], where: str) -> Iterator[PodSpec]:
     yield _template(document, (*path, "headGroupSpec", "template"), where)
     groups = _object(document, path, where).get("workerGroupSpecs") or []
+    if not isinstance(groups, list):
+        raise InjectionError(f"{where}: {'.'.join(path)}.workerGroupSpecs: must be a list")
     for index, group in enumerate(groups):
         at = f"{'.'.join(path)}.workerGroupSpecs[{index}]"
         if not isinstance(group, dict):
