@@ -206,7 +206,7 @@ def without_supervisor(pod: Object) -> Object:
     meta, spec = dict(pod["metadata"]), dict(pod["spec"])
     meta["labels"] = {k: v for k, v in meta["labels"].items() if k != "plimsoll.dev/policy"}
     notes = meta.pop("annotations", None) or {}
-    own = ("plimsoll.dev/not-supervised", "plimsoll.dev/injected-images")
+    own = ("plimsoll.dev/not-supervised", "plimsoll.dev/injected-images", "plimsoll.dev/engine")
     notes = {k: v for k, v in notes.items() if k not in own}
     if notes:
         meta["annotations"] = notes

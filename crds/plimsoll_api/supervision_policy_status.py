@@ -70,6 +70,10 @@ class PolicyWorkload(ResourceModel):
         default=None,
         description="With `rollout: Restart`, what the waiting pods wait for.",
     )
+    engine: Annotated[str, StringConstraints(max_length=MAX_REASON)] | None = Field(
+        default=None,
+        description="What was taken for the engine of its pods, and by what evidence.",
+    )
     suspect_revision: SuspectRevision | None = Field(
         default=None,
         description="Set if most replicas of one revision have the same leak.",

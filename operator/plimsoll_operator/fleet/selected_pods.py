@@ -17,7 +17,7 @@ from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
 from plimsoll_api.workloads import Membership, membership
 from plimsoll_operator.fleet.pods import OVER, Container, PodView, clean, seconds
-from plimsoll_operator.injection.policy import INJECTED, admit
+from plimsoll_operator.injection.policy import INJECTED, TAKEN_FOR, admit
 from plimsoll_operator.kinds import InvalidSpec, Object, read
 from plimsoll_operator.render.containers import Images
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER, PROBE, SUPERVISOR
@@ -63,7 +63,8 @@ class SelectedPod:
     ``others`` names the other policies that select it, oldest first; ``mine`` says whether this
     policy is older than they are. ``holds`` says whether the policy's supervisor in it may hold a
     restart slot: also while it ends. ``created`` is RFC 3339: a StatefulSet gives the next pod the
-    same name. ``view`` is there while a container of a supervised pod is not ready.
+    same name. ``engine`` says what admission took for its engine. ``view`` is there while a
+    container of a supervised pod is not ready.
     """
 
     name: str
@@ -78,6 +79,7 @@ class SelectedPod:
     view: PodView | None = None
     start: Start = Start()
     node: str = ""
+    engine: str = ""
 
 
 def examine(
@@ -120,6 +122,7 @@ def examine(
         view=None if view is None or view.ready else view,
         start=_start(pod, view, now) if view is not None and holds else Start(),
         node=str(spec.get("nodeName") or ""),
+        engine=clean(str((meta.get("annotations") or {}).get(TAKEN_FOR, "")), MAX_REASON),
     )
 
 

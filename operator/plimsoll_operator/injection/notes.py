@@ -17,7 +17,7 @@ Object = dict[str, Any]
 def notes(where: str, pod: Object, engine: EngineContainer, options: Options) -> list[str]:
     """Say what to know about an injection; each sentence begins with the pod's place."""
     known = engine.type is not EngineType.CUSTOM
-    found = [f"{engine.type.value} in container {engine.container}, {engine.evidence}"]
+    found = [shown(engine)]
     found += engine.notes
     found += _of_user(engine, options, known)
     if pod.get("hostNetwork"):
@@ -49,6 +49,11 @@ def notes(where: str, pod: Object, engine: EngineContainer, options: Options) ->
             " that value, set it in the container's env"
         )
     return [f"{where}: {one}" for one in [*found, *_of_mode(options)]]
+
+
+def shown(engine: EngineContainer) -> str:
+    """Say what was taken for an engine, and by what."""
+    return f"{engine.type.value} in container {engine.container}, {engine.evidence}"
 
 
 def _of_user(engine: EngineContainer, options: Options, known: bool) -> list[str]:

@@ -34,6 +34,7 @@ from plimsoll_operator.injection.configuration import endpoint, pod_engine
 from plimsoll_operator.injection.engine import EngineContainer, find
 from plimsoll_operator.injection.engine import names as container_names
 from plimsoll_operator.injection.errors import InjectionError
+from plimsoll_operator.injection.notes import shown
 from plimsoll_operator.injection.options import Fields, Options, of_policy
 from plimsoll_operator.injection.pods import WORKERS
 from plimsoll_operator.injection.ray import worker_container
@@ -46,6 +47,8 @@ Object = dict[str, Any]
 
 INJECTED = "plimsoll.dev/injected-images"
 """Annotation of a pod: the images of its injection, as :func:`images_of` writes them."""
+TAKEN_FOR = "plimsoll.dev/engine"
+"""Annotation of a pod: what was taken for its engine, and by what."""
 AT = "spec"
 """Of a pod: where its messages begin."""
 ALLOW_GROUP_RESTARTS = "plimsoll.dev/allow-group-restarts"
@@ -95,7 +98,7 @@ def admit(pod: Object, policy: SupervisionPolicy, images: Images) -> Admitted:
     changed = copy.deepcopy(pod)
     try:
         _check(changed)
-        _inject(changed, policy, images)
+        engine = _inject(changed, policy, images)
     except InjectionError as error:
         refused = copy.deepcopy(pod)
         reason = " ".join(str(error).split())[:MAX_REASON]
@@ -106,6 +109,7 @@ def admit(pod: Object, policy: SupervisionPolicy, images: Images) -> Admitted:
     # Other admission may write the images differently, such as with a registry of its own.
     _put(changed["metadata"], "annotations", INJECTED, images_of(policy, images))
     changed["metadata"]["annotations"].pop(REFUSED, None)
+    _put(changed["metadata"], "annotations", TAKEN_FOR, shown(engine)[:MAX_REASON])
     return Admitted(changed)
 
 
@@ -199,7 +203,7 @@ def _has_ours(pod: Object) -> bool:
     )
 
 
-def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> None:
+def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineContainer:
     spec = pod["spec"]
     options = of_policy(policy, images.supervisor, FIELDS)
     options = replace(
@@ -227,6 +231,7 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> None:
         restarts=engine.restarts,
     )
     add_supervisor(spec, engine, options, object_name(policy.metadata.name), (pod_engine(found),))
+    return engine
 
 
 def _engine(pod: Object, group: GroupMember | None, options: Options) -> EngineContainer | None:

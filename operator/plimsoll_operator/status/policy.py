@@ -147,6 +147,8 @@ def _workloads(
             "waitingForRestart": one.count(State.WAITING),
             "openIncidents": sum(going_on[pod.name] for pod in one.pods),
         }
+        engines = [pod.engine for pod in one.pods if pod.state is State.SUPERVISED and pod.engine]
+        shown |= {"engine": engines[-1]} if engines else {}
         used = _consumed(one, figures, known.get(str(one.ref or "Pod/")) or {})
         shown |= {} if used is None else {"consumedPercent": used}
         text = said.get(one.ref, "")

@@ -15,11 +15,14 @@ from hypothesis import HealthCheck, given, settings
 from plimsoll_api.engines import EngineType
 from plimsoll_api.names import POLICY_LABEL, REFUSED
 from plimsoll_api.supervision_policy import SupervisionPolicy
+from plimsoll_api.supervision_policy_status import MAX_REASON
 from plimsoll_api.supervisor_config import POD_ENGINE_ENV
 from plimsoll_api.workloads import service_of_ray
+from plimsoll_operator.fleet import selected_pods
 from plimsoll_operator.injection.policy import (
     ALLOW_GROUP_RESTARTS,
     ALLOW_HOST_PORTS,
+    TAKEN_FOR,
     Admitted,
     admit,
 )
@@ -98,6 +101,17 @@ def test_a_dollar_in_a_models_name_is_no_reference_to_a_variable() -> None:
     assert engine_of(made)["engine"]["model"] == "org/$(a b)"
     (text,) = [one["value"] for one in supervisor(made)["env"] if one["name"] == POD_ENGINE_ENV]
     assert "$$(a b)" in text
+
+
+def test_the_pod_says_what_was_taken_for_its_engine_and_the_status_shows_it() -> None:
+    made = admit(pod(vllm(args=["--port", "8001"])), policy(), IMAGES).pod
+    said = "vllm in container engine, by its image vllm-openai, port 8001 by --port"
+    assert made["metadata"]["annotations"][TAKEN_FOR] == said
+    made["metadata"]["name"] = "x-1"
+    assert selected_pods.examine(made, policy(), ["fuzz"], IMAGES).engine == said
+    made["metadata"]["annotations"][TAKEN_FOR] = "x" * 4096
+    found = selected_pods.examine(made, policy(), ["fuzz"], IMAGES)
+    assert len(found.engine) <= MAX_REASON
 
 
 def test_the_policy_says_the_engine_where_the_pod_does_not() -> None:
