@@ -145,14 +145,15 @@ def namespace(kube: Kube, restricted: bool = False) -> Iterator[Kube]:
         kube.delete("persistentvolume", selector=f"{OWNER}={name}")
 
 
-def mounted(kube: Kube, claim: str, folder: Path) -> str:
-    """A read-only claim named ``claim`` on a folder of the node's host, bound; its name.
+def mounted(kube: Kube, claim: str, folder: Path, mode: str = "ReadOnlyMany") -> str:
+    """A claim named ``claim`` on a folder of the node's host, bound; its name.
 
-    A PersistentVolume carries the hostPath: pods of a restricted namespace may not. A pod that
-    comes before its claim is bound may wait for the scheduler's next round for minutes.
+    ``mode`` is its access mode. A PersistentVolume carries the hostPath: pods of a restricted
+    namespace may not. A pod that comes before its claim is bound may
+    wait for the scheduler's next round for minutes.
     """
     volume = f"{kube.namespace}-{claim}"
-    modes = ["ReadOnlyMany"]
+    modes = [mode]
     size = {"storage": "20Gi"}
     kube.apply(
         {

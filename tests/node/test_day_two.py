@@ -7,13 +7,14 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.lab.kube import Kube, eventually
-from tests.lab.lab import Lab
+from tests.lab.lab import Lab, mounted
 from tests.lab.operator import Operator
 from tests.node.service import (
     READY_S,
@@ -209,6 +210,38 @@ def test_a_rolling_update_under_load_fails_no_request(
     print(f"{streams.finished} requests, longest silence {max(streams.pauses):.1f} s")
     assert streams.failures == []
     assert streams.forked == {}
+
+
+@pytest.mark.long
+def test_a_roll_out_ends_beside_a_claim_that_one_pod_may_hold(
+    kube: Kube, operator: Callable[[], Operator], manifest: Manifest, checkpoint: Path
+) -> None:
+    """By itself an old pod goes first. With a surge that somebody asks for, the status says within
+    a minute what the new pod waits for."""
+    operator()
+    made = plain(manifest)
+    claim = mounted(kube, "alone", checkpoint, "ReadWriteOncePod")
+    made["spec"]["model"] = {"uri": f"pvc://{claim}/tiny"}
+    kube.apply(made)
+    ready(kube)
+    (before,) = pods(kube)
+    kube.patch("plinf", SERVICE, {"spec": {"restart": {"id": "1"}}})
+
+    def said(kind: str) -> dict[str, Any]:
+        return next(one for one in status(kube)["conditions"] if one["type"] == kind)
+
+    def replaced() -> bool:
+        now = [one["metadata"]["uid"] for one in pods(kube)]
+        done = said("Progressing")["reason"] == "RolloutComplete"
+        return done and len(now) == 1 and now != [before["metadata"]["uid"]]
+
+    eventually(replaced, "the roll-out ends", 2 * READY_S)
+    rollout = {"maxSurge": 1, "maxUnavailable": 0}
+    kube.patch("plinf", SERVICE, {"spec": {"rollout": rollout, "restart": {"id": "2"}}})
+    words = "ReadWriteOncePod"
+    eventually(lambda: words in said("Progressing")["message"], words, 60)
+    assert words in said("EngineReady")["message"]
+    assert condition(kube, "Ready") == "True"
 
 
 @pytest.mark.long
