@@ -22,7 +22,7 @@ SERVICE = "leaky"
 SELECTOR = f"plimsoll.dev/service={SERVICE}"
 READY_S = 180
 STORY_S = 180
-LEAK = "request_cycle:payload_bytes=2Mi"
+LEAK = "request_cycle:payload_bytes=8Mi"
 Manifest = Callable[..., dict[str, Any]]
 
 
