@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from plimsoll_api.engines import EngineType
+from tests.conformance import published
 from tests.conformance.peers import CHECKPOINT, FOLDER, KERNEL_STUB, PEERS, PLUGIN, Peer
 
 PYTHON = "3.12"
@@ -22,6 +23,7 @@ def main() -> int:
     for name in parse.parse_args().name or PEERS:
         install(PEERS[name])
     checkpoint()
+    published.make()
     return 0
 
 

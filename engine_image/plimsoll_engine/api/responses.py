@@ -160,11 +160,7 @@ def usage(
     if reasoning_end is None:
         return told
     thought = sum(
-        min(count, _before(generation.output_ids, reasoning_end))
+        min(count, generation.tokens_before(reasoning_end))
         for count, generation in zip(counts, generations, strict=True)
     )
     return told | {"completion_tokens_details": {"reasoning_tokens": thought}}
-
-
-def _before(ids: list[int], last: int) -> int:
-    return ids.index(last) if last in ids else len(ids)

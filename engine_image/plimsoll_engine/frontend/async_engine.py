@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from typing import TypeVar
 
 from plimsoll_api.admin import EngineState, LedgerEntry, Load
@@ -139,8 +140,10 @@ class AsyncEngine:
                 timer = asyncio.get_running_loop().call_later(
                     deadline_s + DEADLINE_GRACE_S, self._too_late, generations
                 )
+            for _, group in groupby(generations, lambda generation: id(generation.prompt_ids)):
+                choices = list(group)  # hashing a long prompt for each would hold the loop
+                self._counts.admitted(choices[0].prompt_ids, choices[0].media, len(choices))
             for generation in generations:
-                self._counts.admitted(generation.prompt_ids, generation.media)
                 self.metrics.admitted(generation)
             if self.ready is not None and not self._holding:
                 for generation in generations:

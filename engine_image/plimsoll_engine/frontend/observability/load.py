@@ -35,17 +35,17 @@ class EpochCounts:
     generation_tokens: int = 0
     _prompts: array[int] = field(default_factory=lambda: array("q", bytes(8 * KNOWN_PROMPTS)))
 
-    def admitted(self, prompt_ids: Sequence[int], media: Iterable[Media]) -> None:
-        """Count a request with these tokens.
+    def admitted(self, prompt_ids: Sequence[int], media: Iterable[Media], choices: int = 1) -> None:
+        """Count ``choices`` requests with these tokens, which are looked at once.
 
         A prompt that was pushed out of its place counts again.
         """
-        self.requests += 1
-        self.prompt_tokens += len(prompt_ids)
+        self.requests += choices
+        self.prompt_tokens += choices * len(prompt_ids)
         keys = []
         for one in media:
-            self.images += one.kind == "image"
-            self.audios += one.kind == "audio"
+            self.images += choices * (one.kind == "image")
+            self.audios += choices * (one.kind == "audio")
             keys.append(one.key)
         prompt = hash((*prompt_ids, *keys))
         place = prompt % KNOWN_PROMPTS

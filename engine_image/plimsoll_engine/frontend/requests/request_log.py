@@ -101,10 +101,33 @@ class Generation:
     """One running request."""
 
     __slots__ = (
-        "__weakref__", "_characters", "_detokenizer", "_error", "_include", "_logprobs", "_pending",
-        "_stops", "_taken",
-        "admission", "attempt", "ended", "finish_reason", "losses", "media", "output_ids", "parked",
-        "prompt_ids", "request_id", "sampling", "scores", "started", "stop_reason", "times", "wake",
+        "__weakref__",
+        "_characters",
+        "_closed_at",
+        "_detokenizer",
+        "_error",
+        "_include",
+        "_logprobs",
+        "_pending",
+        "_searched",
+        "_stops",
+        "_taken",
+        "admission",
+        "attempt",
+        "ended",
+        "finish_reason",
+        "losses",
+        "media",
+        "output_ids",
+        "parked",
+        "prompt_ids",
+        "request_id",
+        "sampling",
+        "scores",
+        "started",
+        "stop_reason",
+        "times",
+        "wake",
         "with_worker",
     )  # fmt: skip
 
@@ -148,6 +171,8 @@ class Generation:
         most = sampling.prompt_logprobs
         self.scores = None if most is None else PromptScores(len(prompt_ids), most)
         """Of the prompt's tokens, where they were asked for."""
+        self._searched = 0
+        self._closed_at: int | None = None
         self._taken = 0
         """How many of its tokens were taken."""
         self._error: tuple[str, str, str | None] | None = None
@@ -229,6 +254,16 @@ class Generation:
     def computed_tokens(self) -> int:
         """Tokens that a worker had computed for its last one; 0 before the first one."""
         return len(self.prompt_ids) + len(self.output_ids) - 1 if self.output_ids else 0
+
+    def tokens_before(self, last: int) -> int:
+        """Return how many tokens come before the first ``last``, always the same one.
+
+        All of them where there is none. Each token is looked at once.
+        """
+        if self._closed_at is None and last in self.output_ids[self._searched :]:
+            self._closed_at = self.output_ids.index(last, self._searched)
+        self._searched = len(self.output_ids)
+        return self._searched if self._closed_at is None else self._closed_at
 
     def submission(self) -> Submit:
         """Return what a worker must know to go on from here, as a new attempt.

@@ -76,3 +76,25 @@ def test_usage_counts_what_was_sent() -> None:
     assert told["completion_tokens_details"] == {"reasoning_tokens": 1}
     assert usage(generations, 2, 9)["completion_tokens_details"] == {"reasoning_tokens": 3}
     assert usage(generations, 2)["completion_tokens"] == 5
+
+
+def test_usage_looks_at_each_token_once() -> None:
+    """A stream with continuous usage asks with every chunk."""
+    one = Generation("a", [1], Sampling(9), bytes_text())
+    one.output_ids = Counted()
+    for token in [5] * 200 + [9, 5, 5]:
+        one.output_ids.append(token)
+        told = usage([one], 1, reasoning_end=9)
+    assert told["completion_tokens_details"] == {"reasoning_tokens": 200}
+    assert one.output_ids.read <= 2 * len(one.output_ids)
+
+
+class Counted(list[int]):
+    """Counts the tokens that slices of it have."""
+
+    read = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        self.read += len(found) if isinstance(place, slice) else 1
+        return found

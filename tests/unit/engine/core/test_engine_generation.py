@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+
+from plimsoll_engine.core import runner
+from plimsoll_engine.core.sampling import Plan, Sampled, sample
+from plimsoll_engine.distributed.group import Group
 
 NEW_TOKENS = 48
 
@@ -234,3 +240,46 @@ def test_a_deadline_ends_running_and_waiting_requests(make_engine: Any, helpers:
         dropped = engine.step().dropped
     assert [d.request_id for d in dropped] == ["late"]
     assert not engine.has_work
+
+
+def test_sampling_that_fails_is_its_request_s_and_the_ranks_go_on(
+    make_engine: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever leaves the block in which the ranks compute together ends them all."""
+    engine = make_engine()
+    steps = list[BaseException | None]()
+    told = list[int]()
+
+    @contextmanager
+    def together(_: Any) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            steps.append(error)
+            raise
+        steps.append(None)
+
+    class Ranks(Group):
+        def broadcast(self, x: torch.Tensor) -> torch.Tensor:
+            told.append(len(x))
+            return x
+
+    def fails_with_a_seed(logits: torch.Tensor, made: Plan) -> Sampled:
+        if made.plain.rows:
+            raise ValueError("out of memory, say")
+        return sample(logits, made)
+
+    monkeypatch.setattr(engine.runner, "_together", together)
+    monkeypatch.setattr(engine.runner, "group", Ranks())
+    monkeypatch.setattr(runner, "sample", fails_with_a_seed)
+    engine.submit(helpers.submit("good", [5] * 9, 20))
+    engine.submit(helpers.submit("bad", [6] * 9, 20, temperature=1.0))
+    dropped, tokens = [], []
+    while engine.has_work:
+        output = engine.step()
+        dropped += output.dropped
+        tokens += output.tokens
+    assert [(one.request_id, one.reason) for one in dropped] == [("bad", "error")]
+    assert len(tokens) == 20
+    assert set(steps) == {None}
+    assert len(told) == len(steps), "each step told the other ranks its tokens"

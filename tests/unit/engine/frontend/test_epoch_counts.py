@@ -3,6 +3,7 @@
 Tests ``frontend/observability/load.py``.
 """
 
+from collections.abc import Iterator
 from typing import Literal
 
 from plimsoll_api.admin import Load
@@ -26,6 +27,21 @@ def test_prompts_count_once_and_media_by_kind() -> None:
     assert load.distinct_prompts_total == 3
     assert load.adapters_total is None, "this engine loads none: unknown, not zero"
     assert (load.steps_total, load.inflight) == (7, 2)
+
+
+def test_choices_of_one_prompt_are_read_once_and_count_each() -> None:
+    class Counted(list[int]):
+        reads = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.reads += 1
+            return super().__iter__()
+
+    prompt, counts = Counted([1, 2, 3]), EpochCounts()
+    counts.admitted(prompt, [media("image", b"a")], 128)
+    assert prompt.reads <= 1
+    found = (counts.requests, counts.prompt_tokens, counts.images, counts.distinct_prompts)
+    assert found == (128, 384, 128, 1)
 
 
 def test_many_prompts_need_no_more_memory() -> None:
