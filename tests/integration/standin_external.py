@@ -47,6 +47,7 @@ class Engine:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.kind, self.log = arguments.kind, Path(arguments.log)
         self.running, self.busy, self.asked = arguments.running, arguments.busy, 0
+        self.registries, self.pages = arguments.registries, 0
         self.cache = b"\1" * (arguments.cache_mib << 20)
         self.sick, self.requests_s = Path(arguments.sick), arguments.requests_s
         self.began, self.paused_at = time.monotonic(), 0.0
@@ -72,6 +73,8 @@ class Engine:
 
     def metrics(self) -> str:
         steps = int(((self.paused_at or time.monotonic()) - self.began) * 50)
+        self.pages += 1
+        steps += self.pages % self.registries * 100_000  # each counts for itself
         if self.kind.startswith("vllm"):
             label = '{engine="0",model_name="m"}'
             return (
@@ -148,6 +151,7 @@ def main() -> None:
     parse.add_argument("--running", type=int, default=0)
     parse.add_argument("--requests-s", type=float, default=0.0)
     parse.add_argument("--helpers", type=int, default=0)
+    parse.add_argument("--registries", type=int, default=1, help="pages of so many in turn")
     parse.add_argument("--cache-mib", type=int, default=0)
     parse.add_argument("--busy", type=int, default=0)
     parse.add_argument("--title", action="append", default=[])

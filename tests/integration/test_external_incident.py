@@ -15,7 +15,7 @@ import pytest
 from plimsoll_api import supervisor_config
 from plimsoll_api.engines import EngineType
 from plimsoll_api.incident_record import Reason
-from plimsoll_api.incidents import IncidentPhase
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Action, Drain, Mode, Supervision
 from plimsoll_api.supervisor_config import (
@@ -154,3 +154,16 @@ def test_a_leaking_engine_is_drained_ended_and_found_well(pod: Pod) -> None:
     while not readiness.is_ready(str(pod.state_dir)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert readiness.is_ready(str(pod.state_dir))
+
+
+def test_a_leak_is_found_beside_pages_of_several_registries(tmp_path: Path) -> None:
+    """Each second page was a crash: the restart budget went, and the leak was never found."""
+    one = Pod(tmp_path, arguments=("--leak-mib-s=8", "--registries=2"))
+    try:
+        one.start()
+        incident, told = one.ended_incident()
+    finally:
+        one.end()
+    assert (incident.kind, incident.reason) == (IncidentKind.HOST_GROWTH, Reason.ENGINE_RESTART)
+    assert told.count("signal metrics: MetricsInconsistent") <= 2, "once in an engine's life"
+    assert "EngineCrash" not in told

@@ -24,10 +24,11 @@ from plimsoll_api.admin import (
     Status,
 )
 from plimsoll_api.assessment import Segment
+from plimsoll_api.state import Signal
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.detect.segments import device_own, device_segments, device_total
 from plimsoll_sidecar.signals.device_memory import DeviceBytes, Nvml
-from plimsoll_sidecar.signals.sampler import SILENT_S, Sampler, load_of
+from plimsoll_sidecar.signals.sampler import SILENT_S, Sampler, SignalLog, load_of
 
 
 def status(epoch: str = "aa:1", **changes: object) -> Status:
@@ -281,3 +282,24 @@ def test_a_state_of_a_later_engine_says_nothing_of_its_readiness() -> None:
     assert sample.scrape_ok
     assert sample.ready is None
     assert sample.load == Load()
+
+
+def test_a_signal_that_stays_away_is_logged_once_with_its_reason(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = [0.0]
+    told = SignalLog(lambda: now[0])
+    gone = {"metrics": Signal(False, "MetricsMissing", "no route")}
+    caplog.set_level("INFO")
+    for signals, at in (({}, 0.0), (gone, 1.0), ({"metrics": Signal()}, 5.0)):
+        now[0] = at
+        told.follow(signals)
+    assert not caplog.messages, "one answer that came late"
+    for at in range(10, 100):
+        now[0] = float(at)
+        told.follow(gone)
+    told.follow({"metrics": Signal()})
+    assert caplog.messages == [
+        "signal metrics: MetricsMissing: no route",
+        "signal metrics: known again",
+    ]
