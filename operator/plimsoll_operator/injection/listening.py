@@ -116,7 +116,8 @@ def _port(
         return found
     if (found := _of_probes(container, path)) is not None:
         return found
-    known = server.shown != "" or kind in PORTS
+    # A program that is not known may serve anywhere, or not at all.
+    known = server.shown != "" or not container.get("command")
     default = KSERVE_PORT if container.get("name") == KSERVE else PORTS.get(kind)
     if "huggingfaceserver" in server.shown:
         default = KSERVE_PORT
