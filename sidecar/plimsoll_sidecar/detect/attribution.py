@@ -165,6 +165,9 @@ COUNTERS = (*FIELDS, TIME)
 RESOLUTION = 48
 SLACK = 64
 """Points that gather before the older ones are merged."""
+ROW = 5 + len(COUNTERS)
+CAPACITY = 768
+"""Rows: ``RESOLUTION`` for each e-fold of the time, and the slack. A year needs some 710."""
 _HOUR = 3600.0
 
 
@@ -184,25 +187,34 @@ class Footprint:
 
 
 class Footprints:
-    """The history of one kind of memory within one epoch."""
+    """The history of one kind of memory within one epoch.
+
+    Its rows are one array of the size that a year needs, taken with the first sample: their number
+    grows with the logarithm of the time, and small pieces would leave holes in the heap for years.
+    """
 
     def __init__(self) -> None:
-        # Each row: begin, weight, t, size, load, counters; arrays take a third of what tuples do.
-        self._rows: list[array[float]] = []
-        self._limit = SLACK
+        # Each row: begin, weight, t, size, load, counters.
+        self._rows = array("d")
+        self._count, self._limit = 0, SLACK
 
     def add(self, t: float, size: int, in_flight: int | None, load: SampleLoad) -> None:
         """Take in one sample: ``size`` in bytes, and the engine's load of the same moment."""
         values = [getattr(load, field) for field in FIELDS.values()]
         counters = [math.nan if value is None else float(value) for value in values]
         row = (t, 1.0, t, size, math.nan if in_flight is None else in_flight, *counters, t / _HOUR)
-        self._rows.append(array("d", row))
-        if len(self._rows) >= self._limit:
+        if not self._rows:
+            self._rows = array("d", bytes(8 * ROW * CAPACITY))
+        # Beyond its end, the array grows.
+        self._rows[self._count * ROW : (self._count + 1) * ROW] = array("d", row)
+        self._count += 1
+        if self._count >= self._limit:
             self._merge(t)
-            self._limit = len(self._rows) + SLACK
+            self._limit = self._count + SLACK
 
     def since(self, t: float) -> list[Footprint]:
         """Return the averages that begin at ``t`` or later, oldest first."""
+        rows = (self._row(number) for number in range(self._count))
         return [
             Footprint(
                 t=row[2],
@@ -211,18 +223,25 @@ class Footprints:
                 load=None if math.isnan(row[4]) else row[4],
                 counters=row[5:],
             )
-            for row in self._rows
+            for row in rows
             if row[0] >= t
         ]
 
+    def _row(self, number: int) -> array[float]:
+        return self._rows[number * ROW : (number + 1) * ROW]
+
     def _merge(self, now: float) -> None:
-        kept: list[array[float]] = []
-        for row in self._rows:
-            if kept and row[2] - kept[-1][0] <= (now - row[2]) / RESOLUTION:
-                kept[-1] = _average(kept[-1], row)
-            else:
-                kept.append(row)
-        self._rows = kept
+        kept = 0
+        for number in range(self._count):
+            row = self._row(number)
+            if kept:
+                last = self._row(kept - 1)
+                if row[2] - last[0] <= (now - row[2]) / RESOLUTION:
+                    self._rows[(kept - 1) * ROW : kept * ROW] = _average(last, row)
+                    continue
+            self._rows[kept * ROW : (kept + 1) * ROW] = row
+            kept += 1
+        self._count = kept
 
 
 def _average(earlier: array[float], later: array[float]) -> array[float]:

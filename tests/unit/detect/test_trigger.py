@@ -135,3 +135,14 @@ def test_an_incident_tells_its_trigger_in_words() -> None:
     told = sentence(suspicion.trigger)
     assert told in suspicion.evidence
     assert "per aborted request (hypothesis," in (told or "")
+
+
+def test_a_year_of_history_takes_the_memory_of_its_first_sample() -> None:
+    footprints = Footprints()
+    footprints.add(0.0, 1, None, SampleLoad())
+    taken = len(footprints._rows)
+    for second in range(1, 20_000):
+        footprints.add(float(second), second, None, SampleLoad())
+    for minute in range(1, 20_000):
+        footprints.add(20_000.0 + minute * 1_500.0, minute, None, SampleLoad())
+    assert len(footprints._rows) == taken
