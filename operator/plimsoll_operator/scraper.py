@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -30,6 +31,8 @@ from plimsoll_operator.fleet.figures import (
     parse,
 )
 from plimsoll_operator.kinds import Key, Object
+from plimsoll_operator.render.names import SUPERVISOR
+from plimsoll_operator.render.paths import HOST_PORTS
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.status.conditions import slow_leak
 
@@ -43,6 +46,10 @@ MAX_BYTES = 1 << 18
 
 CHUNK = 1 << 14
 HEADERS = {"Accept": "text/plain", "Accept-Encoding": "identity"}
+
+
+HAS_PORT = re.compile(r":\d+$")
+"""Of an address in a URL; an IPv6 address ends with a bracket."""
 
 
 class BadPage(Exception):
@@ -181,7 +188,8 @@ class Scraper:
             return None
 
     async def _page(self, session: aiohttp.ClientSession, address: str) -> bytes:
-        url = f"http://{address}:{self._port}/metrics"
+        at = address if HAS_PORT.search(address) else f"{address}:{self._port}"
+        url = f"http://{at}/metrics"
         async with session.get(url, allow_redirects=False) as answer:
             if answer.status != 200:
                 raise BadPage(f"status {answer.status}")
@@ -222,6 +230,7 @@ def _drained_alike(known: dict[str, Figures], fresh: dict[str, Figures]) -> bool
 def address_of(pod: Object) -> str | None:
     """Return the address of a running pod as it stands in a URL; None if it has none.
 
+    It has a port where the pod uses its node's network and its supervisor has one of these ports.
     Loopback, link-local (metadata services of clouds) and multicast are no pod's address.
     """
     status = pod.get("status") or {}
@@ -233,8 +242,18 @@ def address_of(pod: Object) -> str | None:
         return None
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address
-        return None if address.scope_id or _nobodys(inner) else f"[{address}]"
-    return None if _nobodys(address) else f"{address}"
+        return None if address.scope_id or _nobodys(inner) else f"[{address}]{_host_port(pod)}"
+    return None if _nobodys(address) else f"{address}{_host_port(pod)}"
+
+
+def _host_port(pod: Object) -> str:
+    """Return the port with its colon; empty for the one that supervisors have by default."""
+    spec = pod.get("spec") or {}
+    for one in (spec.get("initContainers") or ()) if spec.get("hostNetwork") else ():
+        if one.get("name") == SUPERVISOR:
+            ports = [port.get("containerPort") for port in one.get("ports") or ()]
+            return next((f":{port}" for port in ports if port in HOST_PORTS), "")
+    return ""
 
 
 def _nobodys(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from plimsoll_operator.scraper import address_of
 from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab
 from tests.lab.operator import Operator
@@ -281,3 +282,40 @@ def test_a_supervisor_that_cannot_start_costs_two_pods_at_most(
     kube("rollout", "restart", "deployment/llm")
     eventually(lambda: serving(True) >= 2, "pods serve with a supervisor", START_S)
     eventually(lambda: status(kube)["injection"]["proven"], "the image is proven", LISTED_S)
+
+
+def test_two_engines_on_the_nodes_network_run_with_their_supervisors(
+    node: Lab, kube: Kube, operator: Start, webhook: tuple[str, ...], tmp_path: Path
+) -> None:
+    """All ports are the node's there: the engines' differ, and so must the supervisors'."""
+    allowed = "pod-security.kubernetes.io/enforce=privileged"
+    kube("label", "namespace", kube.namespace, allowed, "--overwrite")
+    engine = supervised_engines.standin(node)
+    engine.prepare(kube, tmp_path)
+    operator(*webhook)
+    kube.apply(policy(LABELS, engine.memory))
+    eventually(lambda: injects(kube, pod(node, "first")), "new pods are injected", LISTED_S)
+    for name, port in (("first", 18_000), ("second", 18_001)):
+        wanted = pod(node, name, hostNetwork=True)
+        (container,) = wanted["spec"]["containers"] = [dict(engine.container)]
+        words = [word for word in container["args"] if not word.startswith("--port=")]
+        container["args"] = [*words, f"--port={port}"]
+        container["ports"] = [{"name": "http", "containerPort": port}]
+        probe = container["readinessProbe"]
+        container["readinessProbe"] = probe | {"httpGet": probe["httpGet"] | {"port": port}}
+        kube.apply(wanted)
+    pages = set()
+    for name in ("first", "second"):
+        kube("wait", f"pod/{name}", "--for=condition=Ready", f"--timeout={START_S}s")
+        found = kube.get("pod", name) or {}
+        assert supervised(found)
+        address = address_of(found)
+        assert address is not None
+
+        def sees(page: str = f"http://{address}/state") -> bool:
+            return str(httpx.get(page, timeout=5).json()["engine_state"]) == "serving"
+
+        eventually(sees, f"the supervisor of {name} sees its engine", LISTED_S)
+        pages.add(address)
+    assert len(pages) == 2
+    eventually(lambda: status(kube).get("supervised") == 2, "the policy counts both", LISTED_S)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from plimsoll_api.memory_policy import MemoryBudget
-from plimsoll_api.names import METRICS_PORT, PROBE_PORT
 from plimsoll_api.units import format_bytes, parse_bytes
 from plimsoll_operator.injection.engine import EngineContainer
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.first_process import check_first_process
 from plimsoll_operator.injection.options import Fields, Options
 from plimsoll_operator.render import names
+from plimsoll_operator.render.paths import SUPERVISED, SupervisorPlaces, on_node
 from plimsoll_operator.render.probe import CODE_DIR, SOCKET_DIR, SOCKETS
 from plimsoll_operator.render.probe import NAME as PROBE
 
@@ -81,12 +81,19 @@ def check_names(pod: Object, at: str) -> None:
             )
 
 
-def check_ports(containers: list[Object], engine: EngineContainer, at: str) -> None:
+def places_in(pod: Object, engine: EngineContainer) -> SupervisorPlaces:
+    """Return the supervisor's paths and ports in a pod that is a replica by itself."""
+    return on_node(engine.port) if pod.get("hostNetwork") else SUPERVISED
+
+
+def check_ports(
+    containers: list[Object], engine: EngineContainer, at: str, places: SupervisorPlaces
+) -> None:
     """All containers of a pod share its ports, and two are the supervisor's."""
-    own = (METRICS_PORT, PROBE_PORT)
+    own = (places.metrics_port, places.probe_port)
     if engine.port in own:
         raise InjectionError(
-            f"{engine.path}: the supervisor needs ports {METRICS_PORT} and {PROBE_PORT}: let the"
+            f"{engine.path}: the supervisor needs ports {own[0]} and {own[1]}: let the"
             f" engine serve on a port other than {engine.port}"
         )
     for container in containers:
@@ -94,7 +101,7 @@ def check_ports(containers: list[Object], engine: EngineContainer, at: str) -> N
             if isinstance(port, dict) and port.get("containerPort") in own:
                 raise InjectionError(
                     f"{at}.containers[{container.get('name')}].ports[{index}].containerPort:"
-                    f" the supervisor needs ports {METRICS_PORT} and {PROBE_PORT}: use another"
+                    f" the supervisor needs ports {own[0]} and {own[1]}: use another"
                 )
 
 
@@ -153,12 +160,17 @@ def memory_limit(engine: EngineContainer) -> int | None:
 
 
 def check_engine(
-    pod: Object, containers: list[Object], engine: EngineContainer, at: str, options: Options
+    pod: Object,
+    containers: list[Object],
+    engine: EngineContainer,
+    at: str,
+    options: Options,
+    places: SupervisorPlaces,
 ) -> None:
     """Everything that depends on the engine, which is one of ``containers``."""
     check_first_process(pod | {"containers": containers}, at, options.fields)
     beside = [one for one in pod.get("initContainers") or () if _stays(one)]
-    check_ports([*containers, *beside], engine, at)
+    check_ports([*containers, *beside], engine, at, places)
     container = next(one for one in containers if one.get("name") == engine.container)
     check_user(pod, container, engine, options)
     if options.probe:

@@ -10,6 +10,7 @@ from plimsoll_operator.injection.checks import (
     check_engine,
     check_names,
     check_shape,
+    places_in,
     supervisor_of,
 )
 from plimsoll_operator.injection.configuration import Injected, config_map
@@ -54,7 +55,9 @@ def inject(document: Object, options: Options) -> Injected:
             notes.append(f"{at}: {left_alone(engine)}")
             continue
         # Of one document's pods all but one are workers.
-        add_supervisor(pod.spec, engine, options, names.supervisor(name))
+        add_supervisor(
+            pod.spec, engine, options, names.supervisor(name), at=places_in(pod.spec, engine)
+        )
         pod.labels[SERVICE_LABEL] = name[:MAX_LABEL].rstrip("-.")
         made = config_map(name, namespace, engine, options)
         notes += notes_of(at, pod.spec, engine, options)
@@ -132,5 +135,5 @@ def _engine(pod: PodSpec, at: str, options: Options) -> EngineContainer | str:
         return restarts_group(options, pod.restarts_group)
     if supervisor_of(spec) is None:
         check_names(spec, at)
-    check_engine(spec, containers, engine, at, options)
+    check_engine(spec, containers, engine, at, options, places_in(spec, engine))
     return engine

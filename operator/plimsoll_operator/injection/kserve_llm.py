@@ -20,6 +20,7 @@ from plimsoll_operator.injection.checks import (
     check_names,
     check_shape,
     memory_limit,
+    places_in,
     supervisor_of,
 )
 from plimsoll_operator.injection.configuration import (
@@ -156,7 +157,8 @@ def _supervised(
     check_shape(pod, at, options.fields)
     if supervisor_of(pod) is None:
         check_names(pod, at)
-    check_engine(pod, pod["containers"], engine, at, options)
+    places = places_in(pod, engine)
+    check_engine(pod, pod["containers"], engine, at, options, places)
     found = PodEngine(
         engine=endpoint(engine),
         memory_limit_bytes=memory_limit(engine) or None,
@@ -167,7 +169,7 @@ def _supervised(
     container = next(one for one in pod["containers"] if one.get("name") == engine.container)
     kept = {key: container[key] for key in ("ports", "resources") if key in container}
     added: Object = {"containers": [{"name": engine.container, **kept}]}
-    add_supervisor(added, engine, options, names.supervisor(name), (pod_engine(found),))
+    add_supervisor(added, engine, options, names.supervisor(name), (pod_engine(found),), places)
     for key in kept:
         del added["containers"][0][key]
     return engine, {"labels": {SERVICE_LABEL: name[:MAX_LABEL].rstrip("-.")}, "template": added}

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from plimsoll_api.engines import EngineType
-from plimsoll_api.names import METRICS_PORT, PROBE_PORT
 from plimsoll_api.supervision import Action
 from plimsoll_operator.injection.engine import EngineContainer
 from plimsoll_operator.injection.options import Options
 from plimsoll_operator.render.containers import beside, guaranteed
+from plimsoll_operator.render.paths import on_node
 
 Object = dict[str, Any]
 
@@ -21,9 +21,10 @@ def notes(where: str, pod: Object, engine: EngineContainer, options: Options) ->
     found += engine.notes
     found += _of_user(engine, options, known)
     if pod.get("hostNetwork"):
+        at = on_node(engine.port)
         found.append(
-            f"hostNetwork is true: ports {METRICS_PORT} and {PROBE_PORT} must be free on the"
-            " node, so a node can run one such pod"
+            f"hostNetwork is true: ports {at.metrics_port} and {at.probe_port} must be free on the"
+            " node; they follow from the engine's port, so engines with other ports can run there"
         )
     if engine.limit is None:
         found.append("the engine has no memory limit: time to exhaustion is the budget's")

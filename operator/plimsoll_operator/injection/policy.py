@@ -29,6 +29,7 @@ from plimsoll_operator.injection.checks import (
     check_names,
     check_shape,
     memory_limit,
+    places_in,
 )
 from plimsoll_operator.injection.configuration import endpoint, pod_engine
 from plimsoll_operator.injection.engine import EngineContainer, find
@@ -42,6 +43,7 @@ from plimsoll_operator.injection.shape import check_types
 from plimsoll_operator.injection.sidecar import add_supervisor
 from plimsoll_operator.render import names
 from plimsoll_operator.render.containers import Images
+from plimsoll_operator.render.paths import SUPERVISED
 
 Object = dict[str, Any]
 
@@ -128,11 +130,14 @@ def _check(pod: Object) -> None:
     check_types(spec, AT)
     check_shape(spec, AT, FIELDS)
     annotations = meta.get("annotations") or {}
-    if spec.get("hostNetwork") and annotations.get(ALLOW_HOST_PORTS) != "true":
+    grouped = bool(membership(meta).ray_cluster) or _in_group(meta.get("labels") or {})
+    if spec.get("hostNetwork") and grouped and annotations.get(ALLOW_HOST_PORTS) != "true":
+        # The pods of a group ask each other at a port that all of them have.
         raise InjectionError(
-            f"{AT}.hostNetwork: true: the supervisor's ports {METRICS_PORT} and {PROBE_PORT} would"
-            " be the node's, and a second supervised pod on it could not start: set the annotation"
-            f" {ALLOW_HOST_PORTS} to true in the pod template if each node runs one such pod"
+            f"{AT}.hostNetwork: true: in a multi-node group, the supervisor's ports {METRICS_PORT}"
+            f" and {PROBE_PORT} would be the node's, and a second supervised pod on it could not"
+            f" start: set the annotation {ALLOW_HOST_PORTS} to true in the pod template if each"
+            " node runs one such pod"
         )
     _check_group(meta)
     if not _has_ours(pod):
@@ -221,7 +226,8 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
             f"no container runs vLLM or SGLang (containers: {container_names(spec)}): set"
             f" {FIELDS.unrecognized}"
         )
-    check_engine(spec, spec["containers"], engine, AT, options)
+    places = places_in(spec, engine) if group is None else SUPERVISED
+    check_engine(spec, spec["containers"], engine, AT, options, places)
     found = PodEngine(
         engine=endpoint(engine, serves=group is None or not group.worker),
         workload=membership(pod["metadata"]).workload,
@@ -230,7 +236,8 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
         shared_device=engine.shares_device,
         restarts=engine.restarts,
     )
-    add_supervisor(spec, engine, options, object_name(policy.metadata.name), (pod_engine(found),))
+    config_map = object_name(policy.metadata.name)
+    add_supervisor(spec, engine, options, config_map, (pod_engine(found),), places)
     return engine
 
 

@@ -11,6 +11,7 @@ from plimsoll_operator.injection.options import Options
 from plimsoll_operator.injection.pods import containers_of, engine_of, engines_of, mark
 from plimsoll_operator.render import names
 from plimsoll_operator.render.containers import beside
+from plimsoll_operator.render.paths import SUPERVISED, SupervisorPlaces
 from plimsoll_operator.render.pod import add_pull_secrets, supervisor_container, token_sources
 from plimsoll_operator.render.probe import add_probe, remove_probe
 
@@ -23,13 +24,14 @@ def add_supervisor(
     options: Options,
     config_map: str,
     env: tuple[Object, ...] = (),
+    at: SupervisorPlaces = SUPERVISED,
 ) -> None:
     """Add the supervisor of ``engine`` to ``pod``, a pod spec, in place.
 
     It replaces what an earlier call added. ``config_map`` has its configuration, ``env`` is added
-    to its environment.
+    to its environment, and ``at`` are its paths and ports.
     """
-    supervisor = _container(pod, engine, options)
+    supervisor = _container(pod, engine, options, at)
     supervisor["env"] = [*supervisor["env"], *env]
     remove_probe(pod, engines_of(pod))
     _add(pod, supervisor, config_map, options)
@@ -47,9 +49,11 @@ def _add_probe(pod: Object, supervisor: Object, engine: EngineContainer, image: 
         raise InjectionError(f"{engine.path}: {error}") from None
 
 
-def _container(pod: Object, engine: EngineContainer, options: Options) -> Object:
+def _container(
+    pod: Object, engine: EngineContainer, options: Options, at: SupervisorPlaces
+) -> Object:
     others = beside(pod | {"containers": containers_of(pod)})
-    made = supervisor_container(options.supervisor, options.image, options.resources, others)
+    made = supervisor_container(options.supervisor, options.image, options.resources, others, at)
     # It publishes nothing without a resource of ours, and then it needs no token of an account.
     unwanted = ("shm",) if options.token else ("token", "shm")
     mounts = [mount for mount in made["volumeMounts"] if mount["name"] not in unwanted]

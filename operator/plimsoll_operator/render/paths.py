@@ -6,7 +6,7 @@ to the same functions that write the engine's and the supervisor's arguments.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from plimsoll_api.inferenceservice import InferenceService
@@ -54,6 +54,20 @@ SUPERVISED = SupervisorPlaces(
     run_dir=RUN_DIR, state_dir=STATE_DIR, config_file=f"{CONFIG_DIR}/{CONFIG_FILE}"
 )
 """The supervisor's places in a pod, whoever made the pod."""
+
+HOST_PORTS = range(21_000, 29_000)
+"""The supervisors' ports of pods on a node's network: below NodePorts and ephemeral ports."""
+HOST_SLOTS = 3_989
+"""Pairs of these ports. A prime, so that engines' ports with round distances get different ones."""
+
+
+def on_node(engine_port: int) -> SupervisorPlaces:
+    """Return the supervisor's places in a pod that uses its node's network.
+
+    The engine's port is its node's, too, so that no other pod there has it.
+    """
+    first = HOST_PORTS.start + 2 * (engine_port % HOST_SLOTS)
+    return replace(SUPERVISED, metrics_port=first, probe_port=first + 1)
 
 
 def claim(uri: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.names import METRICS_PORT, PROBE_PORT, REVISION_LABEL, SUPERVISOR_MODULE
+from plimsoll_api.names import REVISION_LABEL, SUPERVISOR_MODULE
 from plimsoll_api.resources import Resources
 from plimsoll_api.serving import SupervisorSettings
 from plimsoll_api.supervisor_config import AMD_EXPORTER_PORT, EXPORTER_PORT, NODE_IP
@@ -122,6 +122,7 @@ def supervisor_container(
     image: str,
     default: Resources,
     others: Iterable[dict[str, Any]],
+    at: paths.SupervisorPlaces = SUPERVISED,
 ) -> dict[str, Any]:
     """Build the native sidecar for ``initContainers``.
 
@@ -132,7 +133,7 @@ def supervisor_container(
     return {
         "name": names.SUPERVISOR,
         "image": image,
-        "command": ["python", "-m", SUPERVISOR_MODULE, *supervisor_args(SUPERVISED)],
+        "command": ["python", "-m", SUPERVISOR_MODULE, *supervisor_args(at)],
         # A restartable init container starts before the engine and ends after it.
         "restartPolicy": "Always",
         "env": [
@@ -141,15 +142,18 @@ def supervisor_container(
             *_exporters(supervisor),
         ],
         "ports": [
-            {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
-            {"name": "probe", "containerPort": PROBE_PORT, "protocol": "TCP"},
+            {"name": "metrics", "containerPort": at.metrics_port, "protocol": "TCP"},
+            {"name": "probe", "containerPort": at.probe_port, "protocol": "TCP"},
         ],
         "resources": fitted(default, others) if own is None else resources(own),
         # The engine starts when this one has succeeded: then the admin token is there.
-        "startupProbe": probe("/live", PROBE_PORT) | {"periodSeconds": 1, "failureThreshold": 60},
+        "startupProbe": probe("/live", at.probe_port)
+        | {"periodSeconds": 1, "failureThreshold": 60},
         # Unready while it drains an engine; a crash of the supervisor behind the launcher is not.
-        "readinessProbe": probe("/ready", PROBE_PORT) | {"periodSeconds": 1, "failureThreshold": 1},
-        "livenessProbe": probe("/live", PROBE_PORT) | {"periodSeconds": 10, "failureThreshold": 6},
+        "readinessProbe": probe("/ready", at.probe_port)
+        | {"periodSeconds": 1, "failureThreshold": 1},
+        "livenessProbe": probe("/live", at.probe_port)
+        | {"periodSeconds": 10, "failureThreshold": 6},
         **LAST_WORDS,
         "securityContext": restricted(),
         "volumeMounts": [

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from plimsoll_api.engines import EngineType
-from plimsoll_api.names import POLICY_LABEL, REFUSED
+from plimsoll_api.names import METRICS_PORT, POLICY_LABEL, PROBE_PORT, REFUSED
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
 from plimsoll_api.supervisor_config import POD_ENGINE_ENV
-from plimsoll_api.workloads import service_of_ray
+from plimsoll_api.workloads import LWS_NAME, service_of_ray
 from plimsoll_operator.fleet import selected_pods
 from plimsoll_operator.injection.policy import (
     ALLOW_GROUP_RESTARTS,
@@ -27,6 +27,8 @@ from plimsoll_operator.injection.policy import (
     admit,
 )
 from plimsoll_operator.render.containers import Images
+from plimsoll_operator.render.paths import HOST_PORTS
+from plimsoll_operator.scraper import address_of
 from tests.pod_specs import SELECTED, pods, policies, policy, without_supervisor
 
 IMAGES = Images("engine:1", "supervisor:1")
@@ -89,11 +91,34 @@ def test_an_engine_gets_its_supervisor_and_the_supervisor_its_engine() -> None:
     assert set(mounts) <= set(volumes)
 
 
-def test_a_pod_on_the_nodes_network_is_supervised_with_consent() -> None:
-    """The scheduler finds no node for a second pod with the same ports."""
+def test_two_engines_on_one_nodes_network_have_supervisors_at_different_ports() -> None:
+    """The engines' own ports differ there, and the supervisors' follow from them."""
+    taken: set[int] = set()
+    for port in (80, 4000, 5000, 8000, 8001, 8080, 9000, 10_000, 12_000, 23_333, 30_000, 30_001):
+        made = admit(pod(vllm(args=[f"--port={port}"]), hostNetwork=True), policy(), IMAGES)
+        one = supervisor(made)
+        ports = [each["containerPort"] for each in one["ports"]]
+        assert taken.isdisjoint(ports)
+        taken.update(ports)
+        assert f"--metrics-port={ports[0]}" in one["command"]
+        assert f"--probe-port={ports[1]}" in one["command"]
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert one[probe]["httpGet"]["port"] == ports[1]
+        assert ports[0] in HOST_PORTS
+        pages = made.pod | {"status": {"phase": "Running", "podIP": "10.0.0.7"}}
+        assert address_of(pages) == f"10.0.0.7:{ports[0]}"
+
+
+def test_a_group_on_the_nodes_network_is_supervised_with_consent() -> None:
+    """Its pods ask each other at one port, so the scheduler finds no node for a second one."""
     given = pod(hostNetwork=True)
-    given["metadata"]["annotations"] = {ALLOW_HOST_PORTS: "true"}
-    assert supervisor(admit(given, policy(), IMAGES))["name"] == "supervisor"
+    given["metadata"]["labels"] = given["metadata"]["labels"] | {LWS_NAME: "llm"}
+    given["metadata"]["annotations"] = {ALLOW_HOST_PORTS: "true", ALLOW_GROUP_RESTARTS: "true"}
+    ports = [one["containerPort"] for one in supervisor(admit(given, policy(), IMAGES))["ports"]]
+    assert ports == [METRICS_PORT, PROBE_PORT]
+    del given["metadata"]["annotations"][ALLOW_HOST_PORTS]
+    refused = admit(given, policy(), IMAGES).refusal
+    assert "set the annotation plimsoll.dev/allow-host-ports to true" in (refused or "")
 
 
 def test_a_dollar_in_a_models_name_is_no_reference_to_a_variable() -> None:
@@ -130,7 +155,6 @@ def test_the_policy_says_the_engine_where_the_pod_does_not() -> None:
     ("refused", "spec", "reason"),
     [
         (pod(hostPID=True), {}, "spec.hostPID: true"),
-        (pod(hostNetwork=True), {}, "set the annotation plimsoll.dev/allow-host-ports to true"),
         (
             pod(vllm(lifecycle={"preStop": {"exec": {"command": ["sh", "-c", "kill -TERM 1"]}}})),
             {},
