@@ -258,8 +258,9 @@ def _operator() -> list[dict[str, Any]]:
             "max by (supervisionpolicy) (plimsoll_operator_injection_stopped) == 1",
             "warning",
             "New pods of {{ $labels.supervisionpolicy }} get no supervisor",
-            "Several pods do not start with theirs, so the operator stopped the injection. The"
-            " condition InjectionStopped of the policy names a pod, the image and the error.",
+            "Several pods do not start with theirs, or the API server refuses pods for it, so the"
+            " operator stopped the injection. The condition InjectionStopped of the policy names"
+            " the pod or its owner, and the error or the rule that refused it.",
             dashboard="operator",
         ),
     ]
