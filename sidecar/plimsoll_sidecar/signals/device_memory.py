@@ -135,8 +135,8 @@ class Nvml:
     says why there is none, for people; the log has one line for each change.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or time.monotonic
         self.error: str | None = None
         self._library: Any = None
         self._handles: dict[str, Any] = {}
