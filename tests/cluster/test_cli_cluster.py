@@ -223,7 +223,9 @@ def test_the_rule_that_is_printed_is_the_one_that_helps(kube: Kube, tmp_path: Pa
 )
 def test_the_api_server_takes_what_inject_writes(kube: Kube, name: str) -> None:
     file = EXAMPLES / "inject" / f"{name}.yaml"
-    flags = ["--supervisor-image", "supervisor:1", "--all"]
+    # The picker of llm-d speaks gRPC on the first of its ports, so nobody knows its port.
+    every = [] if name == "llm-d" else ["--all"]
+    flags = ["--supervisor-image", "supervisor:1", *every]
     done = CliRunner().invoke(app, ["inject", str(file), *flags])
     assert done.exit_code == 0, done.exception
     everything = [one for one in yaml.safe_load_all(done.stdout) if one]

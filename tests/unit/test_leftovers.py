@@ -38,7 +38,10 @@ def test_an_interrupted_run_leaves_nothing_behind(
     (tmp_path / "test_sample.py").write_text(SAMPLE)
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\n")
     (tmp_path / "conftest.py").write_text(
+        "import signal\n"
         "from tests import leftovers\n"
+        # A job that a shell runs in the background ignores SIGINT, and so do its children.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "def pytest_configure(config):\n"
         "    if not hasattr(config, 'workerinput'):\n"
         "        leftovers.watch_over_this_run()\n"

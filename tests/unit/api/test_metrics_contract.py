@@ -18,7 +18,9 @@ def test_the_operator_understands_the_supervisors_metrics() -> None:
     assessment = Assessment(t=1.0, epoch=1, warm=True, host=BudgetState(consumed_ratio=0.42))
     metrics.observe(assessment, {"engine": True}, 0.001)
     metrics.standing(1, 2, 0)
-    assert parse(generate_latest(metrics.registry)) == Figures(0.42, None, 2, drained=False)
+    assert parse(generate_latest(metrics.registry)) == Figures(
+        0.42, None, 2, drained=False, blind=False
+    )
 
 
 def test_the_operator_learns_the_growth_of_each_memory() -> None:

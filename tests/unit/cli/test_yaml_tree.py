@@ -7,7 +7,7 @@ import time
 import pytest
 
 from plimsoll_cli.yaml_text import YamlError
-from plimsoll_cli.yaml_tree import MAX_ALIASED, MAX_DEPTH, MAX_DOCUMENT, MAX_FILE, split
+from plimsoll_cli.yaml_tree import MAX_ALIASED, MAX_DOCUMENT, MAX_FILE, MAX_NESTING, split
 
 LAUGHS = "x0: &x0 [a,a,a,a,a,a,a,a,a,a]\n" + "".join(
     f"x{at}: &x{at} [{','.join([f'*x{at - 1}'] * 10)}]\n" for at in range(1, 9)
@@ -44,7 +44,7 @@ def test_the_documents_are_the_file(text: str) -> None:
             "aliases stand for more",
         ),
         ("".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 200)).replace("*a0", "1"), "deep"),
-        ("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), "nested too deeply"),
+        ("[" * (MAX_NESTING + 1) + "]" * (MAX_NESTING + 1), "nested too deeply"),
         ("[" * 1_000_000, "nested too deeply|not YAML"),
         ("- " * 1_000_000, "nested too deeply|not YAML"),
         ("a: &a {b: *a}", "the alias 'a' stands in itself"),
