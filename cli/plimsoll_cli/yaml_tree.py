@@ -21,7 +21,7 @@ MAX_FILE = 16 << 20
 """Bytes of a file: 5,000 documents, each larger than most workloads."""
 MAX_DOCUMENT = 3 << 20
 """Bytes of a document: the API server takes no larger request (its limit for writes is 3 MiB)."""
-MAX_DEPTH = 100
+MAX_NESTING = 100
 MAX_ALIASED = 100_000
 """Values that the aliases of a document may expand to. kubectl refuses some 400,000."""
 
@@ -224,7 +224,7 @@ class _Composer:
 
 
 def _check_depth(depth: int, made: Node, event: Any) -> None:
-    if depth + made.height > MAX_DEPTH:
+    if depth + made.height > MAX_NESTING:
         raise YamlError("nested too deeply to be a manifest", _at(event))
 
 

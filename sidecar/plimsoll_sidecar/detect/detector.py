@@ -35,7 +35,7 @@ NOBODYS = (
 """Segments of which no process's own figures tell whose they are."""
 OURS = ("worker", "frontend")
 """Processes as our own engine calls them."""
-MAX_REASON = 200
+MAX_SHARED_REASON = 200
 SOURCE_PATIENCE = 30
 """Samples without the chosen source of host memory before another is chosen (new baseline)."""
 
@@ -131,7 +131,7 @@ class Detector:
         """
         if not how or self._shared:
             return
-        self._shared = how[:MAX_REASON]
+        self._shared = how[:MAX_SHARED_REASON]
         if self.memory.shared_device:
             return
         self.memory, self._orphans = msgspec.structs.replace(self.memory, shared_device=True), None

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 WARNINGS = frozenset({IncidentPhase.CONFIRMED, IncidentPhase.UNRESOLVED})
 PROMPT = 60
 """Up to this many writes of an incident, a change of its phase is written at once."""
-MAX_POD = 230
+MAX_POD_IN_EVENT = 230
 """Characters of a pod's name in the name of an Event, which may have 253."""
 NEVER = float("inf")
 
@@ -173,7 +173,7 @@ class Publisher:
         The cluster lets a pod use only these names, which bounds the number of its Events.
         """
         number = written.name.rpartition("-")[2]
-        name = f"{self._pod[:MAX_POD]}-{number}.{incident.phase.value.lower()}"
+        name = f"{self._pod[:MAX_POD_IN_EVENT]}-{number}.{incident.phase.value.lower()}"
         at = rfc3339(incident.phase_since)
         namespace = self._service.namespace
         body = {
