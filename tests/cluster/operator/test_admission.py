@@ -287,7 +287,8 @@ def test_a_slow_api_server_delays_the_status_and_no_pod(
             before = len(kubectl.list("pods", "app=vllm"))
             for _ in range(5):
                 assert supervised(created(kubectl, pod())), "answered from what is known"
-            eventually(lambda: selected() == before + 5, 12 * SLOW_S)
+            # Some 13 requests, one after another: objects, refusals, each pod, the status.
+            eventually(lambda: selected() == before + 5, 20 * SLOW_S)
             assert operator.metric('plimsoll_operator_admissions_total{result="failed"}') == 0
         finally:
             proxy.delay_s = 0.0
