@@ -223,7 +223,7 @@ class ExternalEngine(OwnedEngine):
         """
         reason = self._fence(command)
         if reason is not None:
-            return _answer(command, Outcome.REFUSED, reason)
+            return command.result(Outcome.REFUSED, reason)
         members = self._owned.known()
         pids = [process.pid for process in members.everyone] if members else []
         before = held(pids)
@@ -238,14 +238,14 @@ class ExternalEngine(OwnedEngine):
         if trimmed is not None:
             asked.append(f"trim by {trimmed.processes} probe{'s' if trimmed.processes > 1 else ''}")
         if not asked and trouble is None:
-            return _answer(command, Outcome.FAILED, "the engine has no cache that it can empty")
+            return command.result(Outcome.FAILED, "the engine has no cache that it can empty")
         devices = bool(self._newest and self._newest.devices)
         found = trim_effect(before, held(pids), trimmed.device if trimmed else None, devices)
         summary = "; ".join(
             filter(None, (f"{', '.join(asked) or 'nothing'}: {found.summary}", trouble))
         )
         failed = trouble is not None and found.outcome is not Outcome.SUCCEEDED
-        return _answer(command, Outcome.FAILED if failed else found.outcome, summary)
+        return command.result(Outcome.FAILED if failed else found.outcome, summary)
 
     def drain(self, command: Command) -> Result:
         """Wait for running requests, then pause the engine where it can be paused.
@@ -255,7 +255,7 @@ class ExternalEngine(OwnedEngine):
         """
         reason = self._fence(command)
         if reason is not None:
-            return _answer(command, Outcome.REFUSED, reason)
+            return command.result(Outcome.REFUSED, reason)
         summary = self._wait_idle(command)
         pause = self._profile.pause
         if pause and pause in self._info.routes:
@@ -263,14 +263,14 @@ class ExternalEngine(OwnedEngine):
             summary += f"; not paused: {trouble}" if trouble else "; paused"
         with self._lock:
             self._drained = True
-        return _answer(command, Outcome.SUCCEEDED, summary)
+        return command.result(Outcome.SUCCEEDED, summary)
 
     def finish(self, command: Command) -> Result:
         """Wait for running requests, and pause nothing."""
         reason = self._fence(command)
         if reason is not None:
-            return _answer(command, Outcome.REFUSED, reason)
-        return _answer(command, Outcome.SUCCEEDED, self._wait_idle(command))
+            return command.result(Outcome.REFUSED, reason)
+        return command.result(Outcome.SUCCEEDED, self._wait_idle(command))
 
     def resume(self, epoch: str) -> None:
         """Undo the drain with the profile's request.
@@ -289,7 +289,7 @@ class ExternalEngine(OwnedEngine):
 
     def restart_worker(self, command: Command) -> Result:
         """Refuse: no other engine replaces its worker under its requests."""
-        return _answer(command, Outcome.REFUSED, "this engine cannot restart its worker alone")
+        return command.result(Outcome.REFUSED, "this engine cannot restart its worker alone")
 
     def restart_engine(self, command: Command) -> Result:
         """End the engine: SIGTERM, the server's own shutdown, SIGKILL after it.
@@ -300,11 +300,11 @@ class ExternalEngine(OwnedEngine):
         with self._lock:
             found = self._process
         if reason is not None or found is None:
-            return _answer(command, Outcome.REFUSED, reason or "no process is known")
+            return command.result(Outcome.REFUSED, reason or "no process is known")
         grace_s = TERM_GRACE_S if command.stalled else command.deadline_s + EXIT_GRACE_S
         ending = self._owned.end(found, grace_s)
         outcome = Outcome.SUCCEEDED if ending.trouble is None else Outcome.FAILED
-        return _answer(command, outcome, "; ".join(filter(None, (ending.summary, ending.trouble))))
+        return command.result(outcome, "; ".join(filter(None, (ending.summary, ending.trouble))))
 
     # ---- parts
 
@@ -354,10 +354,6 @@ class ExternalEngine(OwnedEngine):
         except EngineError as error:
             return str(error)
         return None if status < 300 else f"POST {path}: HTTP {status}"
-
-
-def _answer(command: Command, outcome: Outcome, message: str) -> Result:
-    return Result(operation_id=command.operation_id, outcome=outcome, message=message)
 
 
 def gather(

@@ -225,7 +225,7 @@ def _reason(answer: Answer) -> str:
 
 
 def _answer(command: Command, outcome: Outcome, message: str) -> Result:
-    return Result(operation_id=command.operation_id, outcome=outcome, message=message[:MAX_MESSAGE])
+    return command.result(outcome, message[:MAX_MESSAGE])
 
 
 def _result(command: Command, operation: Operation) -> Result:
