@@ -20,7 +20,7 @@ from plimsoll_api.units import quantity
 from plimsoll_operator.fleet.pods import clean
 from plimsoll_operator.injection.policy import admit
 from plimsoll_operator.kinds import Kind, Object
-from plimsoll_operator.render.containers import Images
+from plimsoll_operator.render.containers import Images, every_container
 from plimsoll_operator.render.names import digest
 
 REASON = "FailedCreate"
@@ -103,8 +103,8 @@ def by_supervisor(
     admitted = admit(pod, policy, images)
     if admitted.refusal is not None:
         return None
-    before = {one.get("name") for one in _all(pod)}
-    added = [one for one in _all(admitted.pod) if one.get("name") not in before]
+    before = {one.get("name") for one in every_container(pod["spec"])}
+    added = [one for one in every_container(admitted.pod["spec"]) if one.get("name") not in before]
     names = {str(one["name"]) for one in added}
     reason = refused.reason
     if quota := _QUOTA.search(reason):
@@ -116,11 +116,6 @@ def by_supervisor(
         for name in (quoted or listed).split(",")
     }
     return refused if named <= names else None
-
-
-def _all(pod: Object) -> list[Object]:
-    spec = pod["spec"]
-    return [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
 
 
 def _fits_without(quota: re.Match[str], added: list[Object]) -> bool:

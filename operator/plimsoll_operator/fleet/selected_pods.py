@@ -19,7 +19,7 @@ from plimsoll_api.workloads import Membership, membership
 from plimsoll_operator.fleet.pods import OVER, Container, PodView, clean, seconds
 from plimsoll_operator.injection.policy import INJECTED, TAKEN_FOR, admit
 from plimsoll_operator.kinds import InvalidSpec, Object, read
-from plimsoll_operator.render.containers import Images
+from plimsoll_operator.render.containers import Images, every_container
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER, PROBE, SUPERVISOR
 
 STUCK_AFTER_S = 30.0
@@ -203,8 +203,7 @@ def _state(pod: Object, policy: str, older: str) -> tuple[State, str]:
 
 def _has_supervisor(pod: Object) -> bool:
     spec = pod.get("spec") or {}
-    containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
-    return any(one.get("name") == SUPERVISOR for one in containers)
+    return any(one.get("name") == SUPERVISOR for one in every_container(spec))
 
 
 def in_order(items: Iterable[Object]) -> list[SupervisionPolicy]:

@@ -91,10 +91,18 @@ def fitted(wanted: Resources, others: Iterable[Object]) -> Object:
     return {"limits": limits, "requests": requests}
 
 
+def every_container(spec: Object) -> list[Object]:
+    """Return the init containers and containers of a pod's ``spec``."""
+    return [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+
+
 def beside(pod: Object) -> list[Object]:
     """Return the containers of ``pod``, a pod spec, that an injection did not add."""
-    listed = [*(pod.get("initContainers") or ()), *(pod.get("containers") or ())]
-    return [one for one in listed if one.get("name") not in (names.SUPERVISOR, names.PROBE)]
+    return [
+        one
+        for one in every_container(pod)
+        if one.get("name") not in (names.SUPERVISOR, names.PROBE)
+    ]
 
 
 def _resources(container: Object) -> dict[str, Object]:
