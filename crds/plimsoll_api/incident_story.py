@@ -55,7 +55,7 @@ class StoryStep(NamedTuple):
 
 
 class Story(NamedTuple):
-    """The facts in the order in which they are told. Times are Unix seconds.
+    """The facts about an incident, in display order. Times are Unix seconds.
 
     ``spent_percent`` is None for a kind without a leak budget; ``outcome`` and ``ended_at`` are
     None while the incident is open.

@@ -24,7 +24,7 @@ IMAGES = Images("engine", "supervisor")
 
 @dataclass
 class Findings:
-    """What was found: ``invalid`` documents, ``refused`` workloads, and what is said of others."""
+    """The result: ``invalid`` documents, ``refused`` workloads, and notes about the others."""
 
     invalid: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)

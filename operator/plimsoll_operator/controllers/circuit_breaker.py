@@ -128,7 +128,7 @@ class Breaker:
         return dead, overlong
 
     def _expire_grants(self, now: float) -> None:
-        """Take back the grants that nobody used, if others ask for one."""
+        """Revoke unused grants while others are waiting for one."""
         opened = {one["metadata"]["uid"] for one in self.last.granted}
         self._opened = {uid: self._opened.get(uid, now) for uid in opened}
         if not self.last.asking:
