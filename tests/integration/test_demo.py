@@ -53,15 +53,16 @@ def test_the_demo_cures_a_leak_and_no_stream_breaks(tmp_path: Path) -> None:
     assert (out / "memory.png").stat().st_size > 10_000
 
     with gzip.open(out / "trace.jsonl.gz", "rt") as trace:
-        assert json.loads(trace.readline())["trace"] == 1
+        header, *samples = trace.read().splitlines()
+    assert json.loads(header)["trace"] == 1
     replayed = subprocess.run(
         [*PLIMSOLL, "replay", out / "trace.jsonl.gz", "--mode", "Recover"],
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
-    lines = [json.loads(line) for line in replayed.stdout.splitlines()]
-    assert [line["event"] for line in lines[:1]] == ["incident"]
-    assert lines[-1]["event"] == "summary"
-    assert lines[-1]["confirmed"] >= 1
+    # Whether a replay confirms such a short leak depends on when the recorder's first sample was.
+    last = json.loads(replayed.stdout.splitlines()[-1])
+    assert (last["event"], last["samples"]) == ("summary", len(samples))
+    assert last["incidents"] >= 1
 
 
 def test_a_manifest_without_a_leak_is_refused(tmp_path: Path) -> None:
