@@ -19,6 +19,7 @@ from typing import Any
 
 from plimsoll_api.times import rfc3339
 
+HERE = Path(__file__).resolve().parent
 UNITS = ("_s", "_bytes", "_mib", "_ratio", "_tok_s", "_count", "_per_request", "_hours", "_minutes")
 _KEY = re.compile(rf"^[a-z][a-z0-9_]*({'|'.join(UNITS)})(_low|_high)?$")
 
@@ -67,12 +68,15 @@ def machine() -> dict[str, Any]:
     return {key: value for key, value in facts.items() if value is not None}
 
 
-def commit() -> str | None:
-    """Return the commit of the source tree that runs, with ``-dirty``; None outside of one."""
-    here = Path(__file__).resolve().parent
+def commit(here: Path = HERE) -> str | None:
+    """Return the commit of the source tree around ``here``, with ``-dirty``; None outside of one.
+
+    Results do not count as a change: a benchmark may have published some already.
+    """
+    sources = (":/", ":(top,exclude)bench/results")
     try:
         head = _git(here, "rev-parse", "HEAD")
-        changed = _git(here, "status", "--porcelain", "--untracked-files=no")
+        changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", *sources)
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{head}-dirty" if changed else head

@@ -6,12 +6,14 @@ Tests ``plimsoll_cli/figures.py``.
 from __future__ import annotations
 
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_cli.figures import percentile, result
+from plimsoll_cli.figures import commit, percentile, result
 
 
 def test_a_result_has_the_keys_that_every_benchmark_has() -> None:
@@ -34,6 +36,29 @@ def test_a_figure_that_was_not_measured_is_absent() -> None:
 def test_a_key_without_a_unit_is_refused(key: str) -> None:
     with pytest.raises(ValueError, match="unit last"):
         result("demo", {key: 1}, [])
+
+
+def test_only_published_results_leave_a_tree_clean(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        named = ("-c", "user.name=test", "-c", "user.email=test@localhost")
+        subprocess.run(["git", "-C", str(tmp_path), *named, *arguments], check=True, timeout=10)
+
+    published, source = tmp_path / "bench" / "results" / "restart.json", tmp_path / "source.py"
+    published.parent.mkdir(parents=True)
+    assert commit(tmp_path) is None
+    git("init", "-q")
+    for file in (published, source):
+        file.write_text("1")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    head = commit(tmp_path)
+    assert head is not None
+    assert not head.endswith("-dirty")
+
+    published.write_text("2")
+    assert commit(tmp_path) == head
+    source.write_text("2")
+    assert commit(tmp_path) == f"{head}-dirty"
 
 
 @given(
