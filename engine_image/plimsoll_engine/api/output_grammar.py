@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from plimsoll_engine.api.errors import invalid
@@ -11,7 +12,6 @@ from plimsoll_engine.api.protocol import (
     CompletionRequest,
     NamedTool,
     StructuredOutputs,
-    Tool,
 )
 from plimsoll_engine.api.tool_calls import CLOSE, OPEN
 from plimsoll_engine.messages.worker_ipc import Grammar
@@ -21,11 +21,14 @@ MAX_CHARACTERS = {"regex": 8 << 10, "lark": 64 << 10, "json_schema": 64 << 10, "
 the length of the others (see plimsoll_engine.core.grammar)."""
 
 
-def of(body: CompletionRequest | ChatRequest) -> Grammar | None:
-    """Return the one grammar; None where any text will do. Raises ApiError."""
-    found = [_response_format(body), _structured(body.structured_outputs)]
-    if isinstance(body, ChatRequest):
-        found.append(_tools(body))
+def of(body: CompletionRequest | ChatRequest, added: Callable[[str], int | None]) -> Grammar | None:
+    """Return the one grammar; None where any text will do. Raises ApiError.
+
+    ``added`` gives the number of the added token that is a text, None where there is none.
+    """
+    call = _tools(body, added) if isinstance(body, ChatRequest) else None
+    text = _response_format(body)  # of an answer, which a call is not
+    found = [text if call is None else call, _structured(body.structured_outputs)]
     given = [one for one in found if one is not None]
     if not given:
         return None
@@ -43,6 +46,10 @@ def _response_format(body: CompletionRequest | ChatRequest) -> Grammar | None:
     match given:
         case None | {"type": "text"}:
             return None
+        case {"type": "json_object", "schema": dict() as schema}:  # llama.cpp's form
+            return Grammar("json_schema", _canonical(schema), "response_format.schema")
+        case {"type": "json_object", "schema": wrong} if wrong is not None:
+            raise invalid("the schema is not a JSON object", "response_format.schema")
         case {"type": "json_object"}:
             return Grammar("json_object", field="response_format")
         case {"type": "json_schema", "json_schema": {"schema": dict() as schema}}:
@@ -85,7 +92,7 @@ def _structured(given: StructuredOutputs | None) -> Grammar | None:
     return Grammar("json_object", field=field)
 
 
-def _tools(body: ChatRequest) -> Grammar | None:
+def _tools(body: ChatRequest, added: Callable[[str], int | None]) -> Grammar | None:
     """Return whether a call is forced: by ``required`` (of any tool) or by a name (of that one)."""
     choice, tools = body.tool_choice, body.tools or []
     if choice in (None, "none", "auto"):
@@ -93,48 +100,30 @@ def _tools(body: ChatRequest) -> Grammar | None:
     if isinstance(choice, NamedTool):
         tools = [tool for tool in tools if tool.function.name == choice.function.name]
     several = choice == "required" and body.parallel_tool_calls is not False
-    try:
-        calls = [
-            _call_schema(tool, f"#/anyOf/{number}/properties/arguments")
-            for number, tool in enumerate(tools)
-        ]
-        schema = json.dumps({"anyOf": calls}, ensure_ascii=False)
-    except RecursionError:
-        raise invalid("the parameters of a tool are nested too deeply", "tools") from None
+
+    def tag(text: str) -> str:
+        number = added(text)
+        return _quoted(text) if number is None else f"<[{number}]>"
+
+    # Each tool's schema is a grammar of its own, so that its references mean what they say.
+    names = [f"tool_{number}" for number in range(len(tools))]
     lines = [
         f"start: call{' (NEWLINE call)*' if several else ''}",
-        f'call: {json.dumps(OPEN)} "\\n" json "\\n" {json.dumps(CLOSE)}',
-        f"json: %json {schema}",
-        'NEWLINE: "\\n"',
+        f'call: {tag(OPEN)} "\\n" ({" | ".join(names)}) "\\n" {tag(CLOSE)}',
     ]
-    return Grammar("lark", "\n".join(lines if several else lines[:-1]), "tools")
+    try:
+        for name, tool in zip(names, tools, strict=True):
+            begin = f'{{"name": {_quoted(tool.function.name)}, "arguments": '
+            schema = json.dumps(tool.function.parameters or {"type": "object"}, ensure_ascii=False)
+            lines.append(f'{name}: {_quoted(begin)} {name}_arguments "}}"')
+            lines.append(f"{name}_arguments: %json {schema}")
+    except RecursionError:
+        raise invalid("the parameters of a tool are nested too deeply", "tools") from None
+    return Grammar("lark", "\n".join([*lines, 'NEWLINE: "\\n"'] if several else lines), "tools")
 
 
-def _call_schema(tool: Tool, place: str) -> dict[str, Any]:
-    """Return the schema of a call; its arguments are at ``place`` of the whole."""
-    return {
-        "type": "object",
-        "properties": {
-            "name": {"const": tool.function.name},
-            "arguments": _moved(tool.function.parameters or {"type": "object"}, place),
-        },
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
-
-
-def _moved(schema: Any, place: str) -> Any:
-    """Return a schema whose references to itself (``#/$defs/…``) find it at ``place``."""
-    if isinstance(schema, list):
-        return [_moved(one, place) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: place + value[1:]
-        if key == "$ref" and isinstance(value, str) and value.startswith("#")
-        else _moved(value, place)
-        for key, value in schema.items()
-    }
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _canonical(schema: dict[str, Any]) -> str:

@@ -117,7 +117,11 @@ class Preparation:
             bad_words=None,
         )  # fmt: skip
         return PreparedBody(
-            light, ids, output_grammar.of(body), echoes=echoes, bad_words=self._bad_words(body)
+            light,
+            ids,
+            output_grammar.of(body, self._tokenizer.added_token),
+            echoes=echoes,
+            bad_words=self._bad_words(body),
         )
 
     def chat(self, raw: bytes | bytearray, of: Context) -> PreparedBody[ChatRequest]:
@@ -153,7 +157,7 @@ class Preparation:
     ) -> PreparedBody[ChatRequest]:
         if (body.n or 1) > of.max_queued:
             raise too_many(body.n or 1, of.max_queued, "n")
-        must_match = output_grammar.of(body)
+        must_match = output_grammar.of(body, self._tokenizer.added_token)
         prompts, echoes, reasons = [], [], []
         variables = self._prompt.variables(body.chat_template_kwargs, body.reasoning_effort)
         tools = [] if body.tool_choice == "none" else body.tools or []

@@ -14,13 +14,16 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
@@ -44,6 +47,9 @@ from plimsoll_engine.errors import UsageError
 from plimsoll_engine.messages.worker_ipc import Grammar
 from plimsoll_engine.process import host_memory
 
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
 SLOTS = 2
 """Compilations at once; a tenant has one of them at most."""
 CACHE_BYTES = 64 << 20
@@ -59,6 +65,15 @@ LIMITS = LLParserLimits(
     max_lexer_states=20_000,  # 1-2 KB each
     verbose_errors=False,  # they would tell one client of the parser's inside, at length
 )
+
+JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \t\r\n]{0,32}"}
+"""What stands between two parts of JSON: deep indentation, but no endless line breaks."""
+
+_LARK = re.compile(
+    r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|//[^\n]*|(<[^<>\s\[][^<>\s]*>)|(%json\s*\{)(\s*\})?'
+)
+"""Strings, regular expressions, comments; a token's name (group 1); a schema's begin (2), and its
+end where it is empty (3)."""
 
 Key = tuple[str, str]
 
@@ -77,15 +92,21 @@ class GrammarError(ValueError):
 
 
 class Vocabulary:
-    """The token trie of a checkpoint.
+    """The token trie of a checkpoint; ``added`` are the numbers of its added tokens, by text.
 
     Making it takes a second for a large vocabulary and holds the interpreter's lock, so it is made
     before the worker serves, once for all workers.
     """
 
-    def __init__(self, tokenizer: LLTokenizer, size_bytes: int) -> None:
+    def __init__(
+        self,
+        tokenizer: LLTokenizer,
+        size_bytes: int,
+        added: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         self.tokenizer = tokenizer
         self.bytes = size_bytes
+        self._added = added
 
     @classmethod
     def load(cls, model: Path) -> Vocabulary | None:
@@ -98,16 +119,17 @@ class Vocabulary:
             checkpoint = Checkpoint.read(model)
             count = checkpoint.num_tokens
             ends = [end for end in checkpoint.ends if end < count]
-            text = _without_gaps(checkpoint.tokenizer)
+            text, added = _for_grammars(checkpoint.tokenizer)
             tokenizer = LLTokenizer(text, n_vocab=count, eos_token=ends) if ends else None
         except (OSError, ValueError, RuntimeError, UsageError):
             return None
         size = len(text) * TOKENIZER_BYTES_PER_FILE_BYTE
-        return None if tokenizer is None else cls(tokenizer, size)
+        return None if tokenizer is None else cls(tokenizer, size, added)
 
     def compile(self, grammar: Grammar) -> LLMatcher:
         """Return a new matcher. Raises :class:`GrammarError`."""
-        compiled = LLMatcher(self.tokenizer, _source(grammar), log_level=0, limits=LIMITS)
+        source = _source(grammar, self._added)
+        compiled = LLMatcher(self.tokenizer, source, log_level=0, limits=LIMITS)
         if compiled.is_error():
             raise GrammarError(grammar.field, short(compiled.get_error()))
         return compiled
@@ -389,37 +411,76 @@ def _outcome(job: _Job) -> Matcher | GrammarError:
     return outcome
 
 
-def _without_gaps(tokenizer: Tokenizer) -> str:
-    """Return ``tokenizer`` as JSON, with a special token for each number that it leaves out.
+def _for_grammars(tokenizer: Tokenizer) -> tuple[str, dict[str, int]]:
+    """Return ``tokenizer`` as JSON for llguidance, and the numbers of its added tokens by text.
 
-    llguidance counts the tokens, and takes their number for the largest one.
+    An added token is no spelling of its own text: ``<|im_end|>`` in a JSON string would end the
+    text there. So each is special and has a name that no text holds. Those that the text may need
+    stay as they are: blanks, and what other tokens may be unable to spell. Each number that the
+    vocabulary leaves out gets a token, too: llguidance counts them, and takes their number for the
+    largest one.
     """
-    text: str = tokenizer.to_str()
+    content = json.loads(tokenizer.to_str())
+    model, added = content["model"], content["added_tokens"]
+    numbers = {one["content"]: one["id"] for one in added}
+    spells_all = model.get("byte_fallback") or "ByteLevel" in json.dumps(content["decoder"])
+    named = {
+        one["content"]: _unspelled(one["id"])
+        for one in added
+        if one["content"].strip() and (one["special"] or spells_all)
+    }
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {named.get(text, text): number for text, number in vocabulary.items()}
+    else:
+        model["vocab"] = [[named.get(text, text), *rest] for text, *rest in vocabulary]
+    if model.get("unk_token") in named:
+        model["unk_token"] = named[model["unk_token"]]
+    for one in added:
+        if one["content"] in named:
+            one["content"], one["special"] = named[one["content"]], True
     known = set(tokenizer.get_vocab(with_added_tokens=True).values())
-    missing = sorted(set(range(max(known, default=-1) + 1)) - known)
-    if not missing:
-        return text
-    content = json.loads(text)
-    for number in missing:
-        name = f"<|no token {number}|>"
-        content["model"]["vocab"][name] = number
-        content["added_tokens"].append(
+    for number in sorted(set(range(max(known, default=-1) + 1)) - known):
+        name = _unspelled(number)
+        model["vocab"][name] = number
+        added.append(
             {"id": number, "content": name, "special": True, "normalized": False}
             | dict.fromkeys(("lstrip", "rstrip", "single_word"), False)
         )
-    return json.dumps(content)
+    content["post_processor"] = None  # it may name a token, and adds what no grammar asks for
+    return json.dumps(content), numbers
 
 
-def _source(grammar: Grammar) -> str:
+def _unspelled(number: int) -> str:
+    return f"\uf8ff\ue000{number}\uf8ff"
+
+
+def _source(grammar: Grammar, added: Mapping[str, int]) -> str:
     """In llguidance's own form. Raises GrammarError."""
     try:
         match grammar.kind:
             case "json_object":
-                return LLMatcher.grammar_from_json_schema('{"type": "object"}')
+                return LLMatcher.grammar_from_json_schema('{"type": "object"}', JSON_OPTIONS)
             case "json_schema":
-                return LLMatcher.grammar_from_json_schema(grammar.text)
+                return LLMatcher.grammar_from_json_schema(grammar.text, JSON_OPTIONS)
             case "regex":
                 return LLMatcher.grammar_from_regex(grammar.text)
-        return LLMatcher.grammar_from_lark(grammar.text)
+        return LLMatcher.grammar_from_lark(_lark(grammar.text, added))
     except ValueError as error:
         raise GrammarError(grammar.field, short(str(error))) from None
+
+
+def _lark(text: str, added: Mapping[str, int]) -> str:
+    """Return a grammar with the numbers of the tokens that it names, as in ``<|im_end|>``.
+
+    Its schemas get :data:`JSON_OPTIONS` where they have no options of their own.
+    """
+    options = f'"x-guidance": {json.dumps(JSON_OPTIONS)}'
+
+    def written(found: re.Match[str]) -> str:
+        name, schema, end = found.groups()
+        if schema:
+            return f"{schema}{options}{end or ', '}"
+        return f"<[{added[name]}]>" if name in added else found[0]
+
+    return _LARK.sub(written, text)

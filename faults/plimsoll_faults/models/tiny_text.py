@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -79,3 +80,25 @@ def write(tokenizer: Tokenizer, folder: Path) -> None:
         ("generation_config.json", generation),
     ):
         (folder / name).write_text(json.dumps(body, indent=2) + "\n")
+
+
+def add_tokens(folder: Path, texts: Sequence[str], special: Collection[str] = ()) -> dict[str, int]:
+    """Make the last tokens of the vocabulary in ``folder`` added tokens; return their numbers.
+
+    They read ``texts``, as the tags of tool calls do in Qwen's tokenizers.
+    """
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    model = content["model"]
+    numbers = {}
+    for text in texts:
+        old = max(model["vocab"], key=model["vocab"].__getitem__)
+        numbers[text] = model["vocab"].pop(old)
+        model["merges"] = [one for one in model["merges"] if "".join(one) != old]
+    for text in sorted(numbers, key=numbers.__getitem__):
+        content["added_tokens"].append(
+            {"id": numbers[text], "content": text, "special": text in special}
+            | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        )
+    file.write_text(json.dumps(content))
+    return numbers

@@ -39,6 +39,8 @@ class Tokenizer:
         self._tokenizer = checkpoint.tokenizer
         # What the parsed tokenizer takes is not told; its file's size is of the same order.
         self.file_bytes = (model / TOKENIZER).stat().st_size
+        added = checkpoint.tokenizer.get_added_tokens_decoder().items()
+        self._added = {token.content: number for number, token in added}
         self.vocab_size = checkpoint.num_tokens
         self.eos_ids = checkpoint.ends
         self._middle = context_of(self._tokenizer, self.encode_rendered("a"))
@@ -84,6 +86,10 @@ class Tokenizer:
         """Return the token that is ``text``; None where no single one is."""
         found: int | None = self._tokenizer.token_to_id(text)
         return found
+
+    def added_token(self, text: str) -> int | None:
+        """Return the added token whose text this is, which no other tokens spell."""
+        return self._added.get(text)
 
     def token_names(self, ids: Sequence[int]) -> list[str | None]:
         """Return each token as the vocabulary writes it; None for one that it lacks.

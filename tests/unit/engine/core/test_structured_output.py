@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from plimsoll_engine.core.grammar import BASE_BYTES, Grammars, Vocabulary
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.worker_ipc import Dropped, Grammar, Token
+from plimsoll_faults.models import tiny_text
 
 SCHEMA = json.dumps(
     {
@@ -102,6 +104,62 @@ def test_the_text_matches(
         else:  # an integer may have any number of digits
             assert grammar.text == SCHEMA
             assert re.match(r'\s*\{\s*"port"\s*:\s*"(Hull|Leith)"', text)
+
+
+TAG, END_TAG, SPECIAL_TAG = "<tool_call>", "</tool_call>", "<|tool|>"
+
+
+@pytest.fixture(scope="module")
+def with_added_tokens(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("added")
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny_checkpoint / name, folder)
+    tiny_text.add_tokens(folder, [TAG, END_TAG, SPECIAL_TAG], special=[SPECIAL_TAG])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        (Grammar("lark", f'start: "a{TAG} <|im_end|>{SPECIAL_TAG}"'),
+         f"a{TAG} <|im_end|>{SPECIAL_TAG}"),
+        (Grammar("regex", f"a{TAG} <[|]im_end[|]>"), f"a{TAG} <|im_end|>"),
+        (Grammar("json_schema", f'{{"const": "{TAG}<|endoftext|>"}}'), f'"{TAG}<|endoftext|>"'),
+        (Grammar("lark", f'start: <[511]> "{END_TAG}" <|im_end|> "x" {SPECIAL_TAG} "<|im_end|>"'),
+         f"{TAG}{END_TAG}<|im_end|>x{SPECIAL_TAG}<|im_end|>"),
+    ],
+)  # fmt: skip
+def test_a_text_may_hold_the_names_of_added_tokens(
+    with_added_tokens: Path, grammar: Grammar, text: str
+) -> None:
+    """Only where the grammar names the token is it the token; in a text it is spelled."""
+    vocabulary = Vocabulary.load(with_added_tokens)
+    assert vocabulary is not None
+    tokenizer = Tokenizer.from_file(str(with_added_tokens / "tokenizer.json"))
+    matcher = vocabulary.compile(grammar)
+    found: list[int] = []
+    while not matcher.is_stopped() and len(found) < 60:
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        found.append(mask.bit_length() - 1)
+        assert matcher.consume_token(found[-1]), matcher.get_error()
+    assert not matcher.is_error()
+    assert tokenizer.decode(found, skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("json_object"),
+        Grammar("json_schema", '{"type": "object"}'),
+        Grammar("lark", 'start: "a" json\njson: %json {"type": "object"}'),
+        Grammar("lark", 'start: "a" json\njson: %json { }'),
+    ],
+)
+def test_white_space_in_json_is_bounded(vocabulary: Vocabulary, grammar: Grammar) -> None:
+    matcher = vocabulary.compile(grammar)
+    begin = "a{" if grammar.kind == "lark" else "{"
+    taken = matcher.try_consume_tokens(vocabulary.tokenizer.tokenize_str(begin + "\n" * 99))
+    assert len(begin) < taken < len(begin) + 40
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])
