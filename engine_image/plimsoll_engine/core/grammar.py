@@ -66,7 +66,7 @@ LIMITS = LLParserLimits(
     verbose_errors=False,  # they would tell one client of the parser's inside, at length
 )
 
-JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \t\r\n]{0,32}"}
+JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \t\r\n]{0,20}"}
 """What stands between two parts of JSON: deep indentation, but no endless line breaks."""
 
 _LARK = re.compile(
