@@ -147,8 +147,8 @@ def _supervisor() -> list[dict[str, Any]]:
             "min by (namespace, service, pod, part) (plimsoll_supervisor_part_ok) == 0",
             "warning",
             "A part of the supervisor of {{ $labels.pod }} keeps failing: {{ $labels.part }}",
-            "The part {{ $labels.part }} tries again at least once a minute, without success. The"
-            " supervisor's log says why.",
+            "The part {{ $labels.part }} has not succeeded for ten minutes. The supervisor's log"
+            " says why.",
             wait="10m",
         ),
     ]  # fmt: skip

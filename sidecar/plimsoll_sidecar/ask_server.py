@@ -1,7 +1,8 @@
 """Listens for what persons ask (:mod:`plimsoll_sidecar.ask`), on a socket of the supervisor's own.
 
 It lies in the state directory, which no other container mounts, and only this user may open it.
-Each request has a thread and a deadline; there are few at a time, and the rest is told to wait.
+Each request has a thread and a deadline; there are few at a time, and the rest is told to wait. A
+resume has a place of its own: it ends the drains that hold the others.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,8 +22,10 @@ from plimsoll_sidecar.paths import SOCKET
 log = logging.getLogger(__name__)
 
 AT_ONCE = 4
+"""Actions at a time, a resume apart, and as many that are read."""
 MAX_BYTES = 1 << 14
 READ_S = 5.0
+"""Time to send a request, or to take the answer."""
 BUSY = b"2\nthe supervisor is busy with other actions: try again"
 
 
@@ -30,7 +34,8 @@ class AskServer:
 
     def __init__(self, state_dir: Path, handle: Callable[[list[str]], tuple[int, str]]) -> None:
         self._path, self._handle = state_dir / SOCKET, handle
-        self._free = threading.BoundedSemaphore(AT_ONCE)
+        self._lines = threading.BoundedSemaphore(2 * AT_ONCE)
+        self._actions = threading.BoundedSemaphore(AT_ONCE)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._part = Part("ask-server", self._accept, expected=(OSError,))
 
@@ -69,11 +74,11 @@ class AskServer:
             if self._part.stopping:
                 return 0.0
             raise
-        if self._free.acquire(blocking=False):
+        if self._lines.acquire(blocking=False):
             try:
                 once("manual action", lambda: self._serve(line))
             except RuntimeError:
-                self._free.release()
+                self._lines.release()
                 line.close()
                 raise
         else:
@@ -84,22 +89,34 @@ class AskServer:
     def _serve(self, line: socket.socket) -> None:
         try:
             with line, contextlib.suppress(OSError):
+                answer = self._answer(_read(line).decode(errors="replace").split("\0"))
                 line.settimeout(READ_S)
-                status, text = self._answer(_read(line))
-                line.sendall(f"{status}\n{text}".encode())
+                line.sendall(answer)
         finally:
-            self._free.release()
+            self._lines.release()
 
-    def _answer(self, data: bytes) -> tuple[int, str]:
+    def _answer(self, words: list[str]) -> bytes:
+        waits = words[0] != "resume"
+        if waits and not self._actions.acquire(blocking=False):
+            return BUSY
         try:
-            return self._handle(data.decode(errors="replace").split("\0"))
+            status, text = self._handle(words)
         except Exception as error:  # a bug here must not look like a supervisor that ended
             log.exception("a manual action failed")
-            return 2, f"{type(error).__name__}: {error}"
+            status, text = 2, f"{type(error).__name__}: {error}"
+        finally:
+            if waits:
+                self._actions.release()
+        return f"{status}\n{text}".encode()
 
 
 def _read(line: socket.socket) -> bytes:
-    data = b""
-    while len(data) <= MAX_BYTES and (piece := line.recv(MAX_BYTES)):
+    """Return the request as a whole. Raises TimeoutError."""
+    data, deadline = b"", time.monotonic() + READ_S
+    while len(data) <= MAX_BYTES:
+        line.settimeout(max(0.001, deadline - time.monotonic()))
+        piece = line.recv(MAX_BYTES)
+        if not piece:
+            break
         data += piece
     return data[:MAX_BYTES]

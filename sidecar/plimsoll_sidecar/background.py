@@ -17,14 +17,18 @@ group-members  asks the other pods of a multi-node group        ``signals/other_
 group-leader   asks the leader of a multi-node group            ``signals/other_pods.py``
 =============  ===============================================  ==================================
 
-The main thread samples and decides. :func:`once` starts a thread for a single task.
+The main thread samples and decides; :class:`Sampling` says when it hangs. :func:`once` starts a
+thread for a single task.
 """
 
 from __future__ import annotations
 
 import logging
 import random
+import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable
 
 log = logging.getLogger(__name__)
@@ -32,6 +36,8 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 LONGEST_WISH_S = 300.0
 """Pause that an answer may ask for (``retry_after_s`` of its error): a day would be an outage."""
+HANGS_S = 60.0
+"""Longest time between two samples; a sample takes milliseconds, and its slowest answer seconds."""
 
 
 class Part(threading.Thread):
@@ -129,3 +135,29 @@ def parts_ok() -> dict[str, bool]:
         if isinstance(thread, Part):
             found[thread.name] = thread.ok and found.get(thread.name, True)
     return found
+
+
+class Sampling:
+    """Whether the main thread still takes samples: a driver or a volume that hangs stops it.
+
+    :meth:`ok` is asked by another thread. It logs where the main thread hangs, once.
+    """
+
+    def __init__(self) -> None:
+        self._at, self._told = time.monotonic(), False
+
+    def sampled(self) -> None:
+        """Note that a sample was taken now."""
+        self._at = time.monotonic()
+
+    def ok(self) -> bool:
+        """Return whether the newest sample, or the start, is less than :data:`HANGS_S` ago."""
+        age_s = time.monotonic() - self._at
+        if age_s < HANGS_S:
+            self._told = False
+        elif not self._told:
+            self._told = True
+            frame = sys._current_frames().get(threading.main_thread().ident or 0)
+            stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+            log.error("no sample for %.0f s; the main thread is at:\n%s", age_s, stack)
+        return age_s < HANGS_S

@@ -137,15 +137,22 @@ def _act(
 
 
 def _drain(state_dir: str, engine: EngineAdapter, command: Command) -> Result:
-    """Take the replica out of service; one that fails leaves an earlier drain as it was."""
+    """Take the replica out of service; one that fails leaves an earlier drain as it was.
+
+    A resume meanwhile ends the drain, also where that still waits for requests.
+    """
+
+    def stands() -> bool:
+        return readiness.MANUAL in readiness.holding(state_dir)
+
     before = readiness.holding(state_dir).get(readiness.MANUAL)
     readiness.hold(state_dir, readiness.MANUAL, readiness.MAX_S)
     outcome: Outcome | None = None
     try:
-        result = engine.drain(command)
+        result = engine.drain(command, stands)
         outcome = result.outcome
     finally:
-        if outcome is not Outcome.SUCCEEDED:
+        if outcome is not Outcome.SUCCEEDED and stands():
             if before is not None:
                 readiness.hold(state_dir, readiness.MANUAL, before)
             elif outcome is Outcome.REFUSED:

@@ -168,6 +168,7 @@ class Answering(PlimsollEngine):
         path: str,
         body: msgspec.Struct | None = None,
         timeout_s: float = 0.0,
+        max_bytes: int = 0,
     ) -> bytes:
         return self.answer
 

@@ -279,6 +279,20 @@ def test_a_drain_waits_for_work_no_longer_than_its_deadline(rig: Rig) -> None:
     assert 1.4 < time.monotonic() - begin < 4.0
 
 
+@pytest.mark.parametrize("kind", ["vllm-pause", "sglang"])
+def test_a_drain_that_was_ended_while_it_waited_pauses_nothing(rig: Rig, kind: str) -> None:
+    rig.start(kind, "--running=3")
+    adapter = rig.adapter(EngineType.SGLANG if kind == "sglang" else EngineType.VLLM)
+    epoch = adapter.status().epoch
+    looks = iter([True, True, False])
+    begin = time.monotonic()
+    result = adapter.drain(command(epoch, Verb.DRAIN, 60.0), lambda: next(looks, False))
+    assert result.outcome is Outcome.REFUSED
+    assert time.monotonic() - begin < 30.0
+    assert not [call for call in rig.calls if call.partition("?")[0].startswith("/pause")]
+    assert adapter.status().state is EngineState.SERVING
+
+
 def test_requests_finish_and_more_may_come_before_a_pod_is_replaced(rig: Rig) -> None:
     rig.start("vllm-pause", "--running=3")
     adapter = rig.adapter(EngineType.VLLM)

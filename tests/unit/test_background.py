@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 
+from plimsoll_api.assessment import Assessment
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar import background
 from plimsoll_sidecar.act.actuator import Actuator
@@ -177,3 +178,21 @@ def test_an_answer_that_is_no_lease_does_not_end_the_renewal(
         eventually(lambda: actuator.stored() is not None)
     finally:
         actuator.stop()
+
+
+def test_a_main_thread_that_hangs_is_seen_and_the_log_says_where(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a call to a driver of a device that has fallen off its bus."""
+    metrics, text = Metrics(), b'plimsoll_supervisor_part_ok{part="sampling"} %.1f'
+    metrics.observe(Assessment(t=1.0, epoch=1, warm=False), {}, 0.001)
+    assert text % 1.0 in metrics.text()
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + background.HANGS_S + 1.0)
+    for _ in range(2):
+        assert text % 0.0 in metrics.text()
+    assert [record.getMessage().count("test_background.py") > 0 for record in caplog.records] == [
+        True
+    ], "once"
+    metrics.observe(Assessment(t=2.0, epoch=1, warm=False), {}, 0.001)
+    assert text % 1.0 in metrics.text()

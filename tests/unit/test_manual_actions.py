@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -27,13 +28,15 @@ class Engine:
     def __init__(self, state_dir: Path, finishes: Outcome) -> None:
         self._state_dir, self._finishes = str(state_dir), finishes
         self.calls: list[tuple[str, bool]] = []
+        self.while_draining: Callable[[], object] = bool
 
     def status(self) -> Status:
         can = [Capability.DRAIN]
         return Status(EngineState.SERVING, "a:1", "0.32.0", "tiny", 1.0, Load(), capabilities=can)
 
-    def drain(self, command: Command) -> Result:
-        return self._called("drain", command, self._finishes)
+    def drain(self, command: Command, stands: Callable[[], bool]) -> Result:
+        self.while_draining()
+        return self._called("drain", command, self._finishes if stands() else Outcome.REFUSED)
 
     def resume(self, epoch: str) -> None:
         self.calls.append(("resume", readiness.is_ready(self._state_dir)))
@@ -83,6 +86,20 @@ def test_a_drain_that_fails_leaves_an_earlier_one(tmp_path: Path, first: bool) -
     assert ask(parser().parse_args(arguments), engine, CONFIG).outcome == "Failed"
     assert list(readiness.holding(str(tmp_path))) == ["manual"] * first
     assert readiness.lapsed(str(tmp_path)) == ["manual"] * (not first), "the engine may be drained"
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_drain_that_still_waits_ends_with_the_resume(tmp_path: Path, first: bool) -> None:
+    engine = Engine(tmp_path, Outcome.SUCCEEDED)
+    adapter, flags = (
+        cast(EngineAdapter, engine),
+        ["--expected-epoch=a:1", f"--state-dir={tmp_path}"],
+    )
+    if first:
+        readiness.hold(str(tmp_path), readiness.MANUAL, 60.0)
+    engine.while_draining = lambda: ask(parser().parse_args(["resume", *flags]), adapter, CONFIG)
+    assert ask(parser().parse_args(["drain", *flags]), adapter, CONFIG).outcome == "Refused"
+    assert readiness.is_ready(str(tmp_path)), "an earlier drain was ended as well"
 
 
 def test_a_drain_that_is_refused_began_nothing(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 LEASE_S = 60.0
 """From the last renewal on."""
 RENEWAL_S = 15.0
+MAX_ERROR = 500
+"""Characters of the engine's reason that are logged."""
 
 
 class StandbyLease:
@@ -90,4 +92,4 @@ class StandbyLease:
 def _described(standby: StandbyStatus | None) -> str:
     if standby is None:
         return "unknown"
-    return standby.state.value + (f": {standby.error}" if standby.error else "")
+    return standby.state.value + (f": {standby.error[:MAX_ERROR]}" if standby.error else "")

@@ -29,6 +29,8 @@ MAX_BYTES = 4 << 20
 MAX_HEAD = 64 << 10
 """Bytes of the status line and headers, including what the framing adds to a body."""
 CHUNK = 1 << 16
+MAX_MESSAGE = 500
+"""Characters of an error, which quotes a line that is not HTTP."""
 LOOPBACK = "127.0.0.1"
 """In a URL: this pod, whichever of its addresses the engine listens at."""
 
@@ -191,7 +193,7 @@ def request(
         raise NoAnswer("the answer did not end in time") from error
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
         # ValueError: http.client refuses a header, such as a token with line breaks.
-        raise NoAnswer(str(error)) from error
+        raise NoAnswer(str(error)[:MAX_MESSAGE]) from error
 
 
 def _read(answer: urllib3.BaseHTTPResponse, limit: int) -> bytes:

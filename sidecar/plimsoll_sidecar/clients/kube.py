@@ -28,6 +28,8 @@ FIELD_MANAGER = "plimsoll-supervisor"
 PAGE = 64
 """Objects of one page; fewer if so many do not fit into one answer."""
 MAX_PAGES = 1000
+LIST_S = 60.0
+"""Time for all pages of a collection."""
 MAX_RETRY_AFTER_S = 600.0
 """A server that wants a longer pause than this is asked again all the same."""
 MAX_MESSAGE = 500
@@ -140,10 +142,12 @@ class KubeClient:
     def items(self, path: str, kind: type[T], **query: str) -> Iterator[T]:
         """Read the collection at ``path`` page by page, each object as a ``kind``.
 
-        Raises KubeError, also for a collection of more than :data:`MAX_PAGES` pages.
+        Raises KubeError, also for one of more than :data:`MAX_PAGES` pages or :data:`LIST_S`.
         """
-        limit, following = PAGE, ""
+        limit, following, deadline = PAGE, "", time.monotonic() + LIST_S
         for _ in range(MAX_PAGES):
+            if time.monotonic() > deadline:
+                raise KubeError(0, f"GET {path}: its pages did not end within {LIST_S:.0f} s")
             asked = query | {"limit": str(limit)} | ({"continue": following} if following else {})
             try:
                 answer = self._call("GET", path, query=asked)

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from plimsoll_api.trace import OpenFiles
-from plimsoll_sidecar.background import parts_ok
+from plimsoll_sidecar.background import Sampling, parts_ok
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
 
 PREFIX = "plimsoll_cgroup_memory"
@@ -63,7 +63,10 @@ class GroupMetrics(Collector):
 
 
 class PartsMetrics(Collector):
-    """Whether the supervisor's threads succeed in their work."""
+    """Whether the supervisor's threads succeed in their work, the main one (``sampling``) too."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
 
     def collect(self) -> Iterable[Metric]:
         """Yield one sample for each part that runs."""
@@ -72,7 +75,7 @@ class PartsMetrics(Collector):
             "1 where the newest turn of this part of the supervisor succeeded, 0 where it failed.",
             labels=("part",),
         )
-        for part, ok in sorted(parts_ok().items()):
+        for part, ok in sorted({**parts_ok(), "sampling": self._sampling.ok()}.items()):
             family.add_metric((part,), int(ok))
         yield family
 

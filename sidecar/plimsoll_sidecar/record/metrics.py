@@ -28,6 +28,7 @@ from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.names import UNREADY_REASONS
 from plimsoll_api.supervision import Action
 from plimsoll_api.trace import OpenFiles
+from plimsoll_sidecar.background import Sampling
 from plimsoll_sidecar.govern.command import Event, EventType
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record.collectors import (
@@ -165,7 +166,8 @@ class Metrics:
         registry.register(GroupMetrics(group))
         self._open_files = OpenFilesMetrics()
         registry.register(self._open_files)
-        registry.register(PartsMetrics())
+        self._sampling = Sampling()
+        registry.register(PartsMetrics(self._sampling))
         self._gauges = {
             name: Gauge(f"plimsoll_{name}", text, labels, registry=registry)
             for name, (text, *labels) in GAUGES.items()
@@ -218,6 +220,7 @@ class Metrics:
 
     def observe(self, assessment: Assessment, known: Mapping[str, bool], duration_s: float) -> None:
         """Show an assessment, count its growth, and show which signals its sample had."""
+        self._sampling.sampled()
         self._counters["supervisor_samples"].inc()
         self._gauges["supervisor_sample_seconds"].set(duration_s)
         self._signals(known)

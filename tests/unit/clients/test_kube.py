@@ -111,6 +111,14 @@ def test_a_server_that_never_comes_to_the_last_page_is_left(
         list(api.kube.items(PATH, Named))
 
 
+def test_pages_that_come_slowly_are_left(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kube, "LIST_S", 0.0)
+    api.answer = 200, {}, b'{"metadata": {"continue": "on"}, "items": [{"metadata": {}}]}'
+    with pytest.raises(KubeError, match="did not end within") as caught:
+        list(api.kube.items(PATH, Named))
+    assert caught.value.transient
+
+
 def test_a_server_that_sends_a_byte_now_and_then_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kube, "TIMEOUT_S", 0.5)
     with serve(dripping(HEAD + b"X: ")) as url:

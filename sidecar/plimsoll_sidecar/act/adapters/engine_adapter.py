@@ -39,8 +39,11 @@ class EngineAdapter(Protocol):
     def trim(self, command: Command) -> Result:
         """Have the engine give cached memory back. Requests go on."""
 
-    def drain(self, command: Command) -> Result:
-        """Refuse new requests and wait for those that run, at most ``command.deadline_s``."""
+    def drain(self, command: Command, stands: Callable[[], bool] = lambda: True) -> Result:
+        """Refuse new requests and wait for those that run, at most ``command.deadline_s``.
+
+        ``stands`` says whether the drain is still wanted: nothing is left drained if not.
+        """
 
     def finish(self, command: Command) -> Result:
         """Wait for the requests that run, at most ``command.deadline_s``, and refuse none."""

@@ -247,7 +247,7 @@ class ExternalEngine(OwnedEngine):
         failed = trouble is not None and found.outcome is not Outcome.SUCCEEDED
         return command.result(Outcome.FAILED if failed else found.outcome, summary)
 
-    def drain(self, command: Command) -> Result:
+    def drain(self, command: Command, stands: Callable[[], bool] = lambda: True) -> Result:
         """Wait for running requests, then pause the engine where it can be paused.
 
         Without metrics a request shows as a connection. What runs beyond the deadline ends with
@@ -256,11 +256,16 @@ class ExternalEngine(OwnedEngine):
         reason = self._fence(command)
         if reason is not None:
             return command.result(Outcome.REFUSED, reason)
-        summary = self._wait_idle(command)
+        summary = self._wait_idle(command, stands)
         pause = self._profile.pause
-        if pause and pause in self._info.routes:
+        if pause and pause in self._info.routes and stands():
             trouble = self._post(pause, self._profile.pause_body)
             summary += f"; not paused: {trouble}" if trouble else "; paused"
+        if not stands():
+            self.resume(command.epoch)  # the end of the drain may have come before the pause
+            return command.result(
+                Outcome.REFUSED, f"the drain was ended while it waited; {summary}"
+            )
         with self._lock:
             self._drained = True
         return command.result(Outcome.SUCCEEDED, summary)
@@ -326,11 +331,11 @@ class ExternalEngine(OwnedEngine):
             else f"the engine is in epoch {now}; the command is for epoch {epoch}"
         )
 
-    def _wait_idle(self, command: Command) -> str:
+    def _wait_idle(self, command: Command, stands: Callable[[], bool] = lambda: True) -> str:
         """Wait until nothing runs, at most to the deadline. Says what is left."""
         limit_s = 0.0 if command.mode is DrainMode.ABORT else command.deadline_s
         deadline, quiet = time.monotonic() + limit_s, 0
-        while quiet < QUIET_POLLS and time.monotonic() < deadline:
+        while quiet < QUIET_POLLS and time.monotonic() < deadline and stands():
             quiet = quiet + 1 if self._work() == 0 else 0
             time.sleep(POLL_S)
         left = self._work() if quiet < QUIET_POLLS else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,7 +22,15 @@ from plimsoll_api.admin import (
 from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.processes import OwnedEngine, sweep
-from plimsoll_sidecar.clients.http import Answer, EngineError, HttpClient, NoAnswer, pool, request
+from plimsoll_sidecar.clients.http import (
+    MAX_BYTES,
+    Answer,
+    EngineError,
+    HttpClient,
+    NoAnswer,
+    pool,
+    request,
+)
 from plimsoll_sidecar.govern.command import Command, Outcome, Result
 
 ANSWER_S = 3.0
@@ -35,7 +44,10 @@ WORKER_START_S = 600.0
 ENGINE_EXIT_S = 60.0
 DIAGNOSTIC_S = 15.0
 MAX_MESSAGE = 1000
-"""Characters of a result: it is written to the journal and shown."""
+"""Characters of a result or an error: it is logged, written to the journal and shown."""
+MAX_STATUS_BYTES = 1 << 20
+MAX_EPOCH = 128
+"""Characters of an epoch, which the journal keeps many of; ours have some twenty."""
 _FINAL = frozenset({OperationState.SUCCEEDED, OperationState.FAILED})
 
 _T = TypeVar("_T")
@@ -61,7 +73,10 @@ class PlimsollEngine(OwnedEngine):
 
     def status(self) -> Status:
         """``GET /status`` of the admin protocol. Raises EngineError."""
-        return _decode(self._call("GET", "/status"), Status)
+        found = _decode(self._call("GET", "/status", max_bytes=MAX_STATUS_BYTES), Status)
+        if len(found.epoch) > MAX_EPOCH:
+            raise EngineError(f"its epoch has more than {MAX_EPOCH} characters")
+        return found
 
     def serves(self) -> bool:
         """Whether ``/health`` on the serving port is answered at all."""
@@ -95,8 +110,11 @@ class PlimsollEngine(OwnedEngine):
         body = admin.TrimRequest(operation_id=command.operation_id, expected_epoch=command.epoch)
         return self._operate(command, "/trim", body, TRIM_S)
 
-    def drain(self, command: Command) -> Result:
-        """Start the operation and wait for its end, a grace longer than its own deadline."""
+    def drain(self, command: Command, stands: Callable[[], bool] = lambda: True) -> Result:
+        """Start the operation and wait for its end, a grace longer than its own deadline.
+
+        A resume ends the operation in the engine itself.
+        """
         body = admin.DrainRequest(
             operation_id=command.operation_id,
             expected_epoch=command.epoch,
@@ -188,6 +206,7 @@ class PlimsollEngine(OwnedEngine):
         path: str,
         body: msgspec.Struct | None = None,
         timeout_s: float = ANSWER_S,
+        max_bytes: int = MAX_BYTES,
     ) -> bytes:
         headers = {"Authorization": f"Bearer {self._token()}"}
         data = None
@@ -195,7 +214,9 @@ class PlimsollEngine(OwnedEngine):
             data = msgspec.json.encode(body)
             headers["Content-Type"] = "application/json"
         try:
-            answer = request(self._http, method, self._url + path, timeout_s, data, headers)
+            answer = request(
+                self._http, method, self._url + path, timeout_s, data, headers, max_bytes
+            )
         except NoAnswer as error:
             raise EngineError(f"{method} {path}: {error}") from error
         if answer.status < 300:
@@ -221,7 +242,7 @@ def _reason(answer: Answer) -> str:
         body = decode(answer.body, ErrorBody)
     except Malformed:
         return f"HTTP {answer.status}"
-    return f"HTTP {answer.status} {body.code}: {body.message}"
+    return f"HTTP {answer.status} {body.code}: {body.message}"[:MAX_MESSAGE]
 
 
 def _answer(command: Command, outcome: Outcome, message: str) -> Result:
