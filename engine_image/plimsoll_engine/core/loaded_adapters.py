@@ -50,8 +50,8 @@ class LoadedAdapters:
                 f"adapter {name}: {len(self.living)} adapters are loaded or still in use, as many"
                 " as --max-loras allows; unload one first"
             )
-        deltas = lora.read(folder, self._targets, self._max_rank, self._dtype, self._device)
-        self._loaded[number] = adapter = Adapter(name, number, deltas)
+        read = lora.read(folder, self._targets, self._max_rank, self._dtype, self._device)
+        self._loaded[number] = adapter = Adapter(name, number, *read)
         self.living.add(adapter)
 
     def get(self, number: int) -> Adapter | None:

@@ -14,7 +14,11 @@ HASH_BYTES = 16
 
 
 class Identity(Protocol):
-    """A loaded LoRA adapter: no two loadings have an equal name and number."""
+    """A loaded LoRA adapter.
+
+    Within one worker no two loadings have an equal name and number. A later worker loads the same
+    folder under the same number, and its files may have changed since: hence the digest.
+    """
 
     @property
     def number(self) -> int:
@@ -24,6 +28,10 @@ class Identity(Protocol):
     def name(self) -> str:
         """The name that requests call it by."""
 
+    @property
+    def digest(self) -> bytes:
+        """A digest of its tensors."""
+
 
 class Hashed(Protocol):
     """A request, as far as its hashes depend on it.
@@ -32,10 +40,13 @@ class Hashed(Protocol):
     itself.
     """
 
-    token_ids: list[int]
     block_hashes: list[bytes]
     media: list[Media]
     cache_salt: str
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """All tokens so far, the prompt's first."""
 
     @property
     def adapter(self) -> Identity | None:
@@ -61,7 +72,7 @@ def root(cache_salt: str, adapter: Identity | None = None) -> bytes:
         salted = blake2b(cache_salt.encode(), digest_size=HASH_BYTES, person=b"cache salt").digest()
     if adapter is None:
         return salted
-    identity = f"{adapter.number} {adapter.name}".encode()
+    identity = adapter.digest + f" {adapter.number} {adapter.name}".encode()
     return blake2b(identity, digest_size=HASH_BYTES, key=salted, person=b"adapter").digest()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """Before the model's own names, in PEFT's files."""
+DIGEST_BYTES = 16
 MAX_CONFIG_BYTES = 1 << 20
 """Hundreds of times what PEFT writes."""
 
@@ -85,12 +87,13 @@ class Adapter:
     """One loaded adapter.
 
     ``number`` is that of its loading: a second one of the same name is another adapter. ``deltas``
-    are by layer and matrix.
+    are by layer and matrix; ``digest`` is of the tensors as the files had them.
     """
 
     name: str
     number: int
     deltas: dict[tuple[int, str], list[LoraDelta]]
+    digest: bytes
 
     @property
     def nbytes(self) -> int:
@@ -241,8 +244,8 @@ def read(
     max_rank: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> dict[tuple[int, str], list[LoraDelta]]:
-    """Return an adapter's tensors on ``device``, by layer and matrix.
+) -> tuple[dict[tuple[int, str], list[LoraDelta]], bytes]:
+    """Return an adapter's tensors on ``device``, by layer and matrix, and a digest of them.
 
     LoadError names the file, field or tensor that is wrong, OSError a path that cannot be looked
     at.
@@ -256,8 +259,9 @@ def read(
         raise LoadError(f"{path}: no such file; adapters in other formats are not read")
     halves: dict[str, dict[str, torch.Tensor]] = {}
     unexpected, mismatched = [], []
+    digest = blake2b(str(config.scale).encode(), digest_size=DIGEST_BYTES)
     with opened(path) as file:
-        for name in file.keys():  # noqa: SIM118 - not a dictionary
+        for name in sorted(file.keys()):
             source, _, half = name.removeprefix(PREFIX).partition(".lora_")
             target = known.get(source)
             if target is None or half not in ("A.weight", "B.weight"):
@@ -270,6 +274,8 @@ def read(
                 mismatched.append(why)
             elif not mismatched and not unexpected:
                 tensor = file.get_tensor(name)
+                digest.update(f"{name} {tensor.dtype}".encode())
+                digest.update(tensor.contiguous().view(torch.uint8).numpy())
                 if not a:
                     tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
                     tensor *= config.scale
@@ -290,4 +296,4 @@ def read(
         target = known[source]
         place = target.layer, target.matrix
         deltas.setdefault(place, []).append(LoraDelta(target.first, pair["A"], pair["B"]))
-    return deltas
+    return deltas, digest.digest()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +19,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from plimsoll_engine.core import hand_over, inheritance
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.engine_sizes import check_adapters
+from plimsoll_engine.core.inheritance import Inheritance
 from plimsoll_engine.core.loaded_adapters import LoadedAdapters
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
@@ -28,6 +31,7 @@ from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.memory.ledger import Ledger
+from plimsoll_engine.messages.handover import Layout
 from plimsoll_engine.messages.worker_ipc import Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import loader
@@ -44,10 +48,16 @@ def load(folder: Path) -> Any:
     return loader.load_model(folder, loader.load_config(folder), torch.float32, CPU)
 
 
-def engine_of(model: Any, most: int = 2, max_rank: int = 8) -> EngineCore:
-    runner = Runner(model, BLOCKS, BLOCK)
+def engine_of(
+    model: Any,
+    most: int = 2,
+    max_rank: int = 8,
+    memory: torch.Tensor | None = None,
+    pool: BlockPool | None = None,
+) -> EngineCore:
+    runner = Runner(model, BLOCKS, BLOCK, memory)
     runner.adapters = LoadedAdapters(model, most, max_rank)
-    return EngineCore(runner, Scheduler(BlockPool(BLOCKS, BLOCK), SEQS, BUDGET, 200))
+    return EngineCore(runner, Scheduler(pool or BlockPool(BLOCKS, BLOCK), SEQS, BUDGET, 200))
 
 
 def adapters_of(engine: EngineCore) -> LoadedAdapters:
@@ -145,6 +155,47 @@ def test_no_prefix_is_shared_between_adapters(model: Any, adapter: Path, helpers
     adapters.load("first", 9, adapter)
     assert hits(engine, 9, helpers) == 0, "another loading may be of other files"
     engine.close()
+
+
+@pytest.mark.parametrize("seed", [1, 2], ids=["the same files", "other files"])
+def test_keys_and_values_are_handed_over_to_an_adapter_of_the_same_files_alone(
+    seed: int, model: Any, base: Path, tmp_path: Path, helpers: Any
+) -> None:
+    """A worker that takes over loads each adapter again, from a folder that may have changed."""
+    folder = write_adapter(tmp_path / "adapter", base, seed=1)
+    nbytes = BLOCKS * BLOCK * model.kv.bytes_per_token(torch.float32)
+    memory = torch.zeros(nbytes, dtype=torch.uint8)
+    kv = model.kv
+    shape = (kv.layers, kv.heads, kv.dim)
+    layout = Layout(b"weights", b"memory", "torch.float32", shape, BLOCK, BLOCKS, 1)
+    asked = submit("one", list(range(2, 34)), FIRST, 20, helpers)
+    alone = submit("none", list(range(2, 34)), 0, 20, helpers)
+
+    old = engine_of(model, memory=memory)
+    adapters_of(old).load("first", FIRST, folder)
+    for one in (asked, alone):
+        assert old.submit(one) is None
+    output = {one.request_id: list[int]() for one in (asked, alone)}
+    for step in range(8):
+        for token in (old.step() if step < 7 else old.rest()).tokens:
+            output[token.request_id].append(token.token_id)
+    data = hand_over.leave(old, layout)
+
+    shutil.rmtree(folder)
+    write_adapter(folder, base, seed=seed)
+    runner = Runner(model, BLOCKS, BLOCK, memory)
+    tables = inheritance.accept(data, layout, runner, SEQS)
+    new = engine_of(model, memory=memory, pool=BlockPool(BLOCKS, BLOCK, [t.blocks for t in tables]))
+    adapters_of(new).load("first", FIRST, folder)
+    new.inheritance = Inheritance(tables, new.pool)
+    for one in (asked, alone):
+        carried = msgspec.structs.replace(one, output_ids=output[one.request_id])
+        assert new.submit(carried) is None
+    settled = new.settle_inheritance()
+    assert settled is not None
+    assert settled.adopted == (["one", "none"] if seed == 1 else ["none"])
+    new.close()
+    old.close()
 
 
 def test_an_unloaded_adapter_goes_with_its_last_request(

@@ -91,7 +91,7 @@ def adapters_of(model: Decoder) -> list[Adapter]:
             b = torch.randn(target.rows, 3, generator=generator) / 2
             own = deltas.setdefault((target.layer, target.matrix), [])
             own.append(LoraDelta(target.first, a, b))
-        found.append(Adapter(f"adapter-{number}", number, deltas))
+        found.append(Adapter(f"adapter-{number}", number, deltas, b""))
     return found
 
 
