@@ -5,12 +5,16 @@ from __future__ import annotations
 import select
 import socket
 import time
+from collections import deque
 
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.framing import FrameReader
 
 SEND_TIMEOUT_S = 30.0
 """A frontend that reads nothing for so long is hung or gone; the worker must not hang with it."""
+MAX_UNSENT_BYTES = 16 << 20
+"""What steps may leave unsent while the frontend is busy: 100,000 tokens and more. Beyond it, the
+next message waits for the frontend."""
 CONNECT_TIMEOUT_S = 10.0
 
 
@@ -19,7 +23,11 @@ class FrontendGoneError(ConnectionError):
 
 
 class Channel:
-    """Sends in full, receives without waiting longer than asked."""
+    """Sends and receives without waiting longer than asked.
+
+    What the socket does not take at once is sent with the next call: a step does not wait for a
+    frontend that is busy.
+    """
 
     def __init__(self, path: str) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -28,21 +36,69 @@ class Channel:
             self._socket.connect(path)
         except OSError as error:
             raise FrontendGoneError(f"frontend socket {path}: {error}") from None
-        self._socket.settimeout(SEND_TIMEOUT_S)
+        self._socket.setblocking(False)
         self._reader = FrameReader()
+        self._unsent: deque[memoryview] = deque()
+        self._unsent_bytes = 0
+        self._sent_at = 0.0
+        """When the socket last took something, or last had all (CLOCK_MONOTONIC)."""
 
-    def send(self, message: worker_ipc.FromWorker) -> None:
-        """Send one message. Raises FrontendGoneError."""
+    def send(self, message: worker_ipc.FromWorker, last: bool = False) -> None:
+        """Send one message, or keep it for later.
+
+        Waits until the frontend has all, where it is the ``last`` one or too much is kept. Raises
+        FrontendGoneError.
+        """
+        frame = memoryview(worker_ipc.frame(message))
+        if not self._unsent:
+            self._sent_at = time.monotonic()
+        self._unsent.append(frame)
+        self._unsent_bytes += len(frame)
+        self._flush()
+        most = 0 if last else MAX_UNSENT_BYTES
+        while self._unsent_bytes > most:
+            select.select([], [self._socket], [], self._patience_s())
+            self._flush()
+
+    def _flush(self) -> None:
+        """Send what the socket takes now. Raises FrontendGoneError, also if it takes too long."""
         try:
-            self._socket.sendall(worker_ipc.frame(message))
+            while self._unsent:
+                sent = self._socket.send(self._unsent[0])
+                self._unsent_bytes -= sent
+                self._sent_at = time.monotonic()
+                if sent < len(self._unsent[0]):
+                    self._unsent[0] = self._unsent[0][sent:]
+                else:
+                    self._unsent.popleft()
+        except BlockingIOError:
+            if self._patience_s() <= 0:
+                raise FrontendGoneError(
+                    f"the frontend has read nothing for {SEND_TIMEOUT_S:g} s"
+                ) from None
         except OSError as error:
             raise FrontendGoneError(f"frontend socket: {error}") from None
 
+    def _patience_s(self) -> float:
+        return max(0.0, self._sent_at + SEND_TIMEOUT_S - time.monotonic())
+
     def receive(self, timeout_s: float) -> list[worker_ipc.ToWorker]:
-        """Return what has arrived, after waiting at most ``timeout_s`` for the first byte."""
-        readable, _, _ = select.select([self._socket], [], [], timeout_s)
-        if not readable:
-            return []
+        """Return what has arrived, after waiting at most ``timeout_s`` for the first byte.
+
+        Sends meanwhile what was kept.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            unsent = [self._socket] if self._unsent else []
+            readable, writable, _ = select.select(
+                [self._socket], unsent, [], max(0.0, deadline - time.monotonic())
+            )
+            if self._unsent:
+                self._flush()
+            if readable:
+                break
+            if not writable:
+                return []
         try:
             data = self._socket.recv(1 << 20)
         except OSError as error:

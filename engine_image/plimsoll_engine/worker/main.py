@@ -1,7 +1,7 @@
 """One worker: connect, prepare, take over when told to, then serve until it is told to stop.
 
-One thread. Messages are read between steps, a step never waits for the frontend, and a report goes
-out at least once a second, also while idle.
+One thread. Messages are read between steps, a step does not wait for a frontend that is busy
+(``channel.py``), and a report goes out at least once a second, also while idle.
 """
 
 from __future__ import annotations
@@ -175,14 +175,14 @@ def _leave(
         stopped.refusal = handover
     stopped.stages_s = (before_s or {}) | lifecycle.ended_s
     stopped.sent = time.monotonic()
-    channel.send(stopped)
+    channel.send(stopped, last=True)
     channel.wait_closed(LINGER_S)
 
 
 def _fail(channel: Channel, message: str, permanent: bool = False) -> int:
     log.error("%s", message)
     try:
-        channel.send(worker_ipc.Failed(message, permanent))
+        channel.send(worker_ipc.Failed(message, permanent), last=True)
     except FrontendGoneError as error:
         log.error("%s", error)
     return 1

@@ -1,0 +1,117 @@
+"""A worker's messages to a frontend that is busy, hung or gone.
+
+Tests ``worker/channel.py``.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from plimsoll_engine.messages import worker_ipc
+from plimsoll_engine.messages.framing import FrameReader
+from plimsoll_engine.worker import channel as channels
+from plimsoll_engine.worker.channel import Channel, FrontendGoneError
+
+FULL = 4 << 20
+"""Many times what a socket takes before it is read."""
+
+
+@pytest.fixture
+def ends(tmp_path: Path) -> Iterator[tuple[Channel, socket.socket]]:
+    """A worker's channel, and the frontend's end of it."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen(1)
+        channel = Channel(str(tmp_path / "s"))
+        frontend, _ = listener.accept()
+        with frontend:
+            frontend.settimeout(10)
+            yield channel, frontend
+        channel.close()
+
+
+def message(number: int, size: int = 1 << 16) -> worker_ipc.Failed:
+    return worker_ipc.Failed(f"{number} ".ljust(size, "x"))
+
+
+def numbers(frontend: socket.socket, count: int) -> list[int]:
+    """Of the next messages that arrive."""
+    reader, found = FrameReader(), list[int]()
+    while len(found) < count:
+        for body in reader.feed(frontend.recv(1 << 20)):
+            failed = msgspec.msgpack.decode(body, type=worker_ipc.FromWorker)
+            assert isinstance(failed, worker_ipc.Failed)
+            found.append(int(failed.message.split()[0]))
+    return found
+
+
+def test_a_step_does_not_wait_for_a_busy_frontend(ends: tuple[Channel, socket.socket]) -> None:
+    channel, frontend = ends
+    begun = time.monotonic()
+    for number in range(FULL >> 16):
+        channel.send(message(number))
+    assert channel.receive(0.0) == []
+    assert time.monotonic() - begun < 1.0
+
+    def receive() -> None:
+        while channel._unsent:
+            channel.receive(0.05)
+
+    sending = threading.Thread(target=receive)
+    sending.start()
+    assert numbers(frontend, FULL >> 16) == list(range(FULL >> 16))
+    sending.join(10)
+    frontend.sendall(worker_ipc.frame(worker_ipc.Abort("a")))
+    assert channel.receive(5.0) == [worker_ipc.Abort("a")]
+
+
+def test_what_is_unsent_is_bounded_and_the_last_message_arrives(
+    ends: tuple[Channel, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel, frontend = ends
+    monkeypatch.setattr(channels, "MAX_UNSENT_BYTES", 1 << 20)
+    kept: list[int] = []
+
+    def send() -> None:
+        for number in range(FULL >> 16):
+            channel.send(message(number))
+            kept.append(channel._unsent_bytes)
+        channel.send(message(FULL >> 16), last=True)
+        kept.append(channel._unsent_bytes)
+
+    sending = threading.Thread(target=send)
+    sending.start()
+    assert numbers(frontend, (FULL >> 16) + 1) == list(range((FULL >> 16) + 1))
+    sending.join(10)
+    assert max(kept) <= 1 << 20
+    assert kept[-1] == 0
+
+
+def test_a_frontend_that_hangs_is_given_up_at_the_bound_and_between_steps(
+    ends: tuple[Channel, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel, _ = ends
+    monkeypatch.setattr(channels, "SEND_TIMEOUT_S", 0.1)
+    for number in range(FULL >> 16):
+        channel.send(message(number))
+    time.sleep(0.1)
+    with pytest.raises(FrontendGoneError, match="read nothing"):
+        channel.receive(0.0)
+    with pytest.raises(FrontendGoneError, match="read nothing"):
+        channel.send(message(0), last=True)
+
+
+def test_a_frontend_that_is_gone_is_noticed(ends: tuple[Channel, socket.socket]) -> None:
+    channel, frontend = ends
+    frontend.close()
+    with pytest.raises(FrontendGoneError, match="closed the socket"):
+        channel.receive(1.0)
+    with pytest.raises(FrontendGoneError, match="frontend socket"):
+        channel.send(message(0))
