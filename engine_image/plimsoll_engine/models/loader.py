@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+from collections import Counter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,9 +29,11 @@ from plimsoll_engine.models.safetensors_files import (
     FLOATS,
     INDEX,
     complain,
+    loses_digits,
     opened,
     placed,
     unfit,
+    warn_of_rounding,
     weight_files,
 )
 
@@ -156,7 +159,11 @@ def positions(config: Any) -> int:
 
 
 def choose_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
-    """``auto`` is the checkpoint's own type on CUDA and float32 on a CPU."""
+    """Return the type that ``name`` means on ``device``.
+
+    ``auto`` is float32 on a CPU, and on CUDA bfloat16 unless the config says float32. A checkpoint
+    in float16 loses digits by that, of which :func:`fill` warns.
+    """
     if name in DTYPES:
         return DTYPES[name]
     if name != "auto":
@@ -219,6 +226,7 @@ def fill(model: OwnModel, folder: Path) -> None:
         )
     }
     missing, unexpected, mismatched = set(targets), [], []
+    rounded: Counter[str] = Counter()
     for path in weight_files(folder):
         with opened(path) as file:
             for name in file.keys():  # noqa: SIM118 - not a dictionary
@@ -237,6 +245,8 @@ def fill(model: OwnModel, folder: Path) -> None:
                 ):
                     mismatched.append(why)
                     continue
+                if loses_digits(found.get_dtype(), target.dtype):
+                    rounded[found.get_dtype()] += 1
                 if part.split is None or part.shard == WHOLE:
                     target.copy_(file.get_tensor(name))
                 else:
@@ -250,6 +260,7 @@ def fill(model: OwnModel, folder: Path) -> None:
         mismatched=mismatched,
         unexpected=unexpected,
     )
+    warn_of_rounding(folder, rounded)
 
 
 def load_model(

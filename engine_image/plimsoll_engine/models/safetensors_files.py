@@ -7,20 +7,28 @@ host copy, and its pages belong to the page cache.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+import logging
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from plimsoll_engine.errors import LoadError
+
+log = logging.getLogger(__name__)
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 FLOATS = ("F32", "BF16", "F16", "F64")
 """Types of a checkpoint's tensors, by safetensors' names, that are converted to the model's. Whole
 numbers and 8-bit floats mean something only with scales that a plain model has not."""
+SIGNIFICANT_BITS = {"BF16": 8, "F16": 11, "F32": 24, "F64": 53}
+"""With the one before the point, which no format stores."""
 EIGHT_BITS = ("F8_E4M3",)
 """The type of a quantized matrix, which has scales beside it."""
 
@@ -65,11 +73,32 @@ def opened(path: Path) -> Iterator[Any]:
         raise LoadError(f"{path}: {error}") from None
 
 
-def check_files(folder: Path) -> None:
-    """Read each weights file's header, so that the error of a broken one names it."""
+def check_files(folder: Path) -> Counter[str]:
+    """Read each weights file's header, so that the error of a broken one names it.
+
+    Returns how many tensors there are of each type, by safetensors' names.
+    """
+    types: Counter[str] = Counter()
     for path in weight_files(folder):
-        with opened(path):
-            pass
+        with opened(path) as file:
+            types.update(file.get_slice(name).get_dtype() for name in file.keys())  # noqa: SIM118
+    return types
+
+
+def loses_digits(in_file: str, dtype: torch.dtype) -> bool:
+    """Return whether numbers of the file's type are rounded when they become ``dtype``."""
+    if in_file not in SIGNIFICANT_BITS or not dtype.is_floating_point:
+        return False
+    return SIGNIFICANT_BITS[in_file] > 1 - round(math.log2(torch.finfo(dtype).eps))
+
+
+def warn_of_rounding(folder: Path, rounded: Mapping[str, int]) -> None:
+    """Say in the log which tensors lost digits; ``rounded`` counts them by their type."""
+    for kind, count in sorted(rounded.items()):
+        log.warning(
+            "weights are rounded: --dtype float32 keeps every digit, at more memory",
+            extra={"model": str(folder), "tensors": count, "type": kind},
+        )
 
 
 def complain(folder: Path, **wrong: Collection[str]) -> None:

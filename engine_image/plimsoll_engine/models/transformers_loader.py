@@ -15,7 +15,13 @@ from transformers import AutoModelForCausalLM
 
 from plimsoll_engine.errors import LoadError
 from plimsoll_engine.models import self_check, transformers_model
-from plimsoll_engine.models.safetensors_files import check_files, complain, shapes
+from plimsoll_engine.models.safetensors_files import (
+    check_files,
+    complain,
+    loses_digits,
+    shapes,
+    warn_of_rounding,
+)
 from plimsoll_engine.models.transformers_model import TransformersModel
 
 
@@ -36,7 +42,8 @@ def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) ->
     transformers_model.register()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    check_files(folder)
+    types = check_files(folder)
+    warn_of_rounding(folder, {t: n for t, n in types.items() if loses_digits(t, dtype)})
     try:
         module, info = AutoModelForCausalLM.from_pretrained(
             folder,

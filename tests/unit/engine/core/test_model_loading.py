@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from plimsoll_engine.core import engine_sizes as sizes
 from plimsoll_engine.errors import LoadError, SettingsError
@@ -210,3 +210,43 @@ def test_sizes_follow_from_the_model_and_the_pool(tiny_checkpoint: Path) -> None
     found = sizes.resolve(config, kv_shape(model), loader.positions(model), torch.float32, CPU)
     assert (found.num_blocks, found.max_model_len) == (10, 80)
     assert kv_shape(model).bytes_per_token(torch.float32) == 2 * 4 * 2 * 16 * 4
+
+
+@pytest.mark.parametrize(
+    ("in_file", "dtype", "rounded"),
+    [
+        (torch.float16, torch.bfloat16, True),
+        (torch.float32, torch.bfloat16, True),
+        (torch.float64, torch.float32, True),
+        (torch.bfloat16, torch.bfloat16, False),
+        (torch.float16, torch.float32, False),
+        (torch.bfloat16, torch.float32, False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("own", [True, False], ids=["own", "transformers"])
+def test_the_log_says_that_weights_are_rounded(
+    in_file: torch.dtype,
+    dtype: torch.dtype,
+    rounded: bool,
+    own: bool,
+    tiny_checkpoint: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = tmp_path / "model"
+    if own:
+        shutil.copytree(tiny_checkpoint, folder)
+    else:
+        config = AutoConfig.for_model(
+            "gpt_neox", vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+            num_attention_heads=2,
+        )  # fmt: skip
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    edit_tensors(folder, lambda t: t.update({name: t[name].to(in_file) for name in t}))
+    loader.load_model(folder, loader.load_config(folder), dtype, CPU).close()
+    said = [record for record in caplog.records if "rounded" in record.message]
+    assert bool(said) == rounded
+    if said:
+        count = len(load_file(folder / "model.safetensors"))
+        assert [(r.tensors, r.model) for r in said] == [(count, str(folder))]  # type: ignore[attr-defined]
