@@ -113,7 +113,7 @@ class Answer(Response):
         while True:
             new = []
             for number in sorted(open_choices):
-                delta = self._batch.generations[number].take()
+                delta = self._batch.generations[number].take(self._stream)
                 if delta is None:
                     continue
                 new.append((self._choices[number], delta))

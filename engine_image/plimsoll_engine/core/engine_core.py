@@ -56,9 +56,6 @@ computed again."""
 RESET_WAIT_S = 1.0
 """Longer than the transfer of a whole pool's blocks in flight takes (25 GB/s over PCIe 5)."""
 
-TOKEN_BYTES = 40
-"""A token of a running request: a list slot and an int object (CPython 3.11)."""
-
 
 class DeviceLostError(RuntimeError):
     """The device answers no more (a CUDA fault is sticky): only a new process helps."""
@@ -485,7 +482,7 @@ class EngineCore:
             if item.key not in self.receiver
         }
         return sum(media.values()) + sum(
-            TOKEN_BYTES * len(request.token_ids)
+            request.token_ids.itemsize * len(request.token_ids)
             + (0 if request.counts is None else COUNT_BYTES * len(request.counts))
             + (0 if request.matcher is None else request.matcher.bytes)
             + len(request.allowed or b"")

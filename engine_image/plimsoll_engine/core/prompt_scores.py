@@ -31,7 +31,7 @@ class Part(NamedTuple):
     request: Request
     row: int
     first: int
-    targets: list[int]
+    targets: Sequence[int]
 
 
 @dataclass(slots=True)

@@ -21,6 +21,13 @@ from plimsoll_engine.frontend.requests.prompt_scores import PromptScores
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.worker_ipc import Logprobs, Media, Sampling, Started, Submit
 
+TOKEN_BYTES = 8 + sys.getsizeof(1 << 20)
+"""A list slot and, above the small integers, an object."""
+PIECE_BYTES = 8 + sys.getsizeof("")
+LOGPROB_BYTES = 100
+"""One log probability that a client has not got yet, as an object or as JSON (``tests/unit/engine/
+frontend/test_request_log.py``)."""
+
 
 class QueueFull(Exception):
     """The engine holds as many unanswered requests as it may."""
@@ -113,6 +120,7 @@ class Generation:
         "_stops",
         "_taken",
         "admission",
+        "answer_bytes",
         "attempt",
         "ended",
         "finish_reason",
@@ -168,6 +176,8 @@ class Generation:
         self._include = text.include
         self._pending: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
+        self.answer_bytes = 0
+        """Memory of text and log probabilities that its client has not got yet."""
         most = sampling.prompt_logprobs
         self.scores = None if most is None else PromptScores(len(prompt_ids), most)
         """Of the prompt's tokens, where they were asked for."""
@@ -198,6 +208,7 @@ class Generation:
         self.output_ids.append(token_id)
         if logprobs is not None:
             self._logprobs.append(TokenLogprobs(token_id, logprobs, self._characters))
+            self.answer_bytes += (1 + len(logprobs.top)) * LOGPROB_BYTES
         ends = finish_reason == "stop" and token_id in self.sampling.stop_token_ids
         if ends:
             self.stop_reason = token_id
@@ -215,6 +226,7 @@ class Generation:
             self.stop_reason = self._stops.found
         if piece:
             self._pending.append(piece)
+            self.answer_bytes += PIECE_BYTES + len(piece)
         if piece or self.done:
             self.wake.set()
         if self.done:
@@ -232,10 +244,11 @@ class Generation:
             self.wake.set()
             self.ended.set()
 
-    def take(self) -> Delta | None:
+    def take(self, streamed: bool = True) -> Delta | None:
         """Return what is new since the last call; None for nothing.
 
-        Raises :class:`RequestFailed`.
+        Where it is not ``streamed``, it counts as memory until the answer is whole. Raises
+        :class:`RequestFailed`.
         """
         if self._error is not None:
             # A new one each time: one that is kept would hold this frame, and so this request.
@@ -248,6 +261,8 @@ class Generation:
         self._taken += len(new)
         self._pending.clear()
         self._logprobs = []
+        if streamed:
+            self.answer_bytes = 0
         return delta
 
     @property
@@ -343,18 +358,18 @@ class RequestLog:
             generation.fail(RequestFailed(reason, message))
 
     def bytes(self) -> int:
-        """Memory of the tokens held: a list slot and, above the small integers, an object each.
+        """Memory of the tokens held, and of what is known of their answers.
 
-        With what is known of the log probabilities of prompts, and the lists of allowed tokens.
+        With the log probabilities of prompts, and the lists of allowed tokens.
         """
-        each = 8 + sys.getsizeof(1 << 20)
         running = self._running.values()
         # Choices share theirs.
         shared = {id(g.prompt_ids): len(g.prompt_ids) for g in running}
         allowed = (g.sampling.allowed_token_ids for g in running)
         shared |= {id(one): len(one) for one in allowed if one is not None}
         tokens = sum(shared.values()) + sum(len(g.output_ids) for g in running)
-        return each * tokens + sum(g.scores.nbytes for g in running if g.scores is not None)
+        scores = sum(g.scores.nbytes for g in running if g.scores is not None)
+        return TOKEN_BYTES * tokens + scores + sum(g.answer_bytes for g in running)
 
     def media_bytes(self) -> int:
         """Return the bytes of the tensors of images and sounds, each counted once.

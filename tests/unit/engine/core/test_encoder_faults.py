@@ -6,6 +6,7 @@ Tests ``core/encoder_cache.py``.
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -180,7 +181,7 @@ def test_a_receiver_that_hears_no_forgetting_grows_past_its_bound(
 def test_an_output_that_is_dropped_and_wanted_again_in_one_step_stays() -> None:
     """A more urgent request with the same image takes the place of the one that held it."""
     image = [Media("image", b"x", 0, IMAGE_TOKENS, IMAGE_TOKENS, [1])]
-    first, heir = (Request(n, [1] * 30, 30, Sampling(9), media=image) for n in "ab")
+    first, heir = (Request(n, array("i", [1] * 30), 30, Sampling(9), media=image) for n in "ab")
     cache = EncoderCache(2 * IMAGE_TOKENS)
     assert cache.reserve(first, 9) == (9, image)
     assert cache.take_freed() == []

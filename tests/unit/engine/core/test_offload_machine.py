@@ -200,7 +200,7 @@ class OffloadMachine(RuleBasedStateMachine):
         self.blocks_hold_what_their_hashes_say()
 
 
-def content(tokens: list[int]) -> int:
+def content(tokens: Sequence[int]) -> int:
     return hash(tuple(tokens)) >> 1
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import gc
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import ref
 
+import msgspec
 import pytest
 
 from plimsoll_engine.core.engine_core import EngineCore
@@ -184,3 +186,28 @@ def test_a_refused_grammar_leaves_no_cycle(
     while job() is not None and time.monotonic() < deadline:  # its thread lets go last
         time.sleep(0.01)
     assert job() is None
+
+
+def test_the_choices_of_a_long_prompt_take_little_and_are_in_the_ledger(
+    make_engine: Any, helpers: Any
+) -> None:
+    """Each has its own tokens, which came in a message of its own."""
+    engine: EngineCore = make_engine(num_blocks=48)
+    prompt = [300 + number for number in range(100)]
+    body = msgspec.msgpack.encode(helpers.submit("a", prompt, 1))
+    engine.scheduler.max_model_len = 1 << 20
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        requests = [
+            Request.of(msgspec.structs.replace(submit, prompt_ids=submit.prompt_ids * 1000))
+            for submit in (msgspec.msgpack.decode(body, type=Submit) for _ in range(8))
+        ]
+        held = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    engine.requests = {str(number): request for number, request in enumerate(requests)}
+    counted = engine.request_bytes()
+    engine.requests = {}
+    assert held < 5 * 8 * 100_000
+    assert 0.8 * held < counted <= held

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import tracemalloc
 import weakref
 from collections.abc import Sequence
 
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.frontend.requests.request_log import (
     Delta,
     Generation,
@@ -24,7 +26,7 @@ from plimsoll_engine.frontend.requests.request_log import (
 )
 from plimsoll_engine.frontend.workers.outbox import Outbox
 from plimsoll_engine.messages import worker_ipc
-from plimsoll_engine.messages.worker_ipc import Abort, Sampling, Stop, Submit
+from plimsoll_engine.messages.worker_ipc import Abort, Logprobs, Sampling, Stop, Submit
 from tests.byte_text import bytes_text
 
 
@@ -182,3 +184,35 @@ def test_log_probabilities_say_where_in_the_text_their_token_begins() -> None:
 
     found = asyncio.run(run())
     assert found == list(zip("a€b".encode(), [0, 1, 1, 1, 2], strict=True))
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize("top", [0, 20])
+def test_an_answer_in_the_making_is_in_the_ledger(top: int, streamed: bool) -> None:
+    """An answer in one piece until it is whole, and a stream until its client takes it."""
+
+    async def run() -> tuple[int, int, int]:
+        log = RequestLog(1)
+        sampling = Sampling(max_tokens=9000, seed=4, logprobs=top)
+        one = Generation("a", [1, 2], sampling, bytes_text(), TextRules())
+        choice = ChatChoice(0, lambda token: f" token{token}", None)
+        log.admit(one)
+        tracemalloc.start()
+        try:
+            empty, before = log.bytes(), tracemalloc.get_traced_memory()[0]
+            for number in range(1000):
+                likeliest = [100_000 + number + place for place in range(top)]
+                logprobs = Logprobs(-number / 7, likeliest, [-place / 3 for place in likeliest])
+                one.push(97 + number % 9, None, logprobs)
+                if not streamed and (delta := one.take(streamed)) is not None:
+                    choice.add(delta)
+            held = tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+        counted = log.bytes() - empty
+        one.take(streamed)
+        return held, counted, log.bytes() - empty
+
+    held, counted, taken = asyncio.run(run())
+    assert 0.6 * held < counted < 1.6 * held
+    assert (taken < 0.4 * counted) == streamed

@@ -5,6 +5,7 @@ Tests ``kernels/fused.py``, ``models/decoder.py`` and ``core/forward.py``.
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ def model_of(kind: str) -> Decoder:
 def request(number: int, computed: int, count: int, left: int, blocks: int, **fields: Any) -> Chunk:
     length = computed + count + left
     held = -(-length // BLOCK)
-    tokens = torch.randint(96, (length,)).tolist()
+    tokens = array("i", torch.randint(96, (length,)).tolist())
     sampling = Sampling(max_tokens=9, **fields)
     return Chunk(
         Request(
