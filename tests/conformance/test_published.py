@@ -95,10 +95,10 @@ SCHEMAS: list[dict[str, Any]] = [
         "properties": {"tag": {"type": "string", "maxLength": 8}},
         "additionalProperties": False,
     },
-    {
+    {  # as in draft 7, which fastjsonschema reads
         "type": "array",
-        "prefixItems": [{"type": "boolean"}, {"enum": ["n"]}],
-        "items": False,
+        "items": [{"type": "boolean"}, {"enum": ["n"]}],
+        "additionalItems": False,
         "minItems": 2,
     },
 ]
@@ -251,6 +251,7 @@ def test_answers_match_their_schemas(engine: Engine) -> None:
         validate = import_module("fastjsonschema").validate
     finally:
         sys.path.remove(str(published.PACKAGES))
+    valid = 0
     for number, schema in enumerate(SCHEMAS):
         for temperature in (0, 1):
             answer = post(
@@ -259,3 +260,5 @@ def test_answers_match_their_schemas(engine: Engine) -> None:
             )  # fmt: skip
             if answer["finish_reason"] == "stop":
                 validate(schema, json.loads(answer["text"]))
+                valid += 1
+    assert valid >= len(SCHEMAS), "the others reached max_tokens first"
