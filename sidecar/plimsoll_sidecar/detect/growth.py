@@ -156,6 +156,11 @@ SWING_DECAY = 0.995
 
 SILENT_BUCKETS = 3
 
+LATELY_S, LATELY_SAMPLES, MAX_LATELY = 20.0, 4, 64
+LATELY_SHARE = 0.3
+"""Growth that brings less of its trend's pace has stopped. Chosen, as the time, on production
+containers: a restart for memory that is flat by then gains nothing."""
+
 
 def widths(interval_s: float) -> list[float]:
     """Return the widths of the buckets for samples ``interval_s`` apart, the narrowest first."""
@@ -262,6 +267,31 @@ class Growth:
             silent = point.t - newest.t > SILENT_BUCKETS * horizon.width_s
             if silent or (fell and not_busier(newest.load, point.load)):
                 self._trends[index] = None
+
+
+class LatestGrowth:
+    """The growth of the last :data:`LATELY_S` seconds: a trend stands for longer than it lasts."""
+
+    def __init__(self, interval_s: float) -> None:
+        self._span_s = max(LATELY_S, LATELY_SAMPLES * interval_s)
+        self._points: deque[Point] = deque(maxlen=MAX_LATELY)
+
+    def add(self, point: Point) -> None:
+        """Take in a sample."""
+        self._points.append(point)
+        while point.t - self._points[0].t > self._span_s:
+            self._points.popleft()
+
+    def forget(self) -> None:
+        """Begin anew: under a load that was never seen before, growth means nothing yet."""
+        self._points.clear()
+
+    def keeps(self, trend: Trend) -> bool:
+        """Whether the memory still grows, at :data:`LATELY_SHARE` of the trend's pace at least."""
+        if len(self._points) < 2:
+            return False
+        first, last = self._points[0], self._points[-1]
+        return unexplained(first, last) >= LATELY_SHARE * trend.bytes_per_s * (last.t - first.t)
 
 
 class SegmentDelta:

@@ -26,6 +26,7 @@ from plimsoll_sidecar.detect.attribution import (
 from plimsoll_sidecar.detect.baseline import Baseline, Warmup
 from plimsoll_sidecar.detect.growth import (
     Growth,
+    LatestGrowth,
     Point,
     SegmentDelta,
     SlidingMinimum,
@@ -64,6 +65,7 @@ class LeakBudgetWatch:
         self._series = Growth(interval_s, self._min_rise)
         self._segments: dict[Segment, SegmentDelta] = {}
         self._recent: deque[Point] = deque(maxlen=MAX_RECENT)
+        self._latest = LatestGrowth(interval_s)
         self._window = SlidingMinimum(budget.window_s if budget else 0.0)
         self._smooth, self._smoothed_at = 0.0, 0.0
         self._suspected: Hysteresis | None = None
@@ -94,19 +96,18 @@ class LeakBudgetWatch:
         ready: bool | None,
         in_long_step: bool,
     ) -> None:
-        """Take in a sample's total and the sizes of its segments.
-
-        ``ready`` is what the engine says of itself, None where it says nothing, and
-        ``in_long_step`` that one step of it takes unusually long.
-        """
+        """Take in a sample. ``ready`` is None where the engine does not say whether it is."""
         self._in_long_step = in_long_step
+        self._latest.add(point)
         self._first_requests(point)
         if self.baseline is None:
             self.state = BudgetState(current=point.bytes)
             if self._warm_up(point, sizes, ready):
                 self._become_warm(point)
             return
-        if not self.baseline.settling():
+        if self.baseline.settling():
+            self._latest.forget()
+        else:
             self._feed(point, sizes)
         self._recent.append(point)
         while point.t - self._recent[0].t > FLOOR_S:
@@ -149,6 +150,7 @@ class LeakBudgetWatch:
             bytes_per_s=trend.bytes_per_s,
             bytes_per_request=trend.bytes_per_request,
             over_budget=now.spent,
+            growing=self._latest.keeps(trend),
             unconfirmed=unconfirmed(now, likely),
             evidence=[
                 f"{format_bytes(trend.rise)} in {trend.span_s:.0f} s at comparable load, "

@@ -19,6 +19,8 @@ LEAVING = (Action.ENGINE_RESTART, Action.POD_REPLACE)
 """What takes the pod out of its service for a while."""
 STALLED_S = 1.0
 """Do not wait for a hung engine: its streams stay silent meanwhile."""
+AT_LIMIT = 0.95
+"""As in the alert PlimsollMemoryNearLimit."""
 
 
 class TurnContext:
@@ -131,6 +133,13 @@ class TurnContext:
             return None
         return max(0.0, budget.limit - budget.current) / budget.bytes_per_s
 
+    def at_limit(self, incident: Incident) -> bool:
+        """Whether memory has no room to grow any more."""
+        budget = incident.budget(self.assessment)
+        if budget is None or budget.limit is None or budget.current is None:
+            return False
+        return budget.current >= AT_LIMIT * budget.limit
+
     def exhausts_before_drain(self, incident: Incident) -> bool:
         """Whether memory ends sooner than a drain: then leaving loses less than staying."""
         left = self.time_to_limit_s(incident)
@@ -194,17 +203,20 @@ def next_rung(context: TurnContext, incident: Incident) -> Action | None:
 
 
 def due(context: TurnContext, incident: Incident) -> bool:
-    """Return whether the budget is spent, or the memory ends before a careful drain could.
+    """Return whether a restart is worth it: the budget is spent, or memory ends before a drain.
 
     The budget is what a replica may gain, so its end alone is no reason to hurry: what looks like a
     leak and stops within it costs no restart. What a drain adds beyond it is the memory limit's.
+    Memory that does not grow at this moment will not end, so that a restart gains nothing. A stall,
+    and an incident that a restart did not cure, do not wait for any of this.
     """
-    if incident.kind is IncidentKind.STALL:
+    unmeasured = incident.kind is IncidentKind.STALL or incident.kind not in ladder.CURABLE
+    if unmeasured or incident.escalated:
         return True
     suspicion = context.suspicions.get(incident.kind)
-    return suspicion is not None and (
-        suspicion.over_budget or context.exhausts_before_drain(incident)
-    )
+    if suspicion is None or not (suspicion.growing or context.at_limit(incident)):
+        return False
+    return suspicion.over_budget or context.exhausts_before_drain(incident)
 
 
 def restart_budget_spent(context: TurnContext) -> bool:

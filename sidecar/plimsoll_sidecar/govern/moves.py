@@ -15,6 +15,7 @@ from plimsoll_sidecar.govern.state import MAX_REFUSALS, MIN_TRIMMED, SLOT_RETRY_
 from plimsoll_sidecar.govern.verification import RETURNED_ENOUGH
 
 WITHIN_BUDGET = "deferred: the leak budget is not spent, and memory will outlast a drain"
+NOT_GROWING = "deferred: the leak budget is spent, but memory does not grow at present"
 MANUALLY_DRAINED = "a person drained this replica: no restart until plimsoll resume"
 WITHDRAWN = "PodReplaceWithdrawn"
 
@@ -164,7 +165,9 @@ def waits_for_window(context: TurnContext, incident: Incident) -> bool:
 
 def hold_within_budget(context: TurnContext, incident: Incident) -> None:
     """Say what a confirmed incident waits for whose restart would cost more than it gains."""
-    message = WITHIN_BUDGET
+    suspicion = context.suspicions.get(incident.kind)
+    spent = suspicion is not None and suspicion.over_budget
+    message = NOT_GROWING if spent else WITHIN_BUDGET
     if incident.kind is IncidentKind.CAPACITY_LOSS:
         message = f"no restart until {SPENT_RATIO:.0%} of the capacity is lost"
     wait(context, incident, None, message)

@@ -13,7 +13,7 @@ from plimsoll_api.admin import Capability
 from plimsoll_api.incident_record import Reason, StepOutcome
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.supervision import Action, Mode
-from plimsoll_sidecar.govern import ladder, restart_budget
+from plimsoll_sidecar.govern import restart_budget
 from plimsoll_sidecar.govern.command import EventType, Verb
 from plimsoll_sidecar.govern.context import (
     TurnContext,
@@ -123,7 +123,7 @@ def confirmed(context: TurnContext, incident: Incident) -> None:
     """Choose the next rung, wait for the budget to be spent, or end as unresolved."""
     if ended_as_gone(context, incident) or not diagnosed(context, incident):
         return
-    if incident.kind in ladder.CURABLE and not (incident.escalated or due(context, incident)):
+    if not due(context, incident):
         hold_within_budget(context, incident)
         return
     rung = next_rung(context, incident)
@@ -168,6 +168,8 @@ def awaiting_slot(context: TurnContext, incident: Incident) -> None:
     elif context.state.slot_holder != incident.name:
         if context.now >= incident.retry_at:
             context.send(incident, Verb.TAKE_SLOT, TAKE_SLOT)
+    elif not due(context, incident):
+        context.enter(incident, IncidentPhase.CONFIRMED)  # it stopped growing while it waited
     else:
         begin_rung(context, incident)
 

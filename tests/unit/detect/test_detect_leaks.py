@@ -13,7 +13,9 @@ import pytest
 from leaklab.series import GIB, MIB, Series, bursty, sawtooth, square_load, steady
 from plimsoll_api.assessment import Segment
 from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.trace import Sample
+from plimsoll_sidecar.detect.detector import Detector
 
 Judge = Callable[..., Any]
 HOUR = 3600.0
@@ -33,6 +35,17 @@ def test_400_mb_a_minute_is_suspected_in_seconds(
     assert suspicion.bytes_per_s == pytest.approx(FAST, rel=0.4)
     assert outcome.over_t is not None
     assert outcome.over_t - 120 < (512 * MIB + noise) / FAST + 5, "a floor of 5 s has spent it"
+
+
+def test_a_leak_that_has_stopped_is_suspected_but_does_not_grow() -> None:
+    """A trend stands for a while after the memory rose last: what it says is of the past."""
+    stops, budget = 220.0, 512 * MIB
+    series = Series(duration=260, leak=lambda t: FAST * max(0.0, min(t, stops) - 120))
+    detector = Detector(MemoryPolicy(host=MemoryBudget(budget, HOUR, 6 * GIB)), 30, series.interval)
+    found = {sample.t: detector.update(sample).suspicions for sample in series.samples()}
+    (before,), (after,) = found[stops], found[stops + 25]
+    assert (before.over_budget, before.growing) == (True, True)
+    assert (after.over_budget, after.growing) == (True, False)
 
 
 def test_a_fast_leak_that_begins_with_the_engine(judge: Judge) -> None:

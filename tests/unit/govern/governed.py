@@ -43,6 +43,7 @@ class World:
         self.kind = IncidentKind.HOST_GROWTH
         self.besides: list[Suspicion] = []
         self.over_budget = True
+        self.growing = True
         self.process: str | None = "worker"
         self.segment = Segment.PYTHON_OBJECTS
         self.answers = True
@@ -73,6 +74,7 @@ class World:
                     consumed_ratio=1.2,
                     bytes=self.growth,
                     over_budget=self.over_budget,
+                    growing=self.growing,
                     process=self.process,
                     unconfirmed=self.unconfirmed,
                 )

@@ -10,6 +10,7 @@ from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.supervision import Action, Mode, RestartBudget, Supervision
 from plimsoll_sidecar.govern.command import EventType, Outcome, Result, SlotWish, Verb
 from plimsoll_sidecar.govern.incident import ROUND
+from plimsoll_sidecar.govern.moves import NOT_GROWING
 from plimsoll_sidecar.govern.state import BACK_OFF_MAX_S, BACK_OFF_S, GovernorState
 from plimsoll_sidecar.govern.verification import SETTLE_S
 from tests.unit.govern.governed import BASELINE, World, done
@@ -113,6 +114,25 @@ def test_the_reason_is_named_until_the_leak_is_confirmed() -> None:
     world.run(5, done(diagnose))
     assert incident.phase is IncidentPhase.CONFIRMED
     assert incident.attribution.evidence == []
+
+
+def test_a_spent_budget_restarts_nothing_while_memory_is_flat() -> None:
+    world = World()
+    world.growth, world.growing = 500_000_000, False
+    diagnose = world.to(Verb.DIAGNOSE)
+    world.run(600, done(diagnose))
+    assert world.open[0].message == NOT_GROWING
+    assert Verb.TAKE_SLOT not in world.verbs
+    world.growing = True
+    world.to(Verb.RESTART_WORKER)
+
+
+def test_memory_that_is_flat_at_its_limit_is_restarted() -> None:
+    """Nothing can grow there any more."""
+    world = World()
+    world.growth, world.growing = 500_000_000, False
+    world.limit = BASELINE + 510_000_000
+    world.to(Verb.RESTART_WORKER)
 
 
 @pytest.mark.parametrize(("trimmed", "reason"), [(True, Reason.TRIM), (False, Reason.CLEARED)])

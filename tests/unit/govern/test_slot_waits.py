@@ -97,3 +97,13 @@ def test_a_slot_goes_to_others_while_its_incident_no_longer_has_to_restart() -> 
     world.run(3, done(take))
     assert world.open[0].phase is IncidentPhase.CONFIRMED
     assert world.governor.state.slot_holder is None
+
+
+def test_memory_that_stops_growing_while_the_slot_is_asked_for_costs_no_restart() -> None:
+    world = leaking()
+    take = world.to(Verb.TAKE_SLOT)
+    world.growing = False
+    world.run(30, done(take))
+    assert world.open[0].phase is IncidentPhase.CONFIRMED
+    assert world.governor.state.slot_holder is None
+    assert Verb.RESTART_WORKER not in world.verbs
