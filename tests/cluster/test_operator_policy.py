@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.lab.images import ROOT
 from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab, namespace
-from tests.lab.operator import Operator, account_policy, operator_kubeconfig
+from tests.lab.operator import SYSTEM, Operator, account_policy, may_lead, operator_kubeconfig
 from tests.lab.webhook import NAME, Webhook
 
 SERVICE = {
@@ -55,6 +56,15 @@ def role(name: str, **meta: Any) -> dict[str, Any]:
 def kube(cluster: Lab) -> Iterator[Kube]:
     with namespace(cluster.kube) as kube:
         yield kube
+
+
+def test_an_account_is_under_the_policy_that_was_applied_last(kube: Kube, tmp_path: Path) -> None:
+    there = Kube(kube.kubectl, operator_kubeconfig(kube, tmp_path / "before"), SYSTEM)
+    kube("apply", "-f", str(ROOT / "config" / "operator-policy.yaml"))
+    eventually(lambda: not may_lead(there), "the policy of config/ is in force", 30)
+
+    operator_kubeconfig(kube, tmp_path / "after")
+    assert may_lead(there)
 
 
 def test_the_account_does_its_work_and_nothing_else(kube: Kube, tmp_path: Path) -> None:

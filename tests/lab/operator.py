@@ -17,6 +17,7 @@ from tests.lab import binaries
 from tests.lab.helm import CHART, RELEASE, Helm
 from tests.lab.images import ROOT
 from tests.lab.kube import Kube, eventually
+from tests.lab.objects import Refused
 from tests.lab.processes import die_with_parent
 from tests.lab.warm import WarmProcess
 
@@ -31,7 +32,24 @@ def operator_kubeconfig(kube: Kube, target: Path) -> Path:
     for path in ("config/namespace.yaml", "config/rbac.yaml"):
         system("apply", "--server-side", "--force-conflicts", "-f", str(ROOT / path))
     system("apply", "-f", "-", stdin=account_policy())
-    return account_kubeconfig(system, "plimsoll-operator", target)
+    account = account_kubeconfig(system, "plimsoll-operator", target)
+    # The API server takes up a policy that has changed within a second.
+    there = Kube(kube.kubectl, account, SYSTEM)
+    eventually(lambda: may_lead(there), "the policy that was applied is in force")
+    return account
+
+
+def may_lead(account: Kube) -> bool:
+    """Whether the policy lets the account take the Lease of a test's operator. The one of
+    ``config/``, which some tests apply, does not."""
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+    try:
+        account.create(lease | {"metadata": {"name": "operator"}}, dry_run=True)
+    except Refused as error:
+        if "account of the operator" in str(error):
+            return False
+        raise
+    return True
 
 
 def chart_kubeconfig(kube: Kube, target: Path, *namespaces: str) -> Path:
