@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import gc
 import os
 import shutil
@@ -84,6 +85,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
         with contextlib.suppress(MissingError):  # the fixture says so
             find(node=missing_for_a_node() is None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_tls_context() -> Iterator[None]:
+    """A client of httpx (or httpx2, which openai uses) reads the certificates of all authorities
+    when it is made: 25 ms of CPU for a request to loopback, and tests make thousands of clients."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for library in ("httpx", "httpx2"):
+            if transports := sys.modules.get(f"{library}._transports.default"):
+                made = functools.cache(transports.create_ssl_context)
+                monkeypatch.setattr(transports, "create_ssl_context", made)
+        yield
 
 
 @pytest.fixture(scope="session")
