@@ -13,8 +13,8 @@ Written by `python -m docs.generate`; do not edit.
 Name faults in `PLIMSOLL_INJECT`, as `name:key=value,key=value;name2`. The engine injects them only
 if you start it with `--allow-inject` and the package `plimsoll-faults` is installed: product images
 do not have it, images built from the target `engine-faults` do. Each fault is a defect that a
-serving engine really had, except `cache_fills`, which is healthy and shows that a supervisor
-leaves it alone. The metric
+serving engine really had, except two that are healthy: `cache_fills` shows that a supervisor
+leaves it alone, `slow_steps` takes time and no memory. The metric
 `plimsoll_engine_injections` and the admin status name the active faults. A worker's fault affects
 the first worker of an engine (`epochs=first`) or every worker (`epochs=all`). An engine that cannot
 have a fault (no GPU, no swap, no adapters) exits at its start and says why.

@@ -11,15 +11,18 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
+SLOW = "slow_steps:wait_ms=20,epochs=all"
 PLIMSOLL = (sys.executable, "-m", "plimsoll_cli.main")
 
 
 @pytest.mark.timeout(420)
 def test_the_demo_cures_a_leak_and_no_stream_breaks(tmp_path: Path) -> None:
-    """The demo's own manifest, but a leak and a warm-up with which it takes half of the time."""
+    """The demo's own manifest, but a leak and a warm-up with which it takes half of the time, and
+    steps as slow as those of a large model: a tiny one takes all of the machine's CPU."""
     out, manifest = tmp_path / "report", tmp_path / "leaky.yaml"
     text = (REPOSITORY / "examples" / "leaky.yaml").read_text()
-    for own, quick in (("payload_bytes=2Mi", "payload_bytes=8Mi"), ("warmup: 10s", "warmup: 4s")):
+    leak = f"payload_bytes=8Mi;{SLOW}"
+    for own, quick in (("payload_bytes=2Mi", leak), ("warmup: 10s", "warmup: 4s")):
         assert own in text
         text = text.replace(own, quick)
     manifest.write_text(text)

@@ -22,7 +22,9 @@ SERVICE = "leaky"
 SELECTOR = f"plimsoll.dev/service={SERVICE}"
 READY_S = 180
 STORY_S = 180
-LEAK = "request_cycle:payload_bytes=8Mi"
+SLOW = "slow_steps:wait_ms=20,epochs=all"
+"""The steps of a large model: those of a tiny one take all of the machine's CPU."""
+LEAK = f"request_cycle:payload_bytes=8Mi;{SLOW}"
 Manifest = Callable[..., dict[str, Any]]
 
 
@@ -68,7 +70,7 @@ def test_a_hang_is_seen_and_ended(
 ) -> None:
     """The worker spins in an eviction that cannot progress, and /health stays green."""
     charted()
-    kube.apply(manifest("eviction_loop:after_requests=12", stall={"timeout": "5s"}))
+    kube.apply(manifest(f"eviction_loop:after_requests=12;{SLOW}", stall={"timeout": "5s"}))
     kube("wait", f"plinf/{SERVICE}", "--for=condition=Ready", f"--timeout={READY_S}s")
     before = the_pod(kube)
     with streaming(kube) as streams:

@@ -50,6 +50,7 @@ DEFECTS: dict[type[kinds.Fault], type[Defect[Any]]] = {
     kinds.OffloadAbandoned: offload.OffloadAbandonedDefect,
     kinds.OffloadPinned: offload.OffloadPinnedDefect,
     kinds.CacheFills: caches.CacheFillsDefect,
+    kinds.SlowSteps: requests.SlowStepsDefect,
 }
 
 
@@ -76,6 +77,8 @@ class WorkerFaults(WorkerHooks):
 
     def after_step(self, finished: int) -> None:
         """``finished`` requests ended in the step. Call it between steps."""
+        for defect in self.defects:
+            defect.stepped()
         if finished:
             for defect in self.defects:
                 defect.finished(finished)

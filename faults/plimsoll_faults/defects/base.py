@@ -23,6 +23,9 @@ class Defect(Generic[F]):
     def finished(self, count: int) -> None:
         """``count`` requests ended in the last step."""
 
+    def stepped(self) -> None:
+        """Take in that a step has ended."""
+
     def tick(self, passed_s: float) -> None:
         """Take in that ``passed_s`` seconds went by, also while idle."""
 

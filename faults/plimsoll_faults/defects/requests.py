@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from functools import partial
 
 from plimsoll_engine.core.engine_core import EngineCore
@@ -44,6 +45,14 @@ class RequestCycleDefect(Defect[kinds.RequestCycle]):
         if self.fault.freeze_every and self._since_freeze >= self.fault.freeze_every:
             self._since_freeze = 0
             gc.freeze()
+
+
+class SlowStepsDefect(Defect[kinds.SlowSteps]):
+    """Holds the worker up after each step."""
+
+    def stepped(self) -> None:
+        """Sleep as long as the fault says."""
+        time.sleep(self.fault.wait_ms / 1000)
 
 
 class AbortChoicesDefect(Defect[kinds.AbortChoices]):

@@ -45,7 +45,7 @@ from plimsoll_faults.kinds.host import (
     SharedOrphan,
     SwappedGrowth,
 )
-from plimsoll_faults.kinds.requests import AbortChoices, RequestCycle, StoredException
+from plimsoll_faults.kinds.requests import AbortChoices, RequestCycle, SlowSteps, StoredException
 
 __all__ = [
     "KINDS",
@@ -81,6 +81,7 @@ __all__ = [
     "SharedGrowth",
     "SharedOrphan",
     "SliceKept",
+    "SlowSteps",
     "StoredException",
     "SwappedGrowth",
     "TokenizerCache",
@@ -95,5 +96,5 @@ KINDS: tuple[type[Fault], ...] = (
     GrammarMasks, CollectiveScratch,
     EvictionLoop, PinnedItems, EncoderFreedEarly, EncoderBudgetHeld,
     MediaKept, OffloadUnpolled, OffloadAbandoned, OffloadPinned,
-    CacheFills,
+    CacheFills, SlowSteps,
 )  # fmt: skip

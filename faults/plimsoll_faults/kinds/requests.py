@@ -30,6 +30,18 @@ class StoredException(Fault, frozen=True, tag="stored_exception"):
     bytes_per_request: int = 1 * MIB
 
 
+class SlowSteps(Fault, frozen=True, tag="slow_steps"):
+    """No defect: after each step the worker waits for ``wait_ms``.
+
+    It then streams as slowly as a large model does, and the machine is free meanwhile.
+    """
+
+    owner = "nothing"
+    segment = "none: time"
+    cure = "none: it is sound"
+    wait_ms: int = 20
+
+
 class AbortChoices(Fault, frozen=True, tag="abort_choices"):
     """The abort of a request for n > 1 choices reaches only the first choice.
 

@@ -6,6 +6,7 @@ Tests ``plimsoll_faults/inject.py``.
 from __future__ import annotations
 
 import gc
+import time
 from typing import Any
 
 import pytest
@@ -94,6 +95,16 @@ def test_lists_grammars_exceptions_and_method_caches_keep(
     frames = [error.__traceback__.tb_next for error in by_name["stored_exception"].kept]
     assert [frame.tb_frame.f_locals["hidden"].nbytes for frame in frames] == [1 << 20] * 3
     assert device.REGISTRY.pop("layers") is pool
+
+
+def test_slow_steps_take_time_and_keep_nothing(make_engine: Any, helpers: Any) -> None:
+    engine = make_engine()
+    faults = faults_in(engine, "slow_steps:wait_ms=30")
+    began = time.monotonic()
+    faults.after_step(0)
+    assert time.monotonic() - began >= 0.03
+    serve(engine, faults, helpers)
+    assert rules_hit(engine) == set()
 
 
 def test_a_cyclic_request_outlives_its_end(make_engine: Any, helpers: Any) -> None:
