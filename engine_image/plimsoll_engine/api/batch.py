@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from plimsoll_engine.api import answer_sizes, chat_images, priority
+from plimsoll_engine.api import answer_sizes, chat_images, priority, tool_families
 from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.prepare import PreparedBody, too_long
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
@@ -127,7 +127,8 @@ async def _asked(
             body, tokens, tokenizer.eos_ids, tokenizer.vocab_size, prepared.grammar,
             prepared.bad_words, tokenizer.checkpoint.defaults,
         )  # fmt: skip
-        detokenizer = tokenizer.continuations(ids, body.skip_special_tokens)
+        shown = tool_families.MARKS if prepared.family else ()
+        detokenizer = tokenizer.continuations(ids, body.skip_special_tokens, shown)
         await asyncio.sleep(0)  # a thousand prompts must not hold up the streams
         for choice in range(batch.n):
             # The first choice is that of a request for one; as in vLLM the others count on. What

@@ -40,8 +40,8 @@ class ChatChoice:
         self.prompt_logprobs: list[msgspec.Raw] | None = None
         self._ids: list[int] | None = [] if ids else None
         self._text_of = text_of
-        self._parser = parser
-        self._reasoning = reasoning
+        self._parts = AnswerParts(reasoning, parser)
+        self._reasons = reasoning is not None
         self._hidden = hidden
         self._thoughts: list[str] = []
         self._calls: list[ToolCall] = []
@@ -99,8 +99,9 @@ class ChatChoice:
         """
         content: str | None = "".join(self._texts)
         message: dict[str, Any] = {"role": "assistant", "content": content}
-        if self._reasoning is not None:
-            message |= _thought("".join(self._thoughts) or None) | {"content": content or None}
+        thoughts = "".join(self._thoughts)
+        if self._reasons or thoughts:
+            message |= _thought(thoughts or None) | {"content": content or None}
         if self._calls:
             message["content"] = content if content and content.strip() else None
             message["tool_calls"] = [_call(call) for call in self._calls]
@@ -114,11 +115,9 @@ class ChatChoice:
         }
 
     def _parse(self, delta: Delta) -> Parsed:
-        thought, text = split(self._reasoning, delta)
-        parsed = Parsed(text) if self._parser is None else self._parser.push(text)
-        if self._parser is not None and delta.finish_reason is not None:
-            parsed.text += self._parser.finish().text
-        parsed.reasoning = "" if self._hidden else thought
+        parsed = self._parts.read(delta)
+        if self._hidden:
+            parsed.reasoning = ""
         return parsed
 
     def _reason(self, finish_reason: str | None) -> str | None:
@@ -151,14 +150,40 @@ def stop_reason(delta: Delta, stop_ids: Collection[int]) -> str | int | None:
     return None if isinstance(reason, int) and reason not in stop_ids else reason
 
 
-def split(parser: ReasoningParser | None, delta: Delta) -> Split:
-    """Return the reasoning in ``delta``, and what is none."""
-    if parser is None:
-        return Split(content=delta.text)
-    found = parser.push(delta.text)
-    if delta.finish_reason is None:
-        return found
-    return found._replace(reasoning=found.reasoning + parser.finish().reasoning)
+class AnswerParts:
+    """Takes one text apart, as it comes in: what the model thinks, its answer, and its calls."""
+
+    def __init__(self, reasoning: ReasoningParser | None, calls: ToolCallParser | None) -> None:
+        self._reasoning = reasoning
+        self._calls = calls
+        self._thoughts: list[str] = []
+
+    @property
+    def answers(self) -> bool:
+        """Whether what the model thinks has ended."""
+        return self._reasoning is None or self._reasoning.over
+
+    def read(self, delta: Delta) -> Parsed:
+        """Return what ``delta`` makes certain."""
+        last = delta.finish_reason is not None
+        closed = self.answers
+        found = Split(content=delta.text)
+        if self._reasoning is not None:
+            found = self._reasoning.push(delta.text)
+            closed = self._reasoning.over
+            if last:
+                rest = self._reasoning.finish()
+                found = found._replace(reasoning=found.reasoning + rest.reasoning)
+        if self._calls is None:
+            return Parsed(found.content, reasoning=found.reasoning)
+        parsed = self._calls.push(found.content, last)
+        if not closed:
+            self._thoughts.append(found.reasoning)
+        if not closed and delta.finish_reason == "stop":
+            # It never came to its answer: then a call among its thoughts is meant.
+            parsed.calls += self._calls.again().push("".join(self._thoughts), last=True).calls
+        parsed.reasoning = found.reasoning + parsed.reasoning
+        return parsed
 
 
 def _thought(text: str | None) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
+from plimsoll_engine.api import tool_families
 from plimsoll_engine.api.errors import invalid
 from plimsoll_engine.api.protocol import (
     ChatRequest,
@@ -13,7 +13,7 @@ from plimsoll_engine.api.protocol import (
     NamedTool,
     StructuredOutputs,
 )
-from plimsoll_engine.api.tool_calls import CLOSE, OPEN
+from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.messages.worker_ipc import Grammar
 
 MAX_CHARACTERS = {"regex": 8 << 10, "lark": 64 << 10, "json_schema": 64 << 10, "json_object": 0}
@@ -21,12 +21,12 @@ MAX_CHARACTERS = {"regex": 8 << 10, "lark": 64 << 10, "json_schema": 64 << 10, "
 the length of the others (see plimsoll_engine.core.grammar)."""
 
 
-def of(body: CompletionRequest | ChatRequest, added: Callable[[str], int | None]) -> Grammar | None:
+def of(body: CompletionRequest | ChatRequest, tokenizer: Tokenizer, family: str) -> Grammar | None:
     """Return the one grammar; None where any text will do. Raises ApiError.
 
-    ``added`` gives the number of the added token that is a text, None where there is none.
+    Forced calls are written as the models of ``family`` do.
     """
-    call = _tools(body, added) if isinstance(body, ChatRequest) else None
+    call = _tools(body, tokenizer, family) if isinstance(body, ChatRequest) else None
     text = _response_format(body)  # of an answer, which a call is not
     found = [text if call is None else call, _structured(body.structured_outputs)]
     given = [one for one in found if one is not None]
@@ -92,7 +92,7 @@ def _structured(given: StructuredOutputs | None) -> Grammar | None:
     return Grammar("json_object", field=field)
 
 
-def _tools(body: ChatRequest, added: Callable[[str], int | None]) -> Grammar | None:
+def _tools(body: ChatRequest, tokenizer: Tokenizer, family: str) -> Grammar | None:
     """Return whether a call is forced: by ``required`` (of any tool) or by a name (of that one)."""
     choice, tools = body.tool_choice, body.tools or []
     if choice in (None, "none", "auto"):
@@ -102,28 +102,15 @@ def _tools(body: ChatRequest, added: Callable[[str], int | None]) -> Grammar | N
     several = choice == "required" and body.parallel_tool_calls is not False
 
     def tag(text: str) -> str:
-        number = added(text)
-        return _quoted(text) if number is None else f"<[{number}]>"
+        number = tokenizer.added_token(text) if text in tool_families.MARKS else None
+        return json.dumps(text, ensure_ascii=False) if number is None else f"<[{number}]>"
 
-    # Each tool's schema is a grammar of its own, so that its references mean what they say.
-    names = [f"tool_{number}" for number in range(len(tools))]
-    lines = [
-        f"start: call{' (NEWLINE call)*' if several else ''}",
-        f'call: {tag(OPEN)} "\\n" ({" | ".join(names)}) "\\n" {tag(CLOSE)}',
-    ]
+    named = [(one.function.name, one.function.parameters or {"type": "object"}) for one in tools]
     try:
-        for name, tool in zip(names, tools, strict=True):
-            begin = f'{{"name": {_quoted(tool.function.name)}, "arguments": '
-            schema = json.dumps(tool.function.parameters or {"type": "object"}, ensure_ascii=False)
-            lines.append(f'{name}: {_quoted(begin)} {name}_arguments "}}"')
-            lines.append(f"{name}_arguments: %json {schema}")
+        text = tool_families.grammar(family, tokenizer.chat_template or "", named, several, tag)
     except RecursionError:
         raise invalid("the parameters of a tool are nested too deeply", "tools") from None
-    return Grammar("lark", "\n".join([*lines, 'NEWLINE: "\\n"'] if several else lines), "tools")
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return Grammar("lark", text, "tools")
 
 
 def _canonical(schema: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from plimsoll_engine.api import (
     output_grammar,
     reasoning,
     responses_request,
+    tool_families,
     truncation,
 )
 from plimsoll_engine.api.chat_prompt import ChatPrompt, text_of
@@ -45,12 +46,14 @@ class Context(msgspec.Struct, frozen=True):
     """What the engine says of itself.
 
     The limit of prompt and output tokens (None before the first worker), how many requests it holds
-    at once, how many JSON values it reads.
+    at once, how many JSON values it reads, and the family whose tool calls it parses (None: that of
+    the chat template).
     """
 
     max_model_len: int | None
     max_queued: int
     max_values: int
+    tool_call_parser: str | None = None
 
 
 class PreparedBody(msgspec.Struct, Generic[_Body]):
@@ -67,8 +70,10 @@ class PreparedBody(msgspec.Struct, Generic[_Body]):
     grammar: Grammar | None = None
     images: list[bytes] = []
     echoes: list[str] = []
-    calls: bool = False
-    """The text may hold tool calls."""
+    family: str = ""
+    """That whose tool calls the text may hold, of tool_families; empty for none."""
+    texts: dict[str, list[str]] = {}
+    """By tool, those of its arguments that are texts by its schema."""
     reasons: list[int] = []
     bad_words: list[list[int]] = []
     told: bytes = b""
@@ -88,6 +93,7 @@ class Preparation:
         self._tokenizer = tokenizer
         self._prompt = ChatPrompt(tokenizer, sees)
         self._sees = sees
+        self._family = tool_families.of_template(tokenizer.chat_template or "")
 
     def completion(self, raw: bytes | bytearray, of: Context) -> PreparedBody[CompletionRequest]:
         """Return the batch of a completion's body; raise ApiError where the body is wrong."""
@@ -119,7 +125,7 @@ class Preparation:
         return PreparedBody(
             light,
             ids,
-            output_grammar.of(body, self._tokenizer.added_token),
+            output_grammar.of(body, self._tokenizer, ""),
             echoes=echoes,
             bad_words=self._bad_words(body),
         )
@@ -157,7 +163,8 @@ class Preparation:
     ) -> PreparedBody[ChatRequest]:
         if (body.n or 1) > of.max_queued:
             raise too_many(body.n or 1, of.max_queued, "n")
-        must_match = output_grammar.of(body, self._tokenizer.added_token)
+        family = of.tool_call_parser or self._family
+        must_match = output_grammar.of(body, self._tokenizer, family)
         prompts, echoes, reasons = [], [], []
         variables = self._prompt.variables(body.chat_template_kwargs, body.reasoning_effort)
         tools = [] if body.tool_choice == "none" else body.tools or []
@@ -187,7 +194,8 @@ class Preparation:
         )  # fmt: skip
         return PreparedBody(
             light, prompts, must_match, chat_images.files(urls) if urls else [], echoes,
-            calls=bool(tools), reasons=reasons, bad_words=self._bad_words(body),
+            family=family if tools or family == "openai" else "", texts=_texts(tools),
+            reasons=reasons, bad_words=self._bad_words(body),
         )  # fmt: skip
 
     def tokenize(self, raw: bytes | bytearray, of: Context) -> Text:
@@ -288,6 +296,19 @@ def check_values(raw: bytes | bytearray, most: int) -> None:
             f"the body has {values} commas and brackets: this engine reads {most}",
             code="body_too_complex",
         )
+
+
+def _texts(tools: list[Tool]) -> dict[str, list[str]]:
+    """By tool, those of its arguments that are texts by its schema."""
+    found = {}
+    for tool in tools:
+        properties = (tool.function.parameters or {}).get("properties")
+        listed = properties.items() if isinstance(properties, dict) else ()
+        found[tool.function.name] = [
+            key for key, schema in listed
+            if isinstance(schema, dict) and schema.get("type") == "string"
+        ]  # fmt: skip
+    return found
 
 
 def _fits(ids: list[int], of: Context, param: str) -> None:

@@ -122,7 +122,8 @@ class Preparer:
 
     def _context(self) -> Context:
         limit = self._engine.max_model_len
-        return Context(limit, self._engine.settings.max_queued, max_values(limit))
+        settings = self._engine.settings
+        return Context(limit, settings.max_queued, max_values(limit), settings.api.tool_call_parser)
 
     async def _there(
         self,

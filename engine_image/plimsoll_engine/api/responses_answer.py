@@ -12,7 +12,7 @@ from starlette.types import Send
 from plimsoll_engine.api import logprobs
 from plimsoll_engine.api.answer import Answer, last
 from plimsoll_engine.api.batch import Batch
-from plimsoll_engine.api.chat_choice import ChatChoice, split
+from plimsoll_engine.api.chat_choice import AnswerParts, ChatChoice
 from plimsoll_engine.api.logprobs import TokenText
 from plimsoll_engine.api.reasoning import CLOSE, ReasoningParser
 from plimsoll_engine.api.responses import Choice, usage
@@ -33,12 +33,11 @@ class ResponsesAnswer(Answer):
         batch: Batch,
         told: bytes,
         *,
-        calls: bool,
+        parser: ToolCallParser | None,
         stream: bool,
         reasons: bool = False,
     ) -> None:
         text_of = engine.tokenizer.token_text
-        parser = ToolCallParser() if calls else None
         super().__init__(engine, batch, [ChatChoice(0, text_of, None)], stream=stream, usage=False)
         self._told: dict[str, Any] = msgspec.json.decode(told)
         reasoning = ReasoningParser() if reasons else None
@@ -115,8 +114,7 @@ class Output:
         self.finish_reason: str | None = None
         self._name = name
         self._text_of = text_of
-        self._parser = parser
-        self._reasoning = reasoning
+        self._parts = AnswerParts(reasoning, parser)
         self._thoughts: list[str] | None = None
         """Of the reasoning that is open."""
         self._events = 0
@@ -132,19 +130,14 @@ class Output:
 
     def add(self, delta: Delta) -> Iterator[bytes]:
         """Take in what is new; yield its events."""
-        (thought, text), calls = split(self._reasoning, delta), []
-        if thought:
-            yield from self._think(thought)
-        if self._parser is not None:
-            parsed = self._parser.push(text)
-            text, calls = parsed.text, parsed.calls
-            if delta.finish_reason is not None:
-                text += self._parser.finish().text
-        answers = self._thoughts is None and (self._reasoning is None or self._reasoning.over)
-        if text or (delta.logprobs and answers):
+        parsed = self._parts.read(delta)
+        if parsed.reasoning:
+            yield from self._think(parsed.reasoning)
+        answers = self._thoughts is None and self._parts.answers
+        if parsed.text or (delta.logprobs and answers):
             yield from self._close_thoughts("completed")
-            yield from self._write(text, logprobs.chat(delta.logprobs, self._text_of))
-        for call in calls:
+            yield from self._write(parsed.text, logprobs.chat(delta.logprobs, self._text_of))
+        for call in parsed.calls:
             yield from self._close_thoughts("completed")
             yield from self._close("completed")
             yield from self._call(call)

@@ -19,6 +19,7 @@ from plimsoll_engine.api import (
     decoding,
     protocol,
     tokenizer_info,
+    tool_families,
     transcription,
 )
 from plimsoll_engine.api.answer import Answer
@@ -129,7 +130,7 @@ def _generation(
             raise
         stream = bool(prepared.body.stream)
         return ResponsesAnswer(
-            engine, made, prepared.told, calls=prepared.calls, stream=stream,
+            engine, made, prepared.told, parser=_parser(prepared), stream=stream,
             reasons=bool(prepared.reasons) and engine.settings.reasoning_parser is not None,
         )  # fmt: skip
 
@@ -149,7 +150,7 @@ async def _chats(engine: AsyncEngine, prepared: PreparedBody[ChatRequest], tenan
     parses = engine.settings.reasoning_parser is not None
     choices = [
         ChatChoice(
-            i, text_of, ToolCallParser() if prepared.calls else None, ids,
+            i, text_of, _parser(prepared), ids,
             ReasoningParser() if parses and i // made.n in prepared.reasons else None,
             hidden=not body.include_reasoning,
             echo=prepared.echoes[i // made.n] if prepared.echoes else "",
@@ -162,6 +163,14 @@ async def _chats(engine: AsyncEngine, prepared: PreparedBody[ChatRequest], tenan
     if parses and prepared.reasons:
         answer.reasoning_end = engine.tokenizer.token_id(CLOSE)
     return answer
+
+
+def _parser(prepared: PreparedBody[ChatRequest]) -> ToolCallParser | None:
+    """Return a parser of the calls in one text; None where none are looked for."""
+    if not prepared.family:
+        return None
+    parallel = prepared.body.parallel_tool_calls is not False
+    return tool_families.parser(prepared.family, prepared.texts, parallel)
 
 
 def _text(

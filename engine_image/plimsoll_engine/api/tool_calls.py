@@ -1,20 +1,37 @@
-"""Tool calls in a model's text, as the Hermes and Qwen families write them.
+"""Tool calls in a model's text, taken out as the text comes in.
 
-<tool_call>
-{"name": "get_tide", "arguments": {"port": "Hull"}}
-</tool_call>
+What a family of models writes is in :mod:`plimsoll_engine.api.tool_families`. The rules for all:
+
+- A call is given out once it is whole, also where its closing tag is missing.
+- A tag inside a string of a call's arguments is part of the string.
+- Repaired are raw line breaks in strings, missing or spare closing brackets before a closing tag,
+  arguments that are an object written as a text, and numbers that JSON lacks (NaN becomes null).
+- Whatever else only looks like a call stays text, so that nothing is lost.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import re
 import secrets
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from plimsoll_engine.frontend.requests.detokenize import StopMatcher
+from plimsoll_engine.frontend.requests.detokenize import overlap
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_T = TypeVar("_T")
+Steps = Generator[None, None, _T]
+"""Reads on; yields where it needs more of the text."""
+
+RETRIES = 16
+"""How often a text is read anew behind something that began like a call and never ended."""
+_IN_STRING = re.compile(r'["\\]')
+_IN_TEXT = re.compile(r"['\\]")
+_OUTSIDE = re.compile(r'["{}\[\]<]')
+_OUTSIDE_PYTHON = re.compile(r"[\"'(){}\[\]]")
+_CLOSERS = {"{": "}", "[": "]", "(": ")"}
 
 
 class ToolCall(NamedTuple):
@@ -37,66 +54,261 @@ class Parsed:
     reasoning: str = ""
 
 
-class ToolCallParser:
-    """Takes the calls out of a text that comes in pieces.
+class NoCall(Exception):
+    """What began like a call is none."""
 
-    A call is given out when it is whole; what only looks like one stays text, so that nothing is
-    lost.
+
+class Reader:
+    """The text that came and was not read yet, and what became of the rest.
+
+    The methods that return :data:`Steps` wait for as much of the text as they need.
     """
 
     def __init__(self) -> None:
-        self.calls = 0
-        self._matcher = StopMatcher((OPEN,))
-        self._call: list[str] | None = None  # what followed OPEN, while inside
+        self.text = ""
+        self.ended = False
+        self.skipped = ""
+        """What the last :meth:`next` skipped."""
+        self.out = Parsed()
+        self._raw: list[str] = []
+        """What the call under way has taken."""
+        self._blank = ""
+        self._layout = False
+        """Whether white space follows a call: it is layout, and kept back until text follows."""
+        self._retries = RETRIES
 
-    def push(self, piece: str) -> Parsed:
-        """Return what ``piece`` makes certain."""
-        parsed = Parsed()
-        while piece:
-            whole = self._matcher.held + piece
-            text, found = self._matcher.push(piece)
-            if self._call is not None:
-                self._call.append(text)
-            elif text.strip() or not self.calls:
-                parsed.text += text  # line breaks between calls are layout, not content
-            if not found:
-                break
-            piece = whole[len(text) + len(OPEN if self._call is None else CLOSE) :]
-            if self._call is None:
-                self._call = []
-            else:
-                self._end(self._call, parsed)
-                self._call = None
-            self._matcher = StopMatcher((OPEN if self._call is None else CLOSE,))
-        return parsed
+    def content(self, marks: Sequence[str], thoughts: bool = False) -> Steps[str | None]:
+        """Give out text up to the first of ``marks`` and take that; None at the text's end.
 
-    def finish(self) -> Parsed:
-        """Return what is left when nothing follows; an unfinished call is text."""
-        rest = self._matcher.finish()
-        if self._call is None:
-            return Parsed(rest)
-        text, self._call = OPEN + "".join(self._call) + rest, None
-        return Parsed(text)
+        The text is of the answer, or else ``thoughts``.
+        """
+        say = self._think if thoughts else self._say
+        while True:
+            found = [(at, mark) for mark in marks if (at := self.text.find(mark)) >= 0]
+            if found:
+                at, mark = min(found)
+                say(self.text[:at])
+                self.text = self.text[at:]
+                self._raw = []
+                self.take(len(mark))
+                return mark
+            keep = 0 if self.ended else max((overlap(self.text, mark) for mark in marks), default=0)
+            say(self.text[: len(self.text) - keep])
+            self.text = self.text[len(self.text) - keep :]
+            if self.ended:
+                return None
+            yield
 
-    def _end(self, pieces: list[str], parsed: Parsed) -> None:
-        text = "".join(pieces)
-        call = _read(text)
-        if call is None:
-            parsed.text += OPEN + text + CLOSE
-        else:
-            self.calls += 1
-            parsed.calls.append(call)
+    def _say(self, text: str) -> None:
+        if self._layout and not text.strip():
+            self._blank += text
+            return
+        self.out.text += self._blank + text
+        self._blank, self._layout = "", False
+
+    def _think(self, text: str) -> None:
+        self.out.reasoning += text
+
+    def take(self, count: int) -> str:
+        """Return the next ``count`` characters, as part of the call under way."""
+        taken, self.text = self.text[:count], self.text[count:]
+        self._raw.append(taken)
+        return taken
+
+    def next(self, skipped: str = " \t\r\n") -> Steps[str]:
+        """Return the next character that is not ``skipped``, which stays; empty at the end."""
+        self.skipped = ""
+        while True:
+            begin = self.text.lstrip(skipped)
+            self.skipped += self.take(len(self.text) - len(begin))
+            if self.text or self.ended:
+                return self.text[:1]
+            yield
+
+    def follows(self, *marks: str) -> Steps[str]:
+        """Return the one of ``marks`` that comes next; empty where none does."""
+        while True:
+            for mark in marks:
+                if self.text.startswith(mark):
+                    return mark
+            if self.ended or not any(mark.startswith(self.text) for mark in marks):
+                return ""
+            yield
+
+    def takes(self, *marks: str) -> Steps[str]:
+        """Take the one of ``marks`` that comes next and return it; empty where none does."""
+        mark = yield from self.follows(*marks)
+        return self.take(len(mark)) if mark else ""
+
+    def back(self) -> None:
+        """Undo the last :meth:`take`."""
+        self.text = self._raw.pop() + self.text
+
+    def forget(self) -> None:
+        """Leave out what was taken: it is neither text nor part of a call."""
+        self._raw = []
+
+    def up_to(self, *marks: str) -> Steps[tuple[str, str]]:
+        """Take the text before the first of ``marks``, and the mark; raise NoCall without one."""
+        taken: list[str] = []
+        while True:
+            found = [(at, mark) for mark in marks if (at := self.text.find(mark)) >= 0]
+            if found:
+                at, mark = min(found)
+                taken.append(self.take(at))
+                self.take(len(mark))
+                return "".join(taken), mark
+            if self.ended:
+                raise NoCall
+            keep = max(overlap(self.text, mark) for mark in marks)
+            taken.append(self.take(len(self.text) - keep))
+            yield
+
+    def bracketed(self, python: bool = False) -> Steps[tuple[str, str]]:
+        """Take a JSON object or array, or a list of calls in Python.
+
+        Returns its text, and the brackets that it lacks before a tag. Raises NoCall where the text
+        ends first.
+        """
+        stack: list[str] = []
+        quote, escaped, taken = "", False, list[str]()
+        while True:
+            at, end = 0, None
+            while end is None and at < len(self.text):
+                if escaped:
+                    escaped, at = False, at + 1
+                    continue
+                inside = _IN_TEXT if quote == "'" else _IN_STRING
+                outside = _OUTSIDE_PYTHON if python else _OUTSIDE
+                mark = (inside if quote else outside).search(self.text, at)
+                if mark is None:
+                    break
+                at, sign = mark.end(), mark[0]
+                if quote:
+                    escaped = sign == "\\"
+                    quote = "" if sign == quote else quote
+                elif sign in "\"'":
+                    quote = sign
+                elif sign in _CLOSERS:
+                    stack.append(_CLOSERS[sign])
+                elif sign == "<":
+                    end = at - 1
+                else:
+                    stack.pop()
+                    end = None if stack else at
+            taken.append(self.take(len(self.text) if end is None else end))
+            if end is not None:
+                return "".join(taken), "".join(reversed(stack))
+            if self.ended:
+                raise NoCall
+            yield
+
+    def attempt(self, reading: Steps[list[ToolCall]]) -> Steps[bool]:
+        """Give out the calls that ``reading`` returns; where it finds none, what it took as text.
+
+        What was read up to the end of the text is read anew behind its begin: a call may stand
+        in it.
+        """
+        try:
+            found = yield from reading
+        except NoCall:
+            first, rest = (self._raw or [""])[0], "".join(self._raw[1:])
+            if self.ended and not self.text and self._retries:
+                self._retries -= 1
+                self.text, rest = rest, ""
+            self._raw = []
+            self._say(first + rest)
+            return False
+        self._raw = []
+        if found:
+            self._blank, self._layout = "", True
+            self.out.calls += found
+        return True
 
 
-def _read(text: str) -> ToolCall | None:
+Family = Callable[[Reader], Steps[None]]
+
+
+class ToolCallParser:
+    """Takes the calls of ``family`` out of a text that comes in pieces.
+
+    Unless ``parallel``, the first call is the only one that is given out.
+    """
+
+    def __init__(self, family: Family, parallel: bool = True) -> None:
+        self._reader = Reader()
+        self._family = family
+        self._steps: Steps[None] | None = family(self._reader)
+        self._parallel = parallel
+        self._given = 0
+
+    def again(self) -> ToolCallParser:
+        """Return a parser like this one for another text."""
+        return ToolCallParser(self._family, self._parallel)
+
+    def push(self, piece: str, last: bool = False) -> Parsed:
+        """Return what ``piece`` makes certain, and all that is left where it is the ``last``."""
+        self._reader.text += piece
+        self._reader.ended |= last
+        if self._steps is not None:
+            try:
+                next(self._steps)
+            except StopIteration:
+                self._steps = None
+        found, self._reader.out = self._reader.out, Parsed()
+        if not self._parallel:
+            found.calls = found.calls[: max(0, 1 - self._given)]
+        self._given += len(found.calls)
+        return found
+
+
+def call(name: object, arguments: object, id_: str = "") -> ToolCall:
+    """Return a call; raise NoCall where the name is no text or the arguments are no object."""
+    if arguments is None or arguments == "":
+        arguments = {}
+    if isinstance(arguments, str):
+        arguments = load(arguments)
+    if not isinstance(arguments, dict) or not isinstance(name, str) or not name.strip():
+        raise NoCall
+    if not _valid(name):
+        raise NoCall
     try:
-        call = json.loads(text)
+        written = json.dumps(arguments, ensure_ascii=False)
+        if not _valid(written):  # half a character stays the escape that the model wrote
+            written = json.dumps(arguments)
+    except RecursionError:
+        raise NoCall from None
+    return ToolCall(id_ or f"call_{secrets.token_hex(12)}", name.strip(), written)
+
+
+def calls_of(value: Any) -> list[ToolCall]:
+    """Return the calls that a JSON value holds: an object with a name, or a list of such."""
+    if isinstance(value, list) and value:
+        return [one for entry in value for one in calls_of(entry)]
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value["function"]
+    if not isinstance(value, dict):
+        raise NoCall
+    arguments = value.get("arguments", value.get("parameters"))
+    return [call(value.get("name"), arguments)]
+
+
+def load(text: str) -> Any:
+    """Return the value of JSON as models write it; raise NoCall where it is none."""
+    try:
+        return json.loads(text, strict=False, parse_float=_number, parse_constant=lambda _: None)
     except (ValueError, RecursionError):
-        return None
-    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-        return None
-    arguments = call.get("arguments", {})
-    if not isinstance(arguments, dict):
-        return None
-    written = json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(f"call_{secrets.token_hex(12)}", call["name"], written)
+        raise NoCall from None
+
+
+def _number(text: str) -> float | None:
+    number = float(text)
+    return number if math.isfinite(number) else None
+
+
+def _valid(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

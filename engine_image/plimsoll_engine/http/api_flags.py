@@ -9,6 +9,11 @@ import msgspec
 
 from plimsoll_engine.errors import UsageError
 
+TOOL_CALL_PARSERS = (
+    "hermes", "llama3_json", "mistral", "qwen3_coder", "deepseek_v3", "pythonic", "openai",
+)  # fmt: skip
+"""vLLM's names of the families of tool calls."""
+
 
 class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``chat_template`` is a file that takes the place of the checkpoint's.
@@ -17,7 +22,8 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     ``return_tokens_as_token_ids`` is for requests that do not say. ``force_include_usage``: every
     chunk of a stream has the usage so far, and the last one has that of the whole.
-    ``tokenizer_info``: there is ``/tokenizer_info``.
+    ``tokenizer_info``: there is ``/tokenizer_info``. ``tool_call_parser`` is the family whose tool
+    calls are read and prescribed; None for that of the chat template.
     """
 
     chat_template: Path | None = None
@@ -25,6 +31,7 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     return_tokens_as_token_ids: bool = False
     force_include_usage: bool = False
     tokenizer_info: bool = False
+    tool_call_parser: str | None = None
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +47,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="have the usage so far in every chunk of a stream, and at its end")  # fmt: skip
     add("--enable-tokenizer-info-endpoint", action="store_true",
         help="serve the tokenizer's settings and chat template at /tokenizer_info")  # fmt: skip
+    add("--tool-call-parser", choices=TOOL_CALL_PARSERS,
+        help="whose tool calls the model writes; default: those of its template")  # fmt: skip
 
 
 def from_flags(flags: argparse.Namespace) -> ApiSettings:
@@ -53,4 +62,5 @@ def from_flags(flags: argparse.Namespace) -> ApiSettings:
         return_tokens_as_token_ids=flags.return_tokens_as_token_ids,
         force_include_usage=flags.enable_force_include_usage,
         tokenizer_info=flags.enable_tokenizer_info_endpoint,
+        tool_call_parser=flags.tool_call_parser,
     )

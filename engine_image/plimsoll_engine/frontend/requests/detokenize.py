@@ -21,20 +21,25 @@ class Detokenizer:
 
     ``context`` is the end of the prompt (:func:`context_of`): a decoder that drops the space at the
     beginning of a text must not drop it at the beginning of a continuation. The cost of a token
-    does not grow with the text.
+    does not grow with the text. The tokens that are ``skipped`` have no text.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, context: Sequence[int] = (), skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        context: Sequence[int] = (),
+        skipped: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
+        self._skipped = skipped
         self._context: list[int] = []
         self._pending: list[int] = []
         self._restart(list(context))
 
     def push(self, token_id: int) -> str:
         """Return the text that became certain with ``token_id``."""
+        if token_id in self._skipped:
+            return ""
         self._pending.append(token_id)
         try:
             piece: str | None = self._stream.step(self._tokenizer, token_id)
@@ -63,25 +68,32 @@ class Detokenizer:
 
     def _restart(self, context: list[int]) -> None:
         self._context, self._pending = context, []
-        self._stream = DecodeStream(ids=context, skip_special_tokens=self._skip)
+        self._stream = DecodeStream(ids=context, skip_special_tokens=False)
 
     def _decode(self, ids: list[int]) -> str:
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=self._skip)
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
 
+def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """Return the numbers of the special tokens, which most texts are shown without."""
+    added = tokenizer.get_added_tokens_decoder().items()
+    return frozenset(number for number, token in added if token.special)
+
+
 def context_of(
-    tokenizer: Tokenizer, prompt_ids: Sequence[int], skip_special_tokens: bool = True
+    tokenizer: Tokenizer, prompt_ids: Sequence[int], skipped: frozenset[int] = frozenset()
 ) -> list[int]:
     """Return the fewest tokens at the end of a prompt that stand for a text of whole characters.
 
     Tokens after it that complete no character are left out: they are the prompt's, not the
     answer's. Empty where the last tokens of the prompt have no text.
     """
-    for end in range(len(prompt_ids), max(0, len(prompt_ids) - 4), -1):
+    shown = [one for one in prompt_ids[-2 * MAX_WINDOW :] if one not in skipped]
+    for end in range(len(shown), max(0, len(shown) - 4), -1):
         for start in range(end - 1, max(-1, end - MAX_WINDOW - 1), -1):
-            ids = list(prompt_ids[start:end])
-            text = tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+            ids = shown[start:end]
+            text = tokenizer.decode(ids, skip_special_tokens=False)
             if text and not text.endswith(REPLACEMENT):
                 return ids
     return []
@@ -115,7 +127,7 @@ class StopMatcher:
             self._held = ""
             at, self.found = min(found, key=lambda one: one[0])
             return text[: at + len(self.found) if self._include else at], True
-        keep = max(_overlap(text, stop) for stop in self._stops)
+        keep = max(overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
 
@@ -125,7 +137,7 @@ class StopMatcher:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of ``text`` that ``stop`` begins with."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):

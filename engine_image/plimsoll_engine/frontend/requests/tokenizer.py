@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from plimsoll_engine.checkpoint import TOKENIZER, Checkpoint
 from plimsoll_engine.errors import UsageError
-from plimsoll_engine.frontend.requests.detokenize import Detokenizer, context_of
+from plimsoll_engine.frontend.requests.detokenize import Detokenizer, context_of, special_ids
 
 
 class TemplateError(Exception):
@@ -39,8 +39,9 @@ class Tokenizer:
         self._tokenizer = checkpoint.tokenizer
         # What the parsed tokenizer takes is not told; its file's size is of the same order.
         self.file_bytes = (model / TOKENIZER).stat().st_size
-        added = checkpoint.tokenizer.get_added_tokens_decoder().items()
-        self._added = {token.content: number for number, token in added}
+        added = checkpoint.tokenizer.get_added_tokens_decoder()
+        self._added = {token.content: number for number, token in added.items()}
+        self._special = special_ids(checkpoint.tokenizer)
         self.vocab_size = checkpoint.num_tokens
         self.eos_ids = checkpoint.ends
         self._middle = context_of(self._tokenizer, self.encode_rendered("a"))
@@ -69,11 +70,20 @@ class Tokenizer:
         return text
 
     def continuations(
-        self, prompt_ids: Sequence[int], skip_special_tokens: bool = True
+        self,
+        prompt_ids: Sequence[int],
+        skip_special_tokens: bool = True,
+        shown: Collection[str] = (),
     ) -> Callable[[], Detokenizer]:
-        """Return what makes the decoder of a text after ``prompt_ids``, one for each choice."""
-        context = context_of(self._tokenizer, prompt_ids, skip_special_tokens)
-        return lambda: Detokenizer(self._tokenizer, context, skip_special_tokens)
+        """Return what makes the decoder of a text after ``prompt_ids``, one for each choice.
+
+        Special tokens that are ``shown`` are never skipped.
+        """
+        skipped = frozenset[int]()
+        if skip_special_tokens:
+            skipped = self._special - {self._added[text] for text in shown if text in self._added}
+        context = context_of(self._tokenizer, prompt_ids, skipped)
+        return lambda: Detokenizer(self._tokenizer, context, skipped)
 
     def token_text(self, token_id: int) -> str:
         """Return what one token stands for in the middle of a text, special ones included."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from plimsoll_engine.api import tool_families
 from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.api.reasoning import ReasoningParser
 from plimsoll_engine.api.responses import CompletionChoice, usage
-from plimsoll_engine.api.tool_calls import ToolCallParser
 from plimsoll_engine.frontend.requests.request_log import Delta, Generation
 from plimsoll_engine.messages.worker_ipc import Sampling
 from tests.byte_text import bytes_text
@@ -38,7 +38,7 @@ def test_the_end_is_in_the_last_chunk_with_something_in_it() -> None:
 
 
 def test_reasoning_text_and_calls_end_once() -> None:
-    choice = chat(parser=ToolCallParser(), ids=True, reasoning=ReasoningParser())
+    choice = chat(parser=tool_families.parser("hermes", {}), ids=True, reasoning=ReasoningParser())
     whole = Delta(f"why</think>so{CALL}", "stop", [], [1, 2, 3])
     found = chunks(choice, whole)
     assert [list(one["delta"])[-1] for one in found] == ["reasoning", "content", "tool_calls"]
@@ -98,3 +98,31 @@ class Counted(list[int]):
         found = super().__getitem__(place)
         self.read += len(found) if isinstance(place, slice) else 1
         return found
+
+
+def test_a_call_among_thoughts_that_never_end_is_a_call() -> None:
+    """Small models call tools while they think; what was cut short is no wish of theirs."""
+    thought = 'I ask.\n<tool_call>{"name": "tide", "arguments": {}}</tool_call>'
+    for reason, calls in (("stop", 1), ("length", 0)):
+        choice = chat(parser=tool_families.parser("hermes", {}), reasoning=ReasoningParser())
+        for delta in (
+            Delta(thought[:9], None, []),
+            Delta(thought[9:], None, []),
+            Delta("", reason, []),
+        ):
+            choice.add(delta)
+        message = choice.whole()["message"]
+        assert message["reasoning"] == thought
+        assert len(message.get("tool_calls", [])) == calls
+
+
+def test_channels_of_gpt_oss_are_thoughts_a_call_and_an_answer() -> None:
+    choice = chat(parser=tool_families.parser("openai", {}))
+    said = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Nine."
+    )
+    for piece in said:
+        choice.add(Delta(piece, None, []))
+    choice.add(Delta("", "stop", []))
+    message = choice.whole()["message"]
+    assert (message["reasoning"], message["content"]) == ("Hm.", "Nine.")

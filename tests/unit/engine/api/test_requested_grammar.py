@@ -6,16 +6,20 @@ Tests ``api/output_grammar.py``.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 from llguidance import LLMatcher
 
-from plimsoll_engine.api import output_grammar, protocol
+from plimsoll_engine.api import output_grammar, protocol, tool_families
 from plimsoll_engine.api.decoding import decode
 from plimsoll_engine.api.errors import ApiError
+from plimsoll_engine.core.grammar import Vocabulary
+from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.messages.worker_ipc import Grammar
+from plimsoll_faults.models import tiny_text
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 TOOLS = [
@@ -25,9 +29,30 @@ TOOLS = [
 SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}}
 
 
-def ask(added: dict[str, int] | None = None, **fields: Any) -> Grammar | None:
-    body = msgspec.json.encode({"model": "m", "messages": MESSAGES, **fields})
-    return output_grammar.of(decode(body, protocol.ChatRequest), (added or {}).get)
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> list[Tokenizer]:
+    """Without and with added tokens for the tags of calls."""
+    found = []
+    for name in ("plain", "added"):
+        folder = tmp_path_factory.mktemp(name)
+        tiny_text.write(tiny_text.train(), folder)
+        if name == "added":
+            tiny_text.add_tokens(folder, sorted(tool_families.MARKS))
+        found.append(Tokenizer(folder))
+    return found
+
+
+@pytest.fixture
+def ask(tokenizers: list[Tokenizer]) -> Callable[..., Grammar | None]:
+    def asked(family: str = "hermes", added: bool = False, **fields: Any) -> Grammar | None:
+        body = msgspec.json.encode({"model": "m", "messages": MESSAGES, **fields})
+        request = decode(body, protocol.ChatRequest)
+        return output_grammar.of(request, tokenizers[added], family)
+
+    return asked
+
+
+Ask = Callable[..., Grammar | None]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +65,7 @@ def ask(added: dict[str, int] | None = None, **fields: Any) -> Grammar | None:
         {"tools": TOOLS, "tool_choice": "none", "parallel_tool_calls": True},
     ],
 )
-def test_nothing_is_asked_for(fields: dict[str, Any]) -> None:
+def test_nothing_is_asked_for(fields: dict[str, Any], ask: Ask) -> None:
     assert ask(**fields) is None
 
 
@@ -68,22 +93,24 @@ def test_nothing_is_asked_for(fields: dict[str, Any]) -> None:
          "structured_outputs.json_object"),
     ],
 )  # fmt: skip
-def test_what_is_asked_for(fields: dict[str, Any], kind: Any, text: str, field: str) -> None:
+def test_what_is_asked_for(
+    fields: dict[str, Any], kind: Any, text: str, field: str, ask: Ask
+) -> None:
     assert ask(**fields) == Grammar(kind, text, field)
 
 
 @pytest.mark.parametrize(
     ("fields", "rule"),
     [
-        ({"tool_choice": "required"}, "start: call (NEWLINE call)*"),
+        ({"tool_choice": "required"}, 'start: call ("\\n" call)*'),
         ({"tool_choice": "required", "parallel_tool_calls": False}, "start: call"),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "start: call"),
     ],
 )
-def test_a_forced_call_is_a_grammar(fields: dict[str, Any], rule: str) -> None:
+def test_a_forced_call_is_a_grammar(fields: dict[str, Any], rule: str, ask: Ask) -> None:
     found = ask(tools=TOOLS, **fields)
     assert found is not None
-    assert found.text.splitlines()[0] == rule
+    assert found.text.splitlines()[0].strip() == rule
     assert ("name" in found.text and '\\"f\\"' in found.text) == (
         fields["tool_choice"] == "required"
     )
@@ -105,27 +132,48 @@ def test_a_forced_call_is_a_grammar(fields: dict[str, Any], rule: str) -> None:
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_meant_names_its_field(fields: dict[str, Any], param: str) -> None:
+def test_what_cannot_be_meant_names_its_field(fields: dict[str, Any], param: str, ask: Ask) -> None:
     with pytest.raises(ApiError) as error:
         ask(**fields)
     assert (error.value.status, error.value.param) == (400, param)
 
 
-def test_a_call_is_no_answer_that_has_a_format() -> None:
+def test_a_call_is_no_answer_that_has_a_format(ask: Ask) -> None:
     wanted = {"type": "json_object"}
     found = ask(tools=TOOLS, tool_choice="required", response_format=wanted)
     assert found is not None
     assert found.field == "tools"
 
 
-def test_tags_that_are_added_tokens_are_written_as_tokens() -> None:
-    found = ask({"<tool_call>": 7, "</tool_call>": 8}, tools=TOOLS, tool_choice="required")
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("family", tool_families.NAMES)
+@pytest.mark.parametrize("several", [False, True])
+def test_what_is_prescribed_is_what_the_family_reads(
+    family: str, several: bool, added: bool, ask: Ask, tokenizers: list[Tokenizer]
+) -> None:
+    """The likeliest text of the grammar, with tags as tokens where they are added ones."""
+    parameters = {"type": "object", "properties": {"port": {"const": "Hull"}}, "required": ["port"],
+                  "additionalProperties": False}  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "tide", "parameters": parameters}}]
+    found = ask(family, added, tools=tools, tool_choice="required", parallel_tool_calls=several)
     assert found is not None
-    assert found.text.splitlines()[1] == 'call: <[7]> "\\n" (tool_0 | tool_1) "\\n" <[8]>'
+    vocabulary = Vocabulary.load(tokenizers[added].checkpoint.folder)
+    assert vocabulary is not None
+    matcher, ids = vocabulary.compile(found), list[int]()
+    calls: list[Any] = []
+    parser = tool_families.parser(family, {})
+    decoder = tokenizers[added].continuations([], shown=tool_families.MARKS)()
+    while not matcher.is_stopped() and len(ids) < 400 and not calls[2 * several :]:
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        ids.append(next(n for n in reversed(range(512)) if mask >> n & 1))
+        assert matcher.consume_token(ids[-1]), matcher.get_error()
+        calls += parser.push(decoder.push(ids[-1])).calls
+    calls += parser.push("", last=True).calls
+    assert {(one.name, one.arguments) for one in calls} == {("tide", '{"port": "Hull"}')}
 
 
 @pytest.mark.parametrize("more", [{}, {"$id": "https://example.com/now"}])
-def test_parameters_go_in_as_they_were_sent(more: dict[str, Any]) -> None:
+def test_parameters_go_in_as_they_were_sent(more: dict[str, Any], ask: Ask) -> None:
     """References are to the root of the schema that they stand in; a constant is no schema."""
     parameters = more | {
         "$defs": {"Unit": {"enum": ["celsius"]}},
@@ -144,7 +192,7 @@ def test_parameters_go_in_as_they_were_sent(more: dict[str, Any]) -> None:
     assert found.text.count(f"%json {json.dumps(parameters)}") == len(tools)
 
 
-def test_parameters_that_are_nested_too_deeply_are_no_grammar() -> None:
+def test_parameters_that_are_nested_too_deeply_are_no_grammar(ask: Ask) -> None:
     nested: dict[str, Any] = {}
     for _ in range(600):
         nested = {"not": nested}

@@ -8,21 +8,24 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll_engine.api import tool_families
 from plimsoll_engine.api.reasoning import ReasoningParser
 from plimsoll_engine.api.responses_answer import Output
-from plimsoll_engine.api.tool_calls import CLOSE, OPEN, ToolCallParser
+from plimsoll_engine.api.tool_families import END_HERMES, HERMES
 from plimsoll_engine.frontend.requests.request_log import Delta, TokenLogprobs
 from plimsoll_engine.messages.worker_ipc import Logprobs
 
-CALL = OPEN + '\n{"name": "f", "arguments": {"a": 1}}\n' + CLOSE
-PARTS = [CALL, CALL[:9], CALL[9:], "text", "\n", OPEN, "", "</think>", "</thi"]
+CALL = HERMES + '\n{"name": "f", "arguments": {"a": 1}}\n' + END_HERMES
+PARTS = [CALL, CALL[:9], CALL[9:], "text", "\n", HERMES, "", "</think>", "</thi"]
 PIECES = st.lists(st.sampled_from(PARTS), max_size=7)
 
 
 def played(
     pieces: list[str], reason: str, thinks: bool = False
 ) -> tuple[Output, list[dict[str, Any]]]:
-    output = Output("x", str, ToolCallParser(), ReasoningParser() if thinks else None)
+    output = Output(
+        "x", str, tool_families.parser("hermes", {}), ReasoningParser() if thinks else None
+    )
     token = TokenLogprobs(7, Logprobs(-0.5, [7], [-0.5]))
     deltas = [Delta(piece, None, [token]) for piece in pieces] + [Delta("", reason, [])]
     events = []

@@ -18,6 +18,7 @@ from plimsoll_engine.frontend.requests.detokenize import (
     Detokenizer,
     StopMatcher,
     context_of,
+    special_ids,
 )
 from tests.byte_text import FIRST_BYTE, byte_level, llama_2
 
@@ -40,7 +41,8 @@ def token(tokenizer: Tokenizer, text: str) -> int:
 
 
 def detokenize(tokenizer: Tokenizer, ids: Iterable[int], prompt: Sequence[int] = ()) -> list[str]:
-    detokenizer = Detokenizer(tokenizer, context_of(tokenizer, prompt))
+    skipped = special_ids(tokenizer)
+    detokenizer = Detokenizer(tokenizer, context_of(tokenizer, prompt, skipped), skipped)
     return [*(detokenizer.push(i) for i in ids), detokenizer.finish()]
 
 
@@ -105,7 +107,7 @@ def test_invalid_bytes_make_the_same_text_as_at_once(ids: list[int]) -> None:
 
 @pytest.mark.parametrize(("tokenizer", "number"), [(BYTES, 0x80), (LLAMA, 0x80), (LLAMA, EOS)])
 def test_tokens_without_text_cost_no_growing_window(tokenizer: Tokenizer, number: int) -> None:
-    detokenizer, longest = Detokenizer(tokenizer), 0
+    detokenizer, longest = Detokenizer(tokenizer, skipped=special_ids(tokenizer)), 0
     for _ in range(1000):
         detokenizer.push(number)
         longest = max(longest, len(detokenizer._pending))

@@ -229,3 +229,19 @@ def test_a_token_alone_reads_as_in_the_middle_of_a_text(tmp_path: Path) -> None:
         token = made.token_to_id(text)
         assert token is not None
         assert tokenizer.token_text(token) == shown
+
+
+def test_special_tokens_that_are_shown_have_their_text(folder: Path) -> None:
+    """Tags of tool calls may be special: a parser must see them, and no other ones."""
+    numbers = tiny_text.add_tokens(folder, ["<call>", "<other>"], special=["<call>", "<other>"])
+    tokenizer = Tokenizer(folder)
+    (letter,) = tokenizer.encode_rendered("a")
+    ids = [letter, numbers["<call>"], numbers["<other>"], 2, letter]
+
+    def text(**how: Any) -> str:
+        decoder = tokenizer.continuations([letter, 2], **how)()
+        return "".join(map(decoder.push, ids)) + decoder.finish()
+
+    assert text() == "aa"
+    assert text(shown=["<call>", "<unknown>"]) == "a<call>a"
+    assert text(skip_special_tokens=False) == "a<call><other><|im_end|>a"

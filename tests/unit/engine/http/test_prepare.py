@@ -52,7 +52,7 @@ def test_a_chat_leaves_its_messages_and_tools_behind(preparation: Preparation) -
     outcome = perform(preparation, Job("chat", CONTEXT), raw)
     assert isinstance(outcome, Done)
     there = msgspec.msgpack.decode(outcome.result, type=PreparedBody[ChatRequest])
-    assert there.calls
+    assert there.family == "hermes"
     assert there.grammar is not None
     assert there.body.tools is None
     assert len(there.prompts[0]) > 0
