@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
+from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_cli.inject import validate
 from plimsoll_cli.main import app
+from plimsoll_operator.injection.documents import inject
 from plimsoll_operator.injection.options import Options
 
 ROOT = Path(__file__).parents[2]
@@ -23,23 +28,43 @@ OPTIONS = Options("supervisor", group_restarts=True)
          ["vllm in container kserve-container", "port 8080 the default"]),
         ("KServe `InferenceService`, `Serverless`", CHARTS / "kserve-serverless.yaml", 1,
          ["Knative refuses shareProcessNamespace"]),
+        ("KServe with its runtime in the same file", CHARTS / "kserve-runtime.yaml", 0,
+         ["ClusterServingRuntime vllm: left unchanged: the supervisor goes into the service",
+          "chat: spec.predictor: vllm in container kserve-container, by its command"
+          " vllm.entrypoints.openai.api_server, port 8085 by --port",
+          "elsewhere: spec.predictor: vllm in container kserve-container, by its model format,"
+          " port 8080 the default"]),
         ("KServe `LLMInferenceService`", EXAMPLES / "kserve-llminferenceservice.yaml", 0,
          ["vllm in container main, port 8001"]),
         ("LeaderWorkerSet with vLLM", EXAMPLES / "vllm-leaderworkerset.yaml", 0,
          ["vllm in container vllm-leader, by its command", "workerTemplate.spec: left unchanged"]),
         ("LeaderWorkerSet with SGLang", CHARTS / "lws-sglang.yaml", 0,
          ["sglang in container sglang-leader, by its command", "pods of rank 1 and above",
-          "workerTemplate.spec: left unchanged"]),
+          "without --enable-metrics", "workerTemplate.spec: left unchanged"]),
         ("llm-d", EXAMPLES / "llm-d.yaml", 0,
          ["llama-decode: spec.template.spec: vllm in container vllm, by its command",
           "llama-prefill: spec.template.spec: vllm",
           "llama-epp: spec.template.spec: left unchanged"]),
         ("vLLM's production stack", EXAMPLES / "production-stack.yaml", 0,
          ["vllm in container vllm, by its command", "router: spec.template.spec: left unchanged"]),
-        ("AIBrix", CHARTS / "aibrix.yaml", 0,
-         ["vllm in container vllm-openai, by its command", "port 8000 by --port"]),
+        ("AIBrix", CHARTS / "aibrix.yaml", 1,
+         ["Deployment qwen: spec.template.spec: vllm in container vllm-openai, by its command vllm"
+          " serve, port 8000 by --port",
+          "[llm-engine].lifecycle.preStop.exec.command names process 1"]),
+        ("AIBrix `StormService`", CHARTS / "aibrix-roles.yaml", 0,
+         ["orchestration.aibrix.ai/v1alpha1 StormService pair: left unchanged: inject does not"]),
+        ("AIBrix `RayClusterFleet`", CHARTS / "aibrix-fleet.yaml", 0,
+         ["spec.template.spec.headGroupSpec.template.spec: vllm in container ray-head, by its"
+          " command vllm serve, port 8000 by its ports",
+          "spec.template.spec.workerGroupSpecs[0].template.spec: left unchanged"]),
         ("KubeRay with Ray Serve", CHARTS / "kuberay.yaml", 0,
-         ["headGroupSpec.template.spec: left unchanged: no container runs vLLM"]),
+         ["headGroupSpec.template.spec: left unchanged: no container runs vLLM",
+          "workerGroupSpecs[0].template.spec: left unchanged"]),
+        ("KubeRay with a server in the head's command", CHARTS / "kuberay-autoscaler.yaml", 1,
+         ["scaled: spec.headGroupSpec.template.spec: vllm in container ray-head, by its command"
+          " vllm serve, port 8000 by --port",
+          "plain: spec.headGroupSpec.template.spec.containers[ray-head]: the engine's port is"
+          " unknown: its command starts only Ray"]),
         ("OPEA", CHARTS / "opea.yaml", 0,
          ["vllm in container vllm, by its image vllm, port 2080 by --port"]),
     ],
@@ -51,6 +76,64 @@ def test_what_is_recognised(project: str, file: Path, status: int, said: list[st
         assert one in lines
     assert found.status == status
     assert f"| {project} |" in (ROOT / "docs/adopt.md").read_text()
+
+
+def test_a_runtime_beside_its_service_says_what_the_container_has() -> None:
+    runtime, service, _ = yaml.safe_load_all((CHARTS / "kserve-runtime.yaml").read_text())
+    options = Options("supervisor", runtimes={"vllm": runtime["spec"]})
+    made = inject(service, options)
+    assert made.config_map is not None
+    config = json.loads(made.config_map["data"]["supervisor.json"])
+    assert config["memory"]["host"]["limit_bytes"] == 20 << 30
+    assert config["engine"]["model"] == "chat"
+    (supervisor,) = made.document["spec"]["predictor"]["initContainers"]
+    assert supervisor["securityContext"]["runAsUser"] == 1001
+    assert "cpu" in supervisor["resources"]["limits"], "as every other container of the pod"
+    assert {"name": "devshm", "mountPath": "/dev/shm"} in supervisor["volumeMounts"]
+
+
+def test_kuberays_autoscaler_restarts_no_engine(tmp_path: Path) -> None:
+    acts = replace(OPTIONS, supervision=Supervision(mode=Mode.RECOVER))
+    found = validate.run([CHARTS / "kuberay-autoscaler.yaml"], acts)
+    assert (
+        "autoscalerOptions.version: v2: KubeRay sets restartPolicy: Never: an engine that the"
+        " supervisor restarts would not start again" in found.refused[0]
+    )
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        "apiVersion: ray.io/v1\nkind: RayJob\nmetadata: {name: j}\nspec:\n"
+        "  submissionMode: SidecarMode\n  rayClusterSpec:\n    headGroupSpec:\n      template:\n"
+        "        spec:\n          containers: [{name: h, command: [vllm, serve, m], image: x}]\n"
+    )
+    assert "spec.submissionMode: SidecarMode" in validate.run([job], acts).refused[0]
+    assert not validate.run([job], OPTIONS).refused
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{{- if .Values.enabled }}\napiVersion: v1\nkind: Pod\n{{- end }}\n",
+         "m.yaml:1:3: not YAML: did not find expected node content: render"),
+        ("apiVersion: v1\nkind: Pod\nmetadata:\n  name: {{ include \"x\" . }}\n", "render the"),
+        ("image:\n  repository: vllm/vllm-openai\n", "apiVersion: required in a manifest: render"),
+        ("apiVersion: v2\nname: chart\n", "kind: required in a manifest: render the files"),
+    ],
+)  # fmt: skip
+def test_a_template_is_to_be_rendered_first(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "m.yaml").write_text(text)
+    (line,) = validate.run([tmp_path / "m.yaml"], OPTIONS).invalid
+    assert said in line
+    assert line.endswith("as in: helm template CHART | plimsoll inject -f -")
+
+
+@pytest.mark.parametrize("image", ['"{{ .Values.image }}"', "$VLLM_IMAGE", '"{{ x }}:1"'])
+def test_a_placeholder_of_a_template_that_is_yaml_is_named(tmp_path: Path, image: str) -> None:
+    (tmp_path / "m.yaml").write_text(
+        "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: w}\nspec:\n  template:\n"
+        f"    spec:\n      containers:\n        - {{name: e, image: {image}, args: [serve, m]}}\n"
+    )
+    (note,) = validate.run([tmp_path / "m.yaml"], OPTIONS).notes
+    assert f"the image {image.strip(chr(34))} is a placeholder: fill it in first" in note
 
 
 def test_the_exit_status_says_what_was_found(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ changed is recorded in an annotation of the supervisor's ConfigMap, so that it c
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,12 +23,17 @@ from plimsoll_operator.injection.configuration import Injected
 from plimsoll_operator.injection.documents import inject
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.options import Options
-from plimsoll_operator.injection.pods import KINDS
+from plimsoll_operator.injection.pods import KINDS, RUNTIMES
 
 Object = dict[str, Any]
 
 RECORD = "plimsoll.dev/injected"
 """Annotation of what ``plimsoll inject`` adds to a file: the changed document, and each change."""
+TEMPLATE = re.compile(r"\{\{-?\s*[.$a-zA-Z/]")
+RENDER = (
+    "render the files of a Helm chart with helm template, and a kustomization with kustomize build,"
+    " as in: helm template CHART | plimsoll inject -f -"
+)
 
 
 @dataclass
@@ -63,7 +69,7 @@ def run(file: Path, options: Options, selection: Selection) -> tuple[str, list[s
     text = _without_injected(read_text(file), file)
     held = documents(text, file)
     everything = [place for one in held for place in one.places]
-    options = replace(options, config_maps=config_maps(everything))
+    options = beside(options, everything)
     demanded = options.unrecognized or bool(selection.names)
     names = _ConfigMaps(everything)
     notes: list[str] = []
@@ -139,7 +145,8 @@ def documents(text: str, file: Path) -> list[Held]:
             found.append(Held(document, root, value, list(_objects(value, root, at, file))))
     except YamlError as error:
         place = ":".join([str(file), *map(str, error.at or ())])
-        raise UsageError(f"{place}: {error}") from None
+        hint = f": {RENDER}" if TEMPLATE.search(text) else ""
+        raise UsageError(f"{place}: {error}{hint}") from None
     return found
 
 
@@ -150,7 +157,7 @@ def _objects(value: Any, node: Node, at: str, file: Path) -> Iterator[Place]:
         raise UsageError(f"{file}: {at}: holds {shown}, not a manifest")
     for part in ("apiVersion", "kind"):
         if not isinstance(value.get(part), str):
-            raise UsageError(f"{file}: {at}: {part}: required")
+            raise UsageError(f"{file}: {at}: {part}: required in a manifest: {RENDER}")
     items = value.get("items")
     if not (value["kind"].endswith("List") and isinstance(items, list)):
         yield Place(at, value, node)
@@ -162,14 +169,24 @@ def _objects(value: Any, node: Node, at: str, file: Path) -> Iterator[Place]:
             yield from _objects(item, child, f"{at}, item {number}", file)
 
 
-def config_maps(places: list[Place]) -> dict[str, Object]:
-    """Return the data of the file's ConfigMaps, by name."""
+def beside(options: Options, places: list[Place]) -> Options:
+    """Return ``options`` with what else the file holds: ConfigMaps and KServe's runtimes."""
+    return replace(
+        options,
+        config_maps=_held(places, "ConfigMap", "data"),
+        # A runtime of the namespace comes before one of the cluster.
+        runtimes=_held(places, RUNTIMES[1], "spec") | _held(places, RUNTIMES[0], "spec"),
+    )
+
+
+def _held(places: list[Place], kind: str, field: str) -> dict[str, Object]:
+    """Return a field of all objects of a kind, by their names."""
     return {
-        str(metadata.get("name")): data
+        str(metadata.get("name")): held
         for place in places
-        if place.value["kind"] == "ConfigMap"
+        if place.value["kind"] == kind
         and isinstance(metadata := place.value.get("metadata"), dict)
-        and isinstance(data := place.value.get("data"), dict)
+        and isinstance(held := place.value.get(field), dict)
     }
 
 

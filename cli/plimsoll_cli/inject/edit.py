@@ -156,20 +156,28 @@ class _Editor:
             self.add(node, {key: value}, (*path, key), first=not at)
 
     def items(self, node: Node, old: list[Any], new: list[Any], path: Path) -> None:
-        """Change the items of a list, and add others behind them."""
-        names = item_names(old)
-        if item_names(new)[: len(old)] != names:
+        """Change the items of a list, and add others between and behind them."""
+        names, wanted = item_names(old), dict(zip(item_names(new), new, strict=True))
+        kept = [name for name in wanted if name in names]
+        if kept != names:
             self.within.pop()
             self.replace(node, new, path)
             self.within.append(node)
             return
-        for child, before, after, name in zip(
-            node.children, old, new[: len(old)], names, strict=True
-        ):
-            self.compare(child, before, after, (*path, name))
-        for at, name in enumerate(item_names(new)[len(old) :]):
+        for child, before, name in zip(node.children, old, names, strict=True):
+            self.compare(child, before, wanted[name], (*path, name))
+        added: list[str] = []
+        for name in wanted:
+            if name not in names:
+                added.append(name)
+                continue
+            for one in added:
+                self.touch()
+                self.insert(node, names.index(name), wanted[one], (*path, one))
+            added = []
+        for at, name in enumerate(added):
             self.touch()
-            self.add(node, [new[len(old) + at]], (*path, name), first=not at)
+            self.add(node, [wanted[name]], (*path, name), first=not at)
 
     def touch(self) -> None:
         """Remember that the anchors around a change do not mean any more what they did."""
@@ -186,6 +194,20 @@ class _Editor:
         at, ended = _line_after(self.text, node, indent)
         joined = self.line_end.join(lines)
         new = joined + self.line_end if ended else self.line_end + joined
+        self.made.append(Change(at, at, new, path, indent=indent))
+
+    def insert(self, node: Node, place: int, item: Any, path: Path) -> None:
+        """Add an item to a list, before the one at ``place``."""
+        if node.flow:
+            written = dump_flow([item], self.is_json)[1:-1]
+            at = node.children[place - 1].end if place else node.children[0].start
+            new = f", {written}" if place else f"{written}, "
+            self.made.append(Change(at, at, new, path, indent=len(path)))
+            return
+        indent = _indent(self.text, node)
+        lines = [" " * indent + line if line else line for line in dump([item]).splitlines()]
+        at = _line_before(self.text, node.children[place], indent)
+        new = self.line_end.join([*lines, ""])
         self.made.append(Change(at, at, new, path, indent=indent))
 
     def add_in_brackets(self, node: Node, value: Any, path: Path, first: bool) -> None:
@@ -227,10 +249,10 @@ class _Editor:
                     name = key.name()
                     self.unshare(value, old[name], new[name], (*path, name))
         elif node.kind == "list" and isinstance(new, list):
-            for child, before, after, name in zip(
-                node.children, old, new, item_names(old), strict=False
-            ):
-                self.unshare(child, before, after, (*path, name))
+            wanted = dict(zip(item_names(new), new, strict=True))
+            for child, before, name in zip(node.children, old, item_names(old), strict=True):
+                if name in wanted:
+                    self.unshare(child, before, wanted[name], (*path, name))
         self.within.pop()
 
 
@@ -298,7 +320,7 @@ class _Spot:
             if place:
                 return siblings[place - 1].end, self.node.end
             follows = siblings[step].start if len(siblings) > step else self.node.end
-            return _inside(text, self.owner), follows
+            return siblings[place].start, follows
         start = text.rfind("\n", 0, siblings[place].start) + 1
         return start, _line_end(text, self.node)
 
@@ -346,6 +368,19 @@ def _line_end(text: str, node: Node) -> int:
         return min(node.end, len(text))
     end = text.find("\n", node.end)
     return len(text) if end < 0 else end + 1
+
+
+def _line_before(text: str, item: Node, indent: int) -> int:
+    """Return the beginning of the line with the dash of ``item``, or of the comments above it."""
+    lead = " " * indent
+    at = text.rfind("\n", 0, item.start) + 1
+    while not text.startswith(f"{lead}-", at):
+        if at == 0:
+            raise EditError("a list whose dash is not at the beginning of a line")
+        at = text.rfind("\n", 0, at - 1) + 1
+    while at and text.startswith(f"{lead}#", above := text.rfind("\n", 0, at - 1) + 1):
+        at = above
+    return at
 
 
 COMMENT = re.compile(r"(?:[ \t]*\r?\n)*([ ]*)#[^\n]*(?:\n|$)")

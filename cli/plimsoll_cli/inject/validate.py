@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import API_GROUP, POLICY_KIND, SERVICE_KIND
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_cli.errors import UsageError
-from plimsoll_cli.inject.command import Object, config_maps, documents, kind_of
+from plimsoll_cli.inject.command import Object, beside, documents, kind_of
 from plimsoll_cli.manifest import model_of, read_text
 from plimsoll_operator.injection.documents import inject
 from plimsoll_operator.injection.errors import InjectionError
@@ -45,7 +45,7 @@ def run(files: Sequence[Path], options: Options) -> Findings:
         except UsageError as error:
             found.invalid.append(str(error))
             continue
-        known = replace(options, config_maps=config_maps(places))
+        known = beside(options, places)
         for place in places:
             _check(f"{file}: {place.at}", place.value, known, found)
     return found

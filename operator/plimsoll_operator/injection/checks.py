@@ -14,6 +14,7 @@ from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.first_process import check_first_process
 from plimsoll_operator.injection.options import Fields, Options
 from plimsoll_operator.render import names
+from plimsoll_operator.render.containers import native_sidecars
 from plimsoll_operator.render.paths import SUPERVISED, SupervisorPlaces, on_node
 from plimsoll_operator.render.probe import CODE_DIR, SOCKET_DIR, SOCKETS
 from plimsoll_operator.render.probe import NAME as PROBE
@@ -169,31 +170,24 @@ def check_engine(
 ) -> None:
     """Everything that depends on the engine, which is one of ``containers``."""
     check_first_process(pod | {"containers": containers}, at, options.fields)
-    beside = [one for one in pod.get("initContainers") or () if _stays(one)]
-    check_ports([*containers, *beside], engine, at, places)
-    container = next(one for one in containers if one.get("name") == engine.container)
+    running = [*containers, *native_sidecars(pod)]
+    check_ports(running, engine, at, places)
+    container = next(one for one in running if one.get("name") == engine.container)
     check_user(pod, container, engine, options)
     if options.probe:
         check_mounts(container, engine, options.fields)
     check_budget(options.memory.host, engine, options.fields)
-    check_restarts(pod, engine, at, options)
+    check_restarts(engine, at, options)
 
 
-def check_restarts(pod: Object, engine: EngineContainer, at: str, options: Options) -> None:
+def check_restarts(engine: EngineContainer, at: str, options: Options) -> None:
     """Refuse to act, without the operator, on an engine that the kubelet does not start again.
 
     With it, such a pod's supervisor leaves out the rungs that end the engine. Raises
     InjectionError.
     """
-    if options.acts and not options.token and not engine.restarts:
+    if options.acts and not options.token and engine.ends:
         raise InjectionError(
-            f"{at}.restartPolicy: {pod.get('restartPolicy')}: an engine that the supervisor"
-            " restarts would not start again, and its pod would end: use"
-            f" {options.fields.mode}"
+            f"{at}: {engine.ends}: an engine that the supervisor restarts would not start again,"
+            f" and its pod would end: use {options.fields.mode}"
         )
-
-
-def _stays(container: Object) -> bool:
-    """Whether an init container runs beside the engine, and is not ours."""
-    stays = container.get("restartPolicy") == "Always"
-    return stays and container.get("name") not in OWN_CONTAINERS

@@ -67,8 +67,11 @@ def length(container: Object) -> int:
     return sum(map(len, _words(container)))
 
 
-def of_container(container: Object) -> CommandLine:
-    """Read command and arguments; what is beyond :data:`MAX_COMMAND` characters is left out."""
+def of_container(container: Object, scripts: Mapping[str, str] | None = None) -> CommandLine:
+    """Read command and arguments; what is beyond :data:`MAX_COMMAND` characters is left out.
+
+    ``scripts`` are files that it may run, by their paths. One that is longer is not read.
+    """
     words: list[str] = []
     left = MAX_COMMAND
     for word in _words(container):
@@ -81,7 +84,7 @@ def of_container(container: Object) -> CommandLine:
     if not container.get("command") and words[:1] == ["-c"]:
         words = ["sh", *words]  # Of an image whose entry point is a shell.
     made = CommandLine()
-    _add(words, made, 0)
+    _add(words, made, dict(scripts or {}), 0)
     return made
 
 
@@ -96,12 +99,12 @@ def _first(text: str) -> list[str]:
     return commands[0] if len(commands) == 1 else [text]
 
 
-def _add(words: Sequence[str], line: CommandLine, nested: int) -> None:
+def _add(words: Sequence[str], line: CommandLine, scripts: dict[str, str], nested: int) -> None:
     """Add a command, or in place of a shell with a script the commands of the script."""
     run = _unwrapped(words, line)
     if not run:
         return
-    script = _script(run) if nested < MAX_NESTED else None
+    script = (_script(run) or _mounted(run, scripts)) if nested < MAX_NESTED else None
     if script is None:
         line.commands.append(run)
         return
@@ -110,7 +113,7 @@ def _add(words: Sequence[str], line: CommandLine, nested: int) -> None:
         if "$@" in command:
             at = command.index("$@")
             command[at : at + 1] = script[2:]
-        _add(command, line, nested + 1)
+        _add(command, line, scripts, nested + 1)
 
 
 def _unwrapped(words: Sequence[str], line: CommandLine) -> list[str]:
@@ -163,6 +166,24 @@ def _script(words: Sequence[str]) -> list[str] | None:
             return rest or None
         at += 2 if words[at].endswith(("o", "O")) and words[at] != "--" else 1
     return None
+
+
+SHEBANG = re.compile(r"#![^\n]*\b(ba|da|a|z|k)?sh\b")
+
+
+def _mounted(words: Sequence[str], scripts: dict[str, str]) -> list[str] | None:
+    """Take the script at the path that is run, directly or by a shell, with name and arguments.
+
+    None where no such file is known, or where another program than a shell reads it. A script is
+    taken once: one that runs itself would have no end.
+    """
+    at = 0
+    if program(words[0]) in SHELLS:
+        at = next((at for at, one in enumerate(words) if at and one[:1] not in ("-", "+")), 0)
+    text = scripts.pop(words[at], "")
+    if not text or len(text) > MAX_COMMAND or (text[:2] == "#!" and not SHEBANG.match(text)):
+        return None
+    return [text, *words[at:]]
 
 
 def split(script: str) -> Iterator[list[str]]:

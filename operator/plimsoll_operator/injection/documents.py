@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from plimsoll_api.names import SERVICE_LABEL
@@ -14,16 +16,24 @@ from plimsoll_operator.injection.checks import (
     supervisor_of,
 )
 from plimsoll_operator.injection.configuration import Injected, config_map
-from plimsoll_operator.injection.engine import EngineContainer, find
+from plimsoll_operator.injection.engine import EngineContainer, candidate, find
 from plimsoll_operator.injection.engine import names as container_names
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.notes import notes as notes_of
 from plimsoll_operator.injection.options import Options
-from plimsoll_operator.injection.pods import KSERVE_API, WORKERS, PodSpec, containers_of, pods_of
+from plimsoll_operator.injection.pods import (
+    KINDS,
+    KSERVE_API,
+    WORKERS,
+    PodSpec,
+    containers_of,
+    pods_of,
+)
 from plimsoll_operator.injection.shape import check_types
 from plimsoll_operator.injection.sidecar import add_supervisor
 from plimsoll_operator.injection.unchanged import left_alone, restarts_group, unselected
 from plimsoll_operator.render import names
+from plimsoll_operator.render.containers import every_container
 
 Object = dict[str, Any]
 MAX_LABEL = 63
@@ -38,7 +48,7 @@ def inject(document: Object, options: Options) -> Injected:
     metadata = changed.get("metadata")
     meta: Object = metadata if isinstance(metadata, dict) else {}
     name = str(meta.get("name") or str(meta.get("generateName") or "engine").rstrip("-"))
-    where = f"{changed.get('kind')} {name}"
+    where = f"{changed.get('apiVersion')} {changed.get('kind')} {name}"
     namespace = meta.get("namespace")
     if options.namespace is not None and namespace not in (None, options.namespace):
         text = f"it is in namespace {namespace}, and the policy in {options.namespace}"
@@ -48,7 +58,10 @@ def inject(document: Object, options: Options) -> Injected:
         return kserve_llm.inject(document, changed, options)
     made: Object | None = None
     notes: list[str] = []
-    for pod in pods_of(changed, where):
+    pods = pods_of(changed, where)
+    if not pods and (why := _elsewhere(changed, options)) is not None:
+        return Injected(document, None, (f"{where}: {left_alone(why)}",))
+    for pod in pods:
         at = f"{where}: {pod.path}"
         engine = _engine(pod, at, options)
         if isinstance(engine, str):
@@ -88,6 +101,43 @@ def _check_knative(document: Object, where: str) -> None:
         )
 
 
+def _elsewhere(document: Object, options: Options) -> str | None:
+    """Say why an object of another kind is left alone though it describes an engine; else None."""
+    group = str(document.get("apiVersion", "")).rpartition("/")[0]
+    if document.get("kind") in ("ConfigMap", "Secret") or not any(map(_is_engine, _pods(document))):
+        return None
+    if group == KSERVE_API:
+        return "the supervisor goes into the service that uses it: inject that one"
+    return (
+        f"inject does not know pods of this kind; {KINDS} it knows: supervise them with a"
+        " SupervisionPolicy, which takes pods of any controller"
+    )
+
+
+def _pods(value: Any) -> Iterator[Object]:
+    """Yield what looks like a pod spec, wherever it stands."""
+    if isinstance(value, dict):
+        if isinstance(value.get("containers"), list):
+            yield value
+        value = list(value.values())
+    for one in value if isinstance(value, list) else ():
+        yield from _pods(one)
+
+
+def _is_engine(pod: Object) -> bool:
+    try:
+        check_types(pod, "")
+    except InjectionError:
+        return False
+    return any(candidate(one).kind is not None for one in pod["containers"])
+
+
+def _placeholder(pod: PodSpec) -> str | None:
+    """Return an image that a template is still to fill in; None if all are names."""
+    images = [str(one.get("image") or "") for one in every_container(pod.spec)]
+    return next((one for one in images if "{{" in one or "$" in one), None)
+
+
 def _is_patch(pod: PodSpec) -> bool:
     """Whether the pod spec is a patch for kustomize: the API server takes no such container."""
     listed = pod.spec.get("containers")
@@ -112,28 +162,25 @@ def _engine(pod: PodSpec, at: str, options: Options) -> EngineContainer | str:
     check_types(pod.spec, at)
     if _is_patch(pod):
         return "a container has no image, as in a patch: inject what kustomize build renders"
-    spec, containers = pod.spec, containers_of(pod.spec)
-    engine = find(
-        {**spec, "containers": containers},
-        at,
-        options.engine.container,
-        options.unrecognized or options.engine_type is not None,
-        options.fields.container,
-        options.engine_type,
-        options.engine.port,
-        options.named_is_custom or options.unrecognized,
-        config_maps=options.config_maps,
-        port_field=options.fields.port,
-    )
+    if (image := _placeholder(pod)) is not None:
+        return (
+            f"the image {image} is a placeholder: fill it in first, with helm template or envsubst"
+        )
+    for name, runtime in options.runtimes.items():
+        check_types(runtime, f"ServingRuntime {name}: spec")
+    spec, containers = pod.spec, containers_of(pod.spec, options.runtimes)
+    composed = {**spec, "containers": containers}
+    engine = find(composed, at, options, ray=pod.ray)
     if engine is None:
         return (
-            f"no container runs vLLM or SGLang (containers: {container_names(spec)}); use"
-            f" {options.fields.unrecognized} to supervise it as a custom engine"
+            f"no container runs vLLM or SGLang (containers: {container_names(composed, options)});"
+            f" use {options.fields.unrecognized} to supervise it as a custom engine"
         )
     check_shape(spec, at, options.fields)
     if pod.restarts_group and not options.group_restarts:
         return restarts_group(options, pod.restarts_group)
     if supervisor_of(spec) is None:
         check_names(spec, at)
+    engine = replace(engine, ends=engine.ends or pod.ends)
     check_engine(spec, containers, engine, at, options, places_in(spec, engine))
     return engine

@@ -7,15 +7,18 @@ only an engine has. Whoever asks about an engine, webhook or ``plimsoll inject``
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from plimsoll_api.engines import EngineType
 from plimsoll_operator.injection import command_line
 from plimsoll_operator.injection.command_line import MAX_COMMAND, CommandLine
 from plimsoll_operator.injection.errors import InjectionError
-from plimsoll_operator.injection.listening import KSERVE, ConfigMaps, of_engine, variables_of
+from plimsoll_operator.injection.listening import KSERVE, of_engine, scripts_of, variables_of
+from plimsoll_operator.injection.options import Options
 from plimsoll_operator.injection.programs import NOT_SERVING, Program, of_command, of_image, option
+from plimsoll_operator.render.containers import native_sidecars
 from plimsoll_operator.render.supervisor import claims_of, shares_device
 
 Object = dict[str, Any]
@@ -43,9 +46,9 @@ class EngineContainer:
     ``container`` is its name and ``path`` its place in the document; ``limits`` are its resource
     limits; ``uid`` is None where the manifest does not set it; ``hidden`` says whether only a
     process with capabilities may look into it; ``shm`` is what it mounts at /dev/shm, None where
-    that is the pod's own; ``shares_device`` says whether others may use its devices, ``restarts``
-    whether the kubelet starts it again when it ends. ``evidence`` says by what it was taken for an
-    engine and its port for the port, ``notes`` what the supervisor will not see.
+    that is the pod's own; ``shares_device`` says whether others may use its devices, ``ends`` why
+    the kubelet does not start it again when it ends, empty if it does. ``evidence`` says by what it
+    was taken for an engine and its port for the port, ``notes`` what the supervisor will not see.
     """
 
     container: str
@@ -59,7 +62,7 @@ class EngineContainer:
     hidden: bool
     shm: Object | None = None
     shares_device: bool = False
-    restarts: bool = True
+    ends: str = ""
     evidence: str = ""
     notes: tuple[str, ...] = ()
 
@@ -84,9 +87,12 @@ class Candidate:
     ray: bool = False
 
 
-def candidate(container: Object) -> Candidate:
-    """Say what a container is, by its command, its image and its options."""
-    line = command_line.of_container(container)
+def candidate(container: Object, scripts: Mapping[str, str] | None = None) -> Candidate:
+    """Say what a container is, by its command, its image and its options.
+
+    ``scripts`` are files that are mounted into it, by their paths.
+    """
+    line = command_line.of_container(container, scripts)
     programs = [of_command(words) for words in line.commands]
     servers = [one for one in programs if one.kind is not None]
     image, name = of_image(str(container.get("image") or ""))
@@ -143,52 +149,46 @@ def _is_ray(container: Object, line: CommandLine, image: str) -> bool:
 
 
 def find(
-    pod: Object,
-    where: str,
-    named: str | None = None,
-    unrecognized: bool = False,
-    field: str = "--container",
-    kind: EngineType | None = None,
-    port: int | None = None,
-    named_is_custom: bool = True,
-    config_maps: ConfigMaps | None = None,
-    worker: bool = False,
-    port_field: str = "--port",
+    pod: Object, where: str, options: Options, worker: bool = False, ray: bool = False
 ) -> EngineContainer | None:
     """Return the engine in a pod spec; None if no container runs vLLM or SGLang.
 
-    With ``unrecognized``, a container that runs something else counts as a custom engine. So does
-    a container that is ``named``, if ``named_is_custom``. ``where`` begins the message of an
-    InjectionError: the document and the path of the pod spec. ``field`` and ``port_field`` are what
-    a person names a container and a port by. ``kind`` and ``port`` are the engine's where somebody
-    says them. A ``worker`` of a group needs no port.
+    ``options`` say what a person says of it: its container, type and port, and whether a container
+    that runs something else counts as a custom engine. ``where`` begins the message of an
+    InjectionError: the document and the path of the pod spec. A ``worker`` of a group needs no
+    port. ``ray`` says that whatever starts the pod starts Ray in it.
     """
-    chosen = _choose(pod, where, named, unrecognized, field)
+    kind, port = options.engine_type, options.engine.port
+    chosen = _choose(pod, where, options)
     if chosen is None:
         return None
+    if ray and chosen.rank < COMMAND:
+        chosen = replace(chosen, ray=True)
     container = chosen.container
-    path = f"{where}.containers[{container.get('name')}]"
+    native = any(one is container for one in native_sidecars(pod))
+    path = f"{where}.{'initContainers' if native else 'containers'}[{container.get('name')}]"
     if command_line.length(container) > MAX_COMMAND:
         raise InjectionError(
             f"{path}: the command has more than {MAX_COMMAND} characters, so the engine's"
             " flags are unknown: move the script into a file of the image or a ConfigMap"
         )
     type_ = kind or chosen.kind or EngineType.CUSTOM
-    if type_ is EngineType.CUSTOM and not (unrecognized or named_is_custom):
+    wanted = options.unrecognized or options.named_is_custom or kind is not None
+    if type_ is EngineType.CUSTOM and not wanted:
         return None
     server = chosen.server
     if server.unserved and port is None and not worker and type_ is not EngineType.CUSTOM:
         raise InjectionError(f"{path}: {server.shown}: {server.unserved}")
-    variables = {**chosen.line.variables, **variables_of(container, config_maps or {})}
+    variables = {**chosen.line.variables, **variables_of(container, options.config_maps)}
     found = of_engine(container, server, type_, variables, path)
-    number, by = (port, f"by {port_field}") if port is not None else (found.port, found.by)
+    number, by = (port, f"by {options.fields.port}") if port is not None else (found.port, found.by)
     if chosen.ray and port is None:
         number, by = None, "its command starts only Ray, and the ports that it shows are Ray's"
     if number is None and worker:
         number, by = 8000, "of no server"
     if number is None:
         raise InjectionError(
-            f"{path}: the engine's port is unknown: {by}: set it with {port_field}"
+            f"{path}: the engine's port is unknown: {by}: set it with {options.fields.port}"
         )
     limits = (container.get("resources") or {}).get("limits") or {}
     evidence = chosen.by if kind in (None, chosen.kind) else ""
@@ -204,16 +204,24 @@ def find(
         hidden=_hidden(pod, container),
         shm=_shm(container),
         shares_device=shares_device(limits, claims_of(container), pod),
-        restarts=pod.get("restartPolicy") not in ("Never", "OnFailure"),
+        ends="" if native else _ends(pod),
         evidence=", ".join(filter(None, [evidence, f"port {number} {by}"])),
         notes=found.notes,
     )
 
 
-def names(pod: Object) -> str:
+def names(pod: Object, options: Options) -> str:
     """Return the names of the pod's containers as a list for a person, with what they run."""
-    listed = [(str(one.get("name")), candidate(one).why) for one in pod.get("containers") or []]
+    listed = [
+        (str(one.get("name")), candidate(one, scripts_of(pod, one, options.config_maps)).why)
+        for one in [*(pod.get("containers") or ()), *native_sidecars(pod)]
+    ]
     return ", ".join(f"{name} {why}".rstrip() for name, why in listed) or "none"
+
+
+def _ends(pod: Object) -> str:
+    policy = pod.get("restartPolicy")
+    return f"restartPolicy: {policy}" if policy in ("Never", "OnFailure") else ""
 
 
 def _shm(container: Object) -> Object | None:
@@ -221,30 +229,28 @@ def _shm(container: Object) -> Object | None:
     return next((one for one in mounts if one.get("mountPath") == "/dev/shm"), None)
 
 
-def _choose(
-    pod: Object, where: str, named: str | None, unrecognized: bool, field: str
-) -> Candidate | None:
+def _choose(pod: Object, where: str, options: Options) -> Candidate | None:
     containers: list[Object] = pod.get("containers") or []
-    listed = [str(one.get("name")) for one in containers]
-    if named is not None:
+    sidecars = native_sidecars(pod)
+    listed = [str(one.get("name")) for one in (*containers, *sidecars)]
+    known = [
+        candidate(one, scripts_of(pod, one, options.config_maps))
+        for one in (*containers, *sidecars)
+    ]
+    if (named := options.engine.container) is not None:
         if named not in listed:
             raise InjectionError(
                 f"{where}.containers: no container {named!r}: use one of {', '.join(listed)}"
             )
-        return candidate(containers[listed.index(named)])
-    known = [candidate(one) for one in containers]
-    engines = [one for one in known if one.kind is not None]
-    if not engines:
-        for one in pod.get("initContainers") or ():
-            if one.get("restartPolicy") == "Always" and candidate(one).kind is not None:
-                raise InjectionError(
-                    f"{where}.initContainers[{one.get('name')}]: an engine that is a native sidecar"
-                    " is not supported: the supervisor would have to start before it and end after"
-                    " it: make it one of the containers"
-                )
-    if not engines and not unrecognized:
+        return known[listed.index(named)]
+    mains = known[: len(containers)]
+    # What runs beside the pod's own containers is its engine only if none of these is.
+    engines = [one for one in mains if one.kind is not None] or [
+        one for one in known if one.kind is not None
+    ]
+    if not engines and not options.unrecognized and options.engine_type is None:
         return None
-    candidates = engines or known
+    candidates = engines or mains
     best = [one for one in candidates if one.rank == max(each.rank for each in candidates)]
     kserve = [one for one in best if one.container.get("name") == KSERVE]
     serving = [one for one in best if not one.server.unserved]
@@ -253,8 +259,8 @@ def _choose(
         if len(found) == 1:
             return found[0]
     raise InjectionError(
-        f"{where}.containers: which container is the engine? Use {field} with one of"
-        f" {', '.join(listed)}"
+        f"{where}.containers: which container is the engine? Use {options.fields.container} with"
+        f" one of {', '.join(listed)}"
     )
 
 

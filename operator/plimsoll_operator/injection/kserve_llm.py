@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plimsoll_api.engines import EngineType
 from plimsoll_api.names import SERVICE_LABEL
+from plimsoll_api.supervision_policy import SelectedType
 from plimsoll_api.supervisor_config import PodEngine
 from plimsoll_operator.injection.checks import (
     check_engine,
@@ -77,7 +77,7 @@ def inject(document: Object, changed: Object, options: Options) -> Injected:
     """
     meta = changed.get("metadata")
     name = meta.get("name") if isinstance(meta, dict) else None
-    where = f"{KIND} {name}"
+    where = f"{changed['apiVersion']} {KIND} {name}"
     if not isinstance(meta, dict) or not isinstance(name, str):
         raise InjectionError(f"{KIND}: metadata.name: required")
     if changed["apiVersion"] != f"{KSERVE_API}/{VERSION}":
@@ -206,18 +206,18 @@ def _engine(pod: Object, at: str, model: str, options: Options) -> EngineContain
     named = options.engine.container or MAIN
     container: Object = next((one for one in pod["containers"] if one.get("name") == named), {})
     own_command = bool(container.get("command"))
-    kind = options.engine_type or (None if own_command else EngineType.VLLM)
+    # The preset's engine is vLLM; only a name that a person gives makes a container a custom one.
+    preset: Object = {"container": named}
+    if options.engine_type is None and not own_command:
+        preset["type"] = SelectedType.VLLM
     engine = find(
         pod,
         at,
-        named,
-        options.unrecognized or options.engine_type is not None,
-        options.fields.container,
-        kind,
-        options.engine.port,
-        named_is_custom=options.unrecognized or options.engine.container is not None,
-        config_maps=options.config_maps,
-        port_field=options.fields.port,
+        replace(
+            options,
+            engine=options.engine.model_copy(update=preset),
+            named_is_custom=options.engine.container is not None,
+        ),
     )
     if engine is None:
         return None

@@ -75,6 +75,25 @@ def variables_of(container: Object, config_maps: ConfigMaps) -> dict[str, str | 
     return found
 
 
+def scripts_of(pod: Object, container: Object, config_maps: ConfigMaps) -> dict[str, str]:
+    """Return the files that known ConfigMaps mount into a container, by their paths."""
+    found: dict[str, str] = {}
+    volumes = {one.get("name"): one for one in pod.get("volumes") or ()}
+    for mount in container.get("volumeMounts") or () if config_maps else ():
+        volume = volumes.get(mount.get("name")) or {}
+        for source in (volume, *((volume.get("projected") or {}).get("sources") or ())):
+            held = source.get("configMap") or {}
+            data = config_maps.get(str(held.get("name"))) or {}
+            items = held.get("items") or ()
+            paths = {one.get("key"): one.get("path") for one in items} or {key: key for key in data}
+            for key, path in paths.items():
+                if mount.get("subPath") in (None, path) and key in data:
+                    folder = mount["mountPath"].rstrip("/")
+                    file = folder if mount.get("subPath") else f"{folder}/{path}"
+                    found[file] = str(data[key])
+    return found
+
+
 def of_engine(
     container: Object,
     server: Program,
@@ -181,14 +200,15 @@ def _checked(port: object, where: str) -> int:
 
 def _model(words: Sequence[str]) -> str:
     """Return the model's name as far as the manifest shows it."""
-    for flag in MODEL_FLAGS:
-        found = option(words, flag)
-        if found:
-            return "" if REFERENCE.search(found) else found
-    for at, word in enumerate(words[:-1]):
-        if word == "serve" and not words[at + 1].startswith("-"):
-            return "" if REFERENCE.search(words[at + 1]) else words[at + 1]
-    return ""
+    named = [option(words, flag) for flag in MODEL_FLAGS]
+    named += [
+        words[at + 1]
+        for at, word in enumerate(words[:-1])
+        if word == "serve" and not words[at + 1].startswith("-")
+    ]
+    found = next(filter(None, named), "")
+    # A variable that only the cluster knows, or KServe's name for the service.
+    return "" if REFERENCE.search(found) or "{{" in found else found
 
 
 def _notes(

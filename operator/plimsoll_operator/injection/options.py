@@ -43,8 +43,8 @@ class Options:
     ``namespace`` are left out. None of either chooses all. ``named_is_custom`` says whether a
     container counts as a custom engine because it is named. ``resources`` and ``pull_secrets`` are
     the defaults for a ``supervisor`` that sets none. ``assigned_user`` leaves the supervisor's user
-    to the platform. ``config_maps`` has the data of those beside the workload. ``fields`` says how
-    messages name the options.
+    to the platform. ``config_maps`` has the data of those beside the workload, ``runtimes`` the
+    specifications of KServe's. ``fields`` says how messages name the options.
     """
 
     image: str
@@ -65,6 +65,7 @@ class Options:
     group_restarts: bool = False
     assigned_user: bool = False
     config_maps: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    runtimes: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     fields: Fields = Fields()
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,6 +10,8 @@ from plimsoll_api.names import SERVICE_KIND
 from plimsoll_api.supervisor_config import CONTAINER_ENV
 from plimsoll_api.workloads import LWS_API, LWS_KIND, LWS_NAME, RAY_API
 from plimsoll_operator.injection.errors import InjectionError
+from plimsoll_operator.injection.listening import KSERVE
+from plimsoll_operator.render.containers import native_sidecars
 
 Object = dict[str, Any]
 
@@ -28,15 +30,21 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
 
 RECREATES_GROUP = frozenset({"RecreateGroupOnPodRestart", "RecreateGroupAfterStart"})
 """Restart policies of a LeaderWorkerSet; the others restart one container."""
-RAY_CLUSTERS = {
-    "RayCluster": ("spec",),
-    "RayJob": ("spec", "rayClusterSpec"),
-    "RayService": ("spec", "rayClusterConfig"),
+AIBRIX_API = "orchestration.aibrix.ai"
+RAY_CLUSTERS: dict[tuple[str, str], tuple[str, ...]] = {
+    (RAY_API, "RayCluster"): ("spec",),
+    (RAY_API, "RayJob"): ("spec", "rayClusterSpec"),
+    (RAY_API, "RayService"): ("spec", "rayClusterConfig"),
+    (AIBRIX_API, "RayClusterFleet"): ("spec", "template", "spec"),
+    (AIBRIX_API, "RayClusterReplicaSet"): ("spec", "template", "spec"),
 }
+"""API group and kind to the path of the specification of a RayCluster."""
 KINDS = (
     "a Deployment, StatefulSet, DaemonSet, ReplicaSet, Job, CronJob, Pod, LeaderWorkerSet,"
-    " RayCluster, RayService, RayJob, or KServe's InferenceService or LLMInferenceService"
+    " RayCluster, RayService, RayJob, AIBrix's RayClusterFleet, or KServe's InferenceService or"
+    " LLMInferenceService"
 )
+RUNTIMES = ("ServingRuntime", "ClusterServingRuntime")
 WORKERS = (
     "these pods of a multi-node engine serve no port: the supervisor of the leader watches the"
     " leader's pod only"
@@ -51,7 +59,9 @@ class PodSpec:
     that serve no port. ``restarts_group`` is the restart policy by which the restart of one
     container restarts every pod of the group, empty if that is not so. ``inherited`` are labels
     that the pods get from elsewhere in the document, or from the controller that makes them.
-    ``needs_images`` is false where a controller merges containers of its own into the pods.
+    ``needs_images`` is false where a controller merges containers of its own into the pods. ``ray``
+    says whether KubeRay starts Ray in them, and ``ends`` why they are not restarted though the
+    document does not say so.
     """
 
     path: str
@@ -61,6 +71,8 @@ class PodSpec:
     restarts_group: str = ""
     inherited: Object = field(default_factory=dict)
     needs_images: bool = True
+    ray: bool = False
+    ends: str = ""
 
 
 def pods_of(document: Object, where: str) -> list[PodSpec]:
@@ -77,8 +89,8 @@ def pods_of(document: Object, where: str) -> list[PodSpec]:
         return [_template(document, path, where)]
     if group == LWS_API and kind == LWS_KIND:
         return _inheriting(document, _leader_worker_set(document, where))
-    if group == RAY_API and kind in RAY_CLUSTERS:
-        return list(_ray_cluster(document, RAY_CLUSTERS[kind], where))
+    if (path := RAY_CLUSTERS.get((group, kind))) is not None:
+        return list(_ray_cluster(document, path, where))
     if group == KSERVE_API and kind == SERVICE_KIND:
         return _inheriting(document, _predictor(document, where))
     return []
@@ -96,36 +108,68 @@ def _inheriting(document: Object, pods: Iterable[PodSpec]) -> list[PodSpec]:
     return [replace(one, inherited=labels) for one in pods]
 
 
-def containers_of(pod: Object) -> list[Object]:
+def containers_of(pod: Object, runtimes: Mapping[str, Object]) -> list[Object]:
     """Return the pod's containers.
 
-    For a KServe predictor with a model, the container that its runtime makes is among them: KServe
-    merges a container of that name in the predictor with it.
+    For a KServe predictor with a model, those of its runtime are among them, if it is one of
+    ``runtimes``. Of a runtime that is not known, there is the one container that KServe merges with
+    what the predictor says.
     """
     listed: list[Object] = pod.get("containers") or []
     model = pod.get("model")
-    if isinstance(model, dict) and not any(one.get("name") == "kserve-container" for one in listed):
+    names = {one.get("name") for one in listed}
+    if not isinstance(model, dict) or KSERVE in names:
+        return listed
+    known = _runtime_of(model, runtimes)
+    made = [one for one in (known or {}).get("containers") or () if one["name"] not in names]
+    base = next((one for one in made if one["name"] == KSERVE), None)
+    others = [one for one in made if one is not base]
+    if base is None:
         runtime = model.get("runtime") or (model.get("modelFormat") or {}).get("name", "")
-        # KServe names the container, whatever the model says.
-        return [*listed, {"image": str(runtime), **model, "name": "kserve-container"}]
-    return listed
+        base = {"image": str(runtime)}
+    # KServe appends arguments and merges variables by their names; what the model says comes last.
+    merged = {**base, **model, "name": KSERVE}
+    merged["args"] = [*(base.get("args") or ()), *(model.get("args") or ())]
+    env = [*(base.get("env") or ()), *(model.get("env") or ())]
+    merged["env"] = list({one["name"]: one for one in env}.values())
+    own, given = base.get("resources") or {}, model.get("resources") or {}
+    merged["resources"] = {
+        key: (own.get(key) or {}) | (given.get(key) or {}) for key in ("limits", "requests")
+    }
+    return [*listed, merged, *others]
+
+
+def _runtime_of(model: Object, runtimes: Mapping[str, Object]) -> Object | None:
+    """Return the runtime that a model names, or the only one that KServe may choose for it."""
+    if (name := model.get("runtime")) is not None:
+        return runtimes.get(str(name))
+    wanted = (model.get("modelFormat") or {}).get("name")
+    fitting = [
+        runtime
+        for runtime in runtimes.values()
+        if any(
+            one.get("autoSelect") is True and one.get("name") == wanted
+            for one in runtime.get("supportedModelFormats") or ()
+        )
+    ]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def engines_of(pod: Object) -> list[Object]:
     """Return the objects that become containers of the pod, to be changed in place.
 
-    These are the listed ones, and the model that KServe makes one of.
+    These are the listed ones, native sidecars, and the model that KServe makes one of.
     """
     model = pod.get("model")
-    return [*(pod.get("containers") or []), *([model] if isinstance(model, dict) else [])]
+    made = [model] if isinstance(model, dict) else []
+    return [*(pod.get("containers") or []), *native_sidecars(pod), *made]
 
 
 def engine_of(pod: Object, container: str) -> Object | None:
     """Find the container itself, or the model that KServe makes it of."""
-    listed: list[Object] = pod.get("containers") or []
     model = pod.get("model")
     made = model if isinstance(model, dict) else None
-    return next((one for one in listed if one.get("name") == container), made)
+    return next((one for one in engines_of(pod) if one.get("name") == container), made)
 
 
 def mark(pod: Object, container: str) -> None:
@@ -159,7 +203,8 @@ def _leader_worker_set(document: Object, where: str) -> Iterator[PodSpec]:
 
 
 def _ray_cluster(document: Object, path: tuple[str, ...], where: str) -> Iterator[PodSpec]:
-    yield _template(document, (*path, "headGroupSpec", "template"), where)
+    head = _template(document, (*path, "headGroupSpec", "template"), where)
+    yield replace(head, ray=True, ends=_ends_of_ray(document, path, where))
     groups = _object(document, path, where).get("workerGroupSpecs") or []
     if not isinstance(groups, list):
         raise InjectionError(f"{where}: {'.'.join(path)}.workerGroupSpecs: must be a list")
@@ -169,6 +214,18 @@ def _ray_cluster(document: Object, path: tuple[str, ...], where: str) -> Iterato
             raise InjectionError(f"{where}: {at}: must be an object")
         found = _template(group, ("template",), where)
         yield PodSpec(f"{at}.{found.path}", found.spec, found.labels, worker=True)
+
+
+def _ends_of_ray(document: Object, path: tuple[str, ...], where: str) -> str:
+    """Say why KubeRay does not let the kubelet restart a head; empty if it does."""
+    cluster = _object(document, path, where)
+    options = cluster.get("autoscalerOptions")
+    version = options.get("version") if isinstance(options, dict) else None
+    if cluster.get("enableInTreeAutoscaling") is True and version == "v2":
+        return f"{'.'.join(path)}.autoscalerOptions.version: v2: KubeRay sets restartPolicy: Never"
+    if document["kind"] == "RayJob" and document["spec"].get("submissionMode") == "SidecarMode":
+        return "spec.submissionMode: SidecarMode: KubeRay sets restartPolicy: Never"
+    return ""
 
 
 def _predictor(document: Object, where: str) -> Iterator[PodSpec]:

@@ -223,7 +223,7 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
     engine = _engine(pod, group, options)
     if engine is None:
         raise InjectionError(
-            f"no container runs vLLM or SGLang (containers: {container_names(spec)}): set"
+            f"no container runs vLLM or SGLang (containers: {container_names(spec, options)}): set"
             f" {FIELDS.unrecognized}"
         )
     places = places_in(spec, engine) if group is None else SUPERVISED
@@ -234,7 +234,7 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
         group=group,
         memory_limit_bytes=memory_limit(engine) or None,
         shared_device=engine.shares_device,
-        restarts=engine.restarts,
+        restarts=not engine.ends,
     )
     config_map = object_name(policy.metadata.name)
     add_supervisor(spec, engine, options, config_map, (pod_engine(found),), places)
@@ -243,19 +243,9 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
 
 def _engine(pod: Object, group: GroupMember | None, options: Options) -> EngineContainer | None:
     """Find the pod's engine. A Ray worker runs no server that would show what it is."""
-    named, unrecognized = options.engine.container, options.engine_type is not None
-    if group is not None and group.worker and membership(pod["metadata"]).ray_cluster:
-        named = worker_container(pod["spec"], AT, named, FIELDS.container)
-        unrecognized = True
-    return find(
-        pod["spec"],
-        AT,
-        named,
-        unrecognized,
-        FIELDS.container,
-        options.engine_type,
-        options.engine.port,
-        options.named_is_custom,
-        worker=group is not None and group.worker,
-        port_field=FIELDS.port,
-    )
+    is_worker = group is not None and group.worker
+    if is_worker and membership(pod["metadata"]).ray_cluster:
+        named = worker_container(pod["spec"], AT, options)
+        engine = options.engine.model_copy(update={"container": named})
+        options = replace(options, engine=engine, unrecognized=True)
+    return find(pod["spec"], AT, options, is_worker)

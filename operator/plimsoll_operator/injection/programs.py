@@ -69,7 +69,7 @@ TOKENS = re.compile(r"[^a-z0-9]+")
 OTHER_IMAGES = words_of(
     "router|frontend|gateway|epp|picker|console|ui|webui|web|dashboard|exporter|bench|"
     "benchmark|benchmarks|client|clients|proxy|controller|operator|scheduler|autoscaler|"
-    "manager|plugin|sim|simulator|test|tests|docs|doc|demo|downloader|download|init|loader|"
+    "manager|plugin|sim|simulator|mock|test|tests|docs|doc|demo|downloader|download|init|loader|"
     "tool|tools|toolkit|webhook|sidecar|adapter|playground|grafana|prometheus|metrics|"
     "monitor|monitoring|nginx|envoy|cache|tokenizer|tuner|profiler|eval|evaluation|harness|"
     "cli|admin|portal|studio|chat|bot|agent|agents|discovery|syncer|uploader|converter|"

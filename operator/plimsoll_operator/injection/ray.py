@@ -9,18 +9,20 @@ from plimsoll_operator.injection import command_line
 from plimsoll_operator.injection.command_line import program
 from plimsoll_operator.injection.engine import names
 from plimsoll_operator.injection.errors import InjectionError
+from plimsoll_operator.injection.options import Options
 
 Object = dict[str, Any]
 
 
-def worker_container(pod: Object, at: str, named: str | None, field: str) -> str:
+def worker_container(pod: Object, at: str, options: Options) -> str:
     """Name the container of a Ray worker that runs the engine.
 
-    This is the one that is ``named`` if the worker has it, its only one, or the only one that runs
-    ``ray start``. A RayCluster may give the head's container another name than those of its
+    This is the one that ``options`` name if the worker has it, its only one, or the only one that
+    runs ``ray start``. A RayCluster may give the head's container another name than those of its
     workers, so a name that the worker lacks is no error. Raises InjectionError, which begins with
-    ``at``, if nothing fits; ``field`` is what a person names a container by.
+    ``at``, if nothing fits.
     """
+    named = options.engine.container
     containers: list[Object] = pod.get("containers") or []
     if any(one.get("name") == named for one in containers):
         return str(named)
@@ -28,7 +30,7 @@ def worker_container(pod: Object, at: str, named: str | None, field: str) -> str
     if len(starting) != 1:
         raise InjectionError(
             f"{at}.containers: {len(starting) or 'none'} of the containers of this Ray worker run"
-            f" `ray start`: use {field} with one of {names(pod)}"
+            f" `ray start`: use {options.fields.container} with one of {names(pod, options)}"
         )
     return str(starting[0]["name"])
 

@@ -12,6 +12,7 @@ Shape = Any
 
 TEXTS = [str]
 NAMED = [{"name": str}]
+MOUNTED = {"name": str, "items": [{"key": str, "path": str}]}
 PROBE = {"httpGet": {"scheme": str, "path": str}, "exec": {"command": TEXTS}}
 CONTAINER = {
     "name": str,
@@ -21,7 +22,7 @@ CONTAINER = {
     "env": [{"name": str, "value": str, "valueFrom": {}}],
     "envFrom": [{"configMapRef": {"name": str}, "secretRef": {}, "prefix": str}],
     "ports": [{"name": str}],
-    "volumeMounts": [{"name": str, "mountPath": str}],
+    "volumeMounts": [{"name": str, "mountPath": str, "subPath": str}],
     "resources": {"limits": {}, "requests": {}},
     "securityContext": {"capabilities": {"add": TEXTS, "drop": TEXTS}},
     "lifecycle": {"preStop": PROBE, "postStart": PROBE},
@@ -34,8 +35,11 @@ POD = {
     "containers": [CONTAINER],
     "initContainers": [CONTAINER],
     "model": {**CONTAINER, "modelFormat": {"name": str}, "runtime": str},
-    "volumes": NAMED,
+    "volumes": [
+        {"name": str, "configMap": MOUNTED, "projected": {"sources": [{"configMap": MOUNTED}]}}
+    ],
     "imagePullSecrets": NAMED,
+    "supportedModelFormats": NAMED,
     "securityContext": {},
     "nodeSelector": {},
     "os": {"name": str},

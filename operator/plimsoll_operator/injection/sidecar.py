@@ -10,7 +10,7 @@ from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.options import Options
 from plimsoll_operator.injection.pods import containers_of, engine_of, engines_of, mark
 from plimsoll_operator.render import names
-from plimsoll_operator.render.containers import beside
+from plimsoll_operator.render.containers import beside, native_sidecars
 from plimsoll_operator.render.paths import SUPERVISED, SupervisorPlaces
 from plimsoll_operator.render.pod import add_pull_secrets, supervisor_container, token_sources
 from plimsoll_operator.render.probe import add_probe, remove_probe
@@ -34,7 +34,7 @@ def add_supervisor(
     supervisor = _container(pod, engine, options, at)
     supervisor["env"] = [*supervisor["env"], *env]
     remove_probe(pod, engines_of(pod))
-    _add(pod, supervisor, config_map, options)
+    _add(pod, supervisor, engine.container, config_map, options)
     mark(pod, engine.container)
     if options.probe:
         _add_probe(pod, supervisor, engine, options.probe_image)
@@ -52,7 +52,8 @@ def _add_probe(pod: Object, supervisor: Object, engine: EngineContainer, image: 
 def _container(
     pod: Object, engine: EngineContainer, options: Options, at: SupervisorPlaces
 ) -> Object:
-    others = beside(pod | {"containers": containers_of(pod)})
+    containers = containers_of(pod, options.runtimes)
+    others = beside(pod | {"containers": containers})
     made = supervisor_container(options.supervisor, options.image, options.resources, others, at)
     # It publishes nothing without a resource of ours, and then it needs no token of an account.
     unwanted = ("shm",) if options.token else ("token", "shm")
@@ -65,7 +66,7 @@ def _container(
         same |= {"runAsUser": uid or 0, "runAsNonRoot": bool(uid)}
     taken = {
         port.get("name")
-        for container in containers_of(pod)
+        for container in (*containers, *native_sidecars(pod))
         for port in container.get("ports") or []
         if isinstance(port, dict)
     }
@@ -82,12 +83,13 @@ def _container(
     }
 
 
-def _add(pod: Object, container: Object, config_map: str, options: Options) -> None:
+def _add(pod: Object, container: Object, engine: str, config_map: str, options: Options) -> None:
     pod["shareProcessNamespace"] = True
     add_pull_secrets(pod, options.supervisor, options.pull_secrets)
     others = [c for c in pod.get("initContainers") or [] if c.get("name") != names.SUPERVISOR]
-    # Last of all: it is up before the engine, and downloads are not its concern.
-    pod["initContainers"] = [*others, container]
+    # Up before the engine, and down after it; downloads before that are not its concern.
+    at = next((n for n, one in enumerate(others) if one.get("name") == engine), len(others))
+    pod["initContainers"] = [*others[:at], container, *others[at:]]
     volumes = {PREFIX + name: source for name, source in VOLUMES.items()}
     # The ConfigMap may be missing when a pod is created, and is deleted with its policy. The pod
     # must start without it: then the supervisor only watches.

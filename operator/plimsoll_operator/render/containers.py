@@ -105,6 +105,12 @@ def beside(pod: Object) -> list[Object]:
     ]
 
 
+def native_sidecars(pod: Object) -> list[Object]:
+    """Return the init containers of ``pod`` that run as long as it does, without ours."""
+    listed = beside({"initContainers": pod.get("initContainers")})
+    return [one for one in listed if one.get("restartPolicy") == "Always"]
+
+
 def _resources(container: Object) -> dict[str, Object]:
     """Return the container's limits and requests; in a manifest, anything may stand there."""
     found = container.get("resources")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ EXAMPLES = Path(__file__).parents[3] / "examples" / "inject"
 OPTIONS = Options(image="registry.example/supervisor:1")
 EVERYTHING = Selection()
 Object = dict[str, Any]
+
+
+def named(container: str, port: int | None = None) -> Options:
+    return replace(OPTIONS, engine=SelectedEngine(container=container, port=port))
 
 
 def documents(name: str) -> list[Object]:
@@ -170,15 +175,15 @@ def test_the_supervisor_gets_the_engines_user() -> None:
 def test_which_container_is_the_engine_must_be_clear() -> None:
     pod = {"containers": [{"name": "a", "image": "x"}, {"name": "b", "image": "y"}]}
     with pytest.raises(InjectionError, match="Use --container with one of a, b"):
-        engine.find(pod, "Pod p", unrecognized=True)
-    assert engine.find(pod, "Pod p") is None
-    found = engine.find(pod, "Pod p", "b", port=1)
+        engine.find(pod, "Pod p", replace(OPTIONS, unrecognized=True))
+    assert engine.find(pod, "Pod p", OPTIONS) is None
+    found = engine.find(pod, "Pod p", named("b", 1))
     assert found is not None
     assert found.type is EngineType.CUSTOM
     with pytest.raises(InjectionError, match="no container 'c'"):
-        engine.find(pod, "Pod p", "c")
+        engine.find(pod, "Pod p", named("c"))
     pod["containers"][1]["image"] = "registry.local:5000/team/vllm:3"
-    found = engine.find(pod, "Pod p")
+    found = engine.find(pod, "Pod p", OPTIONS)
     assert found is not None
     assert found.container == "b"
 
@@ -194,7 +199,7 @@ def test_which_container_is_the_engine_must_be_clear() -> None:
 )
 def test_words_of_a_command_line(args: list[str], port: int, model: str) -> None:
     container = {"name": "e", "image": "vllm/vllm-openai", "args": args}
-    found = engine.find({"containers": [container]}, "Pod p")
+    found = engine.find({"containers": [container]}, "Pod p", OPTIONS)
     assert found is not None
     assert (found.port, found.model) == (port, model)
 
@@ -204,7 +209,7 @@ def test_files(tmp_path: Path) -> None:
     kinds = [one["kind"] for one in yaml.safe_load_all(text)]
     assert kinds == ["Secret", "ConfigMap", "Deployment"]
     assert notes[0].startswith(
-        "Deployment mistral-7b: spec.template.spec: vllm in container mistral-7b, by its command"
+        "apps/v1 Deployment mistral-7b: spec.template.spec: vllm in container mistral-7b, by its"
     )
     listed = tmp_path / "list.yaml"
     items = documents("sglang-deployment")
@@ -366,7 +371,9 @@ SHAPES = [
 
 @pytest.mark.parametrize(("document", "path"), SHAPES)
 def test_each_kind_of_workload_gets_its_supervisor(document: Object, path: tuple[str, ...]) -> None:
-    found = done(document).document
+    # What KubeRay starts is Ray, and nothing in the document shows where the engine listens.
+    port = 8000 if document["kind"] == "RayService" else None
+    found = done(document, replace(OPTIONS, engine=SelectedEngine(port=port))).document
     for key in path:
         found = found[key]
     assert [one["name"] for one in found["initContainers"]] == ["supervisor"]
@@ -378,7 +385,9 @@ def test_what_runs_neither_vllm_nor_sglang_is_left_alone() -> None:
     assert made.document == web
     assert made.config_map is None
     (note,) = made.notes
-    assert note.startswith("Deployment w: spec.template.spec: left unchanged: no container runs")
+    assert note.startswith(
+        "apps/v1 Deployment w: spec.template.spec: left unchanged: no container runs"
+    )
     assert "(containers: web); use --container NAME or --all" in note
     for options in (
         Options(OPTIONS.image, unrecognized=True),
@@ -392,7 +401,7 @@ def test_one_workload_that_cannot_be_supervised_names_itself(tmp_path: Path) -> 
     good, bad = deployment(vllm()), deployment(vllm(args=["--port", "70000"]))
     file.write_text(yaml.safe_dump_all([good, bad | {"metadata": {"name": "bad"}}]))
     wrong = (
-        "all.yaml: document 2: Deployment bad: "
+        "all.yaml: document 2: apps/v1 Deployment bad: "
         r"spec.template.spec.containers\[engine\]: --port: 70000 is not"
     )
     with pytest.raises(UsageError, match=wrong):
@@ -401,7 +410,9 @@ def test_one_workload_that_cannot_be_supervised_names_itself(tmp_path: Path) -> 
     assert [one["metadata"]["name"] for one in yaml.safe_load_all(text)] == [
         "w-supervisor", "w", "bad",
     ]  # fmt: skip
-    assert notes[-1].startswith("document 2: Deployment bad: spec.template.spec.containers[engine]")
+    assert notes[-1].startswith(
+        "document 2: apps/v1 Deployment bad: spec.template.spec.containers[engine]"
+    )
     assert notes[-1].endswith("(left unchanged)")
     text, _ = command.run(file, OPTIONS, Selection(names=frozenset({"w"})))
     assert [one["metadata"]["name"] for one in yaml.safe_load_all(text)] == [

@@ -205,9 +205,9 @@ def test_a_policys_errors_name_its_fields(tmp_path: Path) -> None:
     manifest = write(tmp_path / "d.yaml", {"apiVersion": "v1", "kind": "Service"}, small)
     done = plimsoll("-f", manifest, "--policy", file, *FLAG)
     assert str(done.exception) == (
-        f"{manifest}: document 2: Deployment w: spec.template.spec.containers[engine].resources."
-        f"limits.memory: 4Gi is less than spec.memory.host.growthBudget in {file} 8.0 GiB: set a"
-        " smaller budget"
+        f"{manifest}: document 2: apps/v1 Deployment w: spec.template.spec.containers[engine]."
+        f"resources.limits.memory: 4Gi is less than spec.memory.host.growthBudget in {file} 8.0"
+        " GiB: set a smaller budget"
     )
     web = deployment()
     web["spec"]["template"]["spec"]["containers"] = [{"name": "web", "image": "nginx"}]
@@ -268,7 +268,9 @@ def test_a_foreign_supervisor_among_the_containers_is_refused() -> None:
 def test_the_router_of_the_production_stack_changes_only_if_it_is_named() -> None:
     file = EXAMPLES / "production-stack.yaml"
     _, notes = command.run(file, Options(IMAGE), Selection())
-    router = next(one for one in notes if one.startswith("Deployment vllm-deployment-router"))
+    router = next(
+        one for one in notes if one.startswith("apps/v1 Deployment vllm-deployment-router")
+    )
     assert (
         "left unchanged: no container runs vLLM or SGLang (containers: router-container)" in router
     )

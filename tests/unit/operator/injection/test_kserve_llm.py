@@ -127,9 +127,7 @@ def test_a_multi_node_service_needs_consent_and_its_workers_stay_as_they_are() -
     assert "--allow-group-restarts" in left.notes[0]
     made = inject(document, Options("supervisor:1", group_restarts=True))
     assert "worker" not in config_of(made)["spec"]
-    assert any(
-        note.startswith("LLMInferenceService llama: spec.worker: left") for note in made.notes
-    )
+    assert any("LLMInferenceService llama: spec.worker: left" in note for note in made.notes)
 
 
 @pytest.mark.parametrize(

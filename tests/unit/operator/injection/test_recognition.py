@@ -6,13 +6,16 @@ Tests ``injection/programs.py``, ``injection/listening.py``, ``injection/command
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from plimsoll_api.engines import EngineType
+from plimsoll_api.supervision_policy import SelectedEngine
 from plimsoll_operator.injection.engine import EngineContainer, find, names
 from plimsoll_operator.injection.errors import InjectionError
+from plimsoll_operator.injection.options import Options
 from plimsoll_operator.injection.shape import check_types
 
 Object = dict[str, Any]
@@ -25,7 +28,7 @@ def shell(script: str, *flags: str) -> Object:
 
 
 def found(container: Object, **options: Any) -> EngineContainer | None:
-    return find({"containers": [{"name": "c", **container}]}, "Pod p", **options)
+    return find({"containers": [{"name": "c", **container}]}, "Pod p", Options("s", **options))
 
 
 def engine(container: Object, **options: Any) -> EngineContainer:
@@ -107,7 +110,7 @@ def test_an_engine_says_by_what_it_is_known(container: Object, kind: EngineType,
 def test_what_only_has_to_do_with_an_engine_is_none(container: Object, why: str) -> None:
     assert found(container, named_is_custom=False) is None
     pod = {"containers": [{"name": "c", **container}]}
-    assert names(pod) == f"c {why}".rstrip()
+    assert names(pod, Options("s")) == f"c {why}".rstrip()
 
 
 @pytest.mark.parametrize(
@@ -123,7 +126,9 @@ def test_what_only_has_to_do_with_an_engine_is_none(container: Object, why: str)
 def test_a_server_without_a_port_is_left_alone(command: list[str], reason: str) -> None:
     with pytest.raises(InjectionError, match=reason):
         found({"image": IMAGE, "command": command})
-    assert engine({"image": IMAGE, "command": command}, port=9000).port == 9000
+    assert (
+        engine({"image": IMAGE, "command": command}, engine=SelectedEngine(port=9000)).port == 9000
+    )
 
 
 PORT_9000 = [{"name": "PORT", "value": "9000"}]
@@ -229,20 +234,84 @@ def test_the_best_evidence_decides_between_containers() -> None:
             {"name": "engine", "image": "x", "command": ["vllm", "serve", "m"]},
         ]
     }
-    made = find(pod, "Pod p")
+    made = find(pod, "Pod p", Options("s"))
     assert made is not None
     assert made.container == "engine"
 
 
-def test_an_engine_among_the_init_containers_is_named() -> None:
+def test_an_engine_may_be_a_native_sidecar() -> None:
     pod = {
+        "restartPolicy": "OnFailure",
         "containers": [{"name": "worker", "image": "x"}],
-        "initContainers": [{"name": "engine", "image": IMAGE, "restartPolicy": "Always"}],
+        "initContainers": [
+            {"name": "before", "image": IMAGE, "command": ["vllm", "serve", "m"]},
+            {"name": "engine", "image": IMAGE, "restartPolicy": "Always"},
+        ],
     }
-    with pytest.raises(
-        InjectionError, match=r"initContainers\[engine\]: an engine that is a native"
-    ):
-        find(pod, "Pod p")
+    made = find(pod, "Pod p", Options("s"))
+    assert made is not None
+    assert (made.container, made.path) == ("engine", "Pod p.initContainers[engine]")
+    assert not made.ends, "the kubelet restarts a native sidecar whatever the pod's policy is"
+    pod["containers"] = [{"name": "main", "image": IMAGE}]
+    made = find(pod, "Pod p", Options("s"))
+    assert made is not None
+    assert made.container == "main"
+    assert made.ends == "restartPolicy: OnFailure"
+    made = find(pod, "Pod p", Options("s", SelectedEngine(container="engine")))
+    assert made is not None
+    assert made.container == "engine"
+
+
+SERVES = "#!/bin/bash\nset -e\npip install x\nexec vllm serve $1 --port ${PORT:-9000}\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "volume", "mount", "script", "port"),
+    [
+        (["/s/run.sh", "m"], {"configMap": {"name": "c"}}, {}, SERVES, 9000),
+        (["bash", "-e", "/s/run.sh"], {"configMap": {"name": "c"}}, {}, SERVES, 9000),
+        (["sh", "-c", "sleep 1; . /x; /s/run.sh"], {"configMap": {"name": "c"}}, {}, SERVES, 9000),
+        (["/s/go"], {"configMap": {"name": "c", "items": [{"key": "run.sh", "path": "go"}]}}, {},
+         SERVES, 9000),
+        (["/go.sh"], {"configMap": {"name": "c"}}, {"mountPath": "/go.sh", "subPath": "run.sh"},
+         SERVES, 9000),
+        (["/s/run.sh"], {"projected": {"sources": [{"secret": {}}, {"configMap": {"name": "c"}}]}},
+         {}, SERVES, 9000),
+        (["/s/run.sh"], {"configMap": {"name": "other"}}, {}, SERVES, None),
+        (["/s/run.sh"], {"configMap": {"name": "c"}}, {}, "#!/usr/bin/python\nvllm serve m", None),
+        (["/s/run.sh"], {"configMap": {"name": "c"}}, {}, "x\n" * 40_000 + "vllm serve", None),
+    ],
+)  # fmt: skip
+def test_a_script_of_a_config_map_beside_it_is_read(
+    command: list[str], volume: Object, mount: Object, script: str, port: int | None
+) -> None:
+    pod = {
+        "containers": [
+            {
+                "name": "c",
+                "image": "python:3.12",
+                "command": command,
+                "volumeMounts": [{"name": "v", "mountPath": "/s", **mount}],
+            }
+        ],
+        "volumes": [{"name": "v", **volume}],
+    }
+    check_types(pod, "Pod p")
+    made = find(pod, "Pod p", Options("s", config_maps={"c": {"run.sh": script}}))
+    assert (made.port if made else None) == port
+
+
+def test_a_script_that_runs_itself_is_read_once() -> None:
+    pod = {
+        "containers": [
+            {"name": "c", "command": ["/s/a"], "volumeMounts": [{"name": "v", "mountPath": "/s"}]}
+        ],
+        "volumes": [{"name": "v", "configMap": {"name": "c"}}],
+    }
+    scripts = {"a": "/s/a;/s/b;" * 1000, "b": "vllm serve m;" + "/s/a;/s/b;" * 1000}
+    began = time.process_time()
+    assert find(pod, "Pod p", Options("s", config_maps={"c": scripts})) is not None
+    assert time.process_time() - began < 0.5
 
 
 @pytest.mark.parametrize(
