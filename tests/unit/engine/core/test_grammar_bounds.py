@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -233,3 +233,55 @@ def test_an_ambiguous_grammar_never_holds_a_step(
     assert longest < 0.5  # CPU time, so that a busy machine does not matter
     assert sum(token.request_id == "good" for token in tokens) == 200
     assert audit(engine, Ledger())[2] == []
+
+
+class Pausing:
+    """llguidance's matcher on a machine that pauses once, for so many seconds."""
+
+    def __init__(self, pause_s: float) -> None:
+        self.pause_s = pause_s
+
+    def consume_token(self, _token_id: int) -> bool:
+        time.sleep(self.pause_s)
+        self.pause_s = 0.0
+        return True
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def is_error(self) -> bool:
+        return False
+
+    def compute_bitmask(self) -> bytes:
+        return b"\xff"
+
+
+def test_a_pause_of_the_machine_makes_no_grammar_slow_for_good() -> None:
+    masks = matcher.Masks(1 << 20)
+    paused = matcher.Matcher(cast(Any, Pausing(0.2)), "f", 1, "tenant", ("a", "b"))
+    masks.advance(paused, 1)
+    masks.wait(0.01)
+    assert (paused.busy, paused.slow) == (True, True)
+    while paused.busy:
+        masks.wait(0.01)
+        time.sleep(0.01)
+    assert not paused.slow
+    masks.advance(paused, 2)
+    masks.wait(5.0)
+    assert not paused.busy, "a step waits for it again"
+    masks.close()
+
+
+def test_a_worker_with_nothing_else_to_do_waits_for_slow_masks() -> None:
+    """Otherwise its loop takes the CPU that the mask needs."""
+    masks = matcher.Masks(1 << 20)
+    paused = matcher.Matcher(cast(Any, Pausing(0.3)), "f", 1, "tenant", ("a", "b"))
+    masks.advance(paused, 1)
+    masks.wait(0.01)
+    assert paused.slow
+    begun, turns = time.monotonic(), 0
+    while paused.busy:
+        masks.wait(0.05, idle=True)
+        turns += 1
+    assert turns <= (time.monotonic() - begun) / 0.05 + 1
+    masks.close()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_engine.core.graphs import FIRST, in_order, sizes_up_to
+from plimsoll_engine.core.graphs import FIRST, DecodeGraphs, in_order, sizes_up_to
 from plimsoll_engine.kernels.decode_cut import Cut, cut_for
 
 
@@ -31,3 +33,23 @@ def test_no_cut_is_left_for_when_streams_run(rows: int, kv_heads: int, limit: in
 )
 def test_the_largest_size_of_each_cut_that_is_missing(kv_heads: int, expected: list[int]) -> None:
     assert in_order(sizes_up_to(256), cuts(kv_heads, 131_072))[0] == expected
+
+
+def test_a_size_without_memory_is_not_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of it take the next larger graph, and the others are captured all the same."""
+    graphs = object.__new__(DecodeGraphs)  # its own beginning needs a GPU
+    graphs._graphs, graphs._missing = {}, [8, 4, 2]
+    tried: list[int] = []
+
+    def capture(size: int) -> None:
+        tried.append(size)
+        if size == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        graphs._graphs[size] = cast(Any, None)
+
+    monkeypatch.setattr(graphs, "_capture", capture)
+    while graphs.capture_next():
+        pass
+    assert tried == [8, 4, 2]
+    assert not graphs.missing
+    assert [graphs.fits(rows) for rows in (1, 3, 8, 9)] == [True, True, True, False]

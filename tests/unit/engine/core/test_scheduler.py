@@ -256,3 +256,16 @@ def test_what_can_never_run_is_refused_with_a_reason(
     item = Request.of(Submit("x", prompt, Sampling(max_tokens=max_tokens), output))
     with pytest.raises(ValueError, match=message):
         raise ValueError(make(blocks=4).refusal(item))
+
+
+def test_a_suspect_waits_for_blocks_that_no_running_request_has() -> None:
+    """They are handed over or under way to the host, and come back by themselves."""
+    scheduler = make(4)
+    scheduler.add(request("suspect", [1] * 9, 2))
+    (suspect,) = scheduler.waiting
+    held = scheduler.pool.allocate(3)
+    assert held is not None
+    assert scheduler.schedule(suspect) == []
+    scheduler.pool.release(held)
+    (chunk,) = scheduler.schedule(suspect)
+    assert chunk.request is suspect

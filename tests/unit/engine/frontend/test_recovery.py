@@ -194,3 +194,60 @@ def test_after_a_crash_the_standby_serves(settings: Settings, standby_ends: bool
         assert engine.lifecycle.state is EngineState.SERVING
 
     asyncio.run(run())
+
+
+def test_a_shutdown_after_the_old_worker_stopped_waits_for_the_next_one(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is to finish before the engine ends has a worker then."""
+
+    async def run() -> None:
+        engine, workers, request = await engine_of(settings)
+        taking, ready = asyncio.Event(), asyncio.Event()
+        take_over = workers.take_over
+
+        async def slow(handle: WorkerHandle, *rest: Any) -> Ready:
+            taking.set()
+            await ready.wait()
+            return await take_over(handle, *rest)
+
+        monkeypatch.setattr(workers, "take_over", slow)
+        asked = RestartRequest(operation_id="r", expected_epoch=str(engine.epochs.current))
+        operation = Operation("r", "restart_worker", OperationState.RUNNING, "b:1", 0.0)
+        restart = asyncio.create_task(restart_worker(engine, Recorder(operation), asked))
+        await taking.wait()
+        restart.cancel()
+        await asyncio.sleep(0.01)
+        assert not restart.done()
+        ready.set()
+        with pytest.raises(asyncio.CancelledError):
+            await restart
+        assert not engine.manager.replacing.locked()
+        assert workers.submitted() == [(1, "a"), (2, "a")]
+        assert request.with_worker
+
+    asyncio.run(run())
+
+
+def test_an_error_within_the_admission_leaves_no_request_behind(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        engine, workers, first = await engine_of(settings)
+        engine._release(first)
+        given = len(workers.submitted())
+        second = Generation("b", [1, 2], Sampling(max_tokens=9), bytes_text())
+        for part, name in ((engine._counts, "admitted"), (engine.metrics, "admitted")):
+            with monkeypatch.context() as broken:
+                broken.setattr(type(part), name, _fails)
+                with pytest.raises(ZeroDivisionError), engine.running(second):
+                    raise AssertionError("it was not admitted")
+            assert len(engine.requests) == 0
+            assert engine.idle.is_set()
+        assert len(workers.submitted()) == given
+
+    asyncio.run(run())
+
+
+def _fails(*_: Any) -> None:
+    raise ZeroDivisionError

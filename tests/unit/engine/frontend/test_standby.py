@@ -330,3 +330,33 @@ def test_one_that_cannot_be_prepared_is_tried_again(monkeypatch: pytest.MonkeyPa
         await one.end()
 
     asyncio.run(run())
+
+
+def test_no_successor_is_made_beside_a_standby_that_is_being_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes seconds to end where the driver is busy, and three workers are one too many."""
+
+    async def run() -> None:
+        processes = Processes()
+        one = standby(processes, StandbyPolicy.ON_SUSPICION)
+        one.lease(60.0)
+        one.reported([])
+        await turn()
+        gone = asyncio.Event()
+        abandon = processes.abandon
+
+        async def slow(handle: WorkerHandle) -> None:
+            await gone.wait()
+            await abandon(handle)
+
+        monkeypatch.setattr(processes, "abandon", slow)
+        one.lease(0.0)
+        taking = asyncio.create_task(one.take())
+        await turn()
+        assert not taking.done(), "the caller forks a successor next"
+        gone.set()
+        assert await taking is None
+        assert processes.abandoned == processes.made
+
+    asyncio.run(run())
