@@ -4,54 +4,42 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
 
 from plimsoll_api.inferenceservice import InferenceService
-from plimsoll_api.times import rfc3339
 from plimsoll_operator.config import Config
-from plimsoll_operator.controllers.pods import outlive, pod_events, reconcile_pods
-from plimsoll_operator.controllers.writes import (
-    Claims,
-    NameConflict,
-    OwnedObjects,
-    Recorder,
-    Refusals,
-    write_status,
-)
-from plimsoll_operator.fleet.figures import Summaries, replicas_of_service
+from plimsoll_operator.controllers.pods import pod_events, reconcile_pods
+from plimsoll_operator.controllers.reconciler import Reconciler, now
+from plimsoll_operator.controllers.writes import Claims
+from plimsoll_operator.fleet.figures import replicas_of_service
 from plimsoll_operator.fleet.pods import PodView
-from plimsoll_operator.kinds import (
-    BY_KIND,
-    INCIDENT,
-    OPTIONAL,
-    OWNED,
-    SERVICE,
-    InvalidSpec,
-    Key,
-    Object,
-    Ref,
-    ref,
-)
+from plimsoll_operator.kinds import BY_KIND, OPTIONAL, SERVICE, Key, Object, Ref, ref
 from plimsoll_operator.plans.service import Failure, Plan, claims_of, parse, reconcile
 from plimsoll_operator.render.compare import absent
 from plimsoll_operator.render.objects import first_replicas
 from plimsoll_operator.runtime.cache import Store
-from plimsoll_operator.runtime.client import Api, ApiError
+from plimsoll_operator.runtime.client import Api
 from plimsoll_operator.scraper import Scraper
-from plimsoll_operator.status.notices import applied, finished, refused
+from plimsoll_operator.status.notices import Notice, applied, finished
 from plimsoll_operator.status.service import status
 
 log = logging.getLogger(__name__)
 
 
-def now() -> str:
-    """Return the present time as the API writes it."""
-    return rfc3339(time.time())
+@dataclass
+class _Seen:
+    """``pods`` are those that stay."""
+
+    pods: list[PodView] = field(default_factory=list)
+    service: InferenceService | None = None
+    plan: Plan | None = None
 
 
-class Controller:
-    """Reconcile services, one call a service; safe to call at any time, any number of times."""
+class Controller(Reconciler[_Seen]):
+    """Reconcile services, one call a service."""
+
+    KIND, SEEN = SERVICE, _Seen
 
     def __init__(
         self,
@@ -68,69 +56,38 @@ class Controller:
         ``served`` has the optional kinds that the cluster has now; ``later`` asks for another
         reconcile of a service after some seconds.
         """
-        self._api, self._store, self._scraper = api, store, scraper
-        self._config, self._later, self._clock = config, later, clock
-        self._served, self._recorder = served, Recorder(api, clock)
-        self._owned = OwnedObjects(api, store)
-        self._refusals, self._claims = Refusals(), Claims(api, time.monotonic)
-        self._peers = Summaries(time.monotonic, config.clocks.publish)
+        super().__init__(api, store, scraper, config, later, clock)
+        self._served, self._claims = served, Claims(api, time.monotonic)
         self.suspects: set[Key] = set()
         """Services whose current revision leaks in most replicas."""
 
-    async def handle(self, key: Key) -> None:
-        """Carry out the spec of the service ``key``, and update its status."""
-        item = self._store.service(key)
-        if item is None:
-            self._scraper.forget(key)
-            self._refusals.forget(key)
-            self._peers.forget(key)
-            self._owned.forget(key)
-            self.suspects.discard(key)
-            known, now = self._incidents(key), self._clock()
-            left = await outlive(self._api, self._store, key, known, now, self._config)
-            if left is not None:
-                self._later(key, left)
-            return
-        if item["metadata"].get("deletionTimestamp"):
-            return
-        service: InferenceService | None = None
-        failure: Failure | None = None
-        error: Exception | None = None
-        plan: Plan | None = None
-        again: list[float | None] = []
-        every = [PodView.of(one) for one in self._store.of(key, {"Pod"})]
-        pods = [one for one in every if not (one.leaving or one.over)]
-        try:
-            service = parse(item)
-            plan = await self._carry_out(key, item, service, pods)
-            again.append(self._peers.next_s(key))
-            incidents, now, config = self._incidents(key), self._clock(), self._config
-            look = reconcile_pods(self._api, self._store, key, item, every, incidents, now, config)
-            again.append(await look)
-        except (InvalidSpec, NameConflict, ApiError) as problem:
-            failure, error = self._refusals.judge(key, problem)
-        else:
-            self._refusals.forget(key)
-        if failure is not None:
-            await self._recorder.write(item, [refused(failure)])
-        again.append(await self._report(key, item, service, pods, failure, plan))
-        if due := [one for one in again if one is not None]:
-            self._later(key, min(due))
-        if error:
-            raise error
+    def forget(self, key: Key) -> None:
+        """Drop what is known of a service that is gone."""
+        self.suspects.discard(key)
 
-    async def _carry_out(
+    async def carry_out(
+        self, key: Key, item: Object, seen: _Seen, again: list[float | None]
+    ) -> None:
+        """Apply and remove objects, then follow the pods."""
+        every = [PodView.of(one) for one in self._store.of(key, {"Pod"})]
+        seen.pods = [one for one in every if not (one.leaving or one.over)]
+        seen.service = parse(item)
+        seen.plan = await self._apply(key, item, seen.service, seen.pods)
+        incidents, now, config = self._incidents(key), self._clock(), self._config
+        look = reconcile_pods(self._api, self._store, key, item, every, incidents, now, config)
+        again.append(await look)
+
+    async def _apply(
         self, key: Key, item: Object, service: InferenceService, pods: list[PodView]
     ) -> Plan:
-        owned = {ref(item): item for item in self._store.of(key, _OWNED)}
         incidents = self._incidents(key)
         plan = reconcile(
             service,
-            owned,
+            self._live(key),
             pods,
             incidents,
             self._config.images,
-            (self._store.service(key) or {}).get("status"),
+            (self._item(key) or {}).get("status"),
             key.namespace not in self._config.unrestricted_namespaces,
             self._peers.text(key, replicas_of_service(pods), incidents, self._scraper.latest(key)),
             [one for one in claims_of(service) if await self._claims.shared(key.namespace, one)],
@@ -154,44 +111,28 @@ class Controller:
     def _available(self, kind: str) -> bool:
         return BY_KIND[kind].watched or kind in self._served
 
-    async def _report(
-        self,
-        key: Key,
-        item: Object,
-        service: InferenceService | None,
-        pods: list[PodView],
-        failure: Failure | None,
-        plan: Plan | None,
-    ) -> float | None:
-        """Write the status if it changed.
-
-        Returns the seconds after which it may change by the passage of time alone; None for never.
-        """
-        item = self._store.service(key) or item
-        now = self._clock()
-        events, again = await pod_events(self._api, key.namespace, pods, now, self._config.clocks)
+    async def status(
+        self, key: Key, item: Object, seen: _Seen, failure: Failure | None
+    ) -> tuple[Object, float | None]:
+        """Return the service's status, and in how many seconds time alone may change it."""
+        now, clocks = self._clock(), self._config.clocks
+        events, next_s = await pod_events(self._api, key.namespace, seen.pods, now, clocks)
         wanted = status(
             item,
-            service,
+            seen.service,
             self._store.get(key, Ref("Deployment", key.name)),
-            pods,
+            seen.pods,
             self._incidents(key),
             self._scraper.published(key),
             failure,
             now,
             [kind.kind for kind in OPTIONAL if not self._available(kind.kind)],
-            plan,
+            seen.plan,
             events,
         )
         (self.suspects.add if "suspectRevision" in wanted else self.suspects.discard)(key)
-        if wanted == item.get("status"):
-            return again
-        if await write_status(self._api, self._store, SERVICE, item, wanted):
-            await self._recorder.write(item, finished(item.get("status") or {}, wanted))
-        return again
+        return wanted, next_s
 
-    def _incidents(self, key: Key) -> list[Object]:
-        return self._store.of(key, {INCIDENT.kind})
-
-
-_OWNED = frozenset(kind.kind for kind in OWNED)
+    def notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
+        """Return the Events of a roll-out or a revision that has come to its end."""
+        return finished(before, wanted)

@@ -202,10 +202,6 @@ class Store:
         kept = self._objects.get(key, {}).get(wanted)
         return kept.item if kept else None
 
-    def service(self, key: Key) -> Object | None:
-        """Return the InferenceService itself."""
-        return self.get(key, Ref(SERVICE.kind, key.name))
-
     def of(self, key: Key, kinds: Container[str]) -> list[Object]:
         """Return a service's objects of some kinds."""
         known = self._objects.get(key, {}).items()

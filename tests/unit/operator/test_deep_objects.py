@@ -18,6 +18,7 @@ from plimsoll_operator.plans.service import parse
 
 OPERATOR = """
 import json, sys
+from plimsoll_operator.kinds import Ref
 from plimsoll_operator.main import main
 from plimsoll_operator.runtime.cache import Store
 assert main(["run", "--kubeconfig", "/nonexistent"]) == 1
@@ -25,7 +26,8 @@ deep = '{"a":' * 9_990 + "1" + "}" * 9_990
 item = json.loads('{"kind": "InferenceService", "spec": {"podTemplate": ' + deep + '}}')
 store = Store()
 key = store.put(item | {"metadata": {"namespace": "ml", "name": "deep"}})
-assert json.dumps(store.service(key)["spec"]["podTemplate"], separators=(",", ":")) == deep
+kept = store.get(key, Ref(key.kind, key.name))
+assert json.dumps(kept["spec"]["podTemplate"], separators=(",", ":")) == deep
 """
 
 

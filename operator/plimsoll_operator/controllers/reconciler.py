@@ -1,0 +1,129 @@
+"""The frame of a reconcile, for services and policies: what failed, and when to look again."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import ClassVar, Generic, TypeVar
+
+from plimsoll_api.times import rfc3339
+from plimsoll_operator.config import Config
+from plimsoll_operator.controllers.pods import outlive
+from plimsoll_operator.controllers.writes import (
+    NameConflict,
+    OwnedObjects,
+    Recorder,
+    Refusals,
+    write_status,
+)
+from plimsoll_operator.fleet.figures import Summaries
+from plimsoll_operator.kinds import INCIDENT, OWNED, InvalidSpec, Key, Kind, Object, Ref, ref
+from plimsoll_operator.plans.service import Failure
+from plimsoll_operator.runtime.cache import Store
+from plimsoll_operator.runtime.client import Api, ApiError
+from plimsoll_operator.scraper import Scraper
+from plimsoll_operator.status.notices import Notice, refused
+
+_OWNED = frozenset(kind.kind for kind in OWNED)
+Seen = TypeVar("Seen")
+
+
+def now() -> str:
+    """Return the present time as the API writes it."""
+    return rfc3339(time.time())
+
+
+class Reconciler(ABC, Generic[Seen]):
+    """Reconcile the objects of one kind; safe to call at any time, any number of times.
+
+    What a subclass learns in one turn it keeps in a ``Seen``: the status is written from it, also
+    after a failure.
+    """
+
+    KIND: ClassVar[Kind]
+    SEEN: Callable[[], Seen]
+
+    def __init__(
+        self,
+        api: Api,
+        store: Store,
+        scraper: Scraper,
+        config: Config,
+        later: Callable[[Key, float], None],
+        clock: Callable[[], str],
+    ) -> None:
+        self._api, self._store, self._scraper = api, store, scraper
+        self._config, self._later, self._clock = config, later, clock
+        self._owned, self._recorder = OwnedObjects(api, store), Recorder(api, clock)
+        self._refusals = Refusals()
+        self._peers = Summaries(time.monotonic, config.clocks.publish)
+
+    async def handle(self, key: Key) -> None:
+        """Carry out the spec of ``key``, and update its status."""
+        item = self._item(key)
+        if item is None:
+            for known in (self._scraper, self._refusals, self._peers, self._owned, self):
+                known.forget(key)
+            left = await outlive(
+                self._api, self._store, key, self._incidents(key), self._clock(), self._config
+            )
+            if left is not None:
+                self._later(key, left)
+            return
+        if item["metadata"].get("deletionTimestamp"):
+            return
+        seen, again = self.SEEN(), list[float | None]()
+        failure: Failure | None = None
+        error: Exception | None = None
+        try:
+            failure = await self.carry_out(key, item, seen, again)
+            again.append(self._peers.next_s(key))
+        except (InvalidSpec, NameConflict, ApiError) as problem:
+            failure, error = self._refusals.judge(key, problem)
+        else:
+            self._refusals.forget(key)
+        if failure is not None:
+            await self._recorder.write(item, [refused(failure)])
+        item = self._item(key) or item
+        wanted, next_s = await self.status(key, item, seen, failure)
+        before = item.get("status")
+        if wanted != before and await write_status(self._api, self._store, self.KIND, item, wanted):
+            await self._recorder.write(item, self.notices(before or {}, wanted))
+        if due := [one for one in (*again, next_s) if one is not None]:
+            self._later(key, min(due))
+        if error:
+            raise error
+
+    @abstractmethod
+    async def carry_out(
+        self, key: Key, item: Object, seen: Seen, again: list[float | None]
+    ) -> Failure | None:
+        """Make the spec so; return why it cannot be made as a whole, None if it is.
+
+        ``again`` gets the seconds after which to look again. Raises InvalidSpec, NameConflict and
+        ApiError.
+        """
+
+    @abstractmethod
+    async def status(
+        self, key: Key, item: Object, seen: Seen, failure: Failure | None
+    ) -> tuple[Object, float | None]:
+        """Return the status, and in how many seconds time alone may change it; None for never."""
+
+    @abstractmethod
+    def notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
+        """Return the Events of a change of the status."""
+
+    @abstractmethod
+    def forget(self, key: Key) -> None:
+        """Drop what is known of an object that is gone."""
+
+    def _item(self, key: Key) -> Object | None:
+        return self._store.get(key, Ref(self.KIND.kind, key.name))
+
+    def _incidents(self, key: Key) -> list[Object]:
+        return self._store.of(key, {INCIDENT.kind})
+
+    def _live(self, key: Key) -> dict[Ref, Object]:
+        return {ref(one): one for one in self._store.of(key, _OWNED)}
