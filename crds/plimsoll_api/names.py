@@ -65,6 +65,11 @@ SUPERVISOR_MODULE, ASK_MODULE = "plimsoll_sidecar.launcher", "plimsoll_sidecar.a
 """Programs in the supervisor's container, for ``python -m``: the supervisor itself, and the one
 that carries out a person's action (and prints an :mod:`~plimsoll_api.action_answer`)."""
 
+RESET_FILE = "reset-restart-budget"
+"""In the supervisor's state directory: it resets its restart budget and removes the file."""
+ASK_SOCKET = "ask.sock"
+"""In the supervisor's state directory: where it takes the actions of persons."""
+
 DRAIN_S = 30.0
 """Default limit of a drain, and of the drain before a restart."""
 

@@ -16,8 +16,7 @@ from __future__ import annotations
 import socket
 import sys
 
-from plimsoll_api.names import DRAIN_S, action_limit_s
-from plimsoll_sidecar.paths import SOCKET
+from plimsoll_api.names import ASK_SOCKET, DRAIN_S, action_limit_s
 
 STATE_DIR = "/var/lib/plimsoll"
 CHUNK = 1 << 16
@@ -38,7 +37,7 @@ def handed_over(arguments: list[str]) -> tuple[int, str] | None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         try:
             line.settimeout(action_limit_s(float(_option(arguments, "--deadline") or DRAIN_S)))
-            line.connect(f"{_option(arguments, '--state-dir') or STATE_DIR}/{SOCKET}")
+            line.connect(f"{_option(arguments, '--state-dir') or STATE_DIR}/{ASK_SOCKET}")
         except ValueError:
             return None  # the parser says what is wrong with the deadline
         except OSError:

@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from plimsoll_api.names import ASK_SOCKET
 from plimsoll_sidecar.background import Part, once
-from plimsoll_sidecar.paths import SOCKET
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class AskServer:
     """``handle`` gets the arguments and returns exit status and text."""
 
     def __init__(self, state_dir: Path, handle: Callable[[list[str]], tuple[int, str]]) -> None:
-        self._path, self._handle = state_dir / SOCKET, handle
+        self._path, self._handle = state_dir / ASK_SOCKET, handle
         self._lines = threading.BoundedSemaphore(2 * AT_ONCE)
         self._actions = threading.BoundedSemaphore(AT_ONCE)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -17,10 +17,9 @@ import time
 from collections.abc import Callable
 
 from plimsoll_api.listening import EVERY_ADDRESS
-from plimsoll_api.names import PROBE_PORT, TOKEN_FILE
+from plimsoll_api.names import PROBE_PORT, RESET_FILE, TOKEN_FILE
 from plimsoll_sidecar import web
 from plimsoll_sidecar.act.readiness import is_ready
-from plimsoll_sidecar.paths import RESET_FILE
 
 BACK_OFF_S = 0.5
 BACK_OFF_MAX_S = 30.0

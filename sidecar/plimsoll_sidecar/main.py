@@ -21,15 +21,10 @@ from plimsoll_sidecar import manual
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import adapter_for
 from plimsoll_sidecar.act.lease_counts import pod_uid
-from plimsoll_sidecar.act.service_exit import (
-    FixedDelayExit,
-    ServiceExit,
-    endpoints_of_pod,
-)
-from plimsoll_sidecar.act.slots import LeaseSlots, LocalSlots, Slots
+from plimsoll_sidecar.act.service_exit import ServiceExit, endpoints_of_pod
+from plimsoll_sidecar.act.slots import LeaseSlots, Slots
 from plimsoll_sidecar.ask_server import AskServer
-from plimsoll_sidecar.clients.endpoint_slices import EndpointSlices
-from plimsoll_sidecar.clients.kube import ACCOUNT, KubeClient
+from plimsoll_sidecar.clients.kube import ACCOUNT, EndpointSlices, KubeClient
 from plimsoll_sidecar.config import ConfigError, ConfigFile
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.page import page
@@ -90,8 +85,8 @@ def build(
     namespace = current.service.namespace
     publisher: Publisher | None = None
     group: GroupMembers | None = None
-    endpoints: ServiceExit | None = FixedDelayExit() if os.environ.get("POD_NAME") else None
-    slots: Slots = LocalSlots()
+    endpoints = ServiceExit() if os.environ.get("POD_NAME") else None
+    slots = Slots()
     group_serves: Callable[[], bool] | None = None
     if kube is not None and current.service.uid:
         container = current.engine.container or ENGINE_CONTAINER

@@ -22,7 +22,7 @@ import msgspec
 from plimsoll_api.action_answer import CURRENT, ActionAnswer
 from plimsoll_api.admin import Capability, DrainMode
 from plimsoll_api.decoding import decode
-from plimsoll_api.names import ASK_MODULE, DRAIN_S, TOKEN_FILE
+from plimsoll_api.names import ASK_MODULE, DRAIN_S, RESET_FILE, TOKEN_FILE
 from plimsoll_api.supervisor_config import CONFIG_FILE, SupervisorConfig
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter, adapter_for
@@ -30,7 +30,6 @@ from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.config import ConfigError, ConfigFile
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, Verb
 from plimsoll_sidecar.govern.notices import ACTIONS, ManualAction
-from plimsoll_sidecar.paths import RESET_FILE
 from plimsoll_sidecar.signals.process_table import ProcessId, identify
 
 VERBS = {
@@ -167,13 +166,10 @@ def _restart_engine(engine: EngineAdapter, config: SupervisorConfig, command: Co
     pod = os.environ.get("POD_NAME")
     if pod:
         from plimsoll_sidecar.act import service_exit
-        from plimsoll_sidecar.clients.kube import KubeClient, KubeError
+        from plimsoll_sidecar.clients.kube import KubeClient
 
         found = service_exit.endpoints_of_pod(KubeClient.in_cluster(), config.service, pod)
-        try:
-            found.wait_until_left(service_exit.LEAVE_S)
-        except KubeError:
-            service_exit.FixedDelayExit().wait_until_left(service_exit.LEAVE_S)
+        service_exit.wait_until_left(found)
     finished = engine.finish(command)
     return engine.restart_engine(command) if finished.outcome is Outcome.SUCCEEDED else finished
 

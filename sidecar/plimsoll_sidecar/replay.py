@@ -1,4 +1,6 @@
-"""``plimsoll replay``: a recorded run through the same detector and governor as a live engine.
+"""``plimsoll record`` and ``plimsoll replay``: traces of a live engine, and what we make of them.
+
+A replay takes a recorded run through the same detector and governor as a live engine.
 
 Replay and live differ in the clock and the source only. The engine of the recording obeyed nothing,
 so that every remediation ends with an unknown effect.
@@ -8,23 +10,40 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
 from plimsoll_api import trace
-from plimsoll_api.admin import Capability, EngineState
+from plimsoll_api.admin import Capability, EngineState, Status
 from plimsoll_api.assessment import Assessment, SlowGrowth
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
-from plimsoll_api.trace import Header, Sample, TraceBudget, TraceError
+from plimsoll_api.supervisor_config import SupervisorConfig
+from plimsoll_api.trace import (
+    Budgets,
+    EngineInfo,
+    Header,
+    Limits,
+    Sample,
+    TraceBudget,
+    TraceError,
+)
+from plimsoll_sidecar.act.adapters.engine_adapter import adapter_for
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.govern.command import EngineView, Event, EventType, Outcome, Result, Turn
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.govern.incident import Incident
+from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, Pod
+from plimsoll_sidecar.signals.sampler import Sampler
 
 NOT_KNOWN = SlowGrowth()
+FIRST_ANSWER_S = 60.0
+"""How long the engine may take to answer first; then the recording begins without its version."""
 
 
 class ReplayLine(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -241,6 +260,91 @@ def _budget(
     if limit is not None and limit <= 0:
         raise TraceError(f"{path}:1: limits.{kind} is {limit}, it must be above zero or null")
     return MemoryBudget(growth_bytes=budget.growth, window_s=budget.window_s, limit_bytes=limit)
+
+
+class TraceWriter:
+    """Writes samples as they come. Each line is whole before the next begins.
+
+    A file that ends in ``.gz`` is compressed. Raises OSError where it cannot be written.
+    """
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self._out = trace.open_for_writing(path)
+        self._last_t = float("-inf")
+        trace.write_line(self._out, header)
+
+    def write(self, sample: Sample) -> None:
+        """Add a sample; one whose time does not go forward is left out: a trace must increase."""
+        if sample.t > self._last_t:
+            self._last_t = sample.t
+            trace.write_line(self._out, sample)
+            self._out.flush()
+
+    def close(self) -> None:
+        """End the file: a gzip file is readable as a whole only after this."""
+        self._out.close()
+
+
+def header_for(config: SupervisorConfig, status: Status | None = None) -> Header:
+    """Return the header of a recording that begins now."""
+    host, device = config.memory.host, config.memory.device
+    return Header(
+        trace=1,
+        name=config.service.name,
+        engine=EngineInfo(
+            type=config.engine.type.value,
+            version=status.version if status else config.engine.version,
+            model=status.model if status else config.engine.model,
+        ),
+        started_at=datetime.now(UTC).isoformat(),
+        interval_s=config.sample_interval_s,
+        limits=Limits(
+            host=host.limit_bytes if host else None,
+            device=device.limit_bytes if device else None,
+        ),
+        budget=Budgets(host=_recorded(host), device=_recorded(device)),
+        warmup_s=config.memory.warmup_s,
+        shared_device=config.memory.shared_device,
+    )
+
+
+def record(
+    config: SupervisorConfig,
+    token_file: Path,
+    out: Path,
+    stopped: Callable[[float], bool],
+    duration_s: float | None = None,
+) -> int:
+    """Sample the engine until ``stopped`` or ``duration_s`` is over; return the count of samples.
+
+    ``stopped`` waits the seconds that it is given, at most, and says whether to end. Raises OSError
+    where ``out`` cannot be written.
+    """
+    mine = Pod.of_environment(config.engine.container)
+    sampler = Sampler(
+        adapter_for(config.engine, token_file),
+        exporter=Dcgm.of_node(mine),
+        amd=AmdExporter.of_node(mine),
+    )
+    begin = time.monotonic()
+    end = float("inf") if duration_s is None else begin + duration_s
+    while sampler.sample() and sampler.status is None:
+        if time.monotonic() > min(end, begin + FIRST_ANSWER_S) or stopped(0.25):
+            break
+    count = 0
+    with closing(TraceWriter(out, header_for(config, sampler.status))) as writer:
+        due = time.monotonic()
+        while time.monotonic() < end:
+            writer.write(sampler.sample())
+            count += 1
+            due = max(due + config.sample_interval_s, time.monotonic())
+            if stopped(max(0.0, min(due, end) - time.monotonic())):
+                break
+    return count
+
+
+def _recorded(budget: MemoryBudget | None) -> TraceBudget | None:
+    return TraceBudget(budget.growth_bytes, budget.window_s) if budget else None
 
 
 if __name__ == "__main__":

@@ -13,23 +13,20 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from plimsoll_api.admin import Capability, Role, Status
 from plimsoll_api.assessment import Assessment
-from plimsoll_api.names import POLICY_KIND
-from plimsoll_api.state import Signal
+from plimsoll_api.names import POLICY_KIND, RESET_FILE
 from plimsoll_api.supervision import Mode
 from plimsoll_api.supervisor_config import ServiceRef, SupervisorConfig
-from plimsoll_api.trace import Sample
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.sweep import Sweep
 from plimsoll_sidecar.clock import SteadyClock
 from plimsoll_sidecar.config import ConfigFile
-from plimsoll_sidecar.detect.detector import Checkpoint
+from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.detect.fleet import LEAKS, MINE, joined, weighed
 from plimsoll_sidecar.govern.command import (
     EngineProcess,
@@ -43,45 +40,18 @@ from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.restart_budget import NONE
 from plimsoll_sidecar.govern.state import GovernorState, shift
 from plimsoll_sidecar.manual import Inbox
-from plimsoll_sidecar.paths import RESET_FILE
 from plimsoll_sidecar.record.keeper import Keeper
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher
 from plimsoll_sidecar.record.storage import LastKnownEngine
 from plimsoll_sidecar.signals.other_pods import GroupMembers, PeersFile
 from plimsoll_sidecar.signals.process_table import ProcessId, identify
-from plimsoll_sidecar.signals.sampler import SignalLog
+from plimsoll_sidecar.signals.sampler import Sampler, SignalLog
 from plimsoll_sidecar.view import Seen, Shown, log_event
 
 log = logging.getLogger(__name__)
 
 CONFIG_CHECK_S = 2.0
-
-
-class Source(Protocol):
-    """Where samples come from.
-
-    ``status`` is the engine's answer in the newest sample, if any; ``signals`` says what it had.
-    """
-
-    status: Status | None
-    signals: dict[str, Signal]
-
-    def sample(self) -> Sample:
-        """One reading; what cannot be read is unknown in it."""
-
-
-class Judge(Protocol):
-    """What the supervisor needs of a detector."""
-
-    def update(self, sample: Sample) -> Assessment:
-        """Return the view after ``sample``."""
-
-    def checkpoint(self) -> Checkpoint:
-        """Return what a later judge of the same epoch needs to go on."""
-
-    def resume(self, checkpoint: Checkpoint) -> None:
-        """Go on from an earlier judge's checkpoint, after the first sample of the same epoch."""
 
 
 class Supervisor:
@@ -95,8 +65,8 @@ class Supervisor:
     def __init__(
         self,
         config: ConfigFile,
-        source: Source,
-        new_detector: Callable[[SupervisorConfig], Judge],
+        source: Sampler,
+        new_detector: Callable[[SupervisorConfig], Detector],
         new_actuator: Callable[[Callable[[], ProcessId | None]], Actuator],
         publisher: Publisher | None,
         metrics: Metrics,

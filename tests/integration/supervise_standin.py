@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 
@@ -31,14 +31,15 @@ from plimsoll_api.trace import Malloc, Sample, SampleLoad
 from plimsoll_sidecar import clock
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
-from plimsoll_sidecar.act.slots import LocalSlots
+from plimsoll_sidecar.act.slots import Slots
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.config import ConfigFile
-from plimsoll_sidecar.detect.detector import Checkpoint
+from plimsoll_sidecar.detect.detector import Checkpoint, Detector
 from plimsoll_sidecar.record.diagnostics import Diagnostics
 from plimsoll_sidecar.record.journal import Journal
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.process_table import ProcessId
+from plimsoll_sidecar.signals.sampler import Sampler
 from plimsoll_sidecar.supervisor import Supervisor
 from tests.integration.ballast import fill
 
@@ -157,15 +158,15 @@ def main() -> int:
     def new_actuator(frontend: Callable[[], ProcessId | None]) -> Actuator:
         diagnostics = Diagnostics(engine, arguments.state_dir, arguments.run_dir, frontend)
         state_dir = arguments.state_dir
-        return Actuator(engine, LocalSlots(), None, diagnostics.save, state_dir, policy, frontend)
+        return Actuator(engine, Slots(), None, diagnostics.save, state_dir, policy, frontend)
 
     wall = Wall()
     wall.step = arguments.wall
     clock.SteadyClock.__init__.__defaults__ = (None, wall, clock.since_boot, clock.boot_id)
     supervisor = Supervisor(
         config,
-        Source(engine),
-        lambda config: Judge(),
+        cast(Sampler, Source(engine)),
+        lambda config: cast(Detector, Judge()),
         new_actuator,
         None,
         Metrics(),

@@ -26,7 +26,7 @@ from plimsoll_api.supervisor_config import (
     SupervisorConfig,
 )
 from plimsoll_sidecar import replay
-from plimsoll_sidecar.record_trace import record
+from plimsoll_sidecar.replay import record
 
 AMD_PAGE = b"".join(
     b'gpu_%s_vram{gpu_id="%d",namespace="models",pod="%s",container="engine"} %d\n' % row

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from plimsoll_api.action_answer import ActionAnswer
 from plimsoll_api.engines import EngineType
-from plimsoll_api.names import TOKEN_FILE
+from plimsoll_api.names import ASK_SOCKET, RESET_FILE, TOKEN_FILE
 from plimsoll_api.supervisor_config import (
     CONFIG_FILE,
     EngineEndpoint,
@@ -31,7 +31,6 @@ from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.ask_server import AskServer
 from plimsoll_sidecar.govern.command import Outcome
 from plimsoll_sidecar.manual import FOLDER, Inbox
-from plimsoll_sidecar.paths import RESET_FILE, SOCKET
 
 
 class Replica:
@@ -148,7 +147,7 @@ def test_the_supervisor_that_runs_carries_it_out(replica: Replica) -> None:
         answer, modules = done.stdout.splitlines()
         assert msgspec.json.decode(answer, type=ActionAnswer).outcome == "Succeeded", done.stderr
         assert modules == "[]"
-        assert (replica.state / SOCKET).stat().st_mode & 0o777 == 0o600
+        assert (replica.state / ASK_SOCKET).stat().st_mode & 0o777 == 0o600
         status, text = ask.handed_over(["nonsense", f"--state-dir={replica.state}"]) or (0, "")
         assert status == 2
         assert "invalid choice: 'nonsense'" in text
@@ -160,7 +159,7 @@ def test_the_supervisor_that_runs_carries_it_out(replica: Replica) -> None:
 
 def test_a_supervisor_that_ends_in_the_middle_is_said(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / SOCKET))
+        listener.bind(str(tmp_path / ASK_SOCKET))
         listener.listen()
 
         def accept_and_end() -> None:

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from plimsoll_api.names import ASK_SOCKET
 from plimsoll_sidecar import ask_server, background
 from plimsoll_sidecar.ask_server import AT_ONCE, BUSY, AskServer
-from plimsoll_sidecar.paths import SOCKET
 
 
 def asked(state_dir: Path, words: str = "status") -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line, contextlib.suppress(OSError):
         line.settimeout(10.0)
-        line.connect(str(state_dir / SOCKET))
+        line.connect(str(state_dir / ASK_SOCKET))
         line.sendall(words.replace(" ", "\0").encode())
         line.shutdown(socket.SHUT_WR)
         return line.recv(1024)
@@ -81,7 +81,7 @@ def test_words_that_come_a_byte_now_and_then_hold_no_place(
     server.start()
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-            line.connect(str(tmp_path / SOCKET))
+            line.connect(str(tmp_path / ASK_SOCKET))
             with pytest.raises(BrokenPipeError):
                 drip(line)
     finally:

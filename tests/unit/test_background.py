@@ -16,7 +16,7 @@ from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar import background
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
-from plimsoll_sidecar.act.slots import DURATION_S, LeaseSlots, LocalSlots
+from plimsoll_sidecar.act.slots import DURATION_S, LeaseSlots, Slots
 from plimsoll_sidecar.background import Part, once, parts_ok
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
@@ -101,9 +101,7 @@ def test_a_wish_of_the_server_is_followed_within_reason(monkeypatch: pytest.Monk
 
 def test_no_wish_of_the_server_costs_the_restart_slot(tmp_path: Path) -> None:
     adapter = cast(EngineAdapter, None)
-    made = Actuator(
-        adapter, LocalSlots(), None, lambda _: (), tmp_path, RestartBudget(), lambda: None
-    )
+    made = Actuator(adapter, Slots(), None, lambda _: (), tmp_path, RestartBudget(), lambda: None)
     assert made._keeper._failed(KubeError(429, "wait", retry_after_s=300.0)) <= DURATION_S / 4
 
 
@@ -116,7 +114,7 @@ def test_a_trim_without_a_thread_has_failed(
         raise RuntimeError("can't start new thread")
 
     made = Actuator(
-        cast(EngineAdapter, None), LocalSlots(), None, lambda _: (), tmp_path, RestartBudget(),
+        cast(EngineAdapter, None), Slots(), None, lambda _: (), tmp_path, RestartBudget(),
         lambda: None,
     )  # fmt: skip
     made.send(Command(verb=Verb.TRIM, operation_id="1", incident="i", epoch="a:1"))

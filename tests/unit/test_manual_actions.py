@@ -61,12 +61,12 @@ def test_its_pod_leaves_and_its_requests_end_before_the_engine_does(
 ) -> None:
     waited: list[float] = []
 
-    def wait(self: service_exit.FixedDelayExit, timeout_s: float) -> bool:
+    def wait(self: service_exit.ServiceExit, timeout_s: float = service_exit.LEAVE_S) -> bool:
         waited.append(timeout_s)
         assert not readiness.is_ready(str(tmp_path))
         return True
 
-    monkeypatch.setattr(service_exit.FixedDelayExit, "wait_until_left", wait)
+    monkeypatch.setattr(service_exit.ServiceExit, "wait_until_left", wait)
     monkeypatch.setenv("POD_NAME", "vllm-0")
     engine = Engine(tmp_path, finishes)
     arguments = ["restart", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]

@@ -19,7 +19,6 @@ from plimsoll_api.times import unix_seconds
 from plimsoll_api.trace import Sample, TraceError
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import run_dir as folders
-from plimsoll_sidecar import record_trace
 from plimsoll_sidecar import replay as replaying
 from plimsoll_sidecar.detect.segments import HostSource
 
@@ -37,7 +36,7 @@ def record(out: Path, service: str | None, run_dir: Path | None, duration_s: flo
         signal.signal(number, lambda signum, frame: ending.set())
     token_file = folder / "run" / TOKEN_FILE
     try:
-        return record_trace.record(config, token_file, out, ending.wait, duration_s)
+        return replaying.record(config, token_file, out, ending.wait, duration_s)
     except OSError as error:
         raise RunError(f"{error.filename or out}: {error.strerror}") from None
 

@@ -20,7 +20,7 @@ from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.lease_counts import UnreadableError
-from plimsoll_sidecar.act.service_exit import LEAVE_S, FixedDelayExit, ServiceExit
+from plimsoll_sidecar.act.service_exit import LEAVE_S, ServiceExit, wait_until_left
 from plimsoll_sidecar.act.slots import RENEW_S, SlotLostError, Slots
 from plimsoll_sidecar.act.standby import StandbyLease
 from plimsoll_sidecar.background import Part, once
@@ -261,30 +261,22 @@ class Actuator:
             return command.result(Outcome.REFUSED, message)
         return act(command)
 
-    def _wait_until_left(self) -> None:
-        """Wait until the pod has left its endpoints; for a fixed time if they are unknown."""
-        if self._endpoints is None:
-            return
-        try:
-            self._endpoints.wait_until_left(LEAVE_S)
-        except KubeError as error:
-            log.warning("the pod's endpoints are unknown: %s", error)
-            FixedDelayExit().wait_until_left(LEAVE_S)
-
     def _leave(self, command: Command) -> Result:
         """Take the pod out of the endpoints before it is evicted, and let running requests end.
 
         If no one evicts it, it is ready again after a while.
         """
         readiness.hold(self._folder, readiness.DRAIN, command.deadline_s + LEAVE_S + EVICTED_S)
-        self._wait_until_left()
+        if self._endpoints is not None:
+            wait_until_left(self._endpoints)
         return self._engine.finish(command)
 
     def _drain(self, command: Command) -> Result:
         """Out of the endpoints first, then the running requests to their end."""
         longest_s = command.deadline_s + LEAVE_S + readiness.RETURN_S
         readiness.hold(self._folder, readiness.DRAIN, longest_s)
-        self._wait_until_left()
+        if self._endpoints is not None:
+            wait_until_left(self._endpoints)
         result = self._engine.drain(command)
         if result.outcome is Outcome.REFUSED:
             readiness.clear(self._folder, readiness.DRAIN)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from plimsoll_api.names import POLICY_KIND
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.workloads import RAY_KIND
-from plimsoll_sidecar.clients.endpoint_slices import EndpointSlices
-from plimsoll_sidecar.clients.kube import KubeClient
+from plimsoll_sidecar.clients.kube import EndpointSlices, KubeClient, KubeError
+
+log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 LEAVE_S = 30.0
@@ -19,33 +20,26 @@ UNSEEN_S = 10.0
 """Generous time for probe period, endpoints and proxies if the endpoints are unknown."""
 
 
-class ServiceExit(Protocol):
-    """How a pod leaves the endpoints of its service."""
-
-    def is_last_ready(self) -> bool:
-        """Whether no other replica of the service is ready: a drain would end the service."""
-
-    def wait_until_left(self, timeout_s: float) -> bool:
-        """Wait until this replica is out of the Service's endpoints; False after ``timeout_s``."""
-
-
-class FixedDelayExit:
-    """Endpoints of a pod that may not read EndpointSlices, as ``plimsoll inject`` makes it.
+class ServiceExit:
+    """How a pod leaves the endpoints of its Services where they cannot be read.
 
     Nobody knows who else is ready, and leaving takes a fixed time.
     """
 
     def is_last_ready(self) -> bool:
-        """Return False: without endpoints nobody can tell, and a restart must stay possible."""
+        """Whether no other replica of the service is ready: a drain would end the service.
+
+        False where nobody can tell: a restart must stay possible.
+        """
         return False
 
-    def wait_until_left(self, timeout_s: float) -> bool:
-        """Wait a fixed time, at most ``timeout_s``, for routers that cannot be seen."""
+    def wait_until_left(self, timeout_s: float = LEAVE_S) -> bool:
+        """Wait until this replica is out of the Services' endpoints; False after ``timeout_s``."""
         time.sleep(min(timeout_s, UNSEEN_S))
         return True
 
 
-class ServicesOfPod:
+class ServicesOfPod(ServiceExit):
     """Endpoints of the Services that route to the pod.
 
     ``service`` names that Service. It is None for a pod of a SupervisionPolicy, which does not know
@@ -97,7 +91,7 @@ class ServicesOfPod:
                 return True
         return False
 
-    def wait_until_left(self, timeout_s: float) -> bool:
+    def wait_until_left(self, timeout_s: float = LEAVE_S) -> bool:
         """Wait until no Service has this pod as a ready endpoint; False if one still has.
 
         If no Service routes to the pod, its clients have its address from elsewhere: wait a fixed
@@ -105,13 +99,22 @@ class ServicesOfPod:
         """
         names = self._names()
         if not names:
-            return FixedDelayExit().wait_until_left(timeout_s)
+            return ServiceExit().wait_until_left(timeout_s)
         deadline = time.monotonic() + timeout_s
         while any(pods.get(self._pod, False) for pods in self._ready(names)):
             if time.monotonic() >= deadline:
                 return False
             time.sleep(POLL_S)
         return True
+
+
+def wait_until_left(found: ServiceExit) -> None:
+    """Wait until the pod has left its endpoints; for a fixed time if they are unknown."""
+    try:
+        found.wait_until_left()
+    except KubeError as error:
+        log.warning("the pod's endpoints are unknown: %s", error)
+        ServiceExit().wait_until_left()
 
 
 def endpoints_of_pod(
@@ -125,7 +128,7 @@ def endpoints_of_pod(
     ``service`` is what it belongs to, and ``replicas`` gives the pods of its workload, by replica.
     """
     if kube is None or not service.uid:
-        return FixedDelayExit()
+        return ServiceExit()
     slices = EndpointSlices(kube, service.namespace)
     if service.kind != POLICY_KIND:
         return ServicesOfPod(slices, pod, service.name)

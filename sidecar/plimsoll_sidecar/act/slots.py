@@ -17,7 +17,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from plimsoll_api.incidents import WaitReason
 from plimsoll_api.names import OPERATOR, SLOT_REPLICAS
@@ -47,15 +46,16 @@ class SlotLostError(Exception):
     """The slot of a restart that is under way is held by another replica."""
 
 
-class Slots(Protocol):
-    """``known`` and ``wanted`` come from this replica's journal; the journal's writer sets them.
+class Slots:
+    """Restart slots without a cluster: there is one replica, and it may always restart.
 
+    ``known`` and ``wanted`` come from this replica's journal; the journal's writer sets them.
     ``known`` are its restarts. ``wanted`` says for which incident it wants a slot; it is None until
     the journal has been read.
     """
 
-    known: ReplicaRestarts
-    wanted: SlotWish | None
+    known = NONE
+    wanted: SlotWish | None = None
 
     def take(self, incident: str, policy: RestartBudget, at: float | None = None) -> Refusal | None:
         """Take a slot; return None if one is held, else the reason why not.
@@ -63,48 +63,24 @@ class Slots(Protocol):
         ``at`` counts a restart of this replica at that time, in Unix seconds, if its budget allows
         one. None takes a slot back that was lost.
         """
+        return None
 
     def held(self, incident: str, policy: RestartBudget) -> Refusal | None:
         """Renew the slot or take it back; return why there is none, None where one is held."""
+        return None
 
     def follow(self, policy: RestartBudget) -> None:
         """Make the Leases what is wanted: renew the slot, or give it back."""
 
     def stored(self) -> ReplicaRestarts:
         """Read the restarts of this replica that are kept outside of its journal."""
+        return NONE
 
     def keep(self, policy: RestartBudget) -> None:
         """Write ``known`` outside of the journal, if it has changed."""
 
 
-class LocalSlots:
-    """Without a cluster there is one replica, and it may always restart."""
-
-    known = NONE
-    wanted: SlotWish | None = None
-
-    def take(self, incident: str, policy: RestartBudget, at: float | None = None) -> Refusal | None:
-        """Never refuses."""
-        return None
-
-    def held(self, incident: str, policy: RestartBudget) -> Refusal | None:
-        """Return None: no other replica can take the slot."""
-        return None
-
-    def follow(self, policy: RestartBudget) -> None:
-        """Do nothing: there is no slot to renew or to give back."""
-        return
-
-    def stored(self) -> ReplicaRestarts:
-        """No restarts: the journal alone counts them."""
-        return NONE
-
-    def keep(self, policy: RestartBudget) -> None:
-        """Nothing to keep: the journal alone counts the restarts."""
-        return
-
-
-class LeaseSlots:
+class LeaseSlots(Slots):
     """Restart slots as Leases of the API server. Safe to use from several threads.
 
     ``uid`` is the pod's: a replica's count ends with its pod. The methods raise KubeError if the
@@ -130,8 +106,6 @@ class LeaseSlots:
         """Whether this replica certainly holds no slot: an earlier process of it may have one."""
         self._kept: ReplicaRestarts | None = None
         self._lock = threading.RLock()
-        self.known = NONE
-        self.wanted: SlotWish | None = None
 
     def take(self, incident: str, policy: RestartBudget, at: float | None = None) -> Refusal | None:
         """Take the replica's own slot again, or one that is free or expired.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from plimsoll_api.admin import DrainMode, EngineState
-from plimsoll_api.assessment import Assessment, Segment, Suspicion
+from plimsoll_api.assessment import Assessment, Suspicion
 from plimsoll_api.incident_record import Reason, StepOutcome, StepRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryPolicy
@@ -169,37 +169,13 @@ def why_not(
 
     ``Would``: only the mode prevents it.
     """
-    reason = ladder.why_not(
-        action,
-        incident.kind,
-        _owner(incident),
-        context.policy.ladder,
-        context.engine,
-        context.policy.sweep_shared_memory,
-        incident.attribution.pod,
-    )
+    reason = ladder.why_not(action, incident, context.policy, context.engine)
     if reason is None and context.policy.mode is Mode.OBSERVE:
         return StepOutcome.WOULD, "mode is Observe"
     if reason is None and context.state.exhausted:
         reason = EXHAUSTED
     reason = reason or context.hold
     return None if reason is None else (StepOutcome.SKIPPED, reason)
-
-
-def next_rung(context: TurnContext, incident: Incident) -> Action | None:
-    """Return the lightest disruptive action that the policy allows and that was not tried.
-
-    None if none is left.
-    """
-    return ladder.next_disruptive(
-        incident.kind,
-        _owner(incident),
-        incident.tried,
-        context.policy.ladder,
-        context.engine,
-        context.policy.sweep_shared_memory,
-        incident.attribution.pod,
-    )
 
 
 def due(context: TurnContext, incident: Incident) -> bool:
@@ -251,10 +227,3 @@ def engine_starts(context: TurnContext, incident: Incident) -> bool:
     """
     starting = (EngineState.STARTING, EngineState.WARMING)
     return incident.kind is not IncidentKind.STALL and context.engine.state in starting
-
-
-def _owner(incident: Incident) -> str | None:
-    """Return the role of the process that holds the memory, or the segment where none does."""
-    attribution = incident.attribution
-    orphaned = attribution.segment == Segment.SHARED_ORPHAN
-    return attribution.segment if orphaned else attribution.process

@@ -17,7 +17,8 @@ import msgspec
 
 from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incident_record import Attribution, IncidentRecord, StepRecord
-from plimsoll_api.incidents import ENDED, IncidentKind, IncidentPhase
+from plimsoll_api.incidents import ENDED, IncidentKind
+from plimsoll_api.incidents import IncidentPhase as P
 from plimsoll_api.supervision import Action
 
 ROUND = 5
@@ -26,7 +27,7 @@ MAX_STEPS = 64
 """Steps kept of one incident: a ladder needs some twenty; the first and the newest are kept."""
 
 
-DISRUPTING = frozenset({IncidentPhase.DRAINING, IncidentPhase.RESTARTING, IncidentPhase.VERIFYING})
+DISRUPTING = frozenset({P.DRAINING, P.RESTARTING, P.VERIFYING})
 """While one incident is in these, no other may begin something disruptive."""
 
 
@@ -56,6 +57,12 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
         return budget_of(self.kind, self.attribution.segment, assessment)
 
     @property
+    def owner(self) -> str | None:
+        """The role of the process that holds the memory, or the segment where none does."""
+        segment = self.attribution.segment
+        return segment if segment == Segment.SHARED_ORPHAN else self.attribution.process
+
+    @property
     def disrupts(self) -> bool:
         """Whether an action of this incident has disturbed the engine, or is about to."""
         return self.phase in DISRUPTING and self.rung is not Action.POD_REPLACE
@@ -64,7 +71,7 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
     def needs_slot(self) -> bool:
         """Whether a slot that this incident has taken must be kept."""
         starts_over = self.refusals or self.waits is not None or not self.escalated
-        return not (self.phase is IncidentPhase.CONFIRMED and starts_over)
+        return not (self.phase is P.CONFIRMED and starts_over)
 
     @property
     def short_id(self) -> str:
@@ -85,7 +92,7 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
         if len(self.timeline) > MAX_STEPS:
             del self.timeline[MAX_STEPS // 2]
 
-    def enter(self, phase: IncidentPhase, now: float) -> None:
+    def enter(self, phase: P, now: float) -> None:
         """Begin ``phase`` at ``now`` and count its rounds from zero.
 
         Nothing happens if it is the present one.
@@ -150,52 +157,17 @@ def budget_of(
     return None
 
 
-FOLLOWS: dict[IncidentPhase, frozenset[IncidentPhase]] = {
-    IncidentPhase.OPEN: frozenset(
-        {
-            IncidentPhase.TRIMMING,
-            IncidentPhase.CONFIRMED,
-            IncidentPhase.VERIFYING,
-            IncidentPhase.RESOLVED,
-        }
-    ),
-    IncidentPhase.TRIMMING: frozenset(
-        {IncidentPhase.CONFIRMED, IncidentPhase.VERIFYING, IncidentPhase.RESOLVED}
-    ),
-    IncidentPhase.CONFIRMED: frozenset(
-        {IncidentPhase.AWAITING_SLOT, IncidentPhase.VERIFYING, *ENDED}
-    ),
-    IncidentPhase.AWAITING_SLOT: frozenset(
-        {
-            IncidentPhase.CONFIRMED,
-            IncidentPhase.DRAINING,
-            IncidentPhase.RESTARTING,
-            IncidentPhase.VERIFYING,
-            *ENDED,
-        }
-    ),
-    IncidentPhase.DRAINING: frozenset(
-        {
-            IncidentPhase.CONFIRMED,
-            IncidentPhase.RESTARTING,
-            IncidentPhase.VERIFYING,
-            IncidentPhase.UNRESOLVED,
-        }
-    ),
-    IncidentPhase.RESTARTING: frozenset(
-        {
-            IncidentPhase.CONFIRMED,
-            IncidentPhase.VERIFYING,
-            IncidentPhase.RESOLVED,
-            IncidentPhase.UNRESOLVED,
-        }
-    ),
-    IncidentPhase.VERIFYING: frozenset(
-        {IncidentPhase.CONFIRMED, IncidentPhase.RESOLVED, IncidentPhase.UNRESOLVED}
-    ),
-    IncidentPhase.RESOLVED: frozenset(),
-    IncidentPhase.SUPPRESSED: frozenset(),
-    IncidentPhase.UNRESOLVED: frozenset(),
+FOLLOWS: dict[P, frozenset[P]] = {
+    P.OPEN: frozenset({P.TRIMMING, P.CONFIRMED, P.VERIFYING, P.RESOLVED}),
+    P.TRIMMING: frozenset({P.CONFIRMED, P.VERIFYING, P.RESOLVED}),
+    P.CONFIRMED: frozenset({P.AWAITING_SLOT, P.VERIFYING, *ENDED}),
+    P.AWAITING_SLOT: frozenset({P.CONFIRMED, P.DRAINING, P.RESTARTING, P.VERIFYING, *ENDED}),
+    P.DRAINING: frozenset({P.CONFIRMED, P.RESTARTING, P.VERIFYING, P.UNRESOLVED}),
+    P.RESTARTING: frozenset({P.CONFIRMED, P.VERIFYING, P.RESOLVED, P.UNRESOLVED}),
+    P.VERIFYING: frozenset({P.CONFIRMED, P.RESOLVED, P.UNRESOLVED}),
+    P.RESOLVED: frozenset(),
+    P.SUPPRESSED: frozenset(),
+    P.UNRESOLVED: frozenset(),
 }
 
 
@@ -203,7 +175,7 @@ class IllegalPhaseChange(Exception):
     """A phase that cannot follow the present one: a bug of the governor."""
 
 
-def move(incident: Incident, phase: IncidentPhase, now: float) -> None:
+def move(incident: Incident, phase: P, now: float) -> None:
     """Bring ``incident`` into ``phase`` at ``now`` (Unix seconds); the same phase changes nothing.
 
     Raises :class:`IllegalPhaseChange` where :data:`FOLLOWS` does not allow it.

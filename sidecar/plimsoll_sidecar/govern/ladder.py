@@ -31,23 +31,17 @@ CURABLE = frozenset(
 
 
 def why_not(
-    action: Action,
-    kind: IncidentKind,
-    owner: str | None,
-    ladder: Iterable[Action],
-    engine: EngineView,
-    sweeps: bool = False,
-    pod: str | None = None,
+    action: Action, incident: Incident, policy: Supervision, engine: EngineView
 ) -> str | None:
     """Why this rung is skipped, in words for the timeline; None when it may be tried.
 
-    ``owner`` is the role of the process that grows, or the segment that none holds: a new worker
-    cures the worker's memory only, and what outlives the container needs a new pod, unless the
-    supervisor ``sweeps`` it between two engines.
-    An engine that does not answer can still be restarted by signals, and its pod replaced. What
-    ``pod``, another one of the multi-node group, holds comes back with a restart of the group.
+    A new worker cures the worker's memory only, and what outlives the container needs a new pod,
+    unless the supervisor sweeps it between two engines. An engine that does not answer can still be
+    restarted by signals, and its pod replaced. What another pod of the multi-node group holds comes
+    back with a restart of the group.
     """
-    if action not in ladder:
+    kind, owner, pod = incident.kind, incident.owner, incident.attribution.pod
+    if action not in policy.ladder:
         return "not in this service's ladder"
     if kind not in CURABLE:
         return f"no action of the supervisor fixes {kind.value}"
@@ -55,7 +49,8 @@ def why_not(
         return None if engine.replaceable else "pods can only be replaced in a cluster"
     if pod is not None and action in (Action.TRIM, Action.WORKER_RESTART):
         return f"pod {pod} of the group holds the memory; only a restart of the group releases it"
-    if owner == Segment.SHARED_ORPHAN and not (sweeps and action is Action.ENGINE_RESTART):
+    swept = policy.sweep_shared_memory and action is Action.ENGINE_RESTART
+    if owner == Segment.SHARED_ORPHAN and not swept:
         return "no process holds this shared memory; only a new pod releases it"
     if action is Action.ENGINE_RESTART and not engine.answers:
         return None
@@ -70,20 +65,10 @@ def why_not(
     return None
 
 
-def next_disruptive(
-    kind: IncidentKind,
-    owner: str | None,
-    tried: Iterable[Action],
-    ladder: Iterable[Action],
-    engine: EngineView,
-    sweeps: bool = False,
-    pod: str | None = None,
-) -> Action | None:
-    """Return the lightest disruptive action that is allowed and was not tried yet."""
+def next_rung(incident: Incident, policy: Supervision, engine: EngineView) -> Action | None:
+    """Return the lightest disruptive action that is allowed and was not tried; None without one."""
     for action in (Action.WORKER_RESTART, Action.ENGINE_RESTART, Action.POD_REPLACE):
-        if action in tried:
-            continue
-        if why_not(action, kind, owner, ladder, engine, sweeps, pod) is None:
+        if action not in incident.tried and why_not(action, incident, policy, engine) is None:
             return action
     return None
 
@@ -118,14 +103,4 @@ def _restarts_worker(incident: Incident, policy: Supervision, engine: EngineView
         # The command may be on its way: the standby is what it is to use. In the next epoch the
         # worker is new, though the answer that says so may still be on its way.
         return incident.rung is Action.WORKER_RESTART and engine.epoch == incident.fenced_epoch
-    attribution = incident.attribution
-    next_rung = next_disruptive(
-        incident.kind,
-        attribution.process,
-        incident.tried,
-        policy.ladder,
-        engine,
-        policy.sweep_shared_memory,
-        attribution.pod,
-    )
-    return incident.phase in BEFORE and next_rung is Action.WORKER_RESTART
+    return incident.phase in BEFORE and next_rung(incident, policy, engine) is Action.WORKER_RESTART

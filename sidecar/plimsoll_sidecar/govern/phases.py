@@ -13,14 +13,13 @@ from plimsoll_api.admin import Capability
 from plimsoll_api.incident_record import Reason, StepOutcome
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.supervision import Action, Mode
-from plimsoll_sidecar.govern import restart_budget
+from plimsoll_sidecar.govern import ladder, restart_budget
 from plimsoll_sidecar.govern.command import EventType, Verb
 from plimsoll_sidecar.govern.context import (
     TurnContext,
     disturbed,
     due,
     engine_starts,
-    next_rung,
     restart_budget_spent,
     why_not,
 )
@@ -126,7 +125,7 @@ def confirmed(context: TurnContext, incident: Incident) -> None:
     if not due(context, incident):
         hold_within_budget(context, incident)
         return
-    rung = next_rung(context, incident)
+    rung = ladder.next_rung(incident, context.policy, context.engine)
     if rung is None:
         context.end(incident, IncidentPhase.UNRESOLVED, Reason.LADDER_EXHAUSTED)
     elif context.policy.mode is Mode.OBSERVE:
@@ -148,7 +147,8 @@ def awaiting_slot(context: TurnContext, incident: Incident) -> None:
     """Ask for a slot until there is one; go back if the policy no longer wants this rung."""
     if ended_as_gone(context, incident):
         return
-    if context.policy.mode is Mode.OBSERVE or incident.rung != next_rung(context, incident):
+    wanted = ladder.next_rung(incident, context.policy, context.engine)
+    if context.policy.mode is Mode.OBSERVE or incident.rung != wanted:
         context.enter(incident, IncidentPhase.CONFIRMED)
     elif leave_to_person(context, incident):
         return

@@ -25,7 +25,7 @@ from plimsoll_api.names import API_VERSION, ENGINE_CONTAINER, INCIDENT_KIND
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.times import rfc3339
 from plimsoll_sidecar.background import Part
-from plimsoll_sidecar.clients.kube import KubeClient, KubeError
+from plimsoll_sidecar.clients.kube import Conflict, KubeClient, KubeError, NotFound
 from plimsoll_sidecar.govern.incident import Incident
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,6 @@ class Publisher:
         self._lock = threading.Lock()
         self._arrived: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
         self._part = Part("publisher", self._turn, expected=(KubeError,))
-        self.failures = 0
 
     def start(self) -> None:
         """Begin to publish, in a thread that ends with the process."""
@@ -115,8 +114,8 @@ class Publisher:
         try:
             self.publish(incident)
         except Exception:
-            self.failures += 1
-            self._put_back(revision, incident)
+            with self._lock:
+                self._latest.setdefault(incident.name, (revision, incident))
             raise
         self._arrived.put((incident.name, revision))
         return 0.0
@@ -150,9 +149,7 @@ class Publisher:
         for name in names_of(incident, self._pod):
             try:
                 found = self._kube.get(path_of(namespace, name))
-            except KubeError as error:
-                if error.status != 404:
-                    raise
+            except NotFound:
                 body = object_of(incident, name, self._service, self._pod, self._container)
                 found = self._kube.create(path_of(namespace, ""), body)
             if found["spec"].get("id") == incident.name:
@@ -197,11 +194,12 @@ class Publisher:
         }
         try:
             self._kube.create(f"/api/v1/namespaces/{namespace}/events", body)
+        except Conflict:
+            return  # it is there already
         except KubeError as error:
             if error.transient:
                 raise
-            if error.status != 409:  # 409: it is there already
-                log.warning("Event %s: %s", incident.phase, error)  # the object tells it anyway
+            log.warning("Event %s: %s", incident.phase, error)  # the object tells it anyway
 
     def _next(self) -> tuple[tuple[int, Incident] | None, float]:
         """Return the first one that may be written; else the seconds until one may."""
@@ -218,7 +216,3 @@ class Publisher:
                     self._arrived.put((name, revision))
                 due_s = min(due_s, wait)
         return None, due_s
-
-    def _put_back(self, revision: int, incident: Incident) -> None:
-        with self._lock:
-            self._latest.setdefault(incident.name, (revision, incident))

@@ -32,9 +32,8 @@ from plimsoll_api.names import METRICS_PORT
 from plimsoll_api.peers import MAX_PEERS_BYTES, Peer
 from plimsoll_api.workloads import RAY_KIND
 from plimsoll_sidecar.background import Part
-from plimsoll_sidecar.clients.endpoint_slices import EndpointSlices
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
-from plimsoll_sidecar.clients.kube import KubeError
+from plimsoll_sidecar.clients.kube import EndpointSlices, KubeError
 from plimsoll_sidecar.signals.sampler import WORKING
 
 log = logging.getLogger(__name__)

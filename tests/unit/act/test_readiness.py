@@ -15,8 +15,8 @@ from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
-from plimsoll_sidecar.act.service_exit import LEAVE_S, FixedDelayExit, ServiceExit
-from plimsoll_sidecar.act.slots import LocalSlots
+from plimsoll_sidecar.act.service_exit import LEAVE_S, ServiceExit
+from plimsoll_sidecar.act.slots import Slots
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.clients.kube import KubeError
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, SlotWish, Verb
@@ -59,7 +59,7 @@ def engine() -> Engine:
 def actuator(tmp_path: Path, engine: Engine) -> Actuator:
     adapter = cast(EngineAdapter, engine)
     budget = RestartBudget()
-    return Actuator(adapter, LocalSlots(), None, lambda _: (), tmp_path, budget, lambda: None)
+    return Actuator(adapter, Slots(), None, lambda _: (), tmp_path, budget, lambda: None)
 
 
 def test_each_reason_ends_by_itself_and_the_pod_is_ready_after_the_last(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_an_engine_that_was_not_drained_is_left_alone(
 class Away:
     """Endpoints and slots of an API server that does not answer."""
 
-    def wait_until_left(self, timeout_s: float) -> bool:
+    def wait_until_left(self) -> bool:
         raise KubeError(0, "no answer")
 
     def held(self, incident: str, policy: RestartBudget) -> None:
@@ -257,7 +257,7 @@ class Away:
 def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     waited: list[float] = []
     monkeypatch.setattr(
-        FixedDelayExit, "wait_until_left", lambda _, timeout_s: waited.append(timeout_s)
+        ServiceExit, "wait_until_left", lambda _, timeout_s=LEAVE_S: waited.append(timeout_s)
     )
     return waited
 
@@ -273,7 +273,7 @@ def test_requests_end_before_a_restart_while_the_api_server_is_away(
 
 @pytest.mark.parametrize("verb", [Verb.LEAVE, Verb.DRAIN, Verb.RESTART_ENGINE])
 def test_a_slot_that_nobody_can_renew_now_costs_no_rung(actuator: Actuator, verb: Verb) -> None:
-    actuator._slots = cast(LocalSlots, Away())
+    actuator._slots = cast(Slots, Away())
     result = actuator.execute(command(verb))
     assert result.outcome is Outcome.REFUSED
     assert "the API server does not answer" in result.message

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from plimsoll_api.names import action_limit_s
+from plimsoll_api.names import ASK_SOCKET, action_limit_s
 from plimsoll_cli.actions import act
 from plimsoll_cli.errors import RunError
 from plimsoll_cli.main import app
 from plimsoll_sidecar import ask
-from plimsoll_sidecar.paths import SOCKET
 
 
 class Recorder:
@@ -59,7 +58,7 @@ def test_a_supervisor_that_is_late_has_not_ended(
 ) -> None:
     monkeypatch.setattr(ask, "action_limit_s", lambda drain_s: drain_s)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(str(tmp_path / SOCKET))
+        listener.bind(str(tmp_path / ASK_SOCKET))
         listener.listen(1)
         found = ask.handed_over(["drain", f"--state-dir={tmp_path}", "--deadline=0.2"])
     assert found is not None

@@ -8,8 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
-from plimsoll_sidecar.clients.endpoint_slices import SERVICE_NAME, EndpointSlices
-from plimsoll_sidecar.clients.kube import KubeClient
+from plimsoll_sidecar.clients.kube import SERVICE_NAME, EndpointSlices, KubeClient
 
 PATH = "/apis/discovery.k8s.io/v1/namespaces/ns/endpointslices"
 

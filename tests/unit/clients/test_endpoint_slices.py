@@ -1,10 +1,10 @@
-"""What EndpointSlices say of pods."""
+"""What EndpointSlices say of pods (``clients/kube.py``)."""
 
 from __future__ import annotations
 
 import pytest
 
-from plimsoll_sidecar.clients import endpoint_slices
+from plimsoll_sidecar.clients import kube
 from plimsoll_sidecar.clients.kube import KubeError
 from tests.unit.clients.api_server import ApiServer, endpoint
 
@@ -39,7 +39,7 @@ def test_the_services_of_a_pod(api: ApiServer) -> None:
 def test_more_endpoints_than_a_service_has_are_refused(
     api: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint_slices, "MAX_ENDPOINTS", 10)
+    monkeypatch.setattr(kube, "MAX_ENDPOINTS", 10)
     api.add("a", [endpoint(f"a-{number}") for number in range(11)])
     with pytest.raises(KubeError, match="more than 10 endpoints"):
         list(api.endpoint_slices.of(["a"]))

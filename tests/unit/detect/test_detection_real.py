@@ -5,6 +5,7 @@ Tests ``bench/detection_real.py`` and ``bench/detection_real_rules.py``.
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,7 @@ from plimsoll_api.trace import (
     Torch,
     TraceBudget,
 )
-from plimsoll_sidecar.record_trace import TraceWriter
-from plimsoll_sidecar.replay import ReplayLine
+from plimsoll_sidecar.replay import ReplayLine, TraceWriter
 
 STARTS = 200.0
 RATE = 1.0 * MIB
@@ -42,7 +42,7 @@ def recorded(folder: Path, series: Series, *leaks: Leak, shared: bool = False) -
         interval_s=1.0, limits=Limits(6 * GIB), budget=Budgets(host=budget, device=budget),
         warmup_s=60.0, shared_device=shared,
     )  # fmt: skip
-    with TraceWriter(folder / "a.jsonl.gz", header) as writer:
+    with closing(TraceWriter(folder / "a.jsonl.gz", header)) as writer:
         for sample in series.samples():
             writer.write(sample)
     about: dict[str, Any] = {

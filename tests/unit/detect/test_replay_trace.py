@@ -1,12 +1,13 @@
 """Recorded runs through detector and governor, and traces that cannot be read.
 
-Tests ``plimsoll_sidecar/replay.py`` and ``plimsoll_sidecar/record_trace.py``.
+Tests ``plimsoll_sidecar/replay.py``.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from plimsoll_api import trace
 from plimsoll_api.supervision import Mode
 from plimsoll_api.trace import Budgets, EngineInfo, Header, Limits, TraceBudget
 from plimsoll_sidecar import replay
-from plimsoll_sidecar.record_trace import TraceWriter
+from plimsoll_sidecar.replay import TraceWriter
 
 
 def header(**changes: Any) -> Header:
@@ -37,7 +38,7 @@ def header(**changes: Any) -> Header:
 
 def lines(tmp_path: Path, series: Series, mode: Mode = Mode.OBSERVE) -> list[dict[str, Any]]:
     path = tmp_path / "run.jsonl.gz"
-    with TraceWriter(path, header()) as writer:
+    with closing(TraceWriter(path, header())) as writer:
         for sample in series.samples():
             writer.write(sample)
     return [msgspec.to_builtins(line) for line in replay.replay(path, mode)]
@@ -65,7 +66,7 @@ def test_a_recording_says_whether_others_used_the_device(
     series = Series(duration=900, leak=leak, segment="non_torch", device=True)
     path = tmp_path / "run.jsonl.gz"
     budget = Budgets(device=TraceBudget(512 * MIB, 3600.0))
-    with TraceWriter(path, header(budget=budget, shared_device=shared)) as writer:
+    with closing(TraceWriter(path, header(budget=budget, shared_device=shared))) as writer:
         for sample in series.samples():
             writer.write(sample)
     told = [msgspec.to_builtins(line) for line in replay.replay(path)]
@@ -130,7 +131,7 @@ def test_bad_samples_are_named_with_their_line(tmp_path: Path) -> None:
 
 def test_a_truncated_archive_and_a_missing_file(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl.gz"
-    with TraceWriter(path, header()) as writer:
+    with closing(TraceWriter(path, header())) as writer:
         for sample in Series(duration=50).samples():
             writer.write(sample)
     path.write_bytes(path.read_bytes()[:-20])
@@ -150,7 +151,7 @@ def test_a_budget_of_zero_is_refused(tmp_path: Path) -> None:
 def test_what_was_written_is_what_is_read(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     samples = list(Series(duration=20, device=True).samples())
-    with TraceWriter(path, header()) as writer:
+    with closing(TraceWriter(path, header())) as writer:
         for sample in samples:
             writer.write(sample)
         writer.write(samples[0])
@@ -167,7 +168,7 @@ def test_a_slow_leak_begins_and_ends_with_its_engine(tmp_path: Path) -> None:
         leak=steady(8 * MIB / 3600),
         epoch=lambda t: 1 if t < 32 * 3600 else 2,
     )
-    with TraceWriter(path, header(interval_s=60.0)) as writer:
+    with closing(TraceWriter(path, header(interval_s=60.0))) as writer:
         for sample in series.samples():
             writer.write(sample)
     every = [msgspec.to_builtins(line) for line in replay.replay(path, Mode.RECOVER)]

@@ -7,13 +7,14 @@ import pytest
 
 from plimsoll_api.admin import EngineState
 from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
-from plimsoll_api.incident_record import StepOutcome
+from plimsoll_api.incident_record import Attribution, StepOutcome
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.supervision import Action, Mode, Supervision
 from plimsoll_sidecar.govern import ladder
 from plimsoll_sidecar.govern.command import EngineView, Event, Verb
 from plimsoll_sidecar.govern.governor import Governor
+from plimsoll_sidecar.govern.incident import Incident
 from tests.unit.govern.governed import EVERYTHING, World
 
 POD = "llm-0-1"
@@ -68,10 +69,17 @@ def test_what_another_pod_holds_needs_a_restart_of_the_group(action: Action) -> 
     view = EngineView(
         epoch="boot:1", state=EngineState.SERVING, capabilities=EVERYTHING, replaceable=True
     )
-    kind, rungs = IncidentKind.HOST_GROWTH, tuple(Action)
-    assert ladder.why_not(action, kind, "worker", rungs, view) is None
-    reason = ladder.why_not(action, kind, "worker", rungs, view, pod=POD)
+    policy = Supervision(ladder=tuple(Action))
+
+    def leak(pod: str | None) -> Incident:
+        held = Attribution(process="worker", pod=pod)
+        kind, phase = IncidentKind.HOST_GROWTH, IncidentPhase.OPEN
+        return Incident(
+            name="i", kind=kind, epoch="boot:1", opened_at=0.0, phase=phase, attribution=held
+        )
+
+    assert ladder.why_not(action, leak(None), policy, view) is None
+    reason = ladder.why_not(action, leak(POD), policy, view)
     assert reason is not None
     assert "only a restart of the group" in reason
-    first = ladder.next_disruptive(kind, "worker", (), rungs, view, pod=POD)
-    assert first is Action.ENGINE_RESTART
+    assert ladder.next_rung(leak(POD), policy, view) is Action.ENGINE_RESTART

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from plimsoll_api.admin import Capability
+from plimsoll_api.assessment import Segment
 from plimsoll_api.incidents import IncidentPhase
 from plimsoll_api.supervision import Action, Mode, Supervision
 from plimsoll_sidecar.govern.command import EngineView, Outcome, Result, Verb
@@ -54,7 +55,9 @@ def test_it_is_given_back_when_the_suspicion_is_gone() -> None:
     assert not wanted(world)
 
 
-@pytest.mark.parametrize("why", ["capability", "observe", "ladder", "frontend", "exhausted"])
+@pytest.mark.parametrize(
+    "why", ["capability", "observe", "ladder", "frontend", "orphan", "exhausted"]
+)
 def test_it_is_not_wanted_where_no_worker_would_be_restarted(why: str) -> None:
     policy = Supervision(mode=Mode.OBSERVE if why == "observe" else Mode.RECOVER)
     if why == "ladder":
@@ -66,6 +69,8 @@ def test_it_is_not_wanted_where_no_worker_would_be_restarted(why: str) -> None:
         world.capabilities = EVERYTHING - {Capability.STANDBY}
     if why == "frontend":
         world.process = "frontend"
+    if why == "orphan":
+        world.segment = Segment.SHARED_ORPHAN
     world.governor.state.exhausted = why == "exhausted"
     world.tick()
     assert len(world.governor.state.incidents) == 1

@@ -10,7 +10,7 @@ import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -26,12 +26,13 @@ from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, SupervisorConfig
 from plimsoll_api.trace import Sample
 from plimsoll_sidecar.config import ConfigFile
-from plimsoll_sidecar.detect.detector import Checkpoint
+from plimsoll_sidecar.detect.detector import Checkpoint, Detector
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, SlotWish, Verb
 from plimsoll_sidecar.govern.restart_budget import ReplicaRestarts
 from plimsoll_sidecar.record import journal
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.process_table import ProcessId
+from plimsoll_sidecar.signals.sampler import Sampler
 from plimsoll_sidecar.supervisor import Supervisor
 
 STATUS = Status(
@@ -128,7 +129,8 @@ def supervisor(folder: Path, mode: Mode = Mode.RECOVER) -> tuple[Supervisor, Han
         return hands
 
     made = Supervisor(
-        ConfigFile(file), engine, lambda config: engine, actuator,  # type: ignore[arg-type]
+        ConfigFile(file), cast(Sampler, engine), lambda config: cast(Detector, engine),
+        actuator,  # type: ignore[arg-type]
         None, metrics, folder, "pod-0",
     )  # fmt: skip
     return made, hands, metrics
