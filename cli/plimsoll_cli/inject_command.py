@@ -288,6 +288,7 @@ def _of_policy(file: Path, image: str) -> Options:
 
     policy = read_policy(file)
     fields = Fields(
+        engine=f"spec.engine.type in {file}",
         container=f"spec.engine.container in {file}",
         port=f"spec.engine.port in {file}",
         mode=f"spec.supervision.mode: Observe in {file}",

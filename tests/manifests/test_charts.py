@@ -58,7 +58,7 @@ OPTIONS = Options("supervisor", group_restarts=True)
           " command vllm serve, port 8000 by its ports",
           "spec.template.spec.workerGroupSpecs[0].template.spec: left unchanged"]),
         ("KubeRay with Ray Serve", CHARTS / "kuberay.yaml", 0,
-         ["headGroupSpec.template.spec: left unchanged: no container runs vLLM",
+         ["headGroupSpec.template.spec: left unchanged: KubeRay starts Ray in it, and no command",
           "workerGroupSpecs[0].template.spec: left unchanged"]),
         ("KubeRay with a server in the head's command", CHARTS / "kuberay-autoscaler.yaml", 1,
          ["scaled: spec.headGroupSpec.template.spec: vllm in container ray-head, by its command"
@@ -113,17 +113,16 @@ def test_kuberays_autoscaler_restarts_no_engine(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("{{- if .Values.enabled }}\napiVersion: v1\nkind: Pod\n{{- end }}\n",
-         "m.yaml:1:3: not YAML: did not find expected node content: render"),
-        ("apiVersion: v1\nkind: Pod\nmetadata:\n  name: {{ include \"x\" . }}\n", "render the"),
-        ("image:\n  repository: vllm/vllm-openai\n", "apiVersion: required in a manifest: render"),
-        ("apiVersion: v2\nname: chart\n", "kind: required in a manifest: render the files"),
+         "m.yaml:1:3: not YAML: did not find expected node content: this is a template"),
+        ("apiVersion: v1\nkind: Pod\nmetadata:\n  name: {{ include \"x\" . }}\n", "render it"),
+        ("image:\n  repository: vllm/vllm-openai\n", "apiVersion: required: this is no manifest"),
+        ("apiVersion: v2\nname: chart\n", "kind: required: this is no manifest. Of a Helm"),
     ],
 )  # fmt: skip
 def test_a_template_is_to_be_rendered_first(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "m.yaml").write_text(text)
     (line,) = validate.run([tmp_path / "m.yaml"], OPTIONS).invalid
     assert said in line
-    assert line.endswith("as in: helm template CHART | plimsoll inject -f -")
 
 
 @pytest.mark.parametrize("image", ['"{{ .Values.image }}"', "$VLLM_IMAGE", '"{{ x }}:1"'])

@@ -15,7 +15,7 @@ from plimsoll_cli.yaml_tree import split
 
 Object = dict[str, Any]
 VLLM = "image: vllm/vllm-openai:v0.25.0"
-NO_ENGINE = "nothing to inject: "
+NO_ENGINE = "nothing to inject:\n"
 
 
 def workload(container: str, pod: str = "", kind: str = "Deployment", name: str = "llm") -> str:

@@ -30,10 +30,6 @@ Object = dict[str, Any]
 RECORD = "plimsoll.dev/injected"
 """Annotation of what ``plimsoll inject`` adds to a file: the changed document, and each change."""
 TEMPLATE = re.compile(r"\{\{-?\s*[.$a-zA-Z/]")
-RENDER = (
-    "render the files of a Helm chart with helm template, and a kustomization with kustomize build,"
-    " as in: helm template CHART | plimsoll inject -f -"
-)
 
 
 @dataclass
@@ -104,7 +100,7 @@ def run(file: Path, options: Options, selection: Selection) -> tuple[str, list[s
     if errors and not count:
         raise UsageError("\n".join(f"{file}: {error}" for error in errors))
     if not count:
-        raise UsageError(f"{file}: nothing to inject: {_why(everything, notes, selection)}")
+        raise UsageError(f"{file}: nothing to inject:\n{_why(everything, notes, selection)}")
     return "".join(made), [*notes, *(f"{error} (left unchanged)" for error in errors)]
 
 
@@ -122,7 +118,7 @@ def remove(file: Path) -> str:
 
 def _why(places: list[Place], notes: list[str], selection: Selection) -> str:
     if notes:
-        return "; ".join(notes)
+        return "\n".join(notes)
     if places and not any(selection.takes(place.value) for place in places):
         return "no document matches --name and --selector"
     kinds = ", ".join(dict.fromkeys(kind_of(place.value) for place in places)) or "nothing"
@@ -145,7 +141,12 @@ def documents(text: str, file: Path) -> list[Held]:
             found.append(Held(document, root, value, list(_objects(value, root, at, file))))
     except YamlError as error:
         place = ":".join([str(file), *map(str, error.at or ())])
-        hint = f": {RENDER}" if TEMPLATE.search(text) else ""
+        hint = (
+            ": this is a template: render it first, for example with helm template CHART | plimsoll"
+            " inject -f -"
+            if TEMPLATE.search(text)
+            else ""
+        )
         raise UsageError(f"{place}: {error}{hint}") from None
     return found
 
@@ -157,7 +158,10 @@ def _objects(value: Any, node: Node, at: str, file: Path) -> Iterator[Place]:
         raise UsageError(f"{file}: {at}: holds {shown}, not a manifest")
     for part in ("apiVersion", "kind"):
         if not isinstance(value.get(part), str):
-            raise UsageError(f"{file}: {at}: {part}: required in a manifest: {RENDER}")
+            raise UsageError(
+                f"{file}: {at}: {part}: required: this is no manifest. Of a Helm chart, give what"
+                " helm template prints, and of a kustomization, what kustomize build prints"
+            )
     items = value.get("items")
     if not (value["kind"].endswith("List") and isinstance(items, list)):
         yield Place(at, value, node)

@@ -22,7 +22,6 @@ from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.notes import notes as notes_of
 from plimsoll_operator.injection.options import Options
 from plimsoll_operator.injection.pods import (
-    KINDS,
     KSERVE_API,
     WORKERS,
     PodSpec,
@@ -109,8 +108,8 @@ def _elsewhere(document: Object, options: Options) -> str | None:
     if group == KSERVE_API:
         return "the supervisor goes into the service that uses it: inject that one"
     return (
-        f"inject does not know pods of this kind; {KINDS} it knows: supervise them with a"
-        " SupervisionPolicy, which takes pods of any controller"
+        "inject does not know where this kind keeps its pods: supervise them with a"
+        " SupervisionPolicy, which takes the pods of any controller"
     )
 
 
@@ -172,13 +171,19 @@ def _engine(pod: PodSpec, at: str, options: Options) -> EngineContainer | str:
     composed = {**spec, "containers": containers}
     engine = find(composed, at, options, ray=pod.ray)
     if engine is None:
+        if pod.ray:
+            return (
+                "KubeRay starts Ray in it, and no command shows an engine: if an application of Ray"
+                f" starts one, set {options.fields.engine}, {options.fields.container} and"
+                f" {options.fields.port}"
+            )
         return (
             f"no container runs vLLM or SGLang (containers: {container_names(composed, options)});"
             f" use {options.fields.unrecognized} to supervise it as a custom engine"
         )
     check_shape(spec, at, options.fields)
     if pod.restarts_group and not options.group_restarts:
-        return restarts_group(options, pod.restarts_group)
+        raise InjectionError(f"{at}: {restarts_group(options, pod.restarts_group)}")
     if supervisor_of(spec) is None:
         check_names(spec, at)
     engine = replace(engine, ends=engine.ends or pod.ends)

@@ -143,7 +143,7 @@ def _supervised(
     if (why := unselected({**generated, **labels}, options)) is not None:
         return why
     if workload.spec.get("worker") is not None and not options.group_restarts:
-        return restarts_group(options)
+        raise InjectionError(f"{workload.at}: {restarts_group(options)}")
     at = f"{workload.at}.template"
     check_types(_object(workload.spec, "template", workload.at), at)
     pod = _pod(workload)

@@ -27,7 +27,10 @@ def notes(where: str, pod: Object, engine: EngineContainer, options: Options) ->
             " node; they follow from the engine's port, so engines with other ports can run there"
         )
     if engine.limit is None:
-        found.append("the engine has no memory limit: time to exhaustion is the budget's")
+        found.append(
+            "the engine has no memory limit: the forecast is of when the leak"
+            " budget is spent, not of when the memory is"
+        )
     secrets = {one.name for one in options.supervisor.image_pull_secrets} or options.pull_secrets
     if secrets and all(one.get("name") in secrets for one in pod.get("imagePullSecrets") or ()):
         found.append(

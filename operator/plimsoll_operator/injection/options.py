@@ -22,6 +22,7 @@ WITHOUT_POLICY = MemoryPolicy(host=MemoryBudget(growth_bytes=2 << 30), warmup_s=
 class Fields:
     """How a person sets each option: a flag of the command line, or a field of a policy."""
 
+    engine: str = "--engine"
     container: str = "--container"
     port: str = "--port"
     mode: str = "--mode Observe"

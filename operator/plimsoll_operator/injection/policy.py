@@ -65,6 +65,7 @@ MAX_LABEL = 63
 MAX_ANNOTATIONS = 1 << 18
 """Bytes of all annotations: the API server refuses a pod that has more."""
 FIELDS = Fields(
+    engine="the policy's spec.engine.type",
     container="the policy's spec.engine.container",
     port="the policy's spec.engine.port",
     mode="spec.supervision.mode: Observe",

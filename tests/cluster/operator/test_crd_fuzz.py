@@ -17,6 +17,8 @@ import pytest
 
 from plimsoll_api import generate
 from plimsoll_api.operation import MAX_REPLICAS
+from plimsoll_cli.errors import UsageError
+from plimsoll_cli.inject.validate import check
 from plimsoll_operator.kinds import SERVICE, InvalidSpec
 from plimsoll_operator.plans.service import parse, reconcile
 from plimsoll_operator.render import Images
@@ -181,6 +183,21 @@ async def judged(
     finally:
         await api.close()
     return verdicts
+
+
+def test_validate_refuses_what_the_server_refuses(definitions: Definitions) -> None:
+    """``plimsoll validate`` has no server: it may refuse more, as the operator does, never less."""
+    refused = 0
+    for spec in specs(400, 7):
+        item = {"apiVersion": "plimsoll.dev/v1alpha1", "kind": "InferenceService",
+                "metadata": {"name": "s"}, "spec": spec}  # fmt: skip
+        try:
+            definitions.create(item)
+        except Refused:
+            refused += 1
+            with pytest.raises(UsageError):
+                check("m.yaml", item)
+    assert 100 < refused < 400
 
 
 def few_pods(spec: dict[str, Any]) -> dict[str, Any]:

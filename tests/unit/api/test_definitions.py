@@ -1,7 +1,8 @@
 """The rules of ``crds/*.yaml``: a bad manifest is refused with a message that names the field.
 
 The rules are those of the files that ``plimsoll_api/generate.py`` writes, applied by the API
-server's own code; ``tests/cluster/operator/test_bad_specs.py`` asks a server some of this.
+server's own code, and ``plimsoll validate`` must refuse the same without it.
+``tests/cluster/operator/test_bad_specs.py`` asks a server some of this.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from plimsoll_cli.errors import UsageError
+from plimsoll_cli.inject.validate import check
 from plimsoll_operator.plans.service import parse
 from tests.lab.objects import Refused
 
@@ -191,6 +194,8 @@ def test_a_bad_service_is_refused_with_the_field(
 ) -> None:
     with pytest.raises(Refused, match=re.escape(message)):
         definitions.create(service(change))
+    with pytest.raises(UsageError):
+        check("m.yaml", service(change))
 
 
 def test_a_service_of_an_earlier_release_can_be_changed(definitions: Definitions) -> None:
@@ -218,12 +223,15 @@ def test_a_service_of_an_earlier_release_can_be_changed(definitions: Definitions
 )
 def test_what_only_looks_like_it_is_taken(definitions: Definitions, engine: dict[str, Any]) -> None:
     definitions.create(service({"engine": engine}))
+    check("m.yaml", service({"engine": engine}))
 
 
 @pytest.mark.parametrize("name", ["a" * 51, "1st", "a.b"])
 def test_a_name_that_no_service_can_have(definitions: Definitions, name: str) -> None:
     with pytest.raises(Refused, match=r"metadata\.name must be at most 50 lower-case letters"):
         definitions.create(service({}) | {"metadata": {"name": name}})
+    with pytest.raises(UsageError):
+        check("m.yaml", service({}) | {"metadata": {"name": name}})
 
 
 @pytest.mark.parametrize(("spec", "message"), POLICIES)
@@ -232,3 +240,5 @@ def test_a_bad_policy_is_refused_with_the_field(
 ) -> None:
     with pytest.raises(Refused, match=re.escape(message)):
         definitions.create(POLICY | {"spec": POLICY["spec"] | spec})
+    with pytest.raises(UsageError):
+        check("m.yaml", POLICY | {"spec": POLICY["spec"] | spec})

@@ -535,9 +535,8 @@ def test_a_group_that_restarts_with_any_container_needs_consent(policy: str | No
     document = workload(
         "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", {"leaderWorkerTemplate": group}
     )
-    refused = inject(document, OPTIONS)
-    assert refused.document == document
-    assert any("use --allow-group-restarts" in note for note in refused.notes)
+    with pytest.raises(InjectionError, match="use --allow-group-restarts"):
+        inject(document, OPTIONS)
     made = done(document, Options(OPTIONS.image, group_restarts=True))
     templates = made.document["spec"]["leaderWorkerTemplate"]
     assert "initContainers" in templates["leaderTemplate"]["spec"]

@@ -122,9 +122,8 @@ def test_a_user_that_only_the_image_knows_must_be_said() -> None:
 
 def test_a_multi_node_service_needs_consent_and_its_workers_stay_as_they_are() -> None:
     document = service(template=main(), worker={"containers": [{"name": "main"}]})
-    left = inject(document, OPTIONS)
-    assert left.config_map is None
-    assert "--allow-group-restarts" in left.notes[0]
+    with pytest.raises(InjectionError, match=r"spec: restartPolicy .* use --allow-group-restarts"):
+        inject(document, OPTIONS)
     made = inject(document, Options("supervisor:1", group_restarts=True))
     assert "worker" not in config_of(made)["spec"]
     assert any("LLMInferenceService llama: spec.worker: left" in note for note in made.notes)
