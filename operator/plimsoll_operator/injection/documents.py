@@ -169,7 +169,7 @@ def _engine(pod: PodSpec, at: str, options: Options) -> EngineContainer | str:
         check_types(runtime, f"ServingRuntime {name}: spec")
     spec, containers = pod.spec, containers_of(pod.spec, options.runtimes)
     composed = {**spec, "containers": containers}
-    engine = find(composed, at, options, ray=pod.ray)
+    engine = find(composed, at, options, ray=pod.ray, annotations=pod.annotations)
     if engine is None:
         if pod.ray:
             return (

@@ -7,7 +7,7 @@ only an engine has. Whoever asks about an engine, webhook or ``plimsoll inject``
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -149,14 +149,19 @@ def _is_ray(container: Object, line: CommandLine, image: str) -> bool:
 
 
 def find(
-    pod: Object, where: str, options: Options, worker: bool = False, ray: bool = False
+    pod: Object,
+    where: str,
+    options: Options,
+    worker: bool = False,
+    ray: bool = False,
+    annotations: Collection[str] = (),
 ) -> EngineContainer | None:
     """Return the engine in a pod spec; None if no container runs vLLM or SGLang.
 
     ``options`` say what a person says of it: its container, type and port, and whether a container
     that runs something else counts as a custom engine. ``where`` begins the message of an
     InjectionError: the document and the path of the pod spec. A ``worker`` of a group needs no
-    port. ``ray`` says that whatever starts the pod starts Ray in it.
+    port. ``ray`` says that whatever starts the pod starts Ray in it; ``annotations`` are the pod's.
     """
     kind, port = options.engine_type, options.engine.port
     chosen = _choose(pod, where, options)
@@ -190,7 +195,9 @@ def find(
         raise InjectionError(
             f"{path}: the engine's port is unknown: {by}: set it with {options.fields.port}"
         )
-    limits = (container.get("resources") or {}).get("limits") or {}
+    resources = container.get("resources") or {}
+    limits = resources.get("limits") or {}
+    asked = (*limits, *(resources.get("requests") or ()))
     evidence = chosen.by if kind in (None, chosen.kind) else ""
     return EngineContainer(
         container=str(container["name"]),
@@ -203,7 +210,7 @@ def find(
         uid=_uid(pod, container, where, path),
         hidden=_hidden(pod, container),
         shm=_shm(container),
-        shares_device=shares_device(limits, claims_of(container), pod),
+        shares_device=shares_device(asked, claims_of(container), pod, annotations),
         ends="" if native else _ends(pod),
         evidence=", ".join(filter(None, [evidence, f"port {number} {by}"])),
         notes=found.notes,

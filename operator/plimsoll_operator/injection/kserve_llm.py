@@ -147,7 +147,8 @@ def _supervised(
     at = f"{workload.at}.template"
     check_types(_object(workload.spec, "template", workload.at), at)
     pod = _pod(workload)
-    engine = _engine(pod, at, model, options)
+    annotations = _object(workload.spec, "annotations", workload.at)
+    engine = _engine(pod, at, model, options, annotations)
     if engine is None:
         return (
             f"spec.template.containers[{MAIN}].command runs neither vLLM nor SGLang; use"
@@ -202,7 +203,9 @@ def _preset(container: Object, port: int) -> Object:
     }
 
 
-def _engine(pod: Object, at: str, model: str, options: Options) -> EngineContainer | None:
+def _engine(
+    pod: Object, at: str, model: str, options: Options, annotations: Object
+) -> EngineContainer | None:
     named = options.engine.container or MAIN
     container: Object = next((one for one in pod["containers"] if one.get("name") == named), {})
     own_command = bool(container.get("command"))
@@ -218,6 +221,7 @@ def _engine(pod: Object, at: str, model: str, options: Options) -> EngineContain
             engine=options.engine.model_copy(update=preset),
             named_is_custom=options.engine.container is not None,
         ),
+        annotations=annotations,
     )
     if engine is None:
         return None

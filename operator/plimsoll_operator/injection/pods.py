@@ -61,7 +61,7 @@ class PodSpec:
     that the pods get from elsewhere in the document, or from the controller that makes them.
     ``needs_images`` is false where a controller merges containers of its own into the pods. ``ray``
     says whether KubeRay starts Ray in them, and ``ends`` why they are not restarted though the
-    document does not say so.
+    document does not say so. ``annotations`` are the pods'.
     """
 
     path: str
@@ -73,6 +73,7 @@ class PodSpec:
     needs_images: bool = True
     ray: bool = False
     ends: str = ""
+    annotations: Object = field(default_factory=dict)
 
 
 def pods_of(document: Object, where: str) -> list[PodSpec]:
@@ -84,7 +85,8 @@ def pods_of(document: Object, where: str) -> list[PodSpec]:
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
     if kind == "Pod" and not group:
         metadata = _object(document, ("metadata",), where)
-        return [PodSpec("spec", _object(document, ("spec",), where), _labels(metadata, where))]
+        spec, labels = _object(document, ("spec",), where), _labels(metadata, where)
+        return [PodSpec("spec", spec, labels, annotations=_annotations(metadata))]
     if (path := TEMPLATES.get((group, kind))) is not None:
         return [_template(document, path, where)]
     if group == LWS_API and kind == LWS_KIND:
@@ -102,10 +104,14 @@ def _inheriting(document: Object, pods: Iterable[PodSpec]) -> list[PodSpec]:
     metadata = held if isinstance(held, dict) else {}
     name, own = str(metadata.get("name", "")), metadata.get("labels")
     labels: Object = {LWS_NAME: name}
+    annotations: Object = {}
     if document["kind"] == SERVICE_KIND:
-        # KServe hands the service's own labels on.
+        # KServe hands the service's own labels and annotations on.
         labels = {**(own if isinstance(own, dict) else {}), KSERVE_SERVICE: name}
-    return [replace(one, inherited=labels) for one in pods]
+        annotations = _annotations(metadata)
+    return [
+        replace(one, inherited=labels, annotations=annotations | one.annotations) for one in pods
+    ]
 
 
 def containers_of(pod: Object, runtimes: Mapping[str, Object]) -> list[Object]:
@@ -232,7 +238,13 @@ def _predictor(document: Object, where: str) -> Iterator[PodSpec]:
     """KServe merges the fields of a pod spec that stand in the predictor."""
     path = ("spec", "predictor")
     predictor = _object(document, path, where)
-    yield PodSpec("spec.predictor", predictor, _labels(predictor, where), needs_images=False)
+    yield PodSpec(
+        "spec.predictor",
+        predictor,
+        _labels(predictor, where),
+        needs_images=False,
+        annotations=_annotations(predictor),
+    )
     if predictor.get("workerSpec") is not None:
         workers = _object(document, (*path, "workerSpec"), where)
         yield PodSpec("spec.predictor.workerSpec", workers, {}, worker=True)
@@ -247,9 +259,10 @@ def _template(
 ) -> PodSpec:
     template = _object(document, path, where)
     # Nothing is added to pods without a supervisor, not even empty labels.
-    labels = {} if worker else _labels(_object(template, ("metadata",), where), where)
-    spec = _object(template, ("spec",), where)
-    return PodSpec(".".join((*path, "spec")), spec, labels, worker, restarts_group)
+    metadata: Object = {} if worker else _object(template, ("metadata",), where)
+    labels = {} if worker else _labels(metadata, where)
+    spec, at = _object(template, ("spec",), where), ".".join((*path, "spec"))
+    return PodSpec(at, spec, labels, worker, restarts_group, annotations=_annotations(metadata))
 
 
 def _object(document: Object, path: tuple[str, ...], where: str) -> Object:
@@ -262,6 +275,11 @@ def _object(document: Object, path: tuple[str, ...], where: str) -> Object:
         if not isinstance(found, dict):
             raise InjectionError(f"{where}: {'.'.join(path[: at + 1])}: must be an object")
     return found
+
+
+def _annotations(metadata: Object) -> Object:
+    found = metadata.get("annotations")
+    return found if isinstance(found, dict) else {}
 
 
 def _labels(metadata: Object, where: str) -> Object:

@@ -249,4 +249,5 @@ def _engine(pod: Object, group: GroupMember | None, options: Options) -> EngineC
         named = worker_container(pod["spec"], AT, options)
         engine = options.engine.model_copy(update={"container": named})
         options = replace(options, engine=engine, unrecognized=True)
-    return find(pod["spec"], AT, options, is_worker)
+    annotations = pod["metadata"].get("annotations") or ()
+    return find(pod["spec"], AT, options, is_worker, annotations=annotations)

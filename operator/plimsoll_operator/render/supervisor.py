@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -78,14 +79,17 @@ def shares_device(
 
     ``resources`` are the names that it asks for, ``claims`` those of the ``pod`` spec's
     resourceClaims. A claim that exists by itself may be other pods' as well; one made of a template
-    is the pod's.
+    is the pod's, and shared if two of its containers use it.
     """
     given = {
         one.get("name") for one in _each(pod, "resourceClaims") if one.get("resourceClaimName")
     }
+    native = [one for one in _each(pod, "initContainers") if one.get("restartPolicy") == "Always"]
+    users = (*_each(pod, "containers"), *native)
+    used = Counter(name for one in users for name in set(claims_of(one)))
     return (
-        any(PARTS.search(name) for name in resources)
-        or not given.isdisjoint(claims)
+        any(PARTS.search(str(name)) for name in resources)
+        or any(name in given or used[name] > 1 for name in claims)
         or SHARING_SELECTOR in (pod.get("nodeSelector") or ())
         or not SHARING_ANNOTATIONS.isdisjoint(annotations)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,35 @@ def test_published_shapes(
     mounted = {mount["name"] for mount in sidecar["volumeMounts"]}
     assert mounted <= {volume["name"] for volume in pod["volumes"]}
     assert config_map_of(made)["metadata"]["name"] == f"{document['metadata']['name']}-supervisor"
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "at"),
+    [
+        ("vllm-deployment", 1, ("spec", "template", "metadata")),
+        ("vllm-leaderworkerset", 0, ("spec", "leaderWorkerTemplate", "leaderTemplate", "metadata")),
+        ("kserve-inferenceservice", 0, ("metadata",)),
+        ("kserve-inferenceservice", 0, ("spec", "predictor")),
+        ("kserve-llminferenceservice", 0, ("spec",)),
+    ],
+)
+def test_a_fraction_of_a_device_is_shared_wherever_its_annotation_stands(
+    name: str, index: int, at: tuple[str, ...]
+) -> None:
+    """Only services read what the KAI scheduler and Run:ai call a pod's part of a device."""
+
+    def shared(document: Object) -> bool:
+        made = done(document)
+        kept = (config_map_of(made), made.document, *made.others)
+        return config_of(made).memory.shared_device or 'shared_device\\":true' in json.dumps(kept)
+
+    document = documents(name)[index]
+    assert not shared(document)
+    owner = document
+    for key in at:
+        owner = owner.setdefault(key, {})
+    owner.setdefault("annotations", {})["gpu-fraction"] = "0.5"
+    assert shared(document)
 
 
 def test_a_slice_of_a_device_is_shared_and_the_nodes_exporter_is_asked() -> None:

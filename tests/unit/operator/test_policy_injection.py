@@ -121,6 +121,29 @@ def test_a_group_on_the_nodes_network_is_supervised_with_consent() -> None:
     assert "set the annotation plimsoll.dev/allow-host-ports to true" in (refused or "")
 
 
+@pytest.mark.parametrize(
+    ("annotations", "resources", "spec", "shared"),
+    [
+        ({}, {"limits": {"nvidia.com/gpu": 1}}, {}, False),
+        ({"gpu-fraction": "0.5"}, {}, {}, True),
+        ({"gpu-memory": "2000"}, {}, {}, True),
+        ({}, {"limits": {"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000}}, {}, True),
+        ({}, {"requests": {"nvidia.com/gpu.shared": 1}}, {}, True),
+        ({}, {}, {"nodeSelector": {"cloud.google.com/gke-gpu-sharing-strategy": "mps"}}, True),
+        ({}, {"claims": [{"name": "g"}]}, {"resourceClaimName": "card"}, True),
+        ({}, {"claims": [{"name": "g"}]}, {"resourceClaimTemplateName": "one"}, False),
+    ],
+)
+def test_a_policys_supervisor_knows_that_others_use_the_device(
+    annotations: Object, resources: Object, spec: Object, shared: bool
+) -> None:
+    claim = {key: spec[key] for key in spec if key.startswith("resourceClaim")}
+    more = {"resourceClaims": [{"name": "g", **claim}]} if claim else spec
+    made = pod(vllm(resources=resources), **more)
+    made["metadata"]["annotations"] = annotations
+    assert engine_of(admit(made, policy(), IMAGES)).get("shared_device", False) is shared
+
+
 def test_a_dollar_in_a_models_name_is_no_reference_to_a_variable() -> None:
     made = admit(pod(vllm(args=["--model", "org/$(a b)"])), policy(), IMAGES)
     assert engine_of(made)["engine"]["model"] == "org/$(a b)"

@@ -184,9 +184,12 @@ def test_the_supervisor_reads_what_the_config_map_holds() -> None:
     assert made["PodDisruptionBudget"]["spec"]["maxUnavailable"] == 2
 
 
-def claiming(source: dict[str, str]) -> dict[str, Any]:
-    engine = {"name": "engine", "resources": {"claims": [{"name": "gpu"}]}}
-    return {"spec": {"resourceClaims": [{"name": "gpu", **source}], "containers": [engine]}}
+def claiming(source: dict[str, str], *containers: str) -> dict[str, Any]:
+    users = [
+        {"name": name, "resources": {"claims": [{"name": "gpu"}]}}
+        for name in ("engine", *containers)
+    ]
+    return {"spec": {"resourceClaims": [{"name": "gpu", **source}], "containers": users}}
 
 
 @pytest.mark.parametrize(
@@ -204,6 +207,7 @@ def claiming(source: dict[str, str]) -> dict[str, Any]:
         ({"engine": {"resources": {"limits": {"tencent.com/vcuda-memory": 30}}}}, True),
         ({"podTemplate": claiming({"resourceClaimName": "card"})}, True),
         ({"podTemplate": claiming({"resourceClaimTemplateName": "one-gpu"})}, False),
+        ({"podTemplate": claiming({"resourceClaimTemplateName": "one-gpu"}, "embedder")}, True),
         ({"podTemplate": {"metadata": {"annotations": {"gpu-fraction": "0.5"}}}}, True),
         ({"memory": {"sharedDevice": True}}, True),
     ],
