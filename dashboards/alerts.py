@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
 from plimsoll_operator.render.monitoring import FAST, RUNBOOKS, SLOW, WINDOWS_S, Burn, burn
 from plimsoll_operator.render.monitoring import alert as _alert
 
@@ -42,7 +43,7 @@ def _supervisor() -> list[dict[str, Any]]:
         ),
         _alert(
             "PlimsollMemoryNearLimit",
-            "plimsoll_cgroup_memory_limit_ratio > 0.95",
+            f"plimsoll_cgroup_memory_limit_ratio > {NEAR_LIMIT_RATIO}",
             "warning",
             "{{ $labels.service }} uses {{ $value | humanizePercentage }} of its memory limit",
             "Of the memory of the engine's container in {{ $labels.pod }}, this share of the limit"

@@ -80,7 +80,10 @@ def fleet() -> Dashboard:
                            "{{service}} {{signal}}"), width=HALF))
         .with_panel(lines("Signals unseen", COUNT,
                           "Replicas whose supervisor does not see its engine, its metrics or its"
-                          " memory. doctor names the reason.",
+                          " memory, by reason.",
+                          (f"sum by ({BY}, signal, reason)"
+                           f" (plimsoll_supervisor_signal_missing{{{AT}}})",
+                           "{{service}} {{signal}} {{reason}}"),
                           (f"sum by ({BY}, signal)"
                            f" (plimsoll_supervisor_signal_ok{{{AT}}} == bool 0)",
                            "{{service}} {{signal}}"), width=HALF))

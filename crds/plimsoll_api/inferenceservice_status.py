@@ -25,6 +25,8 @@ class ConditionType(StrEnum):
     CRASH_LOOPING = "CrashLooping"
     SUSPECT_REVISION = "SuspectRevision"
     SLOW_LEAK = "SlowLeak"
+    MEMORY_NEAR_LIMIT = "MemoryNearLimit"
+    ENGINE_OBSERVED = "EngineObserved"
     OBJECTS_COMPLETE = "ObjectsComplete"
 
 

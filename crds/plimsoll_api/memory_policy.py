@@ -17,6 +17,9 @@ from plimsoll_api.manifest import (
 )
 from plimsoll_api.units import DAY_S, format_bytes
 
+NEAR_LIMIT_RATIO = 0.95
+"""Share of a memory limit in use, less what the kernel can reclaim, above which it is near."""
+
 
 class MemoryBudget(msgspec.Struct, frozen=True):
     """Unexplained growth allowed within a window. ``limit_bytes`` is where the kernel kills."""

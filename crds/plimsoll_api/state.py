@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 
 import msgspec
 
@@ -12,10 +13,26 @@ from plimsoll_api.incident_record import IncidentRecord
 from plimsoll_api.supervision import Action
 
 
+class SignalReason(StrEnum):
+    """Why a supervisor lacks a signal: the word for it in each log, metric, status and command."""
+
+    ENGINE_NOT_FOUND = "EngineNotFound"
+    ENGINE_SILENT = "EngineSilent"
+    HOST_MEMORY_UNREADABLE = "HostMemoryUnreadable"
+    DEVICE_MEMORY_UNREADABLE = "DeviceMemoryUnreadable"
+    SHARED_MEMORY_UNREADABLE = "SharedMemoryUnreadable"
+    METRICS_SILENT = "MetricsSilent"
+    METRICS_MISSING = "MetricsMissing"
+    METRICS_UNAUTHORIZED = "MetricsUnauthorized"
+    METRICS_UNKNOWN_NAMES = "MetricsUnknownNames"
+    METRICS_INCOMPLETE = "MetricsIncomplete"
+    METRICS_INCONSISTENT = "MetricsInconsistent"
+
+
 class Signal(msgspec.Struct, frozen=True, omit_defaults=True):
     """Whether the supervisor has one of the things that it judges an engine by.
 
-    ``reason`` is a word in CamelCase and ``message`` says what to do; both are empty if it has.
+    ``reason`` is a :class:`SignalReason` and ``message`` says what to do; both are empty if it has.
     """
 
     ok: bool = True

@@ -25,6 +25,8 @@ class PolicyCondition(StrEnum):
     CONFLICTING = "Conflicting"
     SUSPECT_REVISION = "SuspectRevision"
     SLOW_LEAK = "SlowLeak"
+    MEMORY_NEAR_LIMIT = "MemoryNearLimit"
+    ENGINE_OBSERVED = "EngineObserved"
     INJECTION_STOPPED = "InjectionStopped"
 
 
@@ -195,10 +197,11 @@ class SupervisionPolicyStatus(ResourceModel):
             "then those that have used most of a growth budget. At most 16.",
         )
     )
-    conditions: Annotated[list[Condition], Field(max_length=8)] | None = Field(
+    conditions: Annotated[list[Condition], Field(max_length=16)] | None = Field(
         default=None,
         description="Conditions of the policy, one for each type: `Ready`, `Reconciling`, "
-        "`Stalled`, `Conflicting`, `SuspectRevision`, `SlowLeak` and `InjectionStopped`.",
+        "`Stalled`, `Conflicting`, `SuspectRevision`, `SlowLeak`, `MemoryNearLimit`, "
+        "`EngineObserved` and `InjectionStopped`.",
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],

@@ -24,11 +24,12 @@ from plimsoll_api.names import METRICS_PORT
 from plimsoll_operator.config import CLOCKS
 from plimsoll_operator.fleet.figures import (
     Figures,
-    blind_pods,
     drained,
     drained_pods,
     memory,
     parse,
+    pods_near_limit,
+    unseen_pods,
 )
 from plimsoll_operator.kinds import Key, Object
 from plimsoll_operator.render.names import SUPERVISOR
@@ -215,7 +216,9 @@ def _shown(figures: dict[str, Figures]) -> tuple[object, ...]:
         slow.status,
         slow.message,
         drained_pods(figures),
-        blind_pods(figures),
+        unseen_pods(figures),
+        pods_near_limit(figures, already=False),
+        pods_near_limit(figures, already=True),
     )
 
 

@@ -191,6 +191,7 @@ class Supervisor:
         self._signal_log.follow(signals)
         known = {name: one.ok for name, one in signals.items()}
         self._metrics.observe(assessment, known, time.monotonic() - begin)
+        self._metrics.missing(signals)
         self._metrics.open_files(sample.host.open_files)
         out_of_service = readiness.holding(str(self._state_dir))
         self._metrics.out_of_service(out_of_service)

@@ -131,26 +131,35 @@ def _drained(status: Object) -> str:
 
 
 def _state(conditions: list[Object]) -> str:
-    """Ready, or why not; for a ready one, whether it leaks slowly."""
+    """Ready, or why not; for a ready one, what is wrong with its memory or its supervision."""
     true = {one.get("type") for one in conditions if one.get("status") == "True"}
     if "RestartBudgetExhausted" in true:
         return "RestartBudgetExhausted"
     ready = next((one for one in conditions if one.get("type") == "Ready"), None)
     if ready is None:
         return "Unknown"
-    if "Ready" in true:
-        return "SlowLeak" if "SlowLeak" in true else "Ready"
-    return str(ready.get("reason", "NotReady"))
+    if "Ready" not in true:
+        return str(ready.get("reason", "NotReady"))
+    return _of_figures(conditions) or "Ready"
 
 
 def _state_of_policy(conditions: list[Object]) -> str:
-    """Return ``Conflicting``, ``SlowLeak``, or the reason of ``Ready``: how many are supervised."""
+    """Return ``Conflicting``, what the figures say, or the reason of ``Ready``."""
     found = {one.get("type"): one for one in conditions}
     if (found.get("Conflicting") or {}).get("status") == "True":
         return "Conflicting"
-    if (found.get("SlowLeak") or {}).get("status") == "True":
-        return "SlowLeak"
-    return str((found.get("Ready") or {}).get("reason", "Unknown"))
+    ready = str((found.get("Ready") or {}).get("reason", "Unknown"))
+    return _of_figures(conditions) or ready
+
+
+def _of_figures(conditions: list[Object]) -> str:
+    """Name what supervisors report of memory or of what they do not see; empty if all is well."""
+    found = {one.get("type"): one for one in conditions}
+    for alarm in ("MemoryNearLimit", "SlowLeak"):
+        if (found.get(alarm) or {}).get("status") == "True":
+            return alarm
+    observed = found.get("EngineObserved") or {}
+    return str(observed.get("reason", "")) if observed.get("status") == "False" else ""
 
 
 @dataclass

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from plimsoll_api.assessment import Segment
 from plimsoll_api.incidents import ENDED
+from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
 from plimsoll_api.names import UNREADY_MANUAL
 from plimsoll_api.peers import (
     MAX_AGE_S,
@@ -30,6 +31,7 @@ from plimsoll_api.peers import (
     Peer,
     encode,
 )
+from plimsoll_api.state import SignalReason
 from plimsoll_operator.config import CLOCKS
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
@@ -45,8 +47,16 @@ MAX_RESTARTS = 1000
 """The schema's highest ``restartBudget.count``."""
 
 
-BLIND_S = 120.0
+UNSEEN_S = 120.0
 """As in the alert PlimsollSupervisorBlind: an engine that starts is not seen for some seconds."""
+LEAVES_NEAR_LIMIT = NEAR_LIMIT_RATIO - 0.03
+"""Memory that moves around the limit's share changes no status each time."""
+ENGINE_SIGNAL = "engine"
+SIGNALS = (ENGINE_SIGNAL, "host", "metrics", "device", "shared_memory")
+"""What a supervisor sees of its engine; what matters most comes first."""
+REASONS = frozenset(SignalReason)
+UNSAID = "SignalMissing"
+"""Reason of a signal of which the supervisor does not say why it lacks it."""
 MAX_BYTES_PER_S = float(1 << 40)
 MAX_LEFT_S = 3.2e9
 """A century: who grows slower than that says nothing of a limit."""
@@ -69,7 +79,9 @@ class Figures:
 
     ``slow`` holds its slow leaks; it is None until the supervisor has judged a memory. A memory's
     growth is None until all of it is known. ``drained`` says whether a person took the replica out
-    of service, ``blind`` whether its supervisor has not seen its engine for :data:`BLIND_S`.
+    of service. ``unseen`` has the signals that its supervisor has lacked for :data:`UNSEEN_S`, each
+    with the reason; it is None where the supervisor does not say. ``limit`` is the share of the
+    memory limit that is in use and cannot be reclaimed.
     """
 
     host: float | None = None
@@ -79,12 +91,19 @@ class Figures:
     host_growth: Grown | None = None
     device_growth: Grown | None = None
     drained: bool | None = None
-    blind: bool | None = None
+    unseen: tuple[tuple[str, str], ...] | None = None
+    limit: float | None = None
+
+    @property
+    def blind(self) -> bool:
+        """Whether the supervisor is known not to see its engine."""
+        return any(signal == ENGINE_SIGNAL for signal, _ in self.unseen or ())
 
 
 _SAMPLE = re.compile(
     rb"^(plimsoll_memory_budget_consumed_ratio|plimsoll_restart_budget_remaining"
     rb"|plimsoll_supervisor_out_of_service|plimsoll_signal_age_seconds"
+    rb"|plimsoll_supervisor_signal_missing|plimsoll_cgroup_memory_limit_ratio"
     rb"|plimsoll_memory_slow_leak(?:_bytes_per_second|_limit_seconds)?"
     rb"|plimsoll_memory_unexplained_bytes|plimsoll_memory_baseline_(?:age_seconds|requests))"
     rb"(?:\{([^{}\n]{0,512})\})?[ \t]{1,8}([-+.0-9A-Za-z]{1,32})[ \t\r]{0,8}$",
@@ -109,7 +128,9 @@ _SEGMENT = re.compile(rb'(?:^|,)\s{0,8}segment="([a-z_]{1,63})"')
 
 _MANUAL = re.compile(rb'(?:^|,)\s{0,8}reason="%b"' % UNREADY_MANUAL.encode())
 
-_ENGINE = re.compile(rb'(?:^|,)\s{0,8}signal="engine"')
+_SIGNAL = re.compile(rb'(?:^|,)\s{0,8}signal="([a-z_]{1,32})"')
+
+_REASON = re.compile(rb'(?:^|,)\s{0,8}reason="([A-Za-z]{1,64})"')
 
 _KIND = re.compile(rb'(?:^|,)\s{0,8}kind="(host|device)"')
 
@@ -124,14 +145,22 @@ def parse(page: bytes) -> Figures:
     grown: dict[bytes, dict[bytes, float | None]] = {}
     left: float | None = None
     manual: float | None = None
-    unseen_s: float | None = None
+    limit: float | None = None
+    ages: dict[str, float | None] = {}
+    reasons: dict[str, str] = {}
     for name, labels, text in _SAMPLE.findall(page):
         if name == b"plimsoll_restart_budget_remaining":
             left = _number(text, MAX_RESTARTS)
         elif name == b"plimsoll_supervisor_out_of_service":
             manual = _number(text, 1.0) if _MANUAL.search(labels) else manual
+        elif name == b"plimsoll_cgroup_memory_limit_ratio":
+            limit = _number(text, MAX_RATIO)
         elif name == b"plimsoll_signal_age_seconds":
-            unseen_s = _number(text, MAX_LEFT_S) if _ENGINE.search(labels) else unseen_s
+            if signal := _SIGNAL.search(labels):
+                ages[signal[1].decode()] = _number(text, MAX_LEFT_S)
+        elif name == b"plimsoll_supervisor_signal_missing":
+            if (signal := _SIGNAL.search(labels)) and (reason := _REASON.search(labels)):
+                reasons[signal[1].decode()] = reason[1].decode()
         elif not (kind := _KIND.search(labels)):
             continue
         elif name in _GROWN:
@@ -151,8 +180,21 @@ def parse(page: bytes) -> Figures:
         host_growth=_grown(grown.get(b"host", {})),
         device_growth=_grown(grown.get(b"device", {})),
         drained=None if manual is None else bool(manual),
-        blind=None if unseen_s is None else unseen_s > BLIND_S,
+        unseen=_unseen(ages, reasons),
+        limit=limit,
     )
+
+
+def _unseen(
+    ages: Mapping[str, float | None], reasons: Mapping[str, str]
+) -> tuple[tuple[str, str], ...] | None:
+    """Return the signals that are missing for long, with their reasons; None if no age is known."""
+    known = {signal: ages.get(signal) for signal in SIGNALS}
+    if not any(age is not None for age in known.values()):
+        return None
+    lost = [signal for signal, age in known.items() if age is not None and age > UNSEEN_S]
+    told = {signal: reason for signal, reason in reasons.items() if reason in REASONS}
+    return tuple((signal, told.get(signal, UNSAID)) for signal in lost)
 
 
 def _grown(seen: Mapping[bytes, float | None]) -> Grown | None:
@@ -206,9 +248,26 @@ def drained_pods(figures: Mapping[str, Figures]) -> list[str]:
     return sorted(pod for pod, one in figures.items() if one.drained)
 
 
-def blind_pods(figures: Mapping[str, Figures]) -> list[str]:
-    """Name the replicas whose supervisors do not see their engines."""
-    return sorted(pod for pod, one in figures.items() if one.blind)
+def blind_pods(figures: Mapping[str, Figures]) -> dict[str, str]:
+    """Name the replicas whose supervisors do not see their engines, with the reason."""
+    return {
+        pod: one.unseen[0][1] for pod, one in sorted(figures.items()) if one.unseen and one.blind
+    }
+
+
+def unseen_pods(figures: Mapping[str, Figures]) -> list[tuple[str, list[str]]]:
+    """Name the replicas whose supervisors lack a signal, with the reasons; the worst come first."""
+    lost = [(pod, one.unseen) for pod, one in sorted(figures.items()) if one.unseen]
+    lost.sort(key=lambda one: SIGNALS.index(one[1][0][0]))
+    return [(pod, [reason for _, reason in unseen]) for pod, unseen in lost]
+
+
+def pods_near_limit(figures: Mapping[str, Figures], already: bool) -> list[str]:
+    """Name the replicas whose memory is near its limit; ``already`` says that some were before."""
+    least = LEAVES_NEAR_LIMIT if already else NEAR_LIMIT_RATIO
+    return sorted(
+        pod for pod, one in figures.items() if one.limit is not None and one.limit > least
+    )
 
 
 def memory(figures: Mapping[str, Figures]) -> dict[str, object]:

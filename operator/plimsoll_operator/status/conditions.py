@@ -13,6 +13,8 @@
 ``CrashLooping``             a replica's container ends again and again
 ``SuspectRevision``          the same leak is in most replicas of the present revision
 ``SlowLeak``                 memory of a replica grows without an end; nothing acts on it
+``MemoryNearLimit``          little is left of a replica's memory limit; nothing acts on it
+``EngineObserved``           every supervisor sees its engine, its memory and its metrics
 ``ObjectsComplete``          every enabled object exists with all that was asked for
 ===========================  ==================================================================
 """
@@ -26,8 +28,9 @@ from dataclasses import dataclass
 from plimsoll_api.assessment import slow_leak_text
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.inferenceservice_status import ConditionType as Type
+from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
 from plimsoll_api.supervision_policy_status import PolicyCondition
-from plimsoll_operator.fleet.figures import Figures, Slow
+from plimsoll_operator.fleet.figures import Figures, Slow, pods_near_limit, unseen_pods
 from plimsoll_operator.fleet.pods import Cause, Events, PodView, not_ready
 from plimsoll_operator.fleet.revisions import RolloutDecision, Suspect
 from plimsoll_operator.kinds import Object
@@ -301,6 +304,50 @@ def slow_leak(type_: Type | PolicyCondition, figures: Mapping[str, Figures]) -> 
     more = len(leaks) - MAX_SLOW
     text += f"; and {more} more" if more > 0 else ""
     return Verdict(type_, True, "MemoryKeepsGrowing", text[:MAX_MESSAGE])
+
+
+def near_limit(
+    type_: Type | PolicyCondition, figures: Mapping[str, Figures], already: bool
+) -> Verdict:
+    """``MemoryNearLimit`` by the supervisors' figures; ``already`` says that it was true before."""
+    if all(one.limit is None for one in figures.values()):
+        text = "no supervisor knows its engine's memory limit and how much of it is in use"
+        return Verdict(type_, None, "NoMetrics", text)
+    near = pods_near_limit(figures, already)
+    text = f"more than {NEAR_LIMIT_RATIO:.0%} of the memory limit is in use and cannot be reclaimed"
+    return Verdict(
+        type_, bool(near), "NearLimit" if near else "BelowLimit", _pods(f"{text} in", near)
+    )
+
+
+def observed(type_: Type | PolicyCondition, figures: Mapping[str, Figures]) -> Verdict:
+    """``EngineObserved`` by the supervisors' figures, with the reason that supervisors give."""
+    if all(one.unseen is None for one in figures.values()):
+        return Verdict(type_, None, "NoMetrics", "no supervisor reports what it sees")
+    lost = unseen_pods(figures)
+    if not lost:
+        return Verdict(type_, True, "AllSignals")
+    text = "; ".join(f"{pod}: {', '.join(reasons)}" for pod, reasons in lost)
+    reason = lost[0][1][0]
+    return Verdict(type_, False, reason, f"{text} (see plimsoll doctor)"[:MAX_MESSAGE])
+
+
+def of_figures(
+    figures: Mapping[str, Figures], before: Object, types: type[Type] | type[PolicyCondition]
+) -> list[Verdict]:
+    """Conditions that services and policies share, by the supervisors' figures.
+
+    ``before`` is the status until now.
+    """
+    already = any(
+        one["type"] == types.MEMORY_NEAR_LIMIT and one["status"] == "True"
+        for one in before.get("conditions") or ()
+    )
+    return [
+        slow_leak(types.SLOW_LEAK, figures),
+        near_limit(types.MEMORY_NEAR_LIMIT, figures, already),
+        observed(types.ENGINE_OBSERVED, figures),
+    ]
 
 
 def _left_s(slow: Slow) -> float:

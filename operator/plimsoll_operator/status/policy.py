@@ -30,8 +30,8 @@ from plimsoll_operator.status.conditions import (
     NO_SUSPECT,
     SAME_LEAK,
     Verdict,
+    of_figures,
     same_leak,
-    slow_leak,
 )
 from plimsoll_operator.status.service import merged, reported
 
@@ -68,7 +68,7 @@ def status(
     else:
         going_on = _open(pods, incidents)
         after |= _counts(pods, blind) | {"openIncidents": going_on.total()}
-        after |= _workloads(before, pods, incidents, going_on, figures, said or {})
+        after |= _workloads(before, pods, incidents, going_on, figures, said or {}, blind)
     troubles = _troubles(pods or (), events, now)
     if injection is not None and pods is not None:
         after["injection"] = injection
@@ -86,12 +86,12 @@ def status(
             for kind in (PolicyCondition.CONFLICTING, PolicyCondition.SUSPECT_REVISION)
         ]
     if figures is not None or "conditions" not in before:
-        verdicts.append(slow_leak(PolicyCondition.SLOW_LEAK, figures or {}))
+        verdicts += of_figures(figures or {}, before, PolicyCondition)
     after["conditions"] = merged(before, verdicts, generation, now)
     return after | reported(before, figures)
 
 
-def _counts(pods: Sequence[SelectedPod], blind: Sequence[str]) -> Object:
+def _counts(pods: Sequence[SelectedPod], blind: Mapping[str, str]) -> Object:
     """Count the pods by state. One whose supervisor does not see its engine is not supervised."""
     there = [one for one in pods if one.state is not State.LEAVING]
     refused = sorted((one for one in there if one.state is State.REFUSED), key=lambda one: one.name)
@@ -129,6 +129,7 @@ def _workloads(
     going_on: Counter[str],
     figures: Mapping[str, Figures] | None,
     said: Mapping[WorkloadRef | None, str],
+    blind: Mapping[str, str],
 ) -> Object:
     """``workloads``: of more than a status can show, those that matter most."""
     there = [one for one in pods if one.state is not State.LEAVING]
@@ -140,9 +141,7 @@ def _workloads(
         shown: Object = _named(one.ref) | {
             "selected": len(one.pods),
             "supervised": sum(
-                pod.state is State.SUPERVISED
-                and not (figures and pod.name in figures and figures[pod.name].blind)
-                for pod in one.pods
+                pod.state is State.SUPERVISED and pod.name not in blind for pod in one.pods
             ),
             "waitingForRestart": one.count(State.WAITING),
             "openIncidents": sum(going_on[pod.name] for pod in one.pods),
@@ -213,7 +212,7 @@ def _ready(
     said: Mapping[WorkloadRef | None, str],
     troubles: Sequence[tuple[str, Cause]],
     out: Sequence[str],
-    blind: Sequence[str],
+    blind: Mapping[str, str],
 ) -> Verdict:
     kind = PolicyCondition.READY
     if failure is not None:
@@ -233,18 +232,20 @@ def _ready(
         text += f"; refused: {counts['refused']} (see status.refusals)"
     text += f"; drained by a person: {named(out)}" if out else ""
     if blind:
-        text += f"; supervisors that do not see their engine: {named(blind)} (see plimsoll doctor)"
+        pods = named(list(blind))
+        text += f"; supervisors that do not see their engine: {pods} (see plimsoll doctor)"
     if troubles:
         pod, first = troubles[0]
         more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
         text = f"{text}; {pod}{more}: {first.message}"[:MAX_MESSAGE]
+    unseen = next(iter(blind.values()), "")
     if not counts["supervised"]:
-        return Verdict(kind, False, "EngineUnseen" if blind else "NoPodSupervised", text)
+        return Verdict(kind, False, unseen or "NoPodSupervised", text)
     if troubles and len(troubles) == counts["supervised"]:
         return Verdict(kind, False, troubles[0][1].reason, text)
     complete = counts["supervised"] == counts["selected"]
-    if blind:
-        return Verdict(kind, True, "EngineUnseen", text)
+    if unseen:
+        return Verdict(kind, True, unseen, text)
     return Verdict(kind, True, "Supervised" if complete else "PartlySupervised", text)
 
 

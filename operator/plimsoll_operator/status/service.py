@@ -66,7 +66,7 @@ def status(
     if figures is not None or "conditions" not in before:
         # Unknown from the beginning: a condition that came only now would be one more write.
         verdicts += conditions.budgets(figures or {})
-        verdicts.append(conditions.slow_leak(ConditionType.SLOW_LEAK, figures or {}))
+        verdicts += conditions.of_figures(figures or {}, before, ConditionType)
     verdicts.append(conditions.reconciling(verdicts))
     seen = (deployment or {}).get("status") or {}
     after: Object = {

@@ -26,6 +26,7 @@ from plimsoll_api.incident_record import StepOutcome
 from plimsoll_api.incidents import OPERATOR_ONLY, IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.names import UNREADY_REASONS
+from plimsoll_api.state import Signal
 from plimsoll_api.supervision import Action
 from plimsoll_api.trace import OpenFiles
 from plimsoll_sidecar.background import Sampling
@@ -108,8 +109,13 @@ GAUGES: dict[str, tuple[str, ...]] = {
         "reason",
     ),
     "supervisor_signal_ok": (
-        "1 while the supervisor sees this of its engine, 0 while not. The reason is in /state.",
+        "1 while the supervisor sees this of its engine, 0 while not.",
         "signal",
+    ),
+    "supervisor_signal_missing": (
+        "1 while the supervisor does not see this of its engine, by reason; absent while it does.",
+        "signal",
+        "reason",
     ),
     "supervisor_publish_backlog": ("Incidents that wait to be published to the API server.",),
 }
@@ -187,7 +193,7 @@ class Metrics:
         self._awaiting: dict[str, float] = {}
         self._known_at: dict[str, float] = {}
         self._cpu_seen = 0.0
-        self._segments = self._slow_rates = frozenset[tuple[str, str]]()
+        self._segments = self._slow_rates = self._missing = frozenset[tuple[str, str]]()
         self._begin_at_zero()
         self.journal(True)
         self.config(True)
@@ -266,6 +272,11 @@ class Metrics:
         self._gauges["restart_budget_remaining"].set(restarts_left)
         self._gauges["restart_budget_exhausted"].set(int(exhausted))
         self._gauges["supervisor_publish_backlog"].set(backlog)
+
+    def missing(self, signals: Mapping[str, Signal]) -> None:
+        """Show why each signal is missing that the newest sample did not have."""
+        found = {(name, one.reason): 1.0 for name, one in signals.items() if not one.ok}
+        self._missing = _show(self._gauges["supervisor_signal_missing"], found, self._missing)
 
     def open_files(self, files: OpenFiles | None) -> None:
         """Show the newest reading of the engine's open files; None is unknown."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from plimsoll_api.admin import STANDBY, EngineState, Parts, ProcessMemory, Role, Status
 from plimsoll_api.admin import DeviceMemory as EngineDevice
-from plimsoll_api.state import Signal
+from plimsoll_api.state import Signal, SignalReason
 from plimsoll_api.trace import (
     Device,
     Host,
@@ -143,9 +143,8 @@ class Sampler:
         except EngineError as error:
             log.debug("no status: %s", error)
             unseen = isinstance(error.__cause__, NoEngine)
-            self._silent = Signal(
-                False, "EngineNotFound" if unseen else "EngineSilent", str(error)[:MAX_MESSAGE]
-            )
+            reason = SignalReason.ENGINE_NOT_FOUND if unseen else SignalReason.ENGINE_SILENT
+            self._silent = Signal(False, reason, str(error)[:MAX_MESSAGE])
             return None
 
     def _follow_epoch(self, status: Status) -> None:
@@ -320,10 +319,10 @@ def signals_of(sample: Sample, shared_memory: bool = False) -> dict[str, Signal]
     """
     host = sample.host
     found = {
-        "engine": Signal(True) if sample.scrape_ok else Signal(False, "EngineSilent"),
+        "engine": _known(sample.scrape_ok, SignalReason.ENGINE_SILENT, ""),
         "host": _known(
             any(size is not None for size in (host.cgroup_anon, host.rss_anon)),
-            "HostMemoryUnreadable",
+            SignalReason.HOST_MEMORY_UNREADABLE,
             "no memory of the engine's processes can be read: it has none, or they are another"
             " user's and the supervisor may not",
         ),
@@ -331,19 +330,19 @@ def signals_of(sample: Sample, shared_memory: bool = False) -> dict[str, Signal]
     if sample.device:
         found["device"] = _known(
             any(device.used is not None for device in sample.device),
-            "DeviceMemoryUnreadable",
+            SignalReason.DEVICE_MEMORY_UNREADABLE,
             "no source tells how much memory of the devices is in use",
         )
     if shared_memory:
         found["shared_memory"] = _known(
             host.shm_orphan is not None,
-            "SharedMemoryUnreadable",
+            SignalReason.SHARED_MEMORY_UNREADABLE,
             "the files in /dev/shm or the processes that use them cannot be read",
         )
     return found
 
 
-def _known(ok: bool, reason: str, message: str) -> Signal:
+def _known(ok: bool, reason: SignalReason, message: str) -> Signal:
     return Signal(True) if ok else Signal(False, reason, message)
 
 

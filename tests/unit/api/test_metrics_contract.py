@@ -5,12 +5,15 @@ Tests ``fleet/figures.py`` and ``record/metrics.py``.
 
 from __future__ import annotations
 
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from plimsoll_api.assessment import Assessment, BudgetState
 from plimsoll_api.peers import Grown
+from plimsoll_api.state import Signal, SignalReason
 from plimsoll_operator.fleet.figures import Figures, parse
+from plimsoll_sidecar.record.collectors import GroupMetrics
 from plimsoll_sidecar.record.metrics import Metrics
+from plimsoll_sidecar.signals.cgroup import CgroupMemory
 
 
 def test_the_operator_understands_the_supervisors_metrics() -> None:
@@ -19,8 +22,25 @@ def test_the_operator_understands_the_supervisors_metrics() -> None:
     metrics.observe(assessment, {"engine": True}, 0.001)
     metrics.standing(1, 2, 0)
     assert parse(generate_latest(metrics.registry)) == Figures(
-        0.42, None, 2, drained=False, blind=False
+        0.42, None, 2, drained=False, unseen=()
     )
+
+
+def test_the_operator_learns_the_reason_of_a_missing_signal_and_the_share_of_the_limit() -> None:
+    metrics = Metrics()
+    for reason in (SignalReason.METRICS_SILENT, SignalReason.METRICS_INCONSISTENT):
+        metrics.missing({"engine": Signal(), "metrics": Signal(False, reason, "why")})
+    page = metrics.text().decode()
+    assert page.count("plimsoll_supervisor_signal_missing{") == 1, "the earlier reason is gone"
+    page += 'plimsoll_signal_age_seconds{signal="engine"} 0\n'
+    page += 'plimsoll_signal_age_seconds{signal="metrics"} 130\n'
+    assert parse(page.encode()).unseen == (("metrics", "MetricsInconsistent"),)
+    group = CollectorRegistry()
+    read = CgroupMemory(current=970, reclaimable=0, limit=1000)
+    group.register(GroupMetrics(lambda: read))
+    assert parse(generate_latest(group)).limit == 0.97
+    metrics.missing({"metrics": Signal()})
+    assert "signal_missing{" not in metrics.text().decode()
 
 
 def test_the_operator_learns_the_growth_of_each_memory() -> None:

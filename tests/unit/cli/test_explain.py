@@ -300,6 +300,15 @@ def test_top_names_a_slow_leak_of_what_is_ready() -> None:
 
     assert state(row_of, Ready="True", SlowLeak="True") == "SlowLeak"
     assert state(row_of, Ready="True", SlowLeak="Unknown") == "Ready"
+    assert state(row_of, Ready="True", MemoryNearLimit="True") == "MemoryNearLimit"
+    assert state(row_of_policy, Ready="True", MemoryNearLimit="True") == "MemoryNearLimit"
+    for row in (row_of, row_of_policy):
+        unseen = [
+            {"type": "Ready", "status": "True", "reason": "Supervised"},
+            {"type": "EngineObserved", "status": "False", "reason": "MetricsUnauthorized"},
+        ]
+        item = {**SERVICE, "status": {"conditions": unseen}}
+        assert row(item).state == "MetricsUnauthorized"
     assert state(row_of, Ready="False", SlowLeak="True") == "Ready", "its reason comes first"
     assert state(row_of_policy, Ready="True", SlowLeak="True") == "SlowLeak"
 

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from plimsoll_api.inferenceservice_status import ConditionType
+from plimsoll_api.supervision_policy_status import PolicyCondition
 from plimsoll_operator.fleet.figures import Figures, memory, percent
 from plimsoll_operator.fleet.figures import parse as parse_figures
 from plimsoll_operator.fleet.pods import PodView
@@ -24,7 +25,7 @@ from plimsoll_operator.plans.service import Failure, parse, reconcile
 from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.scraper import Scraper
-from plimsoll_operator.status.conditions import NOT_READY, Verdict, rollout
+from plimsoll_operator.status.conditions import NOT_READY, Verdict, observed, of_figures, rollout
 from plimsoll_operator.status.service import status
 
 ARGOCD = Path(__file__).parents[3] / "examples" / "argocd" / "health.yaml"
@@ -313,3 +314,39 @@ def test_a_status_moves_at_most_once_a_minute_but_the_first_figure_comes_at_once
         figures = {"p": Figures(host=second / 100)} if second >= 10 else {}
         scraper.publish(key, figures)
     assert changed == [0.0, 10.0, 70.0, 130.0, 190.0, 250.0]
+
+
+def test_memory_that_stands_flat_near_its_limit_is_said_and_does_not_flap() -> None:
+    """97 % of the limit from the start on had a metric and an alert, and no word in a status."""
+
+    def near(figures: dict[str, Figures], status: str = "False") -> Verdict:
+        before = {"conditions": [{"type": "MemoryNearLimit", "status": status}]}
+        for types in (ConditionType, PolicyCondition):
+            found = {one.type: one for one in of_figures(figures, before, types)}
+            verdict = found[types.MEMORY_NEAR_LIMIT]
+        return verdict
+
+    assert near({}).status is None
+    assert near({"a": Figures()}).reason == "NoMetrics"
+    assert near({"a": Figures(limit=0.94)}).status is False
+    full = near({"a": Figures(limit=0.97), "b": Figures(limit=0.5)})
+    assert (full.status, full.reason) == (True, "NearLimit")
+    assert full.message.endswith("cannot be reclaimed in a")
+    assert near({"a": Figures(limit=0.94)}, "True") == full, "it moved around the share"
+    assert near({"a": Figures(limit=0.91)}, "True").status is False
+
+
+def test_what_supervisors_do_not_see_has_their_own_word() -> None:
+    def seen(**unseen: tuple[tuple[str, str], ...] | None) -> Verdict:
+        return observed(
+            ConditionType.ENGINE_OBSERVED, {pod: Figures(unseen=one) for pod, one in unseen.items()}
+        )
+
+    assert (seen().status, seen(a=None).reason) == (None, "NoMetrics")
+    assert seen(a=(), b=None).status is True
+    key = (("metrics", "MetricsUnauthorized"),)
+    lost = seen(a=key, b=(("engine", "EngineSilent"), ("host", "HostMemoryUnreadable")))
+    assert (lost.status, lost.reason) == (False, "EngineSilent")
+    assert lost.message.startswith(
+        "b: EngineSilent, HostMemoryUnreadable; a: MetricsUnauthorized (see plimsoll doctor)"
+    )

@@ -16,6 +16,7 @@ from plimsoll_api.peers import Grown, Peer, decode, encode
 from plimsoll_operator.fleet.figures import (
     MAX_RATIO,
     MAX_RESTARTS,
+    UNSAID,
     Figures,
     drained,
     memory,
@@ -121,14 +122,45 @@ def test_a_drain_is_published_at_once() -> None:
     assert (len(changed), scraper.drained()) == (3, {key: 0})
 
 
-@pytest.mark.parametrize(("age", "blind"), [("3.5", False), ("121", True), ("NaN", None)])
-def test_a_supervisor_is_blind_that_has_not_seen_its_engine_for_two_minutes(
-    age: str, blind: bool | None
+AGE, MISSING = "plimsoll_signal_age_seconds", "plimsoll_supervisor_signal_missing"
+
+
+@pytest.mark.parametrize(
+    ("age", "reason", "unseen"),
+    [
+        ("3.5", "EngineSilent", ()),
+        ("121", "EngineSilent", (("engine", "EngineSilent"),)),
+        ("121", "of-a-pod\\n", (("engine", UNSAID),)),
+        ("NaN", "EngineSilent", ()),
+    ],
+)
+def test_what_a_supervisor_has_not_seen_for_two_minutes_is_unseen(
+    age: str, reason: str, unseen: tuple[tuple[str, str], ...]
 ) -> None:
-    name = "plimsoll_signal_age_seconds"
-    page = f'{name}{{signal="engine"}} {age}\n{name}{{signal="device"}} 900\n'
-    assert parse(page.encode()).blind is blind
-    assert parse(f'{name}{{signal="device"}} 900\n'.encode()).blind is None
+    page = f'{AGE}{{signal="engine"}} {age}\n{MISSING}{{reason="{reason}",signal="engine"}} 1.0\n'
+    page += f'{AGE}{{signal="host"}} 1\n'
+    found = parse(page.encode())
+    assert (found.unseen, found.blind) == (unseen, bool(unseen))
+    unknown = parse(page.replace("signal=", "s=").encode())
+    assert (unknown.unseen, unknown.blind) == (None, False)
+
+
+def test_a_metrics_page_that_cannot_be_used_is_unseen_but_the_engine_is_not() -> None:
+    page = f'{AGE}{{signal="engine"}} 1\n{AGE}{{signal="metrics"}} 300\n'
+    page += f'{MISSING}{{reason="MetricsUnauthorized",signal="metrics"}} 1.0\n'
+    found = parse(page.encode())
+    assert (found.unseen, found.blind) == ((("metrics", "MetricsUnauthorized"),), False)
+
+
+def test_a_signal_that_is_lost_or_memory_near_its_limit_is_published() -> None:
+    clock = [0.0]
+    changed: list[Key] = []
+    scraper = Scraper(Store(), changed.append, clock=lambda: clock[0])
+    lost, near = Figures(unseen=(("metrics", "MetricsMissing"),)), Figures(unseen=(), limit=0.97)
+    for number, figures in enumerate((Figures(unseen=()), lost, lost, near, near)):
+        clock[0] = 1000.0 * number
+        scraper.publish(Key("ml", "qwen"), {"qwen-0": figures})
+    assert len(changed) == 3
 
 
 def test_half_a_restart_is_unknown_and_the_last_sample_counts() -> None:

@@ -13,6 +13,7 @@ from plimsoll_api.assessment import Assessment, BudgetState, Segment, SlowGrowth
 from plimsoll_api.incident_record import Reason, StepOutcome, StepRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.state import Signal, SignalReason
 from plimsoll_api.trace import Host, OpenFiles, Sample
 from plimsoll_sidecar.govern.command import Event, EventType
 from plimsoll_sidecar.govern.incident import Incident
@@ -253,5 +254,6 @@ def test_the_whole_page(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics.happened(cured_by_trim())
     metrics.standing(open_incidents=1, restarts_left=2, backlog=3)
     metrics.out_of_service(["manual"])
+    metrics.missing({"metrics": Signal(False, SignalReason.METRICS_SILENT, "why")})
     golden = Path(__file__).with_name("metrics.txt")
     assert metrics.text().decode() == golden.read_text(), f"if it is meant, write it to {golden}"

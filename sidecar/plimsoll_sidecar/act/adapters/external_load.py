@@ -20,7 +20,7 @@ import msgspec
 
 from plimsoll_api.admin import Load
 from plimsoll_api.decoding import Malformed, decode
-from plimsoll_api.state import Signal
+from plimsoll_api.state import Signal, SignalReason
 from plimsoll_sidecar.act.adapters.external_profile import EngineProfile
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.signals.metrics_page import (
@@ -51,7 +51,7 @@ UNREAD = Signal(True)
 """Before the first page: nothing is wrong yet."""
 INCONSISTENT = Signal(
     False,
-    "MetricsInconsistent",
+    SignalReason.METRICS_INCONSISTENT,
     "the pages of one process contradict each other: several servers, each with counters of its"
     " own, answer at one port. Memory is watched without the load",
 )
@@ -116,7 +116,7 @@ class ExternalLoad:
         try:
             status, body = self._server.call("GET", "/metrics", ANSWER_S)
         except EngineError as error:
-            self.signal = Signal(False, "MetricsSilent", f"GET /metrics: {error}")
+            self.signal = Signal(False, SignalReason.METRICS_SILENT, f"GET /metrics: {error}")
             return
         if status != 200:
             self.signal = _refusal(status)
@@ -262,13 +262,13 @@ def _refusal(status: int) -> Signal:
     if status in (401, 403):
         return Signal(
             False,
-            "MetricsUnauthorized",
+            SignalReason.METRICS_UNAUTHORIZED,
             f"GET /metrics: HTTP {status}: the page needs a key, which the supervisor has not",
         )
     if status == NOT_FOUND:
         why = "GET /metrics: HTTP 404: start the engine with its metrics (SGLang: --enable-metrics)"
-        return Signal(False, "MetricsMissing", why)
-    return Signal(False, "MetricsSilent", f"GET /metrics: HTTP {status}")
+        return Signal(False, SignalReason.METRICS_MISSING, why)
+    return Signal(False, SignalReason.METRICS_SILENT, f"GET /metrics: HTTP {status}")
 
 
 def _understood(page: Page, profile: EngineProfile) -> Signal:
@@ -277,13 +277,14 @@ def _understood(page: Page, profile: EngineProfile) -> Signal:
     absent = [one.name for one in gauges if not page.has(one)]
     if len(absent) == len(gauges):
         why = f"the metrics page has none of {', '.join(absent)}: is it that of another program?"
-        return Signal(False, "MetricsUnknownNames", why)
+        return Signal(False, SignalReason.METRICS_UNKNOWN_NAMES, why)
     if absent:
-        return Signal(False, "MetricsIncomplete", f"the metrics page lacks {', '.join(absent)}")
+        why = f"the metrics page lacks {', '.join(absent)}"
+        return Signal(False, SignalReason.METRICS_INCOMPLETE, why)
     unknown = [one.name for one in gauges if page.value(one) is None]
     if unknown:
         why = f"the metrics page has values that cannot be right for {', '.join(unknown)}"
-        return Signal(False, "MetricsIncomplete", why)
+        return Signal(False, SignalReason.METRICS_INCOMPLETE, why)
     return Signal(True)
 
 

@@ -143,16 +143,16 @@ def test_a_policy_is_ready_only_where_a_supervisor_runs(
 
 def test_a_pod_whose_supervisor_does_not_see_its_engine_is_not_supervised() -> None:
     """The policy said Ready, Supervised while the supervisor could read nothing of the engine."""
-    figures = {"a": Figures(blind=True), "b": Figures(blind=False)}
+    figures = {"a": Figures(unseen=(("engine", "EngineSilent"),)), "b": Figures(unseen=())}
     found = status(ITEM, (pod("a"), pod("b"), pod("c")), [], figures, None, NOW)
     (ready,) = [one for one in found["conditions"] if one["type"] == "Ready"]
     assert (found["supervised"], found["selected"]) == (2, 3)
     assert sum(one["supervised"] for one in found["workloads"]) == 2
-    assert (ready["status"], ready["reason"]) == ("True", "EngineUnseen")
+    assert (ready["status"], ready["reason"]) == ("True", "EngineSilent")
     assert "do not see their engine: a" in ready["message"]
     alone = status(ITEM, (pod("a"),), [], figures, None, NOW)
     (ready,) = [one for one in alone["conditions"] if one["type"] == "Ready"]
-    assert (ready["status"], ready["reason"]) == ("False", "EngineUnseen")
+    assert (ready["status"], ready["reason"]) == ("False", "EngineSilent")
 
 
 def supervised(name: str, *containers: dict[str, Any], **status_: Any) -> SelectedPod:
@@ -222,7 +222,8 @@ def test_drained_pods_are_counted_and_named() -> None:
     figures = {"a": Figures(drained=True), "b": Figures(drained=False)}
     found = status(ITEM, pods, [], figures, None, NOW)
     assert found["drained"] == 1
-    assert "drained by a person: a" in found["conditions"][1]["message"]
+    (ready,) = [one for one in found["conditions"] if one["type"] == "Ready"]
+    assert "drained by a person: a" in ready["message"]
     unknown = status(ITEM, pods, [], {"a": Figures()}, None, NOW)
     assert "drained" not in unknown, "unknown is not none"
     kept = status(ITEM | {"status": found}, pods, [], None, None, NOW)
