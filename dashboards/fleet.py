@@ -82,11 +82,10 @@ def fleet() -> Dashboard:
                           "Replicas whose supervisor does not see its engine, its metrics or its"
                           " memory, by reason.",
                           (f"sum by ({BY}, signal, reason)"
-                           f" (plimsoll_supervisor_signal_missing{{{AT}}})",
-                           "{{service}} {{signal}} {{reason}}"),
-                          (f"sum by ({BY}, signal)"
+                           f" (plimsoll_supervisor_signal_missing{{{AT}}})"
+                           f" or sum by ({BY}, signal)"
                            f" (plimsoll_supervisor_signal_ok{{{AT}}} == bool 0)",
-                           "{{service}} {{signal}}"), width=HALF))
+                           "{{service}} {{signal}} {{reason}}"), width=HALF))
         .with_panel(lines("Out of service", COUNT,
                           "Replicas that a person (manual) or an incident (drain) drained, or whose"
                           " engine restarts.",
