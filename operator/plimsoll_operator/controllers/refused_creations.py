@@ -1,6 +1,6 @@
 """The pods of policies that the API server refuses to create, from a watch of their owners' Events.
 
-The watch is of metadata, and of one reason: a namespace without such Events costs nothing. The
+The watches are of metadata, and of few Events: a namespace without such costs nothing. The
 Events themselves, and the owners that they are about, are read when one changes.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_operator.fleet.pods import seconds
 from plimsoll_operator.fleet.refused_creations import (
-    REASON,
+    EVENT_FIELDS,
     RefusedCreation,
     by_supervisor,
     kind_of,
@@ -28,7 +28,7 @@ from plimsoll_operator.runtime.reflector import Reflector
 
 log = logging.getLogger(__name__)
 
-EVENTS = replace(EVENT, fields=f"reason={REASON}")
+EVENTS = tuple(replace(EVENT, fields=fields) for fields in EVENT_FIELDS)
 RECENT_S = 60.0
 """A refusal counts for this long: its owner tries again, or it is no longer so."""
 MAX_EVENTS = 400
@@ -41,7 +41,7 @@ MAX_OWNERS = 256
 class _Namespace:
     """Of one namespace: its policies, and the Events as they were read last."""
 
-    task: asyncio.Task[None]
+    tasks: list[asyncio.Task[None]]
     policies: set[Key] = field(default_factory=set)
     read: list[tuple[RefusedCreation, Object]] = field(default_factory=list)
     changed: bool = True
@@ -64,7 +64,8 @@ class RefusedCreations:
         if found is not None:
             found.policies.discard(key)
             if not found.policies:
-                found.task.cancel()
+                for task in found.tasks:
+                    task.cancel()
                 del self._namespaces[key.namespace]
 
     async def of(
@@ -95,14 +96,17 @@ class RefusedCreations:
     def _follow(self, key: Key) -> _Namespace:
         known = self._namespaces.get(key.namespace)
         if known is None:
-            reflector = Reflector(
-                self._api,
-                EVENTS,
-                key.namespace,
-                lambda _: self._tell(key.namespace),
-                lambda _, gone: None if gone else self._tell(key.namespace),
-            )
-            known = _Namespace(asyncio.create_task(reflector.run()))
+            reflectors = [
+                Reflector(
+                    self._api,
+                    events,
+                    key.namespace,
+                    lambda _: self._tell(key.namespace),
+                    lambda _, gone: None if gone else self._tell(key.namespace),
+                )
+                for events in EVENTS
+            ]
+            known = _Namespace([asyncio.create_task(one.run()) for one in reflectors])
             self._namespaces[key.namespace] = known
         known.policies.add(key)
         return known
@@ -117,12 +121,13 @@ class RefusedCreations:
     async def _read(self, namespace: str) -> list[tuple[RefusedCreation, Object]]:
         """Read the refusals among a namespace's Events, each with what it is about."""
         found: list[tuple[RefusedCreation, Object]] = []
-        count = 0
-        async for page, _ in self._api.pages(EVENTS, namespace):
-            count += len(page)
-            found += [(one, event) for event in page if (one := read_event(event)) and one.at]
-            if count >= MAX_EVENTS:
-                break
+        for events in EVENTS:
+            count = 0
+            async for page, _ in self._api.pages(events, namespace):
+                count += len(page)
+                found += [(one, event) for event in page if (one := read_event(event)) and one.at]
+                if count >= MAX_EVENTS:
+                    break
         return found
 
     async def _owner(self, namespace: str, event: Object) -> Object | None:

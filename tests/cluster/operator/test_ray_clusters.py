@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -77,3 +78,50 @@ def test_the_operator_lists_the_pods_of_a_ray_cluster(
     kubectl("delete", "pod", WORKER, "--wait=false", "--grace-period=0", "--force")
     eventually(lambda: kubectl.get("service", SERVICE) is None, LISTED_S)
     assert kubectl.get("pod", STRANGER)
+
+
+def test_a_rule_that_refuses_pods_of_kuberay_stops_the_injection(
+    kubectl: Any, start: Callable[..., Any], eventually: Any, webhook: Any
+) -> None:
+    """KubeRay says so in an Event of its own reasons, and makes its pods from other templates."""
+    kubectl.apply(ray_clusters.definition())
+    kubectl.established(ray_clusters.DEFINITION)
+    try:
+        server = {"name": "ray", "image": "none", "args": ["vllm", "serve", "m"]}
+        template = {"metadata": {"labels": {"app": "vllm"}}, "spec": {"containers": [server]}}
+        made = ray_clusters.cluster(NAME) | {"spec": {"headGroupSpec": {"template": template}}}
+        kubectl.apply(made, policy(supervision={"mode": "Observe"}))
+        start(*webhook.flags)
+        eventually(lambda: kubectl.get("plsp", "engines").get("status"), LISTED_S)
+        owner = kubectl.get("raycluster", NAME)
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        rule = "failed quota: q: must specify limits.cpu for: supervisor"
+        kubectl.apply(
+            {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {"name": "llm.1"},
+                "type": "Warning",
+                "reason": "FailedToCreateHeadPod",
+                "message": f'Failed to create head Pod ml/, pods "{HEAD}" is forbidden: {rule}',
+                "involvedObject": {
+                    "apiVersion": owner["apiVersion"],
+                    "kind": owner["kind"],
+                    "name": NAME,
+                    "namespace": owner["metadata"]["namespace"],
+                    "uid": owner["metadata"]["uid"],
+                },
+                "firstTimestamp": now,
+                "lastTimestamp": now,
+            }
+        )
+
+        def stopped() -> bool:
+            status = kubectl.get("plsp", "engines").get("status") or {}
+            found = {one["type"]: one for one in status.get("conditions") or ()}
+            condition = found.get("InjectionStopped") or {}
+            return condition.get("reason") == "PodsRefused" and rule in condition["message"]
+
+        eventually(stopped, LISTED_S)
+    finally:
+        kubectl("delete", "customresourcedefinition", ray_clusters.DEFINITION)

@@ -266,6 +266,7 @@ def test_the_webhook_has_objects_and_just_the_rights_on_them(helm: str) -> None:
             ("apps", "replicasets", "get"),
             ("batch", "jobs", "get"),
             ("", "replicationcontrollers", "get"),
+            ("ray.io", "rayclusters", "get"),
         )
     ]
     assert rest == [rollouts, *reads]

@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
-from plimsoll_operator.fleet.refused_creations import RefusedCreation, by_supervisor, read_event
+from plimsoll_operator.fleet.refused_creations import (
+    RefusedCreation,
+    by_supervisor,
+    kind_of,
+    read_event,
+)
 from plimsoll_operator.render.containers import Images
 
 Object = dict[str, Any]
@@ -134,6 +139,55 @@ def test_another_try_with_the_same_answer_is_the_same_refusal() -> None:
     assert other is not None
     assert other.key != first.key
     assert other.key.split("/")[0] == first.key.split("/")[0] == "u-1"
+
+
+def ray_cluster(head: Object, *workers: Object) -> Object:
+    def template(container: Object) -> Object:
+        labels = {"app": container.pop("app", "llm")}
+        spec = {"containers": [{"name": "ray", "image": "rayproject/ray-llm:2.46.0"} | container]}
+        return {"template": {"metadata": {"labels": labels}, "spec": spec}}
+
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayCluster",
+        "metadata": {"name": "llm", "uid": "u-1"},
+        "spec": {
+            "headGroupSpec": template(head),
+            "workerGroupSpecs": [template(one) for one in workers],
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "labels", "found"),
+    [
+        ("FailedToCreateHeadPod", "Failed to create head Pod ml/, ", ("llm", "web"), True),
+        ("FailedToCreateHeadPod", "Failed to create head Pod ml/, ", ("web", "llm"), False),
+        ("FailedToCreateWorkerPod", "Failed to create worker Pod for the cluster ml/llm, ",
+         ("web", "llm"), True),
+        ("FailedToCreateWorkerPod", "Failed to create worker Pod for the cluster ml/llm, ",
+         ("llm", "web"), False),
+        ("FailedToDeleteWorkerPod", "Failed deleting worker Pod, ", ("llm", "llm"), None),
+    ],
+)  # fmt: skip
+def test_a_pod_that_kuberay_could_not_create(
+    reason: str, message: str, labels: tuple[str, str], found: bool | None
+) -> None:
+    """KubeRay gives a template the labels and the command by which its pods are known."""
+    rule = "failed quota: q: must specify limits.cpu for: supervisor"
+    told = event(f'{message}pods "llm-gpu-worker-b2f9q" is forbidden: {rule}')
+    told["reason"] = reason
+    told["involvedObject"] |= {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": "llm"}
+    refused = read_event(told)
+    assert (refused is None) is (found is None)
+    if refused is None:
+        return
+    kind = kind_of(told)
+    assert kind is not None
+    assert (kind.plural, refused.owner, refused.reason) == ("rayclusters", "RayCluster llm", rule)
+    head, worker = ({"app": one} for one in labels)
+    made = ray_cluster(head | {"command": ["vllm", "serve", "m"]}, {"app": "db"}, worker)
+    assert (by_supervisor(refused, made, policy(), IMAGES) == refused) is found
 
 
 def test_a_stateful_set_and_an_event_with_a_series() -> None:
