@@ -67,6 +67,11 @@ class Kind:
     fields: str = ""
 
     @property
+    def api_version(self) -> str:
+        """What an object of this kind has as its ``apiVersion``."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
     def group_path(self) -> str:
         """URL path of the API that the kind belongs to."""
         return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"

@@ -162,7 +162,7 @@ class RollingRestarts:
             live = await self._api.get(kind, namespace, name)
             if live is None:
                 return "it does not exist any more", False
-            live |= {"apiVersion": f"{kind.group}/{kind.version}", "kind": kind.kind}
+            live |= {"apiVersion": kind.api_version, "kind": kind.kind}
             if was_asked(live, policy, trial):
                 return ASKED, False
             if found := obstacle(live, policy):

@@ -135,7 +135,7 @@ class Api:
         while True:
             try:
                 wanted = query | {"limit": str(limit)}
-                page = await self._call("GET", kind.path(namespace), wanted)
+                items, version, following = await self._page(kind.path(namespace), wanted)
             except TooLargeError:
                 if limit == 1:
                     raise
@@ -143,30 +143,42 @@ class Api:
                 continue
             limit = min(kind.page, 2 * limit)
             # Items of a list lack these two.
-            about = {"apiVersion": page["apiVersion"], "kind": kind.kind}
-            yield [about | item for item in page["items"]], page["metadata"]["resourceVersion"]
-            token = page["metadata"].get("continue")
-            if not token:
+            about = {"apiVersion": kind.api_version, "kind": kind.kind}
+            yield [about | item for item in items], version
+            if not following:
                 return
-            query["continue"] = token
+            query["continue"] = following
 
     async def metadata(self, kind: Kind, namespace: str) -> tuple[list[Object], str]:
         """List name, labels and version of a namespace's objects, and the version of the list.
 
         It is read page by page: anybody may create objects with megabytes of metadata.
         """
-        query, version = {"limit": str(METADATA_PAGE)} | _fields(kind), ""
+        query, first = {"limit": str(METADATA_PAGE)} | _fields(kind), ""
         items: list[Object] = []
         while True:
-            page = await self._call("GET", kind.path(namespace), query, accept=METADATA_LIST)
-            version = version or page["metadata"]["resourceVersion"]
-            for one in page["items"] or ():  # the API server writes null for no items
-                meta = one["metadata"]
+            page, version, following = await self._page(kind.path(namespace), query, METADATA_LIST)
+            first = first or version
+            for meta in (one["metadata"] for one in page):
                 items.append({"metadata": {key: meta[key] for key in KEPT if key in meta}})
-            token = page["metadata"].get("continue")
-            if not token:
-                return items, version
-            query["continue"] = token
+            if not following:
+                return items, first
+            query["continue"] = following
+
+    async def _page(
+        self, path: str, query: dict[str, str], accept: str = WHOLE
+    ) -> tuple[list[Object], str, str]:
+        """Read a page of a list: its objects, the list's version, and what continues it, if any.
+
+        OSError where it is none: a proxy answers so, and a watch must outlive that.
+        """
+        page = await self._call("GET", path, query, accept=accept)
+        try:
+            meta = page["metadata"]
+            items = [_with_owned_fields(one) for one in page["items"] or ()]  # null for none
+            return items, meta["resourceVersion"], meta.get("continue") or ""
+        except (KeyError, TypeError, AttributeError) as error:
+            raise OSError(f"GET {path}: the answer is not a list: {error!r}") from error
 
     async def watch(
         self, kind: Kind, namespace: str | None, version: str, accept: str = METADATA
@@ -195,10 +207,12 @@ class Api:
                     item = event["object"]
                     if event["type"] == "ERROR":
                         raise _error(item.get("code", 500), json.dumps(item).encode())
+                    if not item["metadata"]["resourceVersion"]:
+                        raise KeyError("resourceVersion")
                     yield event["type"], item
         except aiohttp.ClientError as error:
             raise OSError(f"{what}: {error or repr(error)}") from error
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise OSError(f"{what}: this is not an event: {error}") from error
         finally:
             answer.response.close()
@@ -211,14 +225,13 @@ class Api:
             if error.status == 404:
                 return False
             raise
-        return any(one["name"] == kind.plural for one in found["resources"])
+        return any(one["name"] == kind.plural for one in found.get("resources") or ())
 
     async def events_of(self, namespace: str, uid: str) -> list[Object]:
         """Warnings on the object ``uid``: some of them where there are many."""
         of = f"involvedObject.uid={uid},type=Warning"
         query = {"limit": str(MAX_EVENTS), "fieldSelector": of}
-        found: list[Object] = (await self._call("GET", EVENT.path(namespace), query))["items"]
-        return found
+        return (await self._page(EVENT.path(namespace), query))[0]
 
     async def probe(self, kind: Kind, namespace: str | None) -> None:
         """Read at most one object, to know whether reading works."""
@@ -329,10 +342,9 @@ class Api:
             found: Object = json.loads(data)
         except ValueError as error:  # something between us and the server answered
             raise OSError(f"{method} {path}: the answer is not JSON: {error}") from error
-        for one in (found, *(found.get("items") or ())):
-            if "metadata" in one:
-                one["metadata"] = with_owned_fields(one["metadata"])
-        return found
+        if not isinstance(found, dict):
+            raise OSError(f"{method} {path}: the answer is not an object")
+        return _with_owned_fields(found) if isinstance(found.get("metadata"), dict) else found
 
     def _bounded(self, method: str, path: str) -> dict[str, str]:
         """Return the parameter that bounds how long the API server keeps a write waiting."""
@@ -395,6 +407,11 @@ def with_owned_fields(metadata: Object) -> Object:
             replicas = "+replicas" if spec.pop("f:replicas", None) is not None else ""
             made[OWNED_FIELDS] = digest(fields | {"f:spec": spec}) + replicas
     return made
+
+
+def _with_owned_fields(item: Object) -> Object:
+    item["metadata"] = with_owned_fields(item["metadata"])
+    return item
 
 
 def _sent(item: Object) -> Object:

@@ -118,8 +118,7 @@ class Watches:
         self.events += 1
         if event is None:
             self.listing.set()
-        version = f"{kind.group}/{kind.version}" if kind.group else kind.version
-        item |= {"apiVersion": version, "kind": kind.kind}
+        item |= {"apiVersion": kind.api_version, "kind": kind.kind}
         gone = event == "DELETED"
         if not gone and self._store.knows(item):
             return

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
 
-from plimsoll_operator.kinds import SERVICE
+from plimsoll_operator.kinds import POD, SERVICE
 from plimsoll_operator.runtime import client
 from plimsoll_operator.runtime.client import Api, TooLargeError
 from plimsoll_operator.runtime.queue import RateLimit
@@ -22,8 +23,12 @@ LIMIT = 100_000
 
 
 class Server(ThreadingHTTPServer):
-    """Lists of objects of these sizes; ``pages`` has the length of each page that was sent."""
+    """Lists of objects of these sizes; ``pages`` has the length of each page that was sent.
 
+    ``answer``, if set, is sent instead.
+    """
+
+    answer: bytes | None = None
     sizes: tuple[int, ...] = ()
     pages: list[int]
 
@@ -32,13 +37,14 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         assert isinstance(self.server, Server)
         query = parse_qs(urlsplit(self.path).query)
-        at, limit = int(query.get("continue", ["0"])[0]), int(query["limit"][0])
+        at, limit = int(query.get("continue", ["0"])[0]), int(query.get("limit", ["9"])[0])
         page = self.server.sizes[at : at + limit]
         self.server.pages.append(len(page))
         more = at + limit < len(self.server.sizes)
         meta = {"resourceVersion": "7"} | ({"continue": str(at + limit)} if more else {})
         items = [{"metadata": {"name": "n"}, "spec": {"x": "x" * size}} for size in page]
         body = json.dumps({"apiVersion": "v1", "metadata": meta, "items": items}).encode()
+        body = self.server.answer or body
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -61,8 +67,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     thread.join(10)
 
 
-def sizes(server: Server, folder: Path) -> list[int]:
-    """The sizes of the objects that the operator's client lists."""
+def asked(server: Server, folder: Path, call: Callable[[Api], Awaitable[Any]]) -> Any:
+    """What ``call`` gets with the operator's client."""
     named = {"cluster": "c", "user": "u"}
     config = {
         "apiVersion": "v1", "kind": "Config", "current-context": "x",
@@ -73,15 +79,25 @@ def sizes(server: Server, folder: Path) -> list[int]:
     file = folder / "kubeconfig"
     file.write_text(yaml.safe_dump(config))
 
-    async def main() -> list[int]:
+    async def main() -> Any:
         api = await Api.connect(str(file), 10.0, RateLimit(1e6, 1_000_000))
         try:
-            pages = [page async for page, _ in api.pages(SERVICE, None)]
+            return await call(api)
         finally:
             await api.close()
-        return [len(one["spec"]["x"]) for page in pages for one in page]
 
     return asyncio.run(main())
+
+
+def sizes(server: Server, folder: Path) -> list[int]:
+    """The sizes of the objects that the operator's client lists."""
+
+    async def listed(api: Api) -> list[int]:
+        pages = [page async for page, _ in api.pages(SERVICE, None)]
+        return [len(one["spec"]["x"]) for page in pages for one in page]
+
+    found: list[int] = asked(server, folder, listed)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -104,3 +120,45 @@ def test_one_object_that_is_too_large_ends_the_list_with_its_reason(
     server.sizes = (10, LIMIT, 10)
     with pytest.raises(TooLargeError, match="an answer of more than"):
         sizes(server, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "<html>",
+        "[]",
+        "7",
+        "{}",
+        '{"items": []}',
+        '{"metadata": 7, "items": []}',
+        '{"metadata": {"resourceVersion": "7"}, "items": 7}',
+        '{"metadata": {"resourceVersion": "7"}, "items": [7]}',
+        '{"metadata": {"resourceVersion": "7"}, "items": [{}]}',
+    ],
+)
+def test_a_success_that_is_no_list_is_a_server_that_does_not_answer(
+    server: Server, tmp_path: Path, answer: str
+) -> None:
+    """A proxy before the API server answers so: watches begin again, and none ends for good."""
+    server.answer = answer.encode()
+    for call in (
+        lambda api: api.metadata(POD, "n"),
+        lambda api: api.events_of("n", "uid"),
+        lambda api: anext(api.pages(SERVICE, None)),
+    ):
+        with pytest.raises(OSError, match="the answer is not"):
+            asked(server, tmp_path, call)
+
+
+def test_a_list_without_items_is_empty(server: Server, tmp_path: Path) -> None:
+    server.answer = b'{"metadata": {"resourceVersion": "7"}, "items": null}'
+    assert asked(server, tmp_path, lambda api: api.metadata(POD, "n")) == ([], "7")
+
+
+@pytest.mark.parametrize("item", ["7", "{}", '{"metadata": 7}', '{"metadata": {}}'])
+def test_an_event_that_is_none_ends_the_watch_as_a_silent_server_does(
+    server: Server, tmp_path: Path, item: str
+) -> None:
+    server.answer = b'{"type": "ADDED", "object": %s}\n' % item.encode()
+    with pytest.raises(OSError, match="this is not an event"):
+        asked(server, tmp_path, lambda api: anext(api.watch(POD, "n", "7")))
