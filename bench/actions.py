@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.control_plane import end_by_signals
 from bench.result import publish
 from tests.lab import images
 from tests.lab.kube import Kube
@@ -46,6 +47,7 @@ def service(kube: Kube, model: Path) -> dict[str, Any]:
 @contextmanager
 def replica(folder: Path) -> Iterator[tuple[Kube, str]]:
     """A client and the name of a pod that is ready."""
+    end_by_signals()
     lab: Lab = new_lab(node=True)
     try:
         lab.start()

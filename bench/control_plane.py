@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import ssl
 import tempfile
 import time
@@ -26,9 +27,17 @@ ASKED_FOR = {"NetworkPolicy", "HorizontalPodAutoscaler", "PodMonitor", "Promethe
 CHILDREN = tuple(kind for kind in OWNED if kind.kind not in ASKED_FOR)
 
 
+def end_by_signals() -> None:
+    """Let SIGINT and SIGTERM end this program with all that it has begun. A background job of a
+    shell ignores the first, and the second would leave a lab's directory, mounts and interfaces."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
+
+
 @contextmanager
 def control_plane() -> Iterator[tuple[Lab, Path]]:
     """A control plane of its own and the operator's kubeconfig; all of it ends with the block."""
+    end_by_signals()
     lab = new_lab(node=False)
     try:
         lab.start()

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from bench.control_plane import NAMESPACE, Admin, all_made, create, until
+from bench.control_plane import NAMESPACE, Admin, all_made, create, end_by_signals, until
 from bench.result import RESULTS, earlier, publish
 from plimsoll_operator.config import CLOCKS
 from plimsoll_operator.kinds import BY_KIND, SERVICE
@@ -112,6 +112,7 @@ def two_leaders(found: Iterable[Write]) -> tuple[int, int]:
 @contextmanager
 def audited() -> Iterator[tuple[Lab, Path]]:
     """A control plane with an audit log; all of it ends with the block."""
+    end_by_signals()
     lab = new_lab(node=False)
     log, policy = lab.plane.home / "audit.log", lab.plane.home / "audit.yaml"
     lab.plane.api_flags = (f"--audit-policy-file={policy}", f"--audit-log-path={log}")
