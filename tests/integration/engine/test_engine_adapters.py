@@ -19,7 +19,9 @@ import pytest
 from tests.integration.engine.conftest import Engine
 from tests.lora import write_tiny_adapter
 
-TOKENS = 2000
+TOKENS = 300
+SLOW = "slow_steps:wait_ms=15,epochs=all"
+"""A stream of so many tokens outlasts two restarts and a crash."""
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +144,11 @@ def test_a_stream_with_an_adapter_outlives_restarts_and_its_unloading(
 ) -> None:
     told = {"name": "second", "path": str(adapters["second"]), "base_model_name": "parent"}
     engine = start_engine(
-        "--enable-lora", "--lora-modules", f"first={adapters['first']}", json.dumps(told)
+        "--enable-lora",
+        "--lora-modules",
+        f"first={adapters['first']}",
+        json.dumps(told),
+        inject=SLOW,
     ).wait_ready()
     cards = {card.id: card.model_dump() for card in engine.client.models.list()}
     assert [cards[name]["parent"] for name in ("first", "second")] == ["tiny", "parent"]
