@@ -55,8 +55,10 @@ class Frozen:
 
     def problems(self) -> list[str]:
         """Objects that somebody else has frozen since; frozen ones that died are fewer."""
+        if not self._engines:
+            return []
         more = gc.get_freeze_count() - self._objects
-        if not self._engines or more <= 0:
+        if more <= 0:
             return []
         return [f"{more} objects were frozen while the engine serves: no collection sees them"]
 
