@@ -17,7 +17,7 @@ COMMANDS: tuple[list[str] | None, ...] = (
     None, ["vllm", "serve", "m"], ["sh", "-c", "pip install vllm && vllm serve m --port $PORT"],
     ["python3", "-m", "sglang.launch_server"], ["sleep", "infinity"], ["vllm", "bench"],
     ["bash", "-lc", "set -e\n# a comment\nvllm serve m \\\n  --port 9000 | tee log\n"],
-    ["/start.sh"],
+    ["/start.sh"], ["bash", "/scripts/run.sh"], ["/scripts/run.sh", "m"],
 )  # fmt: skip
 ARGS = (
     "--port=8000", "--port", "$(PORT)", "n", "y", "22:30", "--model=org/m", "--host", "$(IP)",
@@ -35,6 +35,9 @@ JUNK: tuple[Any, ...] = (
     None, [], {}, "x", "", 5, -1, 1.5, True, [None], {"a": None}, ["a", 1], [[]], [{}], {"name": 1},
     [{"name": "x"}, {"name": "x"}], "supervisor", "plimsoll-run", [{"name": "supervisor"}],
 )  # fmt: skip
+
+
+SCRIPTS: Object = {"name": "s", "configMap": {"name": "scripts"}}
 
 
 def some(random: Random, values: Any, most: int = 3) -> list[Any]:
@@ -58,7 +61,8 @@ def container(random: Random, name: str) -> Object:
         amounts = {"cpu": random.choice(["1", 2]), "memory": random.choice(["48Gi", "1Gi"])}
         made["resources"] = {"limits": amounts, "requests": dict(amounts)}
     if random.random() < 0.3:
-        made["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]
+        mounts = [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "s", "mountPath": "/scripts"}]
+        made["volumeMounts"] = random.sample(mounts, random.choice([1, 2]))
     if random.random() < 0.3:
         made["securityContext"] = random.choice(
             [{}, {"runAsUser": 1000}, {"runAsNonRoot": True}, {"capabilities": {"drop": ["ALL"]}}]
@@ -76,8 +80,8 @@ def pod(random: Random) -> Object:
     }
     for field, values in (
         ("shareProcessNamespace", [True, False, None]),
-        ("initContainers", [[], None, [container(random, "init")]]),
-        ("volumes", [[], None, [{"name": "shm", "emptyDir": {"medium": "Memory"}}]]),
+        ("initContainers", [[], None, [container(random, "init")], sidecars(random)]),
+        ("volumes", [[], None, [{"name": "shm", "emptyDir": {"medium": "Memory"}}], [SCRIPTS]]),
         ("imagePullSecrets", [[{"name": "pull"}], []]),
         ("restartPolicy", ["Always", "Never"]),
         ("securityContext", [{}, {"runAsUser": 0}]),
@@ -85,6 +89,14 @@ def pod(random: Random) -> Object:
         if random.random() < 0.3:
             made[field] = random.choice(values)
     return made
+
+
+def sidecars(random: Random) -> list[Object]:
+    """Init containers, some of which run as long as the pod."""
+    return [
+        container(random, name) | random.choice([{}, {"restartPolicy": "Always"}])
+        for name in ("i", "j", "k")[: random.randrange(1, 4)]
+    ]
 
 
 def template(random: Random) -> Object:
@@ -105,8 +117,15 @@ def document(random: Random, name: str) -> Object:
             ("LeaderWorkerSet", "leaderworkerset.x-k8s.io/v1",
              {"leaderWorkerTemplate": {"restartPolicy": "None", "leaderTemplate": template(random),
                                        "workerTemplate": template(random)}}),
-            ("RayCluster", "ray.io/v1", {"headGroupSpec": {"template": template(random)},
-                                         "workerGroupSpecs": [{"template": template(random)}]}),
+            ("RayCluster", "ray.io/v1", ray(random)),
+            ("RayClusterFleet", "orchestration.aibrix.ai/v1alpha1",
+             {"template": {"spec": ray(random)}}),
+            ("StormService", "orchestration.aibrix.ai/v1alpha1",
+             {"template": {"spec": {"roles": [{"name": "r", "template": template(random)}]}}}),
+            ("ClusterServingRuntime", "serving.kserve.io/v1alpha1",
+             {"supportedModelFormats": [{"name": "vLLM", "autoSelect": random.random() < 0.7}],
+              "containers": [container(random, "kserve-container"), container(random, "b")]}),
+            ("ConfigMap", "v1", None),
             ("InferenceService", "serving.kserve.io/v1beta1",
              {"predictor": {"model": {"modelFormat": {"name": "vLLM"},
                                       "args": some(random, ARGS)}}}),
@@ -115,7 +134,21 @@ def document(random: Random, name: str) -> Object:
             ("Service", "v1", {"selector": {"app": "x"}}),
         ]
     )  # fmt: skip
+    if kind == "ConfigMap":
+        data = {"run.sh": random.choice(["vllm serve m\n", "#!/bin/sh\n/scripts/run.sh\n", "x"])}
+        held = {"name": random.choice(["scripts", f"{name}-supervisor"])}
+        return {"apiVersion": version, "kind": kind, "metadata": held, "data": data}
     return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+def ray(random: Random) -> Object:
+    """What a RayCluster holds."""
+    return {
+        "enableInTreeAutoscaling": random.choice([True, False, None]),
+        "autoscalerOptions": random.choice([{"version": "v2"}, {}, None]),
+        "headGroupSpec": {"template": template(random)},
+        "workerGroupSpecs": [{"template": template(random)}],
+    }
 
 
 def spoilt(random: Random, value: Any) -> Any:
