@@ -20,8 +20,9 @@ from plimsoll_api.names import API_VERSION, SERVICE_KIND
 from plimsoll_api.supervision import Mode
 from plimsoll_cli import incidents
 from plimsoll_cli.errors import UsageError
-from plimsoll_cli.local import plan, ports
+from plimsoll_cli.local import plan
 from plimsoll_cli.local.plan import Command, Plan
+from plimsoll_cli.local.runner import free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
 ALWAYS = ("PATH", "HOME", "PYTHONPATH", "LANG", "TMPDIR", "VIRTUAL_ENV")
@@ -116,6 +117,6 @@ def _plan(
             },
         }
     )
-    made = plan.make(service, root, ports.choose([None] * 4), model, environ)
+    made = plan.make(service, root, free_ports([None] * 4), model, environ)
     config = msgspec.structs.replace(made.config, sample_interval_s=policy.interval_s)
     return replace(made, config=config)

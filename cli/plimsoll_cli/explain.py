@@ -10,9 +10,8 @@ from rich.text import Text
 from plimsoll_api.incident_story import Story
 from plimsoll_api.names import POLICY_LABEL, SERVICE_LABEL
 from plimsoll_api.units import format_bytes, format_span
-from plimsoll_cli.incident_view import IncidentView, target
-from plimsoll_cli.spark import plot
-from plimsoll_cli.timeline import cut, state, step_line
+from plimsoll_cli.incident_view import IncidentView, cut, state, step_line, target
+from plimsoll_cli.output import plot
 
 WHAT = {
     "HostGrowth": "host memory grew beyond what the engine's ledger explains",

@@ -20,6 +20,8 @@ from plimsoll_api.names import INCIDENT_PLURAL, POLICY_KIND, POLICY_LABEL, SERVI
 from plimsoll_api.units import format_bytes
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.incident_view import (
+    OPEN_STYLE,
+    STYLE,
     IncidentView,
     UnreadableError,
     is_of,
@@ -30,7 +32,6 @@ from plimsoll_cli.incident_view import (
 from plimsoll_cli.local import run_dir as folders
 from plimsoll_cli.output import Cell, Output, console, fitting, show, write
 from plimsoll_cli.targets import parse
-from plimsoll_cli.timeline import OPEN_STYLE, STYLE
 
 if TYPE_CHECKING:
     from plimsoll_cli.cluster.client import Cluster

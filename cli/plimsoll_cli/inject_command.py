@@ -157,7 +157,7 @@ def inject(
     from plimsoll_api.memory_policy import MemoryPolicy
     from plimsoll_api.supervision import Supervision
     from plimsoll_api.supervision_policy import SelectedEngine
-    from plimsoll_cli.inject import command, selection
+    from plimsoll_cli.inject import command
     from plimsoll_operator.injection.options import Options
 
     if (manifest is None) == (file is None):
@@ -207,8 +207,8 @@ def inject(
         assigned_user=_value("--platform", _assigns_user, platform),
         group_restarts=allow_group_restarts,
     )
-    wanted = selection.Selection(
-        frozenset(name or ()), selection.parse(selector) if selector is not None else ()
+    wanted = command.Selection(
+        frozenset(name or ()), command.parse_selector(selector) if selector is not None else ()
     )
     text, notes = command.run(manifest or file or Path("-"), options, wanted)
     for note in notes:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from plimsoll_api.supervision import Mode
-from plimsoll_cli import action_commands, commands, inject_command, options, tools
+from plimsoll_cli import commands, inject_command, options, tools
 from plimsoll_cli.errors import RunError, UsageError
 
 app = typer.Typer(
@@ -109,7 +109,6 @@ def replay(
 
 
 commands.register(app)
-action_commands.register(app)
 inject_command.register(app)
 tools.register(app)
 

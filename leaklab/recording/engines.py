@@ -25,8 +25,8 @@ from plimsoll_api.supervisor_config import (
     ServiceRef,
     SupervisorConfig,
 )
-from plimsoll_cli.local.plan import Command
-from plimsoll_cli.local.ports import LOOPBACK, choose
+from plimsoll_cli.local.plan import LOOPBACK, Command
+from plimsoll_cli.local.runner import free_ports
 from plimsoll_probe.install import install as install_probe
 from tests.conformance.peers import CHECKPOINT, Peer
 
@@ -83,7 +83,7 @@ def install(folder: Path) -> None:
 
 def launch(run: Run, place: Place, peer: Peer | None) -> Launch:
     """Write the run's configuration, and return how its engine starts."""
-    port, admin_port = choose([None, None])
+    port, admin_port = free_ports([None, None])
     url = f"http://{LOOPBACK}:{port}"
     folder = place.folder
     (folder / "etc").mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ import msgspec
 import pytest
 
 from plimsoll_api.admin import EngineState, Epoch, Role, Status
-from plimsoll_cli.local import ports
+from plimsoll_cli.local.runner import free_ports
 
 PLIMSOLL = (sys.executable, "-m", "plimsoll_cli.main")
 START_S = 150.0
@@ -77,7 +77,7 @@ class Local:
         self.root = folder / name
         manifest = folder / f"{name}.yaml"
         # Of its own, so that nothing else on this machine can take it while the engine starts.
-        (port,) = ports.choose([None])
+        (port,) = free_ports([None])
         manifest.write_text(
             MANIFEST.format(name=name, model=model, env=env, port=port, stall=stall)
         )

@@ -13,7 +13,7 @@ import pytest
 
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.inject import command
-from plimsoll_cli.inject.selection import Selection
+from plimsoll_cli.inject.command import Selection
 from plimsoll_operator.injection.options import Options
 
 CORPUS = Path(__file__).parent / "corpus"

@@ -14,7 +14,7 @@ from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.inject import command
-from plimsoll_cli.inject.selection import Selection
+from plimsoll_cli.inject.command import Selection
 from plimsoll_cli.yaml_tree import split
 from plimsoll_operator.injection.options import Options
 from plimsoll_operator.injection.policy import admit

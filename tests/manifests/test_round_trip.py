@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.inject import command
-from plimsoll_cli.inject.selection import Selection
+from plimsoll_cli.inject.command import Selection
 from plimsoll_cli.main import app
 from plimsoll_operator.injection.options import Options
 

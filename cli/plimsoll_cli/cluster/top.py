@@ -16,8 +16,18 @@ from rich.text import Text
 from plimsoll_api.names import POLICY_KIND, POLICY_PLURAL, SERVICE_KIND, SERVICE_PLURAL
 from plimsoll_cli.cluster.client import AbsentError, Cluster, Object
 from plimsoll_cli.errors import RunError
-from plimsoll_cli.output import Cell, Output, console, fitting, plain, show, table, write
-from plimsoll_cli.spark import bar, sparkline
+from plimsoll_cli.output import (
+    Cell,
+    Output,
+    bar,
+    console,
+    fitting,
+    plain,
+    show,
+    sparkline,
+    table,
+    write,
+)
 
 NOTHING = "no services and no policies"
 PERIOD_S = 2.0

@@ -70,17 +70,18 @@ def record(made: Sequence[Change]) -> list[str]:
 
 def undo(text: str, root: Node | None, lines: Sequence[str]) -> list[Change]:
     """Return what takes the changes of a record back; what is not there any more is left out."""
-    found: list[Change] = []
+    spots = []
     for line in lines:
         sign, _, rest = line.partition(" ")
         written, _, was = rest.partition(" ")
         spot = _find(root, _read(written)) if root is not None else None
-        if spot is None:
-            continue
-        if sign == "+":
-            found.append(Change(*spot.removal(text), "", ()))
-        elif sign == "=":
-            found.append(Change(*spot.span(text), str(json.loads(was)), ()))
+        if spot is not None and sign in ("+", "="):
+            spots.append((spot, None if sign == "+" else str(json.loads(was))))
+    added = {id(spot.node) for spot, was in spots if was is None}
+    found = [
+        Change(*(spot.removal(text, added) if was is None else spot.span(text)), was or "", ())
+        for spot, was in spots
+    ]
     made: list[Change] = []
     for one in sorted(found, key=lambda one: (one.start, one.end)):
         # Two neighbours in brackets share what separates them.
@@ -311,18 +312,27 @@ class _Spot:
             return " "
         return " " if self.owner is not None and self.owner.kind == "mapping" else ""
 
-    def removal(self, text: str) -> tuple[int, int]:
-        """Return where the entry or item stands, with what separates it from the others."""
+    def removal(self, text: str, added: set[int]) -> tuple[int, int]:
+        """Return where the entry or item stands, with what separates it from the others.
+
+        In brackets these are all neighbours that were ``added``, by the ids of their values.
+        """
         assert self.owner is not None
         siblings, place = self.owner.children, self.place
+        if not self.owner.flow:
+            start = text.rfind("\n", 0, siblings[place].start) + 1
+            return start, _line_end(text, self.node)
         step = 2 if self.owner.kind == "mapping" else 1
-        if self.owner.flow:
-            if place:
-                return siblings[place - 1].end, self.node.end
-            follows = siblings[step].start if len(siblings) > step else self.node.end
-            return siblings[place].start, follows
-        start = text.rfind("\n", 0, siblings[place].start) + 1
-        return start, _line_end(text, self.node)
+        first, end = place, place + step
+        while first and id(siblings[first - 1]) in added:
+            first -= step
+        while end < len(siblings) and id(siblings[end + step - 1]) in added:
+            end += step
+        if first:
+            return siblings[first - 1].end, siblings[end - 1].end
+        if end < len(siblings):
+            return siblings[0].start, siblings[end].start
+        return _inside(text, self.owner), siblings[end - 1].end
 
 
 def _find(root: Node, path: Path) -> _Spot | None:

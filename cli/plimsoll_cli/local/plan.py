@@ -12,7 +12,6 @@ from plimsoll_api.names import SUPERVISOR_MODULE
 from plimsoll_api.supervisor_config import CONFIG_FILE, SupervisorConfig
 from plimsoll_api.units import parse_duration
 from plimsoll_cli.errors import UsageError
-from plimsoll_cli.local.ports import LOOPBACK
 from plimsoll_operator.render import (
     Places,
     engine_args,
@@ -21,6 +20,7 @@ from plimsoll_operator.render import (
     supervisor_config,
 )
 
+LOOPBACK = "127.0.0.1"
 STOP_MARGIN_S = 10.0
 """After the drain's deadline the engine frees its memory; then it is killed."""
 NOT_FOR_CHILDREN = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "PLIMSOLL_INJECT")

@@ -10,8 +10,10 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import random
+import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -21,9 +23,9 @@ from plimsoll_api import supervisor_config
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import TOKEN_FILE
 from plimsoll_cli.errors import RunError, UsageError
-from plimsoll_cli.local import model, plan, ports
+from plimsoll_cli.local import model, plan
 from plimsoll_cli.local.container import Container
-from plimsoll_cli.local.plan import Plan
+from plimsoll_cli.local.plan import LOOPBACK, Plan
 
 LIVE_TIMEOUT_S = 60.0
 SUPERVISOR_STOP_S = 10.0
@@ -43,7 +45,7 @@ async def prepare(
     folder, missing = model.resolve(service, root)
     if missing:
         await model.make(service, folder, say)
-    chosen = ports.choose(plan.wanted_ports(service))
+    chosen = free_ports(plan.wanted_ports(service))
     return plan.make(service, root, chosen, folder, os.environ if environ is None else environ)
 
 
@@ -156,4 +158,38 @@ def _write_files(its_plan: Plan) -> None:
 def _unusable(root: Path, error: OSError) -> UsageError:
     return UsageError(
         f"--run-dir {error.filename or root}: {error.strerror}: use a writable directory"
+    )
+
+
+PORT_RANGE = range(20_000, 32_000)
+"""Below Linux's default ephemeral range (32768 to 60999, ip(7)), so that no outgoing connection
+takes a port between its choice and its use."""
+PORT_TRIES = 200
+
+
+def free_ports(wanted: Sequence[int | None]) -> list[int]:
+    """Return each wanted port that is free on the loopback, and another free one for the rest.
+
+    None stands for any port. All of them differ. Raises OSError if none is free.
+    """
+    with contextlib.ExitStack() as held:
+        return [_hold(port, held) for port in wanted]
+
+
+def _hold(wanted: int | None, held: contextlib.ExitStack) -> int:
+    others = random.sample(PORT_RANGE, PORT_TRIES)
+    for port in others if wanted is None else [wanted, *others]:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # As the servers do: connections of an earlier run that linger do not count.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((LOOPBACK, port))
+            listener.listen(1)
+        except OSError:
+            listener.close()
+            continue
+        held.enter_context(contextlib.closing(listener))
+        return port
+    raise OSError(
+        f"no free TCP port for {wanted or 'a replica'} on {LOOPBACK}, tried {PORT_TRIES} others"
     )

@@ -21,8 +21,8 @@ from plimsoll_api.assessment import (
 from plimsoll_api.incident_story import of_record
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.units import format_bytes, format_span
+from plimsoll_cli.incident_view import incident_lines
 from plimsoll_cli.local.status import Snapshot
-from plimsoll_cli.timeline import incident_lines
 
 PERIOD_S = 0.4
 MEDIUM, WIDE = 72, 90

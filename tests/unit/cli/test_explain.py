@@ -26,8 +26,7 @@ from plimsoll_cli.cluster.top import (
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.incident_view import IncidentView, UnreadableError, of_object
 from plimsoll_cli.incidents import queries
-from plimsoll_cli.output import Output, dump, show
-from plimsoll_cli.spark import BLOCKS, bar, plot, sparkline
+from plimsoll_cli.output import BLOCKS, Output, bar, dump, plot, show, sparkline
 
 MIB = 1 << 20
 INCIDENT: dict[str, Any] = {

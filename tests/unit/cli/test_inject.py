@@ -19,7 +19,7 @@ from plimsoll_api.supervision_policy import SelectedEngine
 from plimsoll_api.supervisor_config import CONTAINER_ENV, SupervisorConfig
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.inject import command
-from plimsoll_cli.inject.selection import Selection, parse
+from plimsoll_cli.inject.command import Selection, parse_selector
 from plimsoll_operator.injection import engine
 from plimsoll_operator.injection.configuration import Injected
 from plimsoll_operator.injection.documents import inject
@@ -468,14 +468,14 @@ def test_one_workload_that_cannot_be_supervised_names_itself(tmp_path: Path) -> 
 def test_selectors_are_those_of_kubectl(
     selector: str, labels: dict[str, str], expected: bool
 ) -> None:
-    chosen = Selection(requirements=parse(selector))
+    chosen = Selection(requirements=parse_selector(selector))
     assert chosen.takes({"metadata": {"labels": labels}}) is expected
 
 
 @pytest.mark.parametrize("selector", ["", "app=vllm,", "app=>3", "in (a)", "app in a"])
 def test_a_selector_of_another_form_is_an_error(selector: str) -> None:
     with pytest.raises(UsageError, match=r"--selector: .* is not a label requirement"):
-        parse(selector)
+        parse_selector(selector)
 
 
 @pytest.mark.parametrize("port", [80, 8001])

@@ -20,7 +20,7 @@ from plimsoll_api.supervision_policy import SelectedEngine, SelectedType
 from plimsoll_api.supervisor_config import SupervisorConfig
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.inject import command
-from plimsoll_cli.inject.selection import Selection
+from plimsoll_cli.inject.command import Selection
 from plimsoll_cli.main import app
 from plimsoll_operator.injection.documents import inject
 from plimsoll_operator.injection.errors import InjectionError

@@ -14,7 +14,7 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import MAKE_CHECKPOINT
 from plimsoll_api.supervision import Mode
 from plimsoll_cli.errors import UsageError
-from plimsoll_cli.local import model, plan, ports
+from plimsoll_cli.local import model, plan, runner
 
 ROOT = Path("/srv/local")
 PORTS = (8000, 21001, 21002, 21003)
@@ -102,22 +102,22 @@ def test_what_has_no_effect_here_is_said() -> None:
 
 
 def test_wanted_ports_are_taken_where_they_are_free() -> None:
-    free = ports.choose([0, 0])  # any
+    free = runner.free_ports([0, 0])  # any
 
-    assert ports.choose(free) == free
+    assert runner.free_ports(free) == free
 
 
 def test_a_port_in_use_is_replaced_and_all_differ() -> None:
     with socket.socket() as listener:
-        listener.bind((ports.LOOPBACK, 0))
+        listener.bind((plan.LOOPBACK, 0))
         listener.listen(1)
         taken = listener.getsockname()[1]
 
-        chosen = ports.choose([taken] * 4)
+        chosen = runner.free_ports([taken] * 4)
 
     assert taken not in chosen
     assert len(set(chosen)) == 4
-    assert all(port in ports.RANGE for port in chosen)
+    assert all(port in runner.PORT_RANGE for port in chosen)
 
 
 def test_a_checkpoint_directory_is_used_as_it_is(tmp_path: Path) -> None:
