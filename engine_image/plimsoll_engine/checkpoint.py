@@ -13,7 +13,8 @@ Where several files say the same, the order is that of transformers and vLLM:
 - Sampling defaults are those fields of generation_config.json that vLLM takes
   (``--generation-config auto``), whatever do_sample says.
 - The chat template is ``--chat-template``, else chat_template.jinja, else chat_template.json, else
-  that of tokenizer_config.json.
+  that of tokenizer_config.json. Several have names: ``tool_use`` is for chats with tools, and each
+  file of additional_chat_templates has its own.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+DEFAULT_TEMPLATE, TOOLS_TEMPLATE = "default", "tool_use"
 NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 """Special tokens that chat templates know by name."""
 DEFAULTS: dict[str, tuple[float, float]] = {
@@ -54,8 +56,9 @@ class Checkpoint:
     """What the folder of a checkpoint says.
 
     ``ends`` are the tokens that end a text, ``special`` the texts of the tokens in NAMED,
-    ``num_tokens`` is one more than the largest number of a token, ``defaults`` are the sampling
-    fields for requests that leave them out. ``sources`` says of which file each of them is.
+    ``num_tokens`` is one more than the largest number of a token, ``chat_templates`` are
+    by name, ``defaults`` are the sampling fields for requests that leave them out. ``sources`` says
+    of which file each of them is.
     """
 
     folder: Path
@@ -63,7 +66,7 @@ class Checkpoint:
     num_tokens: int
     ends: list[int]
     special: dict[str, str]
-    chat_template: str | None
+    chat_templates: dict[str, str]
     defaults: dict[str, float]
     sources: dict[str, str]
 
@@ -79,7 +82,7 @@ class Checkpoint:
             for name in NAMED
             if settings.get(name)
         }
-        template, template_of = _template(folder, settings, chat_template)
+        templates, template_of = _templates(folder, settings, chat_template)
         ends, ends_of = _ends(folder, tokenizer, special.get("eos_token"))
         defaults = _defaults(folder) if generation_config == "auto" else {}
         sources = {
@@ -88,7 +91,7 @@ class Checkpoint:
             "sampling": GENERATION if defaults else "",
         }
         return cls(
-            folder, tokenizer, _num_tokens(folder, tokenizer), ends, special, template, defaults,
+            folder, tokenizer, _num_tokens(folder, tokenizer), ends, special, templates, defaults,
             {name: source for name, source in sources.items() if source},
         )  # fmt: skip
 
@@ -220,25 +223,35 @@ def _defaults(folder: Path) -> dict[str, float]:
     return found
 
 
-def _template(
+def _templates(
     folder: Path, settings: dict[str, Any], chosen: Path | None
-) -> tuple[str | None, str]:
-    """Return the source of the chat template, and the file that it is of."""
+) -> tuple[dict[str, str], str]:
+    """Return the sources of the chat templates by name, and the file that the default one is of."""
     try:
-        for file in (chosen, folder / "chat_template.jinja"):
-            if file is not None and (file is chosen or file.is_file()):
-                return file.read_text(encoding="utf-8"), file.name
+        if chosen is not None:
+            return {DEFAULT_TEMPLATE: chosen.read_text(encoding="utf-8")}, chosen.name
+        more = {
+            file.stem: file.read_text(encoding="utf-8")
+            for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))
+        }
+        file = folder / "chat_template.jinja"
+        if file.is_file():
+            return {DEFAULT_TEMPLATE: file.read_text(encoding="utf-8")} | more, file.name
         for name, holder in (
             ("chat_template.json", read_json(folder / "chat_template.json")),
             (TOKENIZER_CONFIG, settings),
         ):
             source = holder.get("chat_template")
-            if isinstance(source, list):  # several, by name
-                source = {entry["name"]: entry["template"] for entry in source}.get("default")
-            if isinstance(source, str):
-                return source, name
+            if isinstance(source, list):
+                source = {entry["name"]: entry["template"] for entry in source}
+            elif isinstance(source, str):
+                source = {DEFAULT_TEMPLATE: source}
+            if isinstance(source, dict) and source:
+                if not all(isinstance(one, str) for one in source.values()):
+                    raise ValueError("a template is no text")
+                return source | more, name
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{chosen or folder}: the chat template cannot be read: {error!r}"
         ) from None
-    return None, ""
+    return more, ""

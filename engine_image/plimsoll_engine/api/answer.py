@@ -73,6 +73,8 @@ class Answer(Response):
         """The token that ends the reasoning, where the usage is to count it."""
         self.of_prompts: OfPrompts | None = None
         """Where something is to be said of the prompts' tokens."""
+        self.warnings: Sequence[str] = ()
+        """Headers that tell what became of the request."""
         self._begun = False
         self._sent = [0] * len(batch.generations)
         """How many tokens of each choice the stream has sent."""
@@ -207,6 +209,7 @@ class Answer(Response):
 
     async def _start(self, send: Send, media_type: bytes) -> None:
         headers = [(b"content-type", media_type), (b"cache-control", b"no-cache")]
+        headers += [(b"x-plimsoll-warning", one.encode()) for one in self.warnings]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._begun = True
 

@@ -43,6 +43,9 @@ class ApiKeys:
         Takes the same time wherever the key is wrong, and however long it is.
         """
         self._refresh()
+        scheme, _, given = authorization.partition(b" ")
+        if scheme.lower() == b"bearer":  # its case means nothing (RFC 9110, section 11.1)
+            authorization = b"Bearer " + given.strip()
         found = None
         for number, key in enumerate(self._keys, 1):
             if key.equals(authorization):
@@ -78,7 +81,9 @@ class Guard:
 
         Its tenant is in the scope.
         """
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        # A browser asks with OPTIONS and without a key whether it may send a request.
+        asks = scope["type"] == "http" and scope["method"] != "OPTIONS"
+        if asks and scope["path"] not in OPEN_PATHS:
             given = next((v for k, v in scope["headers"] if k == b"authorization"), b"")
             tenant = self._keys.tenant(given)
             if tenant is None:

@@ -75,7 +75,7 @@ async def chat(
 def check_model(engine: AsyncEngine, model: str) -> RegisteredAdapter | None:
     """Return the adapter of this name, None for the model itself; ApiError where it is neither."""
     served = engine.settings.served_model_name
-    if model == served:
+    if model in ("", served):
         return None
     if (adapter := engine.adapters.find(model)) is not None:
         return adapter

@@ -6,7 +6,7 @@ from typing import Any
 
 from plimsoll_engine.api import errors
 from plimsoll_engine.api.errors import invalid
-from plimsoll_engine.api.protocol import Message
+from plimsoll_engine.api.protocol import Message, part_text
 from plimsoll_engine.frontend.requests.media_reader import MediaReader
 from plimsoll_engine.frontend.requests.request_log import QueueFull
 from plimsoll_engine.messages.worker_ipc import Media
@@ -40,15 +40,8 @@ def parts(message: Message) -> list[dict[str, Any]]:
     for part in content:
         if part.get("type") == "image_url":
             found.append({"type": "image"})
-        elif part.get("type") == "text" and isinstance(part.get("text"), str):
-            found.append({"type": "text", "text": part["text"]})
         else:
-            raise invalid(
-                f"content of type {part.get('type')!r} is not supported: this model takes text and"
-                " image_url",
-                "messages",
-                "unsupported_value",
-            )
+            found.append({"type": "text", "text": part_text(part)})
     return found
 
 

@@ -23,13 +23,23 @@ _FIELD = re.compile(
 )
 
 
-def decode(body: bytes | bytearray, kind: type[_Body]) -> _Body:
-    """Return the request in ``body``.
+def decode(
+    body: bytes | bytearray,
+    kind: type[_Body],
+    strict: bool = False,
+    warnings: list[str] | None = None,
+) -> _Body:
+    """Return the request in ``body``; null stands for a field's default.
 
-    Raises ApiError 400 that names the field, or else the body.
+    A field that is not known is named in ``warnings``, or refused where ``strict``. Raises
+    ApiError 400 that names the field, or else the body.
     """
     try:
-        request = msgspec.json.decode(body, type=kind)
+        given = msgspec.json.decode(body, type=_FIELDS)
+        unknown = _without_unknown(given, kind)
+        request = msgspec.json.decode(msgspec.json.encode(given), type=kind)
+        if "messages" in given:
+            _keep_more(request, given["messages"])
     except msgspec.ValidationError as error:
         match = _FIELD.search(str(error))
         if match is None:
@@ -41,9 +51,78 @@ def decode(body: bytes | bytearray, kind: type[_Body]) -> _Body:
         raise invalid("the body is nested too deeply", code="invalid_json") from None
     except UnicodeDecodeError as error:
         raise invalid(f"the body is not UTF-8: {error}", code="invalid_utf8") from None
+    if unknown and strict:
+        raise invalid(f"the body: unknown field `{unknown[0]}`", unknown[0].rstrip(".") or None)
+    if unknown and warnings is not None:
+        named = ", ".join(one.encode("ascii", "replace").decode()[:64] for one in unknown[:8])
+        warnings.append(f"unknown fields are without effect: {named}")
     if isinstance(request, CompletionRequest | ChatRequest | BatchChatRequest):
         check(request)
     return request
+
+
+_FIELDS = dict[str, msgspec.Raw]
+HARMLESS = frozenset(
+    {
+        "client_metadata", "include_obfuscation", "prediction", "prompt_cache_key",
+        "prompt_cache_retention", "request_id", "safety_identifier", "service_tier", "store",
+        "user", "verbosity",
+    }
+)  # fmt: skip
+"""Fields of clients that ask for nothing of the text: taken in silence."""
+UNSUPPORTED = frozenset(
+    {
+        "audio", "chat_template", "dry_multiplier", "ebnf", "function_call", "functions", "grammar",
+        "guided_choice", "guided_grammar", "guided_json", "guided_regex", "json_schema",
+        "kv_transfer_params", "logits_processors", "mirostat", "prompt_embeds", "regex",
+        "structural_tag", "thinking", "thinking_token_budget", "top_a", "typical_p",
+        "web_search_options",
+    }
+)  # fmt: skip
+"""Fields of other engines, and of OpenAI, that would change the answer."""
+LENIENT = ("stream_options", "text", "reasoning")
+"""Fields that are objects, and in which unknown fields are of no weight either."""
+MESSAGE_FIELDS = frozenset(Message.__struct_fields__)
+
+
+def _without_unknown(given: dict[str, msgspec.Raw], kind: type[Any], inner: str = "") -> list[str]:
+    """Take nulls and unknown fields out of ``given``, and return the names of the latter."""
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    unknown = []
+    for name, value in list(given.items()):
+        if bytes(memoryview(value)[:8]).strip() == b"null":
+            del given[name]
+        elif name not in fields:
+            if name in UNSUPPORTED or (name == "modalities" and b"audio" in bytes(value)):
+                message = f"{name} is not supported by this engine: leave it out"
+                raise ApiError(400, message, param=inner + name, code="unsupported_value")
+            if name not in HARMLESS and name != "modalities":
+                unknown.append(inner + name)
+            del given[name]
+        elif name in LENIENT and (struct := _struct(fields[name].type)) is not None:
+            try:
+                parts = msgspec.json.decode(value, type=_FIELDS)
+            except msgspec.ValidationError:
+                continue  # it is no object: decoding the whole says so
+            unknown += _without_unknown(parts, struct, f"{name}.")
+            given[name] = msgspec.Raw(msgspec.json.encode(parts))
+    return unknown
+
+
+def _struct(annotation: Any) -> type[Any] | None:
+    kinds = getattr(annotation, "__args__", ())
+    return next((one for one in kinds if isinstance(one, type(msgspec.Struct))), None)
+
+
+def _keep_more(request: Any, raw: msgspec.Raw) -> None:
+    """Give the messages of ``request`` the fields that only chat templates know."""
+    texts = msgspec.json.decode(raw, type=list[Any])
+    lists = zip(request.messages, texts, strict=True)
+    for messages, given in lists if isinstance(texts[0], list) else [(request.messages, texts)]:
+        for message, fields in zip(messages, given, strict=True):
+            message.more = {
+                name: value for name, value in fields.items() if name not in MESSAGE_FIELDS
+            }
 
 
 # Field, the values that ask for nothing.

@@ -54,6 +54,10 @@ class Context(msgspec.Struct, frozen=True):
     max_queued: int
     max_values: int
     tool_call_parser: str | None = None
+    strict: bool = False
+    """Whether unknown fields are refused."""
+    skip_hosted_tools: bool = False
+    """Whether tools that only OpenAI runs are left out."""
 
 
 class PreparedBody(msgspec.Struct, Generic[_Body]):
@@ -77,6 +81,8 @@ class PreparedBody(msgspec.Struct, Generic[_Body]):
     reasons: list[int] = []
     bad_words: list[list[int]] = []
     told: bytes = b""
+    warnings: list[str] = []
+    """What the client should know of its request, in a header of the answer."""
 
 
 class Text(msgspec.Struct):
@@ -84,20 +90,25 @@ class Text(msgspec.Struct):
 
     model: str | None
     answer: bytes
+    warnings: list[str] = []
 
 
 class Preparation:
-    """Prepares requests for one checkpoint; ``sees`` means that its template takes images."""
+    """Prepares requests for one checkpoint.
 
-    def __init__(self, tokenizer: Tokenizer, sees: bool) -> None:
+    ``image`` is the token that stands for an image, where the model sees.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, image: str | None = None) -> None:
         self._tokenizer = tokenizer
-        self._prompt = ChatPrompt(tokenizer, sees)
-        self._sees = sees
-        self._family = tool_families.of_template(tokenizer.chat_template or "")
+        self._prompt = ChatPrompt(tokenizer, image)
+        self._sees = image is not None
+        self._family = tool_families.of_template(tokenizer.template_source(tools=True))
 
     def completion(self, raw: bytes | bytearray, of: Context) -> PreparedBody[CompletionRequest]:
         """Return the batch of a completion's body; raise ApiError where the body is wrong."""
-        body = decode(raw, CompletionRequest)
+        warnings: list[str] = []
+        body = decode(raw, CompletionRequest, of.strict, warnings)
         prompts = _prompts(body.prompt)
         choices = len(prompts) * (body.n or 1)
         if choices > of.max_queued:
@@ -128,30 +139,36 @@ class Preparation:
             output_grammar.of(body, self._tokenizer, ""),
             echoes=echoes,
             bad_words=self._bad_words(body),
+            warnings=warnings,
         )
 
     def chat(self, raw: bytes | bytearray, of: Context) -> PreparedBody[ChatRequest]:
         """Return the batch of a chat's body; raise ApiError where the body is wrong."""
-        body = decode(raw, ChatRequest)
-        return self._prepared(body, [body.messages], "messages", of)
+        warnings: list[str] = []
+        body = decode(raw, ChatRequest, of.strict, warnings)
+        return self._prepared(body, [body.messages], "messages", of, warnings)
 
     def chats(self, raw: bytes | bytearray, of: Context) -> PreparedBody[ChatRequest]:
         """Return the batch of a body with several conversations; ApiError where it is wrong."""
-        batch = decode(raw, BatchChatRequest)
+        warnings: list[str] = []
+        batch = decode(raw, BatchChatRequest, of.strict, warnings)
         if len(batch.messages) > of.max_queued:
             raise too_many(len(batch.messages), of.max_queued, "messages")
         fields = {name: getattr(batch, name) for name in batch.__struct_fields__}
         body = ChatRequest(**fields | {"messages": batch.messages[0]})
-        return self._prepared(body, batch.messages, "messages", of)
+        return self._prepared(body, batch.messages, "messages", of, warnings)
 
     def responses(self, raw: bytes | bytearray, of: Context) -> PreparedBody[ChatRequest]:
         """Return the batch of a body of ``/v1/responses``; raise ApiError where it is wrong."""
-        body = decode(raw, ResponsesRequest)
+        warnings: list[str] = []
+        body = decode(raw, ResponsesRequest, of.strict, warnings)
+        responses_request.leave_out_hosted(body, of.skip_hosted_tools, warnings)
         try:
             chat = responses_request.chat_of(body)
-            prepared = self._prepared(chat, [chat.messages], "messages", of)
+            prepared = self._prepared(chat, [chat.messages], "messages", of, warnings)
         except ApiError as error:
-            error.param = responses_request.FIELDS.get(error.param or "", error.param)
+            param = (error.param or "").partition("[")[0]
+            error.param = responses_request.FIELDS.get(param, error.param)
             raise
         prepared.told = msgspec.json.encode(
             responses_request.echoed(body, self._tokenizer.checkpoint.defaults)
@@ -159,7 +176,12 @@ class Preparation:
         return prepared
 
     def _prepared(
-        self, body: ChatRequest, conversations: list[list[Message]], param: str, of: Context
+        self,
+        body: ChatRequest,
+        conversations: list[list[Message]],
+        param: str,
+        of: Context,
+        warnings: list[str],
     ) -> PreparedBody[ChatRequest]:
         if (body.n or 1) > of.max_queued:
             raise too_many(body.n or 1, of.max_queued, "n")
@@ -167,11 +189,13 @@ class Preparation:
         must_match = output_grammar.of(body, self._tokenizer, family)
         prompts, echoes, reasons = [], [], []
         variables = self._prompt.variables(body.chat_template_kwargs, body.reasoning_effort)
+        if body.documents is not None:
+            variables["documents"] = body.documents
         tools = [] if body.tool_choice == "none" else body.tools or []
         # A grammar holds from the first token on, so it leaves no room for reasoning.
         thinking = must_match is None and variables.get("enable_thinking") is not False
         for number, conversation in enumerate(conversations):
-            text = self._rendered(body, conversation, tools, variables, of)
+            text = self._rendered(body, conversation, tools, variables, of, warnings)
             ids = self._encode(text, of, param, special=bool(body.add_special_tokens))
             ids = truncation.cut(ids, body, of.max_model_len)
             _fits(ids, of, param)
@@ -190,23 +214,24 @@ class Preparation:
         light = msgspec.structs.replace(
             body, messages=[Message(role="user")], tools=None, tool_choice=None,
             chat_template_kwargs=None, response_format=None, structured_outputs=None, metadata=None,
-            bad_words=None,
+            bad_words=None, documents=None,
         )  # fmt: skip
         return PreparedBody(
             light, prompts, must_match, chat_images.files(urls) if urls else [], echoes,
             family=family if tools or family == "openai" else "", texts=_texts(tools),
-            reasons=reasons, bad_words=self._bad_words(body),
+            reasons=reasons, bad_words=self._bad_words(body), warnings=warnings,
         )  # fmt: skip
 
     def tokenize(self, raw: bytes | bytearray, of: Context) -> Text:
         """Return the tokens that a body asks for; raise ApiError where the body is wrong."""
-        body = decode(raw, TokenizeRequest)
+        warnings: list[str] = []
+        body = decode(raw, TokenizeRequest, of.strict, warnings)
         if (body.prompt is None) == (body.messages is None):
             raise invalid("give either a prompt or messages", "prompt")
         if body.messages is not None:
             check_turn(body.add_generation_prompt, body.continue_final_message)
             variables = self._prompt.variables(body.chat_template_kwargs, None)
-            text = self._rendered(body, body.messages, body.tools or [], variables, of)
+            text = self._rendered(body, body.messages, body.tools or [], variables, of, warnings)
             ids = self._encode(text, of, "messages", special=bool(body.add_special_tokens))
             _fits(ids, of, "messages")
         else:
@@ -219,14 +244,15 @@ class Preparation:
             "tokens": ids,
             "token_strs": texts,
         }
-        return Text(body.model, msgspec.json.encode(answer))
+        return Text(body.model, msgspec.json.encode(answer), warnings)
 
     def detokenize(self, raw: bytes | bytearray, of: Context) -> Text:
         """Return the text that a body asks for; raise ApiError where the body is wrong."""
-        body = decode(raw, DetokenizeRequest)
+        warnings: list[str] = []
+        body = decode(raw, DetokenizeRequest, of.strict, warnings)
         _fits(body.tokens, of, "tokens")
         answer = {"prompt": self._text(body.tokens, "tokens")}
-        return Text(body.model, msgspec.json.encode(answer))
+        return Text(body.model, msgspec.json.encode(answer), warnings)
 
     def _rendered(
         self,
@@ -235,6 +261,7 @@ class Preparation:
         tools: list[Tool],
         variables: dict[str, Any],
         of: Context,
+        warnings: list[str],
     ) -> str:
         """Return a chat as the template writes it, with the assistant's turn as ``body`` wants."""
         most = None if of.max_model_len is None else of.max_model_len * CHARACTERS_PER_TOKEN
@@ -242,6 +269,7 @@ class Preparation:
             return self._prompt.render(
                 conversation, tools, variables, most,
                 begin=body.add_generation_prompt, resume=body.continue_final_message,
+                warnings=warnings,
             )  # fmt: skip
         except TooLong as error:
             assert of.max_model_len is not None

@@ -58,8 +58,12 @@ class Preparer:
     def __init__(self, engine: AsyncEngine, timeout_s: float) -> None:
         self._engine = engine
         self._timeout_s = timeout_s
-        self._sees = engine.media.processors.image is not None
-        self._here = Preparation(engine.tokenizer, self._sees)
+        image = engine.media.processors.image
+        self._image = None
+        if image is not None:
+            token = image.placeholder
+            self._image = "<image>" if token is None else engine.tokenizer.decode([token])
+        self._here = Preparation(engine.tokenizer, self._image)
         self._turns = Turns(1)
         # One thread for one process: it lives as long as the process that dies with it.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prepare")
@@ -123,7 +127,11 @@ class Preparer:
     def _context(self) -> Context:
         limit = self._engine.max_model_len
         settings = self._engine.settings
-        return Context(limit, settings.max_queued, max_values(limit), settings.api.tool_call_parser)
+        api = settings.api
+        return Context(
+            limit, settings.max_queued, max_values(limit), api.tool_call_parser,
+            api.strict_requests, api.skip_hosted_tools,
+        )  # fmt: skip
 
     async def _there(
         self,
@@ -200,8 +208,8 @@ class Preparer:
                 f"--model={self._engine.settings.model}",
                 f"--generation-config={self._engine.settings.api.generation_config}",
             ]  # fmt: skip
-            if self._sees:
-                command.append("--sees")
+            if self._image is not None:
+                command.append(f"--image-token={self._image}")
             if (template := self._engine.settings.api.chat_template) is not None:
                 command.append(f"--chat-template={template}")
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])

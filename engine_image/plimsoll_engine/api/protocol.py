@@ -1,6 +1,7 @@
-"""The bodies that the serving API takes, decoded strictly.
+"""The bodies that the serving API takes.
 
-An unknown field is an error, and so is a known one whose wish this engine would not fulfil.
+A known field whose wish this engine would not fulfil is an error. What becomes of an unknown one is
+said in :mod:`plimsoll_engine.api.decoding`.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 Part = Annotated[dict[str, Any], msgspec.Meta(max_length=64)]
 Parts = Annotated[list[Part], msgspec.Meta(max_length=1024)]
 ToolCalls = Annotated[list[Part], msgspec.Meta(max_length=128)]
+Documents = Annotated[list[Part], msgspec.Meta(max_length=1024)]
 TemplateVariables = Annotated[dict[str, Any], msgspec.Meta(max_length=64)]
 # OpenAI's is 16 pairs.
 Metadata = Annotated[dict[str, str], msgspec.Meta(max_length=64)]
@@ -71,10 +73,11 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Fields of both APIs.
 
     The second group is vLLM's, and so are ``priority`` and ``cache_salt``; ``deadline_s`` is our
-    own. The last group says nothing about the text and is let through.
+    own. The last group says nothing about the text and is let through. Without ``model`` it is the
+    one that is served.
     """
 
-    model: str
+    model: str = ""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: MaxTokens | None = None
@@ -119,10 +122,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class CompletionRequest(_Common, kw_only=True):
-    """The body of ``/v1/completions``.
-
-    Unknown fields are refused, so that none is silently without effect.
-    """
+    """The body of ``/v1/completions``."""
 
     # One text or list of token ids, or a list of them.
     prompt: str | list[str | TokenId | list[TokenId]]
@@ -138,7 +138,8 @@ Role = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
 class Message(msgspec.Struct, kw_only=True):
     """One message of a conversation; ``content`` may hold images where the model sees.
 
-    Which roles there are is the chat template's matter.
+    Which roles there are is the chat template's matter, and so are ``more``: all other fields, by
+    name (``reasoning_content``).
     """
 
     role: Role
@@ -146,6 +147,7 @@ class Message(msgspec.Struct, kw_only=True):
     name: str | None = None
     tool_calls: ToolCalls | None = None
     tool_call_id: str | None = None
+    more: dict[str, Any] = msgspec.field(default_factory=dict, name="\ue000more")
 
 
 Messages = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=4096)]
@@ -200,6 +202,7 @@ class ChatBody(_Common, kw_only=True):
     service_tier: str | None = None
 
     chat_template_kwargs: TemplateVariables | None = None
+    documents: Documents | None = None
     include_reasoning: bool = True
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
@@ -255,20 +258,28 @@ class UnloadAdapterRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
     lora_name: AdapterName
 
 
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
+"""Types of parts that are texts, in chats and in ``/v1/responses``."""
+
+
 def text_content(message: Message) -> str:
     """Return a message's text; its parts in order where it has several.
 
-    It is empty where the content is null: many templates would write the word None.
+    Parts are joined with line breaks, as in vLLM. Null is empty.
     """
     if message.content is None or isinstance(message.content, str):
         return message.content or ""
-    texts: list[str] = []
-    for part in message.content:
-        if part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise invalid(
-                f"content of type {part.get('type')!r} is not supported: this engine reads text",
-                "messages",
-                "unsupported_value",
-            )
-        texts.append(part["text"])
-    return "".join(texts)
+    return "\n".join(part_text(part) for part in message.content)
+
+
+def part_text(part: dict[str, Any]) -> str:
+    """Return the text of a part; raise ApiError where it is of another type."""
+    kind = part.get("type")
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if kind not in TEXT_PARTS or not isinstance(text, str):
+        raise invalid(
+            f"content of type {kind!r} is not supported: this model takes text",
+            "messages",
+            "unsupported_value",
+        )
+    return text

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 
 from plimsoll_engine.api.errors import invalid
-from plimsoll_engine.api.protocol import Message
+from plimsoll_engine.api.protocol import TEXT_PARTS, Message
 
-_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "input_image": "image_url"}
+_PARTS = dict.fromkeys(TEXT_PARTS, "text") | {"input_image": "image_url"}
 """Types of a message's parts, and those of the same part in a chat."""
 
 
@@ -29,11 +29,15 @@ def messages(instructions: str | None, given: str | list[dict[str, Any]]) -> lis
 def _add(messages: list[Message], item: dict[str, Any], field: str) -> None:
     """Append an item of ``input``; calls belong to the assistant's message before them."""
     kind = item.get("type", "message")
+    last = messages[-1] if messages else None
     if kind == "message":
-        messages.append(_message(item, field))
+        message = _message(item, field)
+        if last is not None and message.role == last.role == "assistant" and _only_thinks(last):
+            last.content = message.content
+        else:
+            messages.append(message)
     elif kind == "function_call":
         call = _call(item, field)
-        last = messages[-1] if messages else None
         if last is not None and last.role == "assistant":
             last.tool_calls = [*(last.tool_calls or []), call]
         else:
@@ -44,13 +48,33 @@ def _add(messages: list[Message], item: dict[str, Any], field: str) -> None:
             raise invalid("a function_call_output needs call_id and output", field)
         content = output if isinstance(output, str) else _parts(output, field)
         messages.append(Message(role="tool", tool_call_id=name, content=content))
-    elif kind != "reasoning":  # what was thought before is no part of a chat
+    elif kind == "reasoning":
+        if thought := _thought(item):
+            more = {"reasoning_content": thought}
+            messages.append(Message(role="assistant", more=more))
+    else:
         raise invalid(
             f"an item of type {str(kind)[:64]!r} is not supported: this engine takes message,"
             " reasoning, function_call and function_call_output",
             f"{field}.type",
             "unsupported_value",
         )
+
+
+def _only_thinks(message: Message) -> bool:
+    """Whether it is reasoning whose answer is still to come."""
+    return bool(message.more) and message.content is None and not message.tool_calls
+
+
+def _thought(item: dict[str, Any]) -> str:
+    """Return the text of an item of reasoning, else of its summary."""
+    for name in ("content", "summary"):
+        parts = item.get(name)
+        parts = parts if isinstance(parts, list) else []
+        texts = [one.get("text") for one in parts if isinstance(one, dict)]
+        if found := "\n".join(text for text in texts if isinstance(text, str)):
+            return found
+    return ""
 
 
 def _message(item: dict[str, Any], field: str) -> Message:
@@ -78,9 +102,11 @@ def _call(item: dict[str, Any], field: str) -> dict[str, Any]:
 
 def _parts(given: list[Any], field: str) -> list[dict[str, Any]]:
     found = []
-    for part in given:
-        kind = _PARTS.get(str(part.get("type"))) if isinstance(part, dict) else None
-        value = part.get("image_url" if kind == "image_url" else "text") if kind else None
+    for one in given:
+        part = one if isinstance(one, dict) else {}
+        kind = _PARTS.get(str(part.get("type")))
+        named = "refusal" if part.get("type") == "refusal" else "text"
+        value = part.get("image_url" if kind == "image_url" else named) if kind else None
         if not isinstance(value, str):
             raise invalid(
                 "content is a text, or a list of input_text, output_text and input_image with a"

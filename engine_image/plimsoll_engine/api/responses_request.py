@@ -71,21 +71,34 @@ class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's ``text``."""
+    """OpenAI's ``text``. How much is written (``verbosity``) is the model's matter."""
 
     format: TextFormat | None = None
+    verbosity: str | None = None
 
 
 class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's ``reasoning``. ``summary`` leaves it to the server, which writes none."""
+    """OpenAI's ``reasoning``. A ``summary`` is never written: the reasoning itself is."""
 
     effort: Effort | None = None
-    summary: Literal["auto"] | None = None
+    summary: Name | None = None
+    generate_summary: Name | None = None
 
 
 Items = Annotated[list[Part], msgspec.Meta(min_length=1, max_length=ITEMS)]
-Include = Annotated[list[Literal["message.output_text.logprobs"]], msgspec.Meta(max_length=16)]
-FunctionTools = Annotated[list[FunctionTool], msgspec.Meta(max_length=128)]
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+]
+"""All but the first ask for what an answer of this engine never has."""
+Include = Annotated[list[Included], msgspec.Meta(max_length=16)]
+Tools = Annotated[list[Part], msgspec.Meta(max_length=128)]
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -106,7 +119,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     stream: bool | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
-    tools: FunctionTools | None = None
+    tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
 
@@ -159,7 +172,8 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
                 param=field,
                 code="unsupported_value",
             )
-    if body.top_logprobs is not None and not body.include:
+    wants_logprobs = LOGPROBS in (body.include or ())
+    if body.top_logprobs is not None and not wants_logprobs:
         raise invalid(f"top_logprobs needs include: [{LOGPROBS!r}]", "top_logprobs")
     choice = body.tool_choice
     chat = ChatRequest(
@@ -176,11 +190,11 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         ignore_eos=body.ignore_eos,
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
         chat_template_kwargs=body.chat_template_kwargs,
-        logprobs=bool(body.include) or None,
+        logprobs=wants_logprobs or None,
         top_logprobs=body.top_logprobs,
         stream=body.stream,
         response_format=_format(body.text),
-        tools=[_tool(tool) for tool in body.tools or []] or None,
+        tools=[_tool(tool, number) for number, tool in enumerate(body.tools or [])] or None,
         tool_choice=(
             NamedTool(type="function", function=FunctionName(name=choice.name))
             if isinstance(choice, NamedFunction)
@@ -216,7 +230,7 @@ def echoed(body: ResponsesRequest, defaults: Mapping[str, float]) -> dict[str, A
         "store": False,
         "background": False,
         "previous_response_id": None,
-        "reasoning": msgspec.to_builtins(body.reasoning or Reasoning()),
+        "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
         "service_tier": "default",
     }
 
@@ -244,7 +258,38 @@ def _format(text: TextOptions | None) -> dict[str, Any] | None:
     return {"type": wanted.type}
 
 
-def _tool(tool: FunctionTool) -> Tool:
+def leave_out_hosted(body: ResponsesRequest, skip: bool, warnings: list[str]) -> None:
+    """Take tools that only OpenAI runs out of ``body``, and say so; ApiError unless ``skip``."""
+    tools = body.tools or []
+    hosted = [str(tool.get("type"))[:64] for tool in tools if not _is_function(tool)]
+    if not hosted:
+        return
+    named = ", ".join(repr(one) for one in hosted)
+    if not skip:
+        raise ApiError(
+            400,
+            f"tools of type {named} are not supported: this engine calls functions alone; leave"
+            " them out, or start it with --skip-hosted-tools",
+            param=f"tools[{next(n for n, one in enumerate(tools) if not _is_function(one))}].type",
+            code="unsupported_value",
+        )
+    body.tools = [tool for tool in tools if _is_function(tool)]
+    if not body.tools:
+        body.tools, body.tool_choice = None, None
+    warnings.append(ascii(f"tools of these types are left out: {', '.join(hosted)}")[1:-1])
+
+
+def _is_function(tool: dict[str, Any]) -> bool:
+    return tool.get("type") == "function"
+
+
+def _tool(given: dict[str, Any], number: int) -> Tool:
+    try:
+        tool = msgspec.convert(
+            {name: value for name, value in given.items() if value is not None}, FunctionTool
+        )
+    except msgspec.ValidationError as error:
+        raise invalid(f"tools[{number}]: {error}", f"tools[{number}]") from None
     function = Function(
         name=tool.name,
         description=tool.description,

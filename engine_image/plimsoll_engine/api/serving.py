@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from plimsoll_api.version import version
@@ -72,17 +73,44 @@ def app(
         _adapters(api, engine, bodies)
     _probes(api, engine)
     _errors(api)
+    if origins := engine.settings.api.allowed_origins:
+        api.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"],
+            expose_headers=["x-plimsoll-warning"],
+        )  # fmt: skip
     return api
 
 
 @asynccontextmanager
-async def _read(bodies: BodyReader, request: Request, most: int) -> AsyncIterator[Body]:
+async def _read(
+    bodies: BodyReader, request: Request, most: int, *, form: bool = False
+) -> AsyncIterator[Body]:
+    if not form:
+        _check_type(request)
     try:
         async with bodies.read(request, most) as body:
             yield body
     except BodyRefused as error:
         retry = error.status in (429, 503)
         raise ApiError(error.status, str(error), code=error.code, retry=retry) from None
+
+
+def _check_type(request: Request) -> None:
+    """Raise ApiError 415 for a body that is not JSON by its type.
+
+    A web page may send forms and plain text to any server without asking it first. curl and
+    Python's urllib say that all they send is a form, so that type counts where no page sends it.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    page = "origin" in request.headers or "sec-fetch-site" in request.headers
+    if kind in ("", "application/json") or kind.endswith("+json"):
+        return
+    if kind == "application/x-www-form-urlencoded" and not page:
+        return
+    raise ApiError(
+        415, f"the body's type is {kind[:64]!r}: send content-type application/json",
+        code="unsupported_media_type",
+    )  # fmt: skip
 
 
 def _generation(
@@ -94,6 +122,7 @@ def _generation(
     async def completions(request: Request) -> Response:
         async with _read(bodies, request, sizes.text(engine.max_model_len)) as body:
             prepared = await preparer.completion(body)
+        prepared.body.model = prepared.body.model or engine.settings.served_model_name
         made = await batch.completion(engine, prepared, _tenant(request))
         text_of, ids = _token_text(engine, prepared.body), bool(prepared.body.return_token_ids)
         echoes = [echo for echo in prepared.echoes for _ in range(made.n)]
@@ -104,7 +133,9 @@ def _generation(
             )
             for i, (echo, generation) in enumerate(zip(echoes, made.generations, strict=True))
         ]
-        return _answer(engine, made, choices, prepared.body)
+        answer = _answer(engine, made, choices, prepared.body)
+        answer.warnings = prepared.warnings
+        return answer
 
     @api.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
@@ -129,14 +160,16 @@ def _generation(
             error.param = FIELDS.get(error.param or "", error.param)
             raise
         stream = bool(prepared.body.stream)
-        return ResponsesAnswer(
+        answer = ResponsesAnswer(
             engine, made, prepared.told, parser=_parser(prepared), stream=stream,
             reasons=bool(prepared.reasons) and engine.settings.reasoning_parser is not None,
         )  # fmt: skip
+        answer.warnings = prepared.warnings
+        return answer
 
     @api.post("/v1/audio/transcriptions")
     async def transcriptions(request: Request) -> Response:
-        async with _read(bodies, request, sizes.form) as body:
+        async with _read(bodies, request, sizes.form, form=True) as body:
             kind = request.headers.get("content-type", "")
             form = await preparer.form(body, kind)
         return await transcription.answer(engine, form.file, form.fields, _tenant(request))
@@ -145,6 +178,7 @@ def _generation(
 async def _chats(engine: AsyncEngine, prepared: PreparedBody[ChatRequest], tenant: str) -> Answer:
     """Return the answer to a chat, or to a batch of them with one choice each."""
     body = prepared.body
+    body.model = body.model or engine.settings.served_model_name
     made = await batch.chat(engine, prepared, tenant)
     text_of, ids = _token_text(engine, body), bool(body.return_token_ids)
     parses = engine.settings.reasoning_parser is not None
@@ -159,6 +193,7 @@ async def _chats(engine: AsyncEngine, prepared: PreparedBody[ChatRequest], tenan
         for i in range(len(made.generations))
     ]  # fmt: skip
     answer = _answer(engine, made, choices, body)
+    answer.warnings = prepared.warnings
     answer.prompt_ids = made.generations[0].prompt_ids if ids else None
     if parses and prepared.reasons:
         answer.reasoning_end = engine.tokenizer.token_id(CLOSE)
@@ -178,27 +213,30 @@ def _text(
 ) -> None:
     """Add the paths between text and tokens, with vLLM's bodies."""
 
-    def answer(text: Text) -> Response:
+    def answered(text: Text) -> Response:
         if text.model is not None:
             batch.check_model(engine, text.model)
-        return Response(text.answer, media_type="application/json")
+        answer = Response(text.answer, media_type="application/json")
+        for warning in text.warnings:
+            answer.headers.append("x-plimsoll-warning", warning)
+        return answer
 
     @api.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         async with _read(bodies, request, sizes.chat(engine.max_model_len)) as body:
-            return answer(await preparer.tokenize(body))
+            return answered(await preparer.tokenize(body))
 
     if engine.settings.api.tokenizer_info:
         info = tokenizer_info.of(engine.settings.model, engine.tokenizer.chat_template)
 
-        @api.get("/tokenizer_info")
+        @api.api_route("/tokenizer_info", methods=["GET", "HEAD"])
         async def about_tokenizer() -> Response:
             return Response(info, media_type="application/json")
 
     @api.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         async with _read(bodies, request, sizes.text(engine.max_model_len)) as body:
-            return answer(await preparer.detokenize(body))
+            return answered(await preparer.detokenize(body))
 
 
 def _models(api: FastAPI, engine: AsyncEngine) -> None:
@@ -217,13 +255,13 @@ def _models(api: FastAPI, engine: AsyncEngine) -> None:
             "checkpoint": engine.tokenizer.checkpoint.summary(),
         }
 
-    @api.get("/v1/models")
+    @api.api_route("/v1/models", methods=["GET", "HEAD"])
     async def models() -> dict[str, Any]:
         base = card()
         loaded = [adapter_routes.card(base, adapter) for adapter in engine.adapters.listed()]
         return {"object": "list", "data": [base, *loaded]}
 
-    @api.get("/v1/models/{name:path}")
+    @api.api_route("/v1/models/{name:path}", methods=["GET", "HEAD"])
     async def model(name: str) -> dict[str, Any]:
         adapter = batch.check_model(engine, name)
         return card() if adapter is None else adapter_routes.card(card(), adapter)
@@ -271,20 +309,20 @@ def _pooling(api: FastAPI) -> None:
 def _probes(api: FastAPI, engine: AsyncEngine) -> None:
     """Add the paths for the kubelet and for Prometheus."""
 
-    @api.get("/version")
+    @api.api_route("/version", methods=["GET", "HEAD"])
     async def engine_version() -> dict[str, str]:
         return {"version": version()}
 
-    @api.get("/health")
+    @api.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> dict[str, str]:
         return {"status": "alive"}
 
-    @api.get("/ready")
+    @api.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> JSONResponse:
         state = str(engine.lifecycle.state)
         return JSONResponse({"state": state}, 200 if engine.lifecycle.ready else 503)
 
-    @api.get("/metrics")
+    @api.api_route("/metrics", methods=["GET", "HEAD"])
     async def metrics() -> Response:
         return Response(engine.metrics.render(), media_type=CONTENT_TYPE)
 
@@ -311,8 +349,13 @@ def _errors(api: FastAPI) -> None:
 
     @api.exception_handler(405)
     async def not_allowed(request: Request, error: Exception) -> Response:
+        allowed = getattr(error, "headers", None) or {}
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers=allowed)
         message = f"{request.method} is not allowed for {request.url.path}"
-        return error_response(ApiError(405, message, code="method_not_allowed"))
+        response = error_response(ApiError(405, message, code="method_not_allowed"))
+        response.headers.update(allowed)
+        return response
 
 
 def _token_text(engine: AsyncEngine, body: CompletionRequest | ChatRequest) -> TokenText:

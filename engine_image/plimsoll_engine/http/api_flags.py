@@ -23,7 +23,9 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     ``return_tokens_as_token_ids`` is for requests that do not say. ``force_include_usage``: every
     chunk of a stream has the usage so far, and the last one has that of the whole.
     ``tokenizer_info``: there is ``/tokenizer_info``. ``tool_call_parser`` is the family whose tool
-    calls are read and prescribed; None for that of the chat template.
+    calls are read and prescribed; None for that of the chat template. ``strict_requests``: unknown
+    fields are refused. ``skip_hosted_tools``: tools that only OpenAI runs are left out. Web pages
+    of ``allowed_origins`` may send requests.
     """
 
     chat_template: Path | None = None
@@ -32,6 +34,9 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     force_include_usage: bool = False
     tokenizer_info: bool = False
     tool_call_parser: str | None = None
+    strict_requests: bool = False
+    skip_hosted_tools: bool = False
+    allowed_origins: tuple[str, ...] = ()
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +52,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="have the usage so far in every chunk of a stream, and at its end")  # fmt: skip
     add("--enable-tokenizer-info-endpoint", action="store_true",
         help="serve the tokenizer's settings and chat template at /tokenizer_info")  # fmt: skip
+    add("--strict-requests", action="store_true",
+        help="refuse requests with unknown fields; default: name them in a header")  # fmt: skip
+    add("--skip-hosted-tools", action="store_true",
+        help="leave tools that only OpenAI runs out of /v1/responses; default: refuse")  # fmt: skip
+    add("--allowed-origins", nargs="+", default=(), metavar="ORIGIN",
+        help="web pages that may send requests (CORS); * for all; default: none")  # fmt: skip
     add("--tool-call-parser", choices=TOOL_CALL_PARSERS,
         help="whose tool calls the model writes; default: those of its template")  # fmt: skip
 
@@ -63,4 +74,7 @@ def from_flags(flags: argparse.Namespace) -> ApiSettings:
         force_include_usage=flags.enable_force_include_usage,
         tokenizer_info=flags.enable_tokenizer_info_endpoint,
         tool_call_parser=flags.tool_call_parser,
+        strict_requests=flags.strict_requests,
+        skip_hosted_tools=flags.skip_hosted_tools,
+        allowed_origins=tuple(flags.allowed_origins),
     )

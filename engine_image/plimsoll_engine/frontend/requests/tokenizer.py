@@ -1,19 +1,25 @@
-"""Text to tokens and chats to text, from the files of a checkpoint; no transformers, no torch."""
+"""Text to tokens and chats to text, from the files of a checkpoint; no torch.
+
+Chat templates are compiled by transformers: its filters, tags, globals and sandbox. What is added
+is a bound on the output, and errors that name the template's line.
+"""
 
 from __future__ import annotations
 
-import json
+import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 import jinja2
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from plimsoll_engine.checkpoint import TOKENIZER, Checkpoint
+from plimsoll_engine.checkpoint import (
+    DEFAULT_TEMPLATE,
+    TOKENIZER,
+    TOOLS_TEMPLATE,
+    Checkpoint,
+)
 from plimsoll_engine.errors import UsageError
 from plimsoll_engine.frontend.requests.detokenize import Detokenizer, context_of, special_ids
 
@@ -46,8 +52,13 @@ class Tokenizer:
         self.eos_ids = checkpoint.ends
         self._middle = context_of(self._tokenizer, self.encode_rendered("a"))
         self._middle_text = self.decode(self._middle)
-        self.chat_template = checkpoint.chat_template
-        self._template = _compile(self.chat_template, chat_template or "the checkpoint")
+        self.chat_template = checkpoint.chat_templates.get(DEFAULT_TEMPLATE)
+        where = chat_template or "the checkpoint"
+        self._templates = {
+            name: _compile(source, f"{where}: the chat template {name!r}")
+            for name, source in checkpoint.chat_templates.items()
+            if name in (DEFAULT_TEMPLATE, TOOLS_TEMPLATE)
+        }
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a plain prompt, with what the tokenizer adds itself (a BOS, if any)."""
@@ -108,6 +119,13 @@ class Tokenizer:
         """
         return [self._tokenizer.id_to_token(token) for token in ids]
 
+    def template_source(self, tools: bool) -> str:
+        """Return the source of the chat template for messages with or without ``tools``."""
+        return self.checkpoint.chat_templates.get(self._name(tools), "")
+
+    def _name(self, tools: bool) -> str:
+        return TOOLS_TEMPLATE if tools and TOOLS_TEMPLATE in self._templates else DEFAULT_TEMPLATE
+
     def render(
         self,
         messages: list[dict[str, Any]],
@@ -121,23 +139,31 @@ class Tokenizer:
         It is given up once it is longer than ``max_characters``. ``variables`` are the template's
         own (``enable_thinking``).
         """
-        if self._template is None:
+        template = self._templates.get(self._name(bool(tools)))
+        if template is None:
             raise TemplateError(
                 "this model has no chat template (chat_template.jinja or tokenizer_config.json): "
                 "use /v1/completions"
             )
+        from transformers.utils.chat_template_utils import _alias_reasoning_fields
+
         try:
-            pieces = self._template.generate(
-                {**self.checkpoint.special, **variables},
-                messages=messages,
+            pieces = template.generate(
+                {"documents": None, **self.checkpoint.special, **variables},
+                messages=_alias_reasoning_fields(messages),
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
             )
             return _joined(pieces, max_characters)
-        except (
-            jinja2.TemplateError, TypeError, KeyError, ValueError, RecursionError
-        ) as error:  # fmt: skip
-            raise TemplateError(f"the chat template refuses these messages: {error}") from None
+        except TooLong:
+            raise
+        except Exception as error:  # noqa: BLE001 - a template may do anything
+            why = str(error) or type(error).__name__
+            if not isinstance(error, jinja2.TemplateError):
+                why = f"{type(error).__name__}: {why}"
+            raise TemplateError(
+                f"the chat template refuses these messages{_line_of(error)}: {why}"
+            ) from None
 
 
 def _joined(pieces: Iterable[str], most: int | None) -> str:
@@ -152,29 +178,21 @@ def _joined(pieces: Iterable[str], most: int | None) -> str:
     return "".join(taken)
 
 
-def _compile(source: str | None, where: Path | str) -> jinja2.Template | None:
-    if source is None:
-        return None
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = _strftime_now
+def _compile(source: str, where: str) -> jinja2.Template:
+    # Half a second of imports, which a model without a template does not need.
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
     try:
-        return environment.from_string(source)
+        template: jinja2.Template = _compile_jinja_template(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise UsageError(f"{where} is malformed in line {error.lineno}: {error}") from None
     except jinja2.TemplateError as error:
-        raise UsageError(f"{where}: the chat template is malformed: {error}") from None
+        raise UsageError(f"{where} is malformed: {error}") from None
+    return template
 
 
-def _tojson(value: Any, indent: int | None = None) -> str:
-    # Jinja's own filter escapes for HTML, which models were not trained on.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(layout: str) -> str:
-    return datetime.now().astimezone().strftime(layout)
+def _line_of(error: Exception) -> str:
+    """Return where in the template ``error`` was raised, for a message; empty where none knows."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename in ("<template>", "<unknown>")]
+    return f" in line {lines[-1]}" if lines else ""

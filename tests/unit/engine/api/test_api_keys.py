@@ -24,7 +24,8 @@ def test_several_keys_are_several_tenants_and_one_is_none(tmp_path: Path) -> Non
     write(file, "a\n\n  b \n", 1)
     keys = ApiKeys(file)
     assert [keys.tenant(f"Bearer {key}".encode()) for key in "ab"] == ["key 1", "key 2"]
-    for wrong in (b"", b"Bearer ", b"Bearer", b"a", b"bearer a", b"Bearer \xff", b"Bearer ab"):
+    assert [keys.tenant(one) for one in (b"bearer a", b"BEARER  b")] == ["key 1", "key 2"]
+    for wrong in (b"", b"Bearer ", b"Bearer", b"a", b"Basic a", b"Bearer \xff", b"Bearer ab"):
         assert keys.tenant(wrong) is None
     write(file, "c\n", 2)
     assert keys.tenant(b"Bearer c") == ""

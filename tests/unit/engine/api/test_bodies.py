@@ -1,15 +1,17 @@
 """A body that is no request: the error names the field, or says that it is about the body.
 
-Tests ``api/protocol.py``.
+Tests ``api/decoding.py`` and ``api/protocol.py``.
 """
 
 from __future__ import annotations
+
+import json
 
 import pytest
 
 from plimsoll_engine.api.decoding import decode
 from plimsoll_engine.api.errors import ApiError
-from plimsoll_engine.api.protocol import CompletionRequest
+from plimsoll_engine.api.protocol import BatchChatRequest, ChatRequest, CompletionRequest
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,41 @@ from plimsoll_engine.api.protocol import CompletionRequest
 )  # fmt: skip
 def test_an_error_names_the_field_or_the_body(body: bytes, param: str | None) -> None:
     with pytest.raises(ApiError) as raised:
-        decode(body, CompletionRequest)
+        decode(body, CompletionRequest, strict=True)
     assert raised.value.status == 400
     assert raised.value.param == param
     assert param is not None or str(raised.value).startswith("the body: ")
+
+
+def test_unknown_fields_are_named_and_null_is_a_default() -> None:
+    warnings: list[str] = []
+    body = {
+        "model": "m", "prompt": "a", "wings": 2, "é": 1, "ignore_eos": None, "n": None,
+        "prompt_cache_key": "k", "safety_identifier": "s", "client_metadata": {}, "stream": True,
+        "stream_options": {"include_usage": True, "include_obfuscation": False, "sails": 3},
+    }  # fmt: skip
+    found = decode(json.dumps(body).encode(), CompletionRequest, warnings=warnings)
+    assert found.stream_options is not None
+    assert found.stream_options.include_usage
+    assert found.ignore_eos is False
+    assert warnings == ["unknown fields are without effect: wings, ?, stream_options.sails"]
+
+
+@pytest.mark.parametrize(
+    "field", ["guided_json", "functions", "kv_transfer_params", "chat_template", "thinking"]
+)
+def test_what_would_change_the_answer_is_refused(field: str) -> None:
+    body = {"model": "m", "prompt": "a", field: {}}
+    with pytest.raises(ApiError) as raised:
+        decode(json.dumps(body).encode(), CompletionRequest)
+    assert (raised.value.status, raised.value.param) == (400, field)
+    decode(json.dumps(body | {field: None}).encode(), CompletionRequest)
+
+
+def test_messages_keep_the_fields_of_their_template() -> None:
+    body = {"messages": [{"role": "user", "content": "a", "weather": [1], "name": None}]}
+    (message,) = decode(json.dumps(body).encode(), ChatRequest).messages
+    assert message.more == {"weather": [1]}
+    batch = {"messages": [body["messages"], body["messages"]]}
+    found = decode(json.dumps(batch).encode(), BatchChatRequest).messages
+    assert [one.more for messages in found for one in messages] == [{"weather": [1]}] * 2

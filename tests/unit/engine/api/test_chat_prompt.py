@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import msgspec
 import pytest
 
 from plimsoll_engine.api.chat_prompt import MARK, ChatPrompt
-from plimsoll_engine.api.protocol import Message
+from plimsoll_engine.api.decoding import decode
+from plimsoll_engine.api.errors import ApiError
+from plimsoll_engine.api.protocol import ChatRequest, Message
 from plimsoll_engine.frontend.requests.tokenizer import TemplateError, Tokenizer
-from plimsoll_faults.models import tiny
+from plimsoll_faults.models import tiny, tiny_text
 
 USER = "<|im_start|>user\nAhoy<|im_end|>\n"
 OPEN = "<|im_start|>assistant\n"
@@ -28,7 +31,7 @@ def tokenizer(folder: Path, template: str | None = None) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def prompt(tmp_path_factory: pytest.TempPathFactory) -> ChatPrompt:
-    return ChatPrompt(tokenizer(tmp_path_factory.mktemp("tiny")), sees=False)
+    return ChatPrompt(tokenizer(tmp_path_factory.mktemp("tiny")), None)
 
 
 def messages(*given: tuple[str, Any]) -> list[Message]:
@@ -58,13 +61,13 @@ def test_a_model_that_sees_continues_as_well(tmp_path: Path) -> None:
         "{% for m in messages %}{{ m.role }}:{% for part in m.content %}{{ part.text }}{% endfor %}"
         ";{% endfor %}"
     )
-    seeing = ChatPrompt(tokenizer(tmp_path, template), sees=True)
+    seeing = ChatPrompt(tokenizer(tmp_path, template), "<image>")
     given = (("user", "Ahoy"), ("assistant", "Aye, "))
     assert render(seeing, *given, resume=True) == "user:Ahoy;assistant:Aye, "
 
 
 def test_a_template_without_the_last_message_is_told(tmp_path: Path) -> None:
-    short = ChatPrompt(tokenizer(tmp_path, "{{ messages[0].content }}"), sees=False)
+    short = ChatPrompt(tokenizer(tmp_path, "{{ messages[0].content }}"), None)
     with pytest.raises(TemplateError, match="leaves the last message out"):
         render(short, ("user", "Ahoy"), ("assistant", "Aye"), resume=True)
 
@@ -82,3 +85,145 @@ def test_a_template_without_the_last_message_is_told(tmp_path: Path) -> None:
 def test_an_effort_is_a_variable_of_the_template(given: Any, effort: Any, found: Any) -> None:
     assert ChatPrompt.variables(given, effort) == found
     assert msgspec.json.encode(given or {}) == msgspec.json.encode(dict(given or {}))
+
+
+FIRST_ONLY = (
+    "{% for m in messages %}{% if m.role in ['user', 'assistant', 'tool']"
+    " or (m.role == 'system' and loop.first) %}[{{ m.role }}:{{ m.content }}]{% endif %}"
+    "{% endfor %}"
+)
+STRICT = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('the system comes first') }}{% endif %}[{{ m.role }}:{{ m.content }}]"
+    "{% endfor %}"
+)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[..., tuple[str, list[str]]]:
+    """The prompt of messages as a template writes them, and the warnings."""
+    tiny_text.write(tiny_text.train(), tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+
+    def write(
+        template: str, *given: dict[str, Any], image: str | None = None, tools: Any = ()
+    ) -> tuple[str, list[str]]:
+        (tmp_path / "chat_template.jinja").write_text(template)
+        raw = msgspec.json.encode({"messages": given, "tools": list(tools) or None})
+        body = decode(raw, ChatRequest)
+        prompt, warnings = ChatPrompt(Tokenizer(tmp_path), image), list[str]()
+        text = prompt.render(body.messages, body.tools or [], {}, 10_000, warnings=warnings)
+        return text, warnings
+
+    return write
+
+
+SAY = {"role": "developer", "content": "Speak French."}
+USER_SAYS = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize("template", [FIRST_ONLY, STRICT])
+@pytest.mark.parametrize(
+    ("given", "text", "warned"),
+    [
+        ([SAY, USER_SAYS], "[system:Speak French.][user:hi]", False),
+        ([{"role": "system", "content": "Be brief."}, SAY, USER_SAYS],
+         "[system:Be brief.\n\nSpeak French.][user:hi]", True),
+        ([USER_SAYS, SAY], "[system:Speak French.][user:hi]", True),
+    ],
+)  # fmt: skip
+def test_no_instruction_of_a_developer_is_lost(
+    written: Any, template: str, given: list[Any], text: str, warned: bool
+) -> None:
+    found, warnings = written(template, *given)
+    assert found == text
+    assert bool(warnings) is warned
+
+
+def test_a_template_that_knows_developers_gets_them(written: Any) -> None:
+    template = "{% for m in messages %}{{ m.role }}{# developer #}{% endfor %}"
+    assert written(template, SAY)[0] == "developer"
+
+
+def test_what_the_template_leaves_out_is_told(written: Any) -> None:
+    tool = {"type": "function", "function": {"name": "tide"}}
+    template = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    found, warnings = written(template, SAY | {"role": "system"}, USER_SAYS, tools=[tool])
+    assert found == "hi"
+    assert warnings == [
+        "the chat template leaves out messages of role system",
+        "the chat template writes no tools: the model does not know of them",
+    ]
+
+
+def test_a_message_reaches_the_template_as_it_was_sent(written: Any) -> None:
+    template = "{{ messages[0] | tojson }}"
+    sent = {"role": "assistant", "content": None, "refusal": None, "weather": {"a": None}}
+    assert json.loads(written(template, sent)[0]) == {"role": "assistant", "weather": {"a": None}}
+    for name in ("reasoning", "reasoning_content", "thinking"):
+        found = json.loads(written(template, {"role": "assistant", "content": "4", name: "Hm."})[0])
+        assert found["reasoning_content"] == found[name] == "Hm."
+    said = {"role": "assistant", "content": None, "refusal": "No."}
+    assert json.loads(written(template, said)[0])["content"] == "No."
+
+
+def test_parts_are_texts_of_lines(written: Any) -> None:
+    parts = [
+        {"type": "text", "text": "a"}, {"type": "input_text", "text": "b"},
+        {"type": "output_text", "text": "c"}, {"type": "refusal", "refusal": "d"},
+    ]  # fmt: skip
+    assert (
+        written("{{ messages[0].content }}", {"role": "user", "content": parts})[0] == "a\nb\nc\nd"
+    )
+    with pytest.raises(ApiError) as error:
+        written("", USER_SAYS, {"role": "user", "content": [{"type": "input_file"}]})
+    assert error.value.param == "messages[1]"
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ 'USER: ' + messages[0]['content'] | trim }}", "USER: a\n<image>"),
+        ("{% for p in messages[0].content %}<{{ p.type }}>{{ p.text }}{% endfor %}",
+         "<text>a<image>"),
+    ],
+)  # fmt: skip
+def test_images_are_written_as_the_template_reads_contents(
+    written: Any, template: str, text: str
+) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    message = {"role": "user", "content": [{"type": "text", "text": "a"}, image]}
+    assert written(template, message, image="<image>")[0] == text
+
+
+def calls(arguments: object) -> dict[str, Any]:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ('{"a": 1}', {"a": 1}),
+        ('{"a": "x\ny"}', {"a": "x\ny"}),
+        ('{"a": ', '{"a": '),
+        ("[1]", "[1]"),
+        ("", {}),
+        (None, {}),
+        ({"a": 1}, {"a": 1}),
+        ('{"a": "\\ud83d"}', {"a": "\ufffd"}),
+    ],
+)
+def test_a_call_that_was_cut_short_does_not_end_the_conversation(
+    written: Any, arguments: object, found: object
+) -> None:
+    path = "messages[0].tool_calls[0].function.arguments"
+    assert json.loads(written("{{ " + path + " | tojson }}", calls(arguments))[0]) == found
+    items = "{% for k, v in " + path + " | items %}{{ k }}={{ v }}{% endfor %}"
+    assert written(items, calls('{"a": '))[0] == 'arguments={"a": '
+
+
+def test_a_tool_is_written_as_the_client_sent_it(written: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "strict": True, "parameters": None}}]
+    found = written("{{ tools | tojson }}", USER_SAYS, tools=tools)[0]
+    assert found == '[{"type": "function", "function": {"name": "f"}}]'

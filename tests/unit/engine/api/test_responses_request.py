@@ -10,7 +10,12 @@ import pytest
 from plimsoll_engine.api.decoding import decode
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.protocol import ChatRequest, Message
-from plimsoll_engine.api.responses_request import ResponsesRequest, chat_of, echoed
+from plimsoll_engine.api.responses_request import (
+    ResponsesRequest,
+    chat_of,
+    echoed,
+    leave_out_hosted,
+)
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
 CALL = {"type": "function_call", "name": "f", "call_id": "c1", "arguments": "{}"}
@@ -19,7 +24,9 @@ OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "high"}
 
 def chat(**fields: Any) -> ChatRequest:
     raw = json.dumps({"model": "m", "input": "hi"} | fields).encode()
-    return chat_of(decode(raw, ResponsesRequest))
+    body = decode(raw, ResponsesRequest, strict=True)
+    leave_out_hosted(body, False, [])
+    return chat_of(body)
 
 
 def test_items_become_messages() -> None:
@@ -76,7 +83,6 @@ def test_options_become_those_of_a_chat() -> None:
         ({"previous_response_id": "resp-1"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"truncation": "auto"}, "truncation"),
         ({"wings": 2}, "wings"),
         ({"input": []}, "input"),
@@ -100,3 +106,42 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as error:
         chat(**fields)
     assert (error.value.status, error.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"include": ["reasoning.encrypted_content"]},
+        {"client_metadata": {"a": "b"}},
+        {"text": {"verbosity": "low"}},
+        {"reasoning": {"summary": "detailed"}},
+        {"prompt_cache_key": None, "safety_identifier": "x", "prompt_cache_retention": "24h"},
+    ],
+)
+def test_what_asks_for_nothing_is_taken(fields: dict[str, Any]) -> None:
+    asked = chat(**fields)
+    assert (asked.logprobs, asked.response_format) == (None, None)
+
+
+def test_tools_that_only_openai_runs_are_left_out_where_that_is_wanted() -> None:
+    body = ResponsesRequest(input="hi", tools=[{"type": "web_search"}, TOOL], tool_choice="auto")
+    warnings: list[str] = []
+    leave_out_hosted(body, True, warnings)
+    assert body.tools == [TOOL]
+    assert warnings == ["tools of these types are left out: web_search"]
+    alone = ResponsesRequest(input="hi", tools=[{"type": "web_search"}], tool_choice="auto")
+    leave_out_hosted(alone, True, warnings)
+    assert chat_of(alone).tools is None
+
+
+def test_reasoning_belongs_to_the_answer_or_call_behind_it() -> None:
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    summary = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "So."}]}
+    answer = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    messages = chat(input=[thought, CALL, OUTPUT, summary, answer]).messages
+    assert [(one.role, one.more) for one in messages] == [
+        ("assistant", {"reasoning_content": "Hm."}), ("tool", {}),
+        ("assistant", {"reasoning_content": "So."}),
+    ]  # fmt: skip
+    assert messages[0].tool_calls is not None
+    assert messages[2].content == [{"type": "text", "text": "No."}]

@@ -245,3 +245,50 @@ def test_special_tokens_that_are_shown_have_their_text(folder: Path) -> None:
     assert text() == "aa"
     assert text(shown=["<call>", "<unknown>"]) == "a<call>a"
     assert text(skip_special_tokens=False) == "a<call><other><|im_end|>a"
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("a\n{{ 1 // 0 }}", "in line 2: ZeroDivisionError"),
+        ("a\nb\n{{ messages[0] }}{{ [][7] | length + {} }}", "in line 3: "),
+        ("{{ 'x'.join(5) }}", "in line 1: TypeError"),
+        ("\n\n{{ raise_exception('no such role') }}", "in line 3: no such role"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "in line 1: .*unsafe"),
+    ],
+)
+def test_an_error_of_a_template_names_its_line(folder: Path, template: str, why: str) -> None:
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(TemplateError, match=why):
+        Tokenizer(folder).render([{"role": "user", "content": "a"}])
+
+
+def test_templates_have_the_tags_and_filters_of_transformers(folder: Path) -> None:
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}"
+        "{{ m | tojson(ensure_ascii=False, separators=(',', ':'), sort_keys=true) }}"
+        "{% if loop.first %}{% continue %}{% endif %}{% endfor %}{{ dict(a=1).a }}"
+        "{% set n = namespace(x=2) %}{{ n.x }}{{ strftime_now('%Y') | length }}"
+    )
+    text = Tokenizer(folder).render([{"role": "user", "content": "é"}])
+    assert text == 'é{"content":"é","role":"user"}124'
+
+
+@pytest.mark.parametrize("form", ["config", "processor", "folder"])
+def test_chats_with_tools_have_a_template_of_their_own(folder: Path, form: str) -> None:
+    plain, tools = "{{ messages[0].content }}", "{{ tools[0].a }} {{ messages[0].content }}"
+    named = [{"name": "default", "template": plain}, {"name": "tool_use", "template": tools}]
+    if form == "config":
+        edit(folder, "tokenizer_config.json", chat_template=named)
+    elif form == "processor":
+        sources = {one["name"]: one["template"] for one in named}
+        (folder / "chat_template.json").write_text(json.dumps({"chat_template": sources}))
+    else:
+        (folder / "chat_template.jinja").write_text(plain)
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(tools)
+    tokenizer = Tokenizer(folder)
+    message = {"role": "user", "content": "hi"}
+    assert tokenizer.render([message]) == "hi"
+    assert tokenizer.render([message], [{"a": "tide"}]) == "tide hi"
+    assert tokenizer.template_source(tools=True) == tools

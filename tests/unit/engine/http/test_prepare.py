@@ -28,7 +28,7 @@ CONTEXT = Context(max_model_len=128, max_queued=8, max_values=1000)
 def preparation(tmp_path_factory: pytest.TempPathFactory) -> Preparation:
     folder: Path = tmp_path_factory.mktemp("tiny")
     tiny.write_checkpoint(folder)
-    return Preparation(Tokenizer(folder), sees=False)
+    return Preparation(Tokenizer(folder), None)
 
 
 def body(**fields: Any) -> bytearray:
