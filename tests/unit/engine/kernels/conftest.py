@@ -7,7 +7,6 @@ of its tests, set TRITON_INTERPRET=1.
 
 from __future__ import annotations
 
-import functools
 import os
 import subprocess
 import sys
@@ -17,6 +16,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from tests.triton_language import patch_once_a_launch
 
 HAS_GPU = Path("/dev/nvidiactl").exists() or Path("/dev/nvidia0").exists()
 
@@ -65,42 +66,8 @@ class Interpreter(pytest.Item):
         return self.path, None, self.name
 
 
-@functools.cache
-def _language_of(function: Any) -> frozenset[str]:
-    """Which of the language's modules a kernel's source names."""
-    import triton.language as tl
-
-    both = (tl, tl.core)
-    return frozenset(one.__name__ for one in function.__globals__.values() if one in both)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def language_patched_once_a_launch() -> Iterator[None]:
-    """Triton's interpreter (3.6) patches its language for a launch, and again for each call of a
-    function that a kernel makes: half of the time that the tests of the kernels took."""
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        yield
-        return
-    from triton.runtime import interpreter
-
-    patch, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
-    patched: set[frozenset[str]] = set()
-
-    def patch_once(function: Any) -> Any:
-        language = _language_of(function)
-        if language in patched:
-            return interpreter._LangPatchScope()
-        patched.add(language)
-        return patch(function)
-
-    def launches(executor: Any, *arguments: Any, **named: Any) -> Any:
-        patched.clear()
-        return launch(executor, *arguments, **named)
-
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(interpreter, "_patch_lang", patch_once)
-        monkeypatch.setattr(interpreter.GridExecutor, "__call__", launches)
-        yield
+if os.environ.get("TRITON_INTERPRET") == "1":
+    patch_once_a_launch()
 
 
 @pytest.fixture
