@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
+from plimsoll_operator.fleet.figures import UNSEEN_S
 from plimsoll_operator.render.monitoring import FAST, RUNBOOKS, SLOW, WINDOWS_S, Burn, burn
 from plimsoll_operator.render.monitoring import alert as _alert
 
@@ -126,7 +127,7 @@ def _supervisor() -> list[dict[str, Any]]:
         ),
         _alert(
             "PlimsollSupervisorBlind",
-            'plimsoll_signal_age_seconds{signal=~"engine|host"} > 120',
+            f'plimsoll_signal_age_seconds{{signal=~"engine|host"}} > {UNSEEN_S:g}',
             "warning",
             "The supervisor of {{ $labels.pod }} cannot read its {{ $labels.signal }} signal",
             "The signal has been unknown for {{ $value | humanizeDuration }}. The supervisor can"

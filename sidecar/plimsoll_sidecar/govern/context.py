@@ -8,7 +8,7 @@ from plimsoll_api.admin import DrainMode, EngineState
 from plimsoll_api.assessment import Assessment, Suspicion
 from plimsoll_api.incident_record import Reason, StepOutcome, StepRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
-from plimsoll_api.memory_policy import MemoryPolicy
+from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO, MemoryPolicy
 from plimsoll_api.supervision import Action, Mode, Supervision
 from plimsoll_sidecar.govern import ladder, restart_budget
 from plimsoll_sidecar.govern.command import Command, EngineView, Event, EventType, Turn, Verb
@@ -19,8 +19,6 @@ LEAVING = (Action.ENGINE_RESTART, Action.POD_REPLACE)
 """What takes the pod out of its service for a while."""
 STALLED_S = 1.0
 """Do not wait for a hung engine: its streams stay silent meanwhile."""
-AT_LIMIT = 0.95
-"""As in the alert PlimsollMemoryNearLimit."""
 
 
 class TurnContext:
@@ -138,7 +136,7 @@ class TurnContext:
         budget = incident.budget(self.assessment)
         if budget is None or budget.limit is None or budget.current is None:
             return False
-        return budget.current >= AT_LIMIT * budget.limit
+        return budget.current >= NEAR_LIMIT_RATIO * budget.limit
 
     def exhausts_before_drain(self, incident: Incident) -> bool:
         """Whether memory ends sooner than a drain: then leaving loses less than staying."""
