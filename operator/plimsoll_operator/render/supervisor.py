@@ -64,7 +64,11 @@ PARTS = re.compile(
 )
 """Resources of which a pod gets a part of a device: NVIDIA's time-slicing and MPS, and what HAMi,
 Volcano, Alibaba, Tencent, AWS and Intel name memory, cores and virtual GPUs."""
-SHARING_SELECTOR = "cloud.google.com/gke-gpu-sharing-strategy"
+SHARING_LABELS = frozenset(
+    {"cloud.google.com/gke-gpu-sharing-strategy", "nvidia.com/gpu.sharing-strategy"}
+)
+"""Labels of nodes whose devices are shared, unless the value is ``none``: of GKE, and of NVIDIA's
+feature discovery."""
 SHARING_ANNOTATIONS = frozenset({"gpu-fraction", "gpu-memory"})
 """Of the KAI scheduler and Run:ai."""
 
@@ -90,9 +94,24 @@ def shares_device(
     return (
         any(PARTS.search(str(name)) for name in resources)
         or any(name in given or used[name] > 1 for name in claims)
-        or SHARING_SELECTOR in (pod.get("nodeSelector") or ())
+        or any(name in SHARING_LABELS and value != "none" for name, value in _placed(pod))
         or not SHARING_ANNOTATIONS.isdisjoint(annotations)
     )
+
+
+def _placed(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the labels and values that a pod spec wants of its node."""
+    found = pod.get("nodeSelector")
+    yield from ((str(k), str(v)) for k, v in (found if isinstance(found, dict) else {}).items())
+    for key in ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"):
+        pod = pod.get(key) or {}
+        if not isinstance(pod, dict):
+            return
+    for term in _each(pod, "nodeSelectorTerms"):
+        for one in _each(term, "matchExpressions"):
+            values = one.get("values")
+            if one.get("operator") == "In" and isinstance(values, list):
+                yield from ((str(one.get("key")), str(value)) for value in values)
 
 
 def claims_of(container: Mapping[str, Any]) -> list[str]:

@@ -192,6 +192,17 @@ def claiming(source: dict[str, str], *containers: str) -> dict[str, Any]:
     return {"spec": {"resourceClaims": [{"name": "gpu", **source}], "containers": users}}
 
 
+def selecting(labels: dict[str, str]) -> dict[str, Any]:
+    return {"podTemplate": {"spec": {"nodeSelector": labels}}}
+
+
+def wanting(label: str, value: str) -> dict[str, Any]:
+    wanted = {"key": label, "operator": "In", "values": [value]}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    return {"podTemplate": {"spec": {"affinity": affinity}}}
+
+
 @pytest.mark.parametrize(
     ("spec", "shared"),
     [
@@ -209,6 +220,11 @@ def claiming(source: dict[str, str], *containers: str) -> dict[str, Any]:
         ({"podTemplate": claiming({"resourceClaimTemplateName": "one-gpu"})}, False),
         ({"podTemplate": claiming({"resourceClaimTemplateName": "one-gpu"}, "embedder")}, True),
         ({"podTemplate": {"metadata": {"annotations": {"gpu-fraction": "0.5"}}}}, True),
+        (selecting({"nvidia.com/gpu.sharing-strategy": "time-slicing"}), True),
+        (selecting({"nvidia.com/gpu.sharing-strategy": "none"}), False),
+        (selecting({"cloud.google.com/gke-gpu-sharing-strategy": "mps"}), True),
+        (wanting("nvidia.com/gpu.sharing-strategy", "mps"), True),
+        (wanting("nvidia.com/gpu.product", "NVIDIA-H100"), False),
         ({"memory": {"sharedDevice": True}}, True),
     ],
 )
