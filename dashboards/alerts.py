@@ -145,6 +145,19 @@ def _supervisor() -> list[dict[str, Any]]:
             wait="5m",
         ),
         _alert(
+            "PlimsollSupervisorDown",
+            # One that crashes again and again answers now and then, and its pod stays ready.
+            "max by (namespace, service, pod) (\n"
+            "  avg_over_time(up[10m]) < 0.5\n"
+            "  and on (job, instance) last_over_time(plimsoll_supervisor_samples_total[1d])\n"
+            ")",
+            "warning",
+            "The supervisor of {{ $labels.pod }} does not answer",
+            "Most scrapes of the last ten minutes got no answer from it. The memory"
+            " of {{ $labels.pod }} is not watched; its engine keeps serving.",
+            wait="5m",
+        ),
+        _alert(
             "PlimsollSupervisorPartFailing",
             "min by (namespace, service, pod, part) (plimsoll_supervisor_part_ok) == 0",
             "warning",
