@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from plimsoll_engine.api import logprobs
-from plimsoll_engine.api.logprobs import TokenText
+from plimsoll_engine.api.logprobs import TokenBytes, TokenText
 from plimsoll_engine.api.reasoning import ReasoningParser, Split
 from plimsoll_engine.api.tool_calls import Parsed, ToolCall, ToolCallParser
 from plimsoll_engine.frontend.requests.request_log import Delta, TokenLogprobs
@@ -19,7 +19,7 @@ class ChatChoice:
 
     With ``ids`` it names its tokens. ``reasoning`` separates what the model thinks from its answer;
     with ``hidden`` that is left out. The text begins with ``echo``. ``stop_ids`` are the tokens
-    that the client named as ends.
+    that the client named as ends. ``text_of`` and ``bytes_of`` are for log probabilities.
     """
 
     kind = "chat.completion"
@@ -35,11 +35,13 @@ class ChatChoice:
         hidden: bool = False,
         echo: str = "",
         stop_ids: Collection[int] = (),
+        bytes_of: TokenBytes | None = None,
     ) -> None:
         self.index = index
         self.prompt_logprobs: list[msgspec.Raw] | None = None
         self._ids: list[int] | None = [] if ids else None
         self._text_of = text_of
+        self._bytes_of = bytes_of
         self._parts = AnswerParts(reasoning, parser)
         self._reasons = reasoning is not None
         self._hidden = hidden
@@ -88,7 +90,7 @@ class ChatChoice:
         self._calls += parsed.calls
         if self._ids is not None:
             self._ids += delta.token_ids
-        self._logprobs += logprobs.chat(delta.logprobs, self._text_of)
+        self._logprobs += logprobs.chat(delta.logprobs, self._text_of, self._bytes_of)
         self._finish_reason = delta.finish_reason
         self._stop_reason = stop_reason(delta, self._stop_ids)
 
@@ -133,7 +135,7 @@ class ChatChoice:
         chunk: dict[str, Any] = {
             "index": self.index,
             "delta": delta,
-            "logprobs": logprobs.around(logprobs.chat(tokens, self._text_of)),
+            "logprobs": logprobs.around(logprobs.chat(tokens, self._text_of, self._bytes_of)),
             "finish_reason": None if end is None else self._reason(end.finish_reason),
         }
         if end is not None:

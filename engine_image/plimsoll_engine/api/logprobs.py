@@ -15,6 +15,7 @@ from plimsoll_engine.frontend.requests.prompt_scores import PromptScores
 from plimsoll_engine.frontend.requests.request_log import TokenLogprobs
 
 TokenText = Callable[[int], str]
+TokenBytes = Callable[[int], bytes]
 
 LOWEST = -9999.0
 """Instead of minus infinity, which JSON lacks; OpenAI's own value."""
@@ -25,14 +26,26 @@ def name_of(token_id: int) -> str:
     return f"token_id:{token_id}"
 
 
-def chat(tokens: Iterable[TokenLogprobs], text_of: TokenText) -> list[msgspec.Raw]:
-    """Entries of a chat's ``logprobs.content``, one a token."""
+def chat(
+    tokens: Iterable[TokenLogprobs], text_of: TokenText, bytes_of: TokenBytes | None = None
+) -> list[msgspec.Raw]:
+    """Entries of a chat's ``logprobs.content``, one a token.
+
+    ``bytes_of`` gives the bytes of a token, which may be part of a character; None for those of its
+    text.
+    """
+
+    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+        text = text_of(token_id)
+        data = text.encode() if bytes_of is None else bytes_of(token_id)
+        return {"token": text, "logprob": max(logprob, LOWEST), "bytes": list(data)}
+
     return [
         _encoded(
-            _entry(text_of(token_id), logprobs.chosen)
+            entry(token_id, logprobs.chosen)
             | {
                 "top_logprobs": [
-                    _entry(text_of(top_id), value)
+                    entry(top_id, value)
                     for top_id, value in zip(logprobs.top_ids, logprobs.top, strict=True)
                 ]
             }
@@ -77,10 +90,6 @@ def around(entries: list[msgspec.Raw]) -> dict[str, Any] | None:
     return {"content": entries, "refusal": None} if entries else None
 
 
-def _entry(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": max(logprob, LOWEST), "bytes": list(text.encode())}
-
-
 def completion(
     tokens: Sequence[TokenLogprobs], text_of: TokenText, offset: int
 ) -> dict[str, list[Any]]:
@@ -98,12 +107,15 @@ def completion(
         text = text_of(token_id)
         top = zip(logprobs.top_ids, logprobs.top, strict=True)
         # The chosen token is among them, as with OpenAI: there may be one more than asked for. It
-        # is the first one, as with vLLM.
-        chosen = {text: max(logprobs.chosen, LOWEST)}
-        named = {text_of(top_id): max(value, LOWEST) for top_id, value in top}
+        # is the first one, as with vLLM. Of tokens with one text the others go by their numbers.
+        named = {text: max(logprobs.chosen, LOWEST)}
+        for top_id, value in top:
+            if top_id != token_id:
+                other = text_of(top_id)
+                named[name_of(top_id) if other in named else other] = max(value, LOWEST)
         body["tokens"].append(text)
         body["token_logprobs"].append(max(logprobs.chosen, LOWEST))
-        body["top_logprobs"].append(_encoded(chosen | named | chosen))
+        body["top_logprobs"].append(_encoded(named))
         body["text_offset"].append(max(0, offset + place))
     return body
 

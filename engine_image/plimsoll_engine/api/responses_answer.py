@@ -13,7 +13,7 @@ from plimsoll_engine.api import logprobs
 from plimsoll_engine.api.answer import Answer, last
 from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.chat_choice import AnswerParts, ChatChoice
-from plimsoll_engine.api.logprobs import TokenText
+from plimsoll_engine.api.logprobs import TokenBytes, TokenText
 from plimsoll_engine.api.reasoning import CLOSE, ReasoningParser
 from plimsoll_engine.api.responses import Choice, usage
 from plimsoll_engine.api.tool_calls import ToolCall, ToolCallParser
@@ -43,7 +43,7 @@ class ResponsesAnswer(Answer):
         reasoning = ReasoningParser() if reasons else None
         self.reasoning_end = engine.tokenizer.token_id(CLOSE) if reasons else None
         name = batch.request_id.removeprefix("resp-")
-        self._output = Output(name, text_of, parser, reasoning)
+        self._output = Output(name, text_of, parser, reasoning, engine.tokenizer.token_bytes)
         self._created = int(time.time())
 
     def encoded(self) -> bytes:
@@ -109,11 +109,13 @@ class Output:
         text_of: TokenText,
         parser: ToolCallParser | None,
         reasoning: ReasoningParser | None = None,
+        bytes_of: TokenBytes | None = None,
     ) -> None:
         self.items: list[dict[str, Any]] = []
         self.finish_reason: str | None = None
         self._name = name
         self._text_of = text_of
+        self._bytes_of = bytes_of
         self._parts = AnswerParts(reasoning, parser)
         self._thoughts: list[str] | None = None
         """Of the reasoning that is open."""
@@ -136,7 +138,9 @@ class Output:
         answers = self._thoughts is None and self._parts.answers
         if parsed.text or (delta.logprobs and answers):
             yield from self._close_thoughts("completed")
-            yield from self._write(parsed.text, logprobs.chat(delta.logprobs, self._text_of))
+            yield from self._write(
+                parsed.text, logprobs.chat(delta.logprobs, self._text_of, self._bytes_of)
+            )
         for call in parsed.calls:
             yield from self._close_thoughts("completed")
             yield from self._close("completed")

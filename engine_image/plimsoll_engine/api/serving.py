@@ -189,6 +189,7 @@ async def _chats(engine: AsyncEngine, prepared: PreparedBody[ChatRequest], tenan
             hidden=not body.include_reasoning,
             echo=prepared.echoes[i // made.n] if prepared.echoes else "",
             stop_ids=_stop_ids(body),
+            bytes_of=None if text_of is name_of else engine.tokenizer.token_bytes,
         )
         for i in range(len(made.generations))
     ]  # fmt: skip

@@ -6,6 +6,7 @@ is a bound on the output, and errors that name the template's line.
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,16 @@ from plimsoll_engine.checkpoint import (
 )
 from plimsoll_engine.errors import UsageError
 from plimsoll_engine.frontend.requests.detokenize import Detokenizer, context_of, special_ids
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""What stands for a byte in vocabularies of SentencePiece."""
+_PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTES_OF_LETTERS = {chr(byte): byte for byte in _PRINTABLE} | {
+    chr(256 + number): byte for number, byte in enumerate(_OTHERS)
+}
+"""The letters that stand for bytes in byte-level vocabularies: printable ones for themselves, the
+others from U+0100 on, as GPT-2 began it."""
 
 
 class TemplateError(Exception):
@@ -47,6 +58,8 @@ class Tokenizer:
         self.file_bytes = (model / TOKENIZER).stat().st_size
         added = checkpoint.tokenizer.get_added_tokens_decoder()
         self._added = {token.content: number for number, token in added.items()}
+        decoder = checkpoint.tokenizer.decoder
+        self._byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__()
         self._special = special_ids(checkpoint.tokenizer)
         self.vocab_size = checkpoint.num_tokens
         self.eos_ids = checkpoint.ends
@@ -102,6 +115,16 @@ class Tokenizer:
         if text.startswith(self._middle_text):
             return text[len(self._middle_text) :]
         return self.decode([token_id])
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that one token stands for, which may be part of a character."""
+        name = self._tokenizer.id_to_token(token_id)
+        if name is not None and name not in self._added:
+            if self._byte_level and all(letter in BYTES_OF_LETTERS for letter in name):
+                return bytes(BYTES_OF_LETTERS[letter] for letter in name)
+            if found := _BYTE_TOKEN.fullmatch(name):
+                return bytes([int(found[1], 16)])
+        return self.token_text(token_id).encode()
 
     def token_id(self, text: str) -> int | None:
         """Return the token that is ``text``; None where no single one is."""

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from plimsoll_engine.api import tool_families
 from plimsoll_engine.api.chat_choice import ChatChoice
+from plimsoll_engine.api.logprobs import completion
 from plimsoll_engine.api.reasoning import ReasoningParser
 from plimsoll_engine.api.responses import CompletionChoice, usage
-from plimsoll_engine.frontend.requests.request_log import Delta, Generation
-from plimsoll_engine.messages.worker_ipc import Sampling
+from plimsoll_engine.frontend.requests.request_log import Delta, Generation, TokenLogprobs
+from plimsoll_engine.messages.worker_ipc import Logprobs, Sampling
 from tests.byte_text import bytes_text
 
 CALL = '<tool_call>{"name": "a", "arguments": {}}</tool_call>'
@@ -126,3 +128,9 @@ def test_channels_of_gpt_oss_are_thoughts_a_call_and_an_answer() -> None:
     choice.add(Delta("", "stop", []))
     message = choice.whole()["message"]
     assert (message["reasoning"], message["content"]) == ("Hm.", "Nine.")
+
+
+def test_candidates_with_one_text_do_not_merge() -> None:
+    given = TokenLogprobs(7, Logprobs(-0.1, [7, 8, 9], [-0.1, -2.0, -3.0]), 0)
+    (top,) = completion([given], lambda token: "�" if token < 9 else "x", 0)["top_logprobs"]
+    assert msgspec.json.decode(top) == {"�": -0.1, "token_id:8": -2.0, "x": -3.0}

@@ -292,3 +292,25 @@ def test_chats_with_tools_have_a_template_of_their_own(folder: Path, form: str) 
     assert tokenizer.render([message]) == "hi"
     assert tokenizer.render([message], [{"a": "tide"}]) == "tide hi"
     assert tokenizer.template_source(tools=True) == tools
+
+
+def test_the_bytes_of_tokens_are_those_of_the_text(folder: Path) -> None:
+    """A character that several tokens spell is no replacement character in any of them."""
+    numbers = tiny_text.add_tokens(folder, ["<漢>"])
+    tokenizer = Tokenizer(folder)
+    text = "a 😀é漢𓀀\n\t\x7f­ <|im_end|>"
+    ids = tokenizer.encode_rendered(text)
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == text
+    assert tokenizer.token_bytes(numbers["<漢>"]) == "<漢>".encode()
+
+
+def test_byte_tokens_have_their_byte(tmp_path: Path) -> None:
+    llama_2(["▁there"]).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text("{}")
+    tokenizer = Tokenizer(tmp_path)
+    (number,) = (tokenizer.token_id("<0xF0>"),)
+    assert number is not None
+    assert tokenizer.token_bytes(number) == b"\xf0"
+    there = tokenizer.token_id("▁there")
+    assert there is not None
+    assert tokenizer.token_bytes(there) == b" there"
