@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +29,8 @@ from plimsoll_engine.api.responses import DONE, Choice, Envelope, event, usage
 from plimsoll_engine.frontend.async_engine import AsyncEngine, NotServing
 from plimsoll_engine.frontend.requests.request_log import Delta, QueueFull, RequestFailed
 from plimsoll_engine.http.budget import BodyBudget, OverBudget
+
+log = logging.getLogger(__name__)
 
 
 def error_body(status: int, message: str, code: str) -> bytes:
@@ -76,6 +79,8 @@ class Answer(Response):
         self.warnings: Sequence[str] = ()
         """Headers that tell what became of the request."""
         self._begun = False
+        self._failure: ApiError | None = None
+        """Of a choice of a stream whose others went on."""
         self._sent = [0] * len(batch.generations)
         """How many tokens of each choice the stream has sent."""
         self._answers: BodyBudget
@@ -93,6 +98,13 @@ class Answer(Response):
                 await self._until_disconnected(receive, send)
         except (ApiError, NotServing, QueueFull, RequestFailed) as error:
             await self._fail(errors.of(error), scope, receive, send)
+        except Exception:
+            if not self._begun:
+                raise  # the application answers it with a 500
+            log.exception("a stream failed", extra={"request": self._batch.request_id})
+            message = "internal error; see the engine's log"
+            bug = ApiError(500, message, code="internal_error")
+            await self._fail(bug, scope, receive, send)
 
     async def _until_disconnected(self, receive: Receive, send: Send) -> None:
         answering = asyncio.create_task(self._stream_to(send) if self._stream else self._once(send))
@@ -110,12 +122,22 @@ class Answer(Response):
             del answering, leaving
 
     async def _next(self, open_choices: set[int]) -> list[tuple[Choice, Delta]]:
-        """Return what is new, as soon as there is any; choices that end leave ``open_choices``."""
+        """Return what is new, as soon as there is any; choices that end leave ``open_choices``.
+
+        One that fails in a stream leaves them, too: the others go on, and the stream's end tells.
+        """
         wake = self._batch.wake
         while True:
             new = []
             for number in sorted(open_choices):
-                delta = self._batch.generations[number].take(self._stream)
+                try:
+                    delta = self._batch.generations[number].take(self._stream)
+                except RequestFailed as error:
+                    open_choices.discard(number)
+                    if not self._begun or not open_choices:
+                        raise
+                    self._failure = self._failure or errors.of(error)
+                    continue
                 if delta is None:
                     continue
                 new.append((self._choices[number], delta))
@@ -140,6 +162,9 @@ class Answer(Response):
             if not open_choices:
                 break
             new = await self._next(open_choices)
+        if self._failure is not None:
+            await last(send, self.failed(self._failure))
+            return
         await self._end(send)
 
     def opening(self) -> Iterator[bytes]:
@@ -218,7 +243,11 @@ class Answer(Response):
             await error_response(error)(scope, receive, send)
             return
         # The status is gone out; clients read an error event as the stream's failure.
-        await last(send, b"data: " + error.body() + b"\n\n")
+        await last(send, self.failed(error))
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return the end of a stream that failed."""
+        return b"data: " + error.body() + b"\n\n" + DONE
 
 
 def _unread(by_client: bool) -> ApiError:

@@ -13,6 +13,7 @@ from plimsoll_engine.api import logprobs
 from plimsoll_engine.api.answer import Answer, last
 from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.chat_choice import AnswerParts, ChatChoice
+from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.logprobs import TokenBytes, TokenText
 from plimsoll_engine.api.reasoning import CLOSE, ReasoningParser
 from plimsoll_engine.api.responses import Choice, usage
@@ -65,6 +66,14 @@ class ResponsesAnswer(Answer):
         event = self._output.event(f"response.{whole['status']}", {"response": whole})
         with self.reserved(len(event)):
             await last(send, event)
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return the events that end a response which failed."""
+        told = {"code": error.code, "message": str(error), "param": error.param}
+        failure = {"code": error.code or "server_error", "message": str(error)}
+        response = self._response() | {"status": "failed", "error": failure}
+        whole = self._output.event("response.failed", {"response": response})
+        return self._output.event("error", told) + whole
 
     def collect(self, choice: Choice, delta: Delta) -> None:
         """Take in what is new of an answer that is not streamed."""

@@ -1,21 +1,33 @@
 """Chunks and wholes of choices: their end, its reason, the echo, and the tokens sent so far.
 
-Tests ``api/chat_choice.py`` and ``api/responses.py``.
+Tests ``api/chat_choice.py``, ``api/responses.py`` and the streams of ``api/answer.py``.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from plimsoll_engine.api import tool_families
+from plimsoll_engine.api.answer import Answer
+from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.api.logprobs import completion
 from plimsoll_engine.api.reasoning import ReasoningParser
 from plimsoll_engine.api.responses import CompletionChoice, usage
-from plimsoll_engine.frontend.requests.request_log import Delta, Generation, TokenLogprobs
+from plimsoll_engine.frontend.requests.request_log import (
+    Delta,
+    Generation,
+    RequestFailed,
+    TokenLogprobs,
+)
 from plimsoll_engine.messages.worker_ipc import Logprobs, Sampling
 from tests.byte_text import bytes_text
 
@@ -134,3 +146,59 @@ def test_candidates_with_one_text_do_not_merge() -> None:
     given = TokenLogprobs(7, Logprobs(-0.1, [7, 8, 9], [-0.1, -2.0, -3.0]), 0)
     (top,) = completion([given], lambda token: "�" if token < 9 else "x", 0)["top_logprobs"]
     assert msgspec.json.decode(top) == {"�": -0.1, "token_id:8": -2.0, "x": -3.0}
+
+
+def streamed(*choices: ChatChoice, ends: Sequence[str]) -> list[str]:
+    """The events of a stream of two tokens a choice; ``ends`` says how each ends."""
+    wake = asyncio.Event()
+    made = [Generation(str(n), [1], Sampling(9), bytes_text(), wake=wake) for n in range(len(ends))]
+    engine: Any = SimpleNamespace(running=lambda *_: contextlib.nullcontext())
+    answer = Answer(engine, Batch("r", 1, made, wake, "m"), choices, stream=True, usage=False)
+    sent: list[dict[str, Any]] = []
+
+    async def play() -> None:
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> dict[str, str]:
+            await asyncio.sleep(60)
+            return {"type": "http.disconnect"}
+
+        for one in made:
+            one.push(ord("a"), None)
+        app = SimpleNamespace(state=SimpleNamespace(answers=None))
+        scope = {"type": "http", "app": app, "client": ("c", 1), "headers": []}
+        task = asyncio.create_task(answer(scope, receive, send))
+        await asyncio.sleep(0.01)
+        for one, end in zip(made, ends, strict=True):
+            if end == "lost":
+                one.fail(RequestFailed("unavailable", "the worker is gone"))
+            else:
+                one.push(ord("b"), "stop")
+            await asyncio.sleep(0.01)
+        await asyncio.wait_for(task, 10)
+
+    asyncio.run(play())
+    body = b"".join(one.get("body", b"") for one in sent).decode()
+    return [event.removeprefix("data: ") for event in body.split("\n\n") if event]
+
+
+def test_a_choice_that_fails_leaves_the_others_of_its_stream_alone() -> None:
+    *chunks, error, done = streamed(chat(), chat(), ends=["lost", "stop"])
+    assert json.loads(error)["error"]["code"] == "unavailable"
+    assert done == "[DONE]"
+    assert json.loads(chunks[-1])["choices"][0]["finish_reason"] == "stop"
+    *_, error, done = streamed(chat(), ends=["lost"])
+    assert (json.loads(error)["error"]["type"], done) == ("server_error", "[DONE]")
+
+
+def test_a_fault_of_ours_ends_a_stream_with_an_error_event() -> None:
+    class Broken(ChatChoice):
+        def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
+            if delta.finish_reason is not None:
+                raise UnicodeEncodeError("utf-8", "\ud83d", 0, 1, "surrogates not allowed")
+            return super().chunks(delta)
+
+    *_, error, done = streamed(Broken(0, str, None), ends=["stop"])
+    assert json.loads(error)["error"]["code"] == "internal_error"
+    assert done == "[DONE]"
