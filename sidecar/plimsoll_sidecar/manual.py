@@ -268,12 +268,8 @@ def run(argv: list[str], unseen: Mapping[str, str] | None = None) -> tuple[int, 
         answer = ActionAnswer(outcome=Outcome.FAILED.value, message=str(error))
     except (ConfigError, OSError, ValueError) as error:
         return 2, str(error)
-    return int(answer.outcome not in ("", Outcome.SUCCEEDED.value)), encode(answer)
-
-
-def encode(answer: ActionAnswer) -> str:
-    """Return the answer as the one line of JSON that the command line reads."""
-    return msgspec.json.encode(answer).decode()
+    failed = answer.outcome not in ("", Outcome.SUCCEEDED.value)
+    return int(failed), msgspec.json.encode(answer).decode()
 
 
 log = logging.getLogger(__name__)

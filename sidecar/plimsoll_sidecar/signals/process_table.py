@@ -30,6 +30,8 @@ MAX_DESCRIPTORS = 65_536
 """Open files of one process that are read; a container's limit may be a million."""
 MAX_ENVIRONMENT = 1 << 20
 """Bytes of an environment; Linux starts no program with more than 2 MiB by default."""
+MAX_THREADS = 8192
+"""Threads of one process whose children are read, in every sample: ten times what an engine has."""
 TRIES = 3
 """Tries to read the children of a process whose threads come and go."""
 OPEN_FILES_PERIOD_S = 15.0
@@ -204,15 +206,17 @@ def children(pid: int) -> list[int] | None:
     """Direct children, those that any of the process's threads started.
 
     Empty where it has ended, or the kernel does not say; None where its threads changed while they
-    were read. psutil scans all of /proc for it.
+    were read, or are more than :data:`MAX_THREADS`. psutil scans all of /proc for it.
     """
     folder = f"/proc/{pid}/task"
     for _ in range(TRIES):
         found: list[int] = []
         try:
-            tasks = os.listdir(folder)
+            tasks = first_names(folder, MAX_THREADS + 1)
         except OSError:
             return found
+        if len(tasks) > MAX_THREADS:
+            return None
         for task in tasks:
             try:
                 found += map(int, read(pid, f"task/{task}/children").split())

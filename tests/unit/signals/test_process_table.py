@@ -9,11 +9,13 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
 import tracemalloc
 from collections.abc import Iterator
 
 import pytest
 
+from plimsoll_sidecar.signals import process_table
 from plimsoll_sidecar.signals.process_table import (
     MAX_WORDS,
     ProcessId,
@@ -128,3 +130,20 @@ def test_only_so_many_names_of_a_folder_are_read(tmp_path: pathlib.Path) -> None
         (tmp_path / str(number)).touch()
     assert len(first_names(tmp_path, 7)) == 7
     assert len(first_names(str(tmp_path), 100)) == 20
+
+
+def test_a_process_of_very_many_threads_makes_its_children_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are read in every sample: what an engine starts must not slow its supervisor down."""
+    monkeypatch.setattr(process_table, "MAX_THREADS", 4)
+    end = threading.Event()
+    threads = [threading.Thread(target=end.wait, args=(20.0,)) for _ in range(4)]
+    for one in threads:
+        one.start()
+    try:
+        assert children(os.getpid()) is None
+    finally:
+        end.set()
+        for one in threads:
+            one.join()
