@@ -12,6 +12,11 @@ from typing import Any
 
 import httpx
 
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.supervision import Mode, Supervision
+from plimsoll_api.supervision_policy import SelectedEngine, SelectedType
+from plimsoll_operator.injection.documents import inject
+from plimsoll_operator.injection.options import Options
 from plimsoll_operator.scraper import address_of
 from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab
@@ -25,6 +30,7 @@ from tests.node.supervised import (
     ready_since,
     status,
     supervised,
+    warm,
 )
 
 Start = Callable[..., Operator]
@@ -319,3 +325,54 @@ def test_two_engines_on_the_nodes_network_run_with_their_supervisors(
         pages.add(address)
     assert len(pages) == 2
     eventually(lambda: status(kube).get("supervised") == 2, "the policy counts both", LISTED_S)
+
+
+def test_the_engine_of_a_job_may_be_a_native_sidecar(node: Lab, kube: Kube, tmp_path: Path) -> None:
+    """Without operator: its leak is cured by a restart, and the Job's own container goes on."""
+    engine = supervised_engines.standin(node)
+    engine.prepare(kube, tmp_path)
+    task = {
+        "name": "task",
+        "image": node.supervisor_image,
+        "command": ["python", "-c", "import time; time.sleep(3600)"],
+        "securityContext": supervised_engines.LIMITED,
+    }
+    spec = engine.pod_spec | {
+        "restartPolicy": "Never",
+        "initContainers": [engine.container | {"restartPolicy": "Always"}],
+        "containers": [task],
+    }
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "batch"},
+        "spec": {"template": {"metadata": {"labels": LABELS}, "spec": spec}},
+    }
+    options = Options(
+        node.supervisor_image,
+        SelectedEngine(type=SelectedType.VLLM, container=supervised_engines.CONTAINER),
+        MemoryPolicy(host=MemoryBudget(growth_bytes=64 << 20, window_s=3600.0), warmup_s=5.0),
+        Supervision(mode=Mode.RECOVER),
+    )
+    made = inject(job, options)
+    assert made.config_map is not None
+    kube.apply(made.config_map, made.document)
+
+    def pod_of_job() -> dict[str, Any]:
+        return next(iter(kube.list("pods", "app=llm")), {"status": {}})
+
+    def container(name: str) -> dict[str, Any]:
+        status = pod_of_job()["status"]
+        listed = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
+        return next((one for one in listed if one["name"] == name), {"restartCount": 0})
+
+    eventually(lambda: ready_since(pod_of_job()), "the pod is ready", START_S)
+    began = [container(one)["state"]["running"]["startedAt"] for one in ("supervisor", "server")]
+    assert began == sorted(began), "the supervisor first"
+    eventually(lambda: warm(pod_of_job()), "a baseline", START_S)
+    name = pod_of_job()["metadata"]["name"]
+    kube("exec", name, "-c", supervised_engines.CONTAINER, "--", "sh", "-c", engine.leak)
+    eventually(lambda: container("server")["restartCount"], "the engine is restarted", 240)
+    eventually(lambda: ready_since(pod_of_job()), "the pod is ready again", START_S)
+    assert container("task")["restartCount"] == 0
+    assert container("supervisor")["restartCount"] == 0

@@ -91,6 +91,24 @@ def test_an_engine_gets_its_supervisor_and_the_supervisor_its_engine() -> None:
     assert set(mounts) <= set(volumes)
 
 
+def test_an_engine_that_is_a_native_sidecar_starts_after_its_supervisor() -> None:
+    inits = [{"name": "fetch", "image": "x"}, vllm(restartPolicy="Always")]
+    given = pod({"name": "task", "image": "x"}, initContainers=inits, restartPolicy="Never")
+    made = admit(given, policy(), IMAGES)
+    assert made.refusal is None
+    names = [one["name"] for one in made.pod["spec"]["initContainers"]]
+    assert names == ["fetch", "supervisor", "engine"]
+    (text,) = [
+        one["value"]
+        for one in made.pod["spec"]["initContainers"][1]["env"]
+        if one["name"] == POD_ENGINE_ENV
+    ]
+    found = json.loads(text)
+    assert found["engine"]["container"] == "engine"
+    assert found.get("restarts", True), "the kubelet restarts a native sidecar in any pod"
+    assert admit(made.pod, policy(), IMAGES).pod == made.pod
+
+
 def test_two_engines_on_one_nodes_network_have_supervisors_at_different_ports() -> None:
     """The engines' own ports differ there, and the supervisors' follow from them."""
     taken: set[int] = set()
