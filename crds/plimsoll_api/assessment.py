@@ -142,10 +142,10 @@ class Suspicion(msgspec.Struct, omit_defaults=True):
 
     ``over_budget`` says that the budget is spent: only then, or when it would be before a drain
     could end, may a disruptive action follow. ``growing`` says that the memory grows at this
-    moment: otherwise a restart can wait. ``unconfirmed`` says what else this
-    may be and what would settle it: garbage that no collection has taken yet, memory that an
-    allocator keeps. An unconfirmed suspicion is worth a trim and no restart. ``pod`` is another pod
-    of the same multi-node group, where it is that one's memory.
+    moment: otherwise a restart can wait. ``unconfirmed`` says what else this may be and what would
+    settle it: garbage that no collection has taken yet, memory that an allocator keeps. An
+    unconfirmed suspicion is worth a trim and no restart. ``pod`` is another pod of the same
+    multi-node group, where it is that one's memory.
     """
 
     kind: IncidentKind
