@@ -15,7 +15,9 @@ from tests.lab.operator import Operator
 from tests.node.service import SERVICE, pods, ready
 
 STORY_S = 300
-LEFT = 96 << 20
+LEFT = 64 << 20
+"""What the leak has taken at least when the engine is killed: its budget."""
+MOST = 384 << 20
 ENGINE = f"""
 import http.server, mmap, os, pathlib, signal, threading, time
 
@@ -23,14 +25,14 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a process that hangs in a dr
 areas, leaked = [], pathlib.Path("/tmp/leaked")
 
 def leak():
-    for number in range({LEFT >> 20}):
+    for number in range({MOST >> 20}):
         with open(f"/dev/shm/segment-{{number}}", "w+b") as file:
             os.fchmod(file.fileno(), 0o600)
             file.truncate(1 << 20)
             area = mmap.mmap(file.fileno(), 1 << 20)
         area.write(bytes(1 << 20))
         areas.append(area)
-        time.sleep(0.125)
+        time.sleep(0.25)  # it leaks until it is killed
 
 class Server(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -156,7 +158,7 @@ def test_without_the_sweep_it_is_seen_and_ends_with_the_pod(
         return restarts(pod) == 1 and metrics(kube).get(orphan, 0.0) >= 0.5 * LEFT
 
     eventually(seen, "the segments of the killed engine are seen", STORY_S)
-    assert inside(kube, FILES) == f"{LEFT >> 20}"
+    assert int(inside(kube, FILES)) >= LEFT >> 20
     assert metrics(kube)["plimsoll_shared_memory_swept_bytes_total"] == 0
 
     status = eventually(lambda: incident(kube, "PodReplace"), "a new pod is asked for", STORY_S)
