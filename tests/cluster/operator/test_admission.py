@@ -28,7 +28,7 @@ from tests.lab.webhook import HOST, NAME, NAMESPACE
 from tests.pod_specs import pods, policies
 
 BATCH = 100
-SLOW_S = 5.0
+SLOW_S = 3.0
 """An answer of the API server that the operator waits this long for; a webhook has 2 s."""
 PATIENCE_S = 2.0 + 8.0
 """The webhook's timeout, and what a busy machine takes for the rest."""
