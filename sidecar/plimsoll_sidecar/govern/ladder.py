@@ -56,8 +56,6 @@ def why_not(
         return None
     if NEEDS[action] not in engine.capabilities:
         return "the engine does not support it"
-    if action is Action.TRIM and kind is IncidentKind.STALL:
-        return "a stalled worker cannot trim"
     if action is Action.WORKER_RESTART and owner == Role.FRONTEND:
         return "the frontend holds the memory; a new worker would not release it"
     if not engine.answers:
