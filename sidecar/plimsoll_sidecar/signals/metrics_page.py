@@ -162,11 +162,15 @@ class Page:
         """
         found = self._lines(series)
         if series.only is not None:
+            every = len(found)
             found = {
                 labels: value
                 for labels, value in found.items()
                 if series.only in labels or labels == MALFORMED
             }
+            if series.kind is Kind.COUNTER and len(found) == every:
+                # With Ray, vLLM 0.11 counts every request under the last outcome that it knows.
+                return None
         if not found or len(found) > MAX_LINES:
             return None
         most = 1.0 if series.kind is Kind.RATIO else LARGEST

@@ -127,6 +127,19 @@ def test_other_spellings_are_read(page: str) -> None:
     assert (load.running, load.kv_usage_ratio) == (3, 0.4)
 
 
+def test_an_outcome_that_all_requests_have_says_nothing() -> None:
+    """With Ray, vLLM 0.11 sets the labels of all outcomes on one metric, and the last one wins."""
+    page = (
+        "ray_vllm_num_requests_running 0\n"
+        'ray_vllm_request_success_total{finished_reason="abort",WorkerId="a"} 7\n'
+        'ray_vllm_request_success_total{finished_reason="abort",WorkerId="b"} 2\n'
+    )
+    load = loaded(page.encode(), VLLM)
+    assert (load.requests_total, load.aborted_total) == (9, None)
+    told = page.replace('abort",WorkerId="b"', 'stop",WorkerId="b"')
+    assert loaded(told.encode(), VLLM).aborted_total == 7
+
+
 class Server:
     """Answers with the page that is set, an error where it is None."""
 
