@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -186,6 +187,8 @@ def main() -> None:
         signal.pause()
     ThreadingHTTPServer.allow_reuse_address = True
     ThreadingHTTPServer.daemon_threads = True
+    if ":" in arguments.host:
+        ThreadingHTTPServer.address_family = socket.AF_INET6
     server = ThreadingHTTPServer((arguments.host, arguments.port), handler(engine))
     print("serving", flush=True)
     server.serve_forever()

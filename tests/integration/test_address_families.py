@@ -187,7 +187,9 @@ def test_an_engine_is_found_at_any_address_of_its_pod(where: str, tmp_path: Path
         start_supervisor(network, tmp_path)
         network.until(
             "http://127.0.0.1:9464/state",
-            lambda _, text: text.startswith("{") and json.loads(text)["engine_state"] == "serving",
+            lambda _, text: (
+                text.startswith("{") and json.loads(text).get("engine_state") == "serving"
+            ),
         )
 
 

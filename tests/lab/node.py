@@ -30,6 +30,8 @@ PACKAGES = (
     "iproute2",
 )
 READY_S = 60.0
+IPV6 = "ipv6"
+"""Handler of a RuntimeClass whose pods get an IPv6 address and no other."""
 TOOLS = ("containerd", "runc", "ctr", "conntrack", "iptables", "ip", "unshare", "nsenter")
 
 
@@ -124,7 +126,7 @@ class Node:
         self.plane.processes.start(name, self.sandbox.enter(argv))
 
     def _configure(self) -> None:
-        for folder in ("containerd", "cni", "kubelet", "podlogs"):
+        for folder in ("containerd", "cni", f"cni-{IPV6}", "kubelet", "podlogs"):
             (self.home / folder).mkdir(exist_ok=True)
         (self.home / "containerd.toml").write_text(
             _CONTAINERD.format(home=self.home, sock=self.socket)
@@ -132,7 +134,8 @@ class Node:
         (self.home / "resolv.conf").write_text("")  # the node is offline
         documents = {
             "container.json": self._container(),
-            "cni/10-lab.conflist": self._cni(),
+            "cni/10-lab.conflist": self._cni("pods0", self.slot.pod_cidr, "0.0.0.0/0"),
+            f"cni-{IPV6}/10-lab.conflist": self._cni("pods6", self.slot.pod_cidr6, "::/0"),
             "kubelet.json": self._kubelet(),
             "kube-proxy.json": self._proxy(),
         }
@@ -157,23 +160,24 @@ class Node:
         ]
         return spec
 
-    def _cni(self) -> dict[str, Any]:
+    def _cni(self, bridge: str, subnet: str, everywhere: str) -> dict[str, Any]:
+        """Addresses of ``subnet`` for pods at ``bridge``, with a route to ``everywhere``."""
         ipam = {
             "type": "host-local",
             "dataDir": str(self.home / "cni-ipam"),
-            "ranges": [[{"subnet": self.slot.pod_cidr}]],
-            "routes": [{"dst": "0.0.0.0/0"}],
+            "ranges": [[{"subnet": subnet}]],
+            "routes": [{"dst": everywhere}],
         }
-        bridge = {
+        plugin = {
             "type": "bridge",
-            "bridge": "pods0",
+            "bridge": bridge,
             "isGateway": True,
             "ipMasq": True,
             "hairpinMode": True,
             "ipam": ipam,
         }
         portmap = {"type": "portmap", "capabilities": {"portMappings": True}}
-        return {"cniVersion": "1.0.0", "name": "lab", "plugins": [bridge, portmap]}
+        return {"cniVersion": "1.0.0", "name": bridge, "plugins": [plugin, portmap]}
 
     def _kubelet(self) -> dict[str, Any]:
         pki = self.plane.pki
@@ -269,6 +273,12 @@ oom_score = 0
       runtime_type = "io.containerd.runc.v2"
       base_runtime_spec = "{home}/container.json"
       [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.ipv6]
+      runtime_type = "io.containerd.runc.v2"
+      base_runtime_spec = "{home}/container.json"
+      cni_conf_dir = "{home}/cni-ipv6"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.ipv6.options]
         SystemdCgroup = false
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "/usr/lib/cni"

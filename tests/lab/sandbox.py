@@ -22,8 +22,17 @@ from tests.lab.slot import CGROUPS, Slot
 NAME = "sandbox"
 START_S = 10.0
 END_S = 10.0
+IPV6_OFF = Path("/proc/sys/net/ipv6/conf/all/disable_ipv6")
 # The kubelet and containerd's shims write to these, whatever their flags say.
 HIDDEN = ("/run", "/var/log", "/var/lib/kubelet")
+
+
+def has_ipv6() -> bool:
+    """Whether this machine has IPv6, so that the lab's pods may have such addresses."""
+    try:
+        return IPV6_OFF.read_text().strip() == "0"
+    except OSError:
+        return False
 
 
 class Sandbox:
@@ -91,6 +100,19 @@ class Sandbox:
         _run(*self.enter(["sh", "-ec", "\n".join(inside)]))
         for cidr in (slot.pod_cidr, slot.service_cidr):
             _run(f"ip route replace {cidr} via {slot.node_ip}")
+        if has_ipv6():
+            self._link6()
+
+    def _link6(self) -> None:
+        slot = self._slot
+        _run(f"ip address add {slot.host_ip6}/64 dev {slot.name} nodad")
+        inside = [
+            f"ip address add {slot.node_ip6}/64 dev lab0 nodad",
+            f"ip route add default via {slot.host_ip6}",
+            "echo 1 >/proc/sys/net/ipv6/conf/all/forwarding",
+        ]
+        _run(*self.enter(["sh", "-ec", "\n".join(inside)]))
+        _run(f"ip route replace {slot.pod_cidr6} via {slot.node_ip6}")
 
     def _cgroups(self) -> None:
         for folder in self._slot.cgroups():

@@ -50,6 +50,19 @@ class Slot:
         return f"10.97.{self.index}.0/24"
 
     @property
+    def host_ip6(self) -> str:
+        """As :attr:`host_ip`, for pods that have an IPv6 address alone."""
+        return f"fd00:98:{self.index:x}::1"
+
+    @property
+    def node_ip6(self) -> str:
+        return f"fd00:98:{self.index:x}::2"
+
+    @property
+    def pod_cidr6(self) -> str:
+        return f"fd00:97:{self.index:x}::/64"
+
+    @property
     def service_cidr(self) -> str:
         """Room for the two Services of each of 10,000 InferenceServices and more."""
         return f"10.{100 + self.index}.0.0/16"

@@ -241,7 +241,8 @@ def test_a_roll_out_ends_beside_a_claim_that_one_pod_may_hold(
     words = "ReadWriteOncePod"
     eventually(lambda: words in said("Progressing")["message"], words, 60)
     assert words in said("EngineReady")["message"]
-    assert condition(kube, "Ready") == "True"
+    # On a busy machine a probe of the pod that stays may be late once.
+    eventually(lambda: condition(kube, "Ready") == "True", "the old pod serves", 60)
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
@@ -20,7 +21,9 @@ from plimsoll_operator.injection.options import Options
 from plimsoll_operator.scraper import address_of
 from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab
+from tests.lab.node import IPV6
 from tests.lab.operator import Operator
+from tests.lab.sandbox import has_ipv6
 from tests.node import supervised_engines
 from tests.node.supervised import (
     LISTED_S,
@@ -290,6 +293,44 @@ def test_a_supervisor_that_cannot_start_costs_two_pods_at_most(
     eventually(lambda: status(kube)["injection"]["proven"], "the image is proven", LISTED_S)
 
 
+def test_a_pod_with_an_ipv6_address_alone_is_supervised(
+    node: Lab, kube: Kube, operator: Start, webhook: tuple[str, ...], tmp_path: Path
+) -> None:
+    """The kubelet probes, and the operator reads, the pod's one address."""
+    if not has_ipv6():
+        pytest.skip("this machine has no IPv6")
+    kube.apply(
+        {
+            "apiVersion": "node.k8s.io/v1",
+            "kind": "RuntimeClass",
+            "metadata": {"name": IPV6},
+            "handler": IPV6,
+        }
+    )
+    engine = supervised_engines.standin(node)
+    engine.prepare(kube, tmp_path)
+    operator(*webhook)
+    kube.apply(policy(LABELS, engine.memory))
+    eventually(lambda: injects(kube, pod(node, "six")), "new pods are injected", LISTED_S)
+    wanted = pod(node, "six", runtimeClassName=IPV6)
+    (container,) = wanted["spec"]["containers"] = [dict(engine.container)]
+    container["args"] = [word.replace("0.0.0.0", "::") for word in container["args"]]
+    kube.apply(wanted)
+    kube("wait", "pod/six", "--for=condition=Ready", f"--timeout={START_S}s")
+    found = kube.get("pod", "six") or {}
+    assert supervised(found)
+    (only,) = found["status"]["podIPs"]
+    address = address_of(found)
+    assert address == f"[{only['ip']}]"
+
+    def sees() -> bool:
+        page = httpx.get(f"http://{address}:9464/state", timeout=5).json()
+        return str(page.get("engine_state")) == "serving"
+
+    eventually(sees, "its supervisor sees its engine", LISTED_S)
+    eventually(lambda: status(kube).get("supervised") == 1, "the policy counts it", LISTED_S)
+
+
 def test_two_engines_on_the_nodes_network_run_with_their_supervisors(
     node: Lab, kube: Kube, operator: Start, webhook: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -319,7 +360,7 @@ def test_two_engines_on_the_nodes_network_run_with_their_supervisors(
         assert address is not None
 
         def sees(page: str = f"http://{address}/state") -> bool:
-            return str(httpx.get(page, timeout=5).json()["engine_state"]) == "serving"
+            return str(httpx.get(page, timeout=5).json().get("engine_state")) == "serving"
 
         eventually(sees, f"the supervisor of {name} sees its engine", LISTED_S)
         pages.add(address)
