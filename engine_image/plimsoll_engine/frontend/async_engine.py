@@ -26,9 +26,9 @@ from plimsoll_engine.frontend.observability.metrics import Metrics
 from plimsoll_engine.frontend.operations import Operations
 from plimsoll_engine.frontend.requests import media_reader
 from plimsoll_engine.frontend.requests.adapter_registry import AdapterRegistry
-from plimsoll_engine.frontend.requests.quarantine import Quarantine
 from plimsoll_engine.frontend.requests.request_log import Generation, RequestFailed, RequestLog
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
+from plimsoll_engine.frontend.workers.failures import Failures
 from plimsoll_engine.frontend.workers.worker_manager import WorkerManager
 from plimsoll_engine.frontend.workers.worker_processes import WorkerProcesses
 from plimsoll_engine.messages import worker_ipc
@@ -73,20 +73,21 @@ class AsyncEngine:
         self.lifecycle = Lifecycle(self._state_changed)
         self._on_draining: Callable[[], None] = lambda: None
         self.requests = self.hooks.request_log(RequestLog(settings.max_queued))
-        self.quarantine = Quarantine()
+        self.failures = Failures()
         self.adapters = AdapterRegistry(settings.max_loras, settings.lora_modules)
         self.adapter_changes = asyncio.Lock()
         self.operations = Operations(self.epochs)
         self.media = media_reader.reader(settings)
         self.ledger = FrontendLedger(self.requests, tokenizer, self.media.cache)
         self.workers = WorkerProcesses(
-            settings.worker_config(), self.epochs, self._received, self._lost
+            settings.worker_config(), self.epochs, self.failures, self._received, self._lost
         )
         self.manager = WorkerManager(
             self.workers,
             self.epochs,
             self.lifecycle,
             self,
+            self.failures,
             settings.startup_timeout_s,
             settings.standby_worker,
         )
@@ -173,7 +174,7 @@ class AsyncEngine:
     def _release(self, generation: Generation) -> None:
         self.requests.release(generation.request_id)
         self.withdraw(generation)
-        self.quarantine.release(generation)
+        self.failures.requests.release(generation)
         self._try_next()
         self.unload(self.adapters.release(generation.admission.adapter))
         if generation.failed:
@@ -200,14 +201,14 @@ class AsyncEngine:
         if self.ready is None:
             return 0
         carried = [g for g in self.requests.to_resubmit() if not g.with_worker]
-        for generation in self.quarantine.admit(carried):
+        for generation in self.failures.requests.admit(carried):
             self._submit(generation)
         self._try_next()
         return len(carried)
 
     def _try_next(self) -> None:
         """Submit the next request of the quarantine, where none of it is computed."""
-        if self.ready is not None and (generation := self.quarantine.next()) is not None:
+        if self.ready is not None and (generation := self.failures.requests.next()) is not None:
             self._submit(generation)
 
     # ---- the worker
@@ -368,7 +369,7 @@ class AsyncEngine:
 
     def _lost(self, reason: str) -> None:
         log.error("worker lost", extra={"epoch": str(self.epochs.current), "reason": reason})
-        self.quarantine.worker_lost(self.requests.unfinished())
+        self.failures.requests.worker_lost(self.requests.unfinished())
         self.epoch_ended()
         if not self.lifecycle.ended and self.lifecycle.state is not EngineState.STOPPING:
             recovery = self.manager.recover(reason, self.epochs.current)

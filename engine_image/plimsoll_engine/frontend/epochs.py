@@ -1,20 +1,10 @@
-"""The present epoch, its fence, and how many crashes are too many."""
+"""The present epoch and its fence."""
 
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Callable, Sequence
 
 from plimsoll_api.admin import Epoch
-
-CRASH_DELAYS_S = (0.0, 0.0, 1.0, 2.0, 4.0)
-"""What each crash in a row is waited for before the next worker; one more ends the engine. The
-first two may be chance. A fault that is not in a worker's state is not cured by a further fork: the
-kubelet's restart with its back-off of 10 s and more takes over. Until then the requests are held.
-"""
-SETTLED_S = 60.0
-"""A worker that has served for so long ends a row of crashes."""
 
 
 class StaleEpoch(Exception):
@@ -50,37 +40,3 @@ class Epochs:
                 f"the call is for epoch {expected}, but the engine is in epoch {self.current}: "
                 "read /admin/v1/status and decide again"
             )
-
-
-class CrashBudget:
-    """How many crashes in a row are tolerated, and how long each is waited for.
-
-    One that :meth:`serves` for ``settled_s`` seconds ends the row, however it ends.
-    """
-
-    def __init__(
-        self,
-        delays_s: Sequence[float] = CRASH_DELAYS_S,
-        settled_s: float = SETTLED_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._delays_s = delays_s
-        self._settled_s = settled_s
-        self._clock = clock
-        self._row = 0
-        self._since: float | None = None
-
-    def serves(self) -> None:
-        """Note that one serves from now on."""
-        self._since = self._clock()
-
-    def spend(self) -> float | None:
-        """Count a crash, or a start that failed.
-
-        Returns the seconds to wait before the next one, None when it was one too many.
-        """
-        if self._since is not None and self._clock() - self._since >= self._settled_s:
-            self._row = 0
-        self._since = None
-        self._row += 1
-        return self._delays_s[self._row - 1] if self._row <= len(self._delays_s) else None

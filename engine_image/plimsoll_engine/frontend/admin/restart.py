@@ -20,8 +20,8 @@ from plimsoll_api.admin import EngineState, RestartRequest
 from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswer
 from plimsoll_engine.frontend.operations import OperationFailed, Recorder
 from plimsoll_engine.frontend.requests.request_log import RequestFailed
-from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle, WorkerLost
-from plimsoll_engine.frontend.workers.worker_manager import GaveUp
+from plimsoll_engine.frontend.workers.failures import GaveUp, WorkerLost
+from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle
 from plimsoll_engine.frontend.workers.worker_processes import STOP_GRACE_S
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.handover import Outcome, Refusal

@@ -24,9 +24,9 @@ from plimsoll_api.admin import (
     StandbyState,
     StandbyStatus,
 )
-from plimsoll_engine.frontend.epochs import CrashBudget
+from plimsoll_engine.frontend.workers.failures import CrashBudget, WorkerLost
 from plimsoll_engine.frontend.workers.standby_memory import StandbyMemory
-from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle, WorkerLost
+from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle
 from plimsoll_engine.frontend.workers.worker_processes import WorkerProcesses
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.process.headroom import host_headroom
@@ -51,6 +51,7 @@ class Standby:
     def __init__(
         self,
         workers: WorkerProcesses,
+        crashes: CrashBudget,
         policy: StandbyPolicy,
         timeout_s: float,
         headroom: Callable[[], int | None] = host_headroom,
@@ -61,7 +62,7 @@ class Standby:
         self._workers = workers
         self._timeout_s = timeout_s
         self._headroom = headroom
-        self._crashes = CrashBudget()
+        self._crashes = crashes
         self._not_before: float | None = 0.0
         """When the next one may be begun (CLOCK_MONOTONIC); None while too many have ended."""
         self._leased_until = 0.0
@@ -122,7 +123,8 @@ class Standby:
         Again renews the lease.
         """
         if not self.wanted:  # what went wrong before may be over
-            self._crashes, self._not_before, self.error = CrashBudget(), 0.0, None
+            self._crashes.reset()
+            self._not_before, self.error = 0.0, None
         if self._lease is not None:
             self._lease.cancel()
             self._lease = None

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll_api.admin import Epoch
+from plimsoll_engine.frontend.workers.failures import WorkerLost
 from plimsoll_engine.frontend.workers.worker_link import WorkerLink
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.zygote_ipc import Exited, meeting_place
@@ -31,18 +32,6 @@ KILL_GRACE_S = 5.0
 STACKS_TIMEOUT_S = 1.0
 # A worker whose socket closed is about to be reaped; beyond this it is killed.
 REAP_TIMEOUT_S = 1.0
-
-
-class WorkerLost(Exception):
-    """A worker ended, or never became ready.
-
-    ``permanent``: it said that its settings or its checkpoint are wrong, so that another one will
-    fail as well.
-    """
-
-    def __init__(self, message: str, permanent: bool = False) -> None:
-        super().__init__(message)
-        self.permanent = permanent
 
 
 @dataclass(frozen=True)

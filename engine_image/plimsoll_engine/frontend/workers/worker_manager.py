@@ -7,10 +7,11 @@ import logging
 from typing import Protocol
 
 from plimsoll_api.admin import EngineState, Epoch
-from plimsoll_engine.frontend.epochs import CrashBudget, Epochs
+from plimsoll_engine.frontend.epochs import Epochs
 from plimsoll_engine.frontend.lifecycle import Lifecycle
+from plimsoll_engine.frontend.workers.failures import Failures, GaveUp, WorkerLost
 from plimsoll_engine.frontend.workers.standby import Standby
-from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle, WorkerLost
+from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle
 from plimsoll_engine.frontend.workers.worker_processes import WorkerProcesses
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.settings import StandbyPolicy
@@ -20,10 +21,6 @@ log = logging.getLogger(__name__)
 # A successor that takes longer than this to prepare is not worth waiting for: what stands in its
 # way (no device memory, above all) may be the worker that it is to replace.
 PREPARE_TIMEOUT_S = 60.0
-
-
-class GaveUp(Exception):
-    """No worker can be had; the engine has failed."""
 
 
 class Served(Protocol):
@@ -51,17 +48,20 @@ class WorkerManager:
         epochs: Epochs,
         lifecycle: Lifecycle,
         served: Served,
+        failures: Failures,
         startup_timeout_s: float,
         standby: StandbyPolicy = StandbyPolicy.NEVER,
     ) -> None:
         self.replacing = asyncio.Lock()
-        self.standby = Standby(workers, standby, min(PREPARE_TIMEOUT_S, startup_timeout_s))
+        self.standby = Standby(
+            workers, failures.standby, standby, min(PREPARE_TIMEOUT_S, startup_timeout_s)
+        )
         self._workers = workers
         self._epochs = epochs
         self._lifecycle = lifecycle
         self._served = served
         self._timeout_s = startup_timeout_s
-        self._crashes = CrashBudget()
+        self._failures = failures
 
     async def first_start(self) -> None:
         """Start the first worker.
@@ -89,15 +89,11 @@ class WorkerManager:
             # A restart may have learnt that this worker was ready only after it had ended, and may
             # have given it the requests.
             self._served.epoch_ended()
-            delay_s = self._crashes.spend()
-            if delay_s is None:
-                self._served.fail(f"the worker keeps crashing; last reason: {reason}")
-                return
             if self._lifecycle.state is EngineState.SERVING:
                 self._lifecycle.move(EngineState.RESTARTING)
-            await asyncio.sleep(delay_s)
-            await self._workers.discard()
             try:
+                await self._bear(WorkerLost(reason))
+                await self._workers.discard()
                 await self.replace(await self.standby.take(), reason="crash")
             except GaveUp:
                 return
@@ -136,6 +132,7 @@ class WorkerManager:
             try:
                 ready = await self._workers.take_over(successor, self._timeout_s, True, handover)
             except WorkerLost as error:
+                self._start_failed(error)
                 await self._bear(error)
             else:
                 self._begin(ready, reason)
@@ -149,6 +146,7 @@ class WorkerManager:
             try:
                 ready = await self._workers.start(self._timeout_s)
             except WorkerLost as error:
+                self._start_failed(error)
                 await self._bear(error)
                 reason = "crash"
                 continue
@@ -156,17 +154,21 @@ class WorkerManager:
             return
 
     def _begin(self, ready: worker_ipc.Ready, reason: str) -> None:
-        self._crashes.serves()
+        self._failures.worker.serves()
         self.standby.epoch_begun()
         self._served.epoch_begun(ready, reason)
 
     async def _bear(self, error: WorkerLost) -> None:
+        """Wait until the next worker may be started; raise GaveUp, once the engine has failed."""
+        try:
+            delay_s = self._failures.worker_ended(error)
+        except GaveUp as gave_up:
+            self._served.fail(str(gave_up))
+            raise
+        await asyncio.sleep(delay_s)
+
+    def _start_failed(self, error: WorkerLost) -> None:
         log.error(
             "worker start failed",
             extra={"epoch": str(self._epochs.current), "reason": str(error)},
         )
-        delay_s = self._crashes.spend()
-        if delay_s is None or error.permanent:
-            self._served.fail(f"no worker can be started: {error}")
-            raise GaveUp(str(error)) from None
-        await asyncio.sleep(delay_s)

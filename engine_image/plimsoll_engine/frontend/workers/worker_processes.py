@@ -17,19 +17,25 @@ from typing import TypeVar
 
 from plimsoll_api.admin import Role
 from plimsoll_engine.caches.sender import Sender
-from plimsoll_engine.frontend.epochs import CrashBudget, Epochs
+from plimsoll_engine.frontend.epochs import Epochs
 from plimsoll_engine.frontend.workers.adopted import Adopted, reap_strangers
+from plimsoll_engine.frontend.workers.failures import (
+    Circle,
+    Failures,
+    ForkRefused,
+    WorkerLost,
+    ZygoteLost,
+)
 from plimsoll_engine.frontend.workers.worker_handle import (
     REAP_TIMEOUT_S,
     StopOutcome,
     WorkerHandle,
-    WorkerLost,
     describe_exit,
     send_signal,
     within,
 )
 from plimsoll_engine.frontend.workers.worker_link import WorkerSocket
-from plimsoll_engine.frontend.workers.zygote_client import ForkRefused, ZygoteClient, ZygoteLost
+from plimsoll_engine.frontend.workers.zygote_client import ZygoteClient
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.zygote_ipc import Exited, WorkerConfig, listen
 
@@ -62,6 +68,7 @@ class WorkerProcesses:
         self,
         config: WorkerConfig,
         epochs: Epochs,
+        failures: Failures,
         on_message: Callable[[worker_ipc.FromWorker], None],
         on_lost: Callable[[str], None],
     ) -> None:
@@ -71,7 +78,7 @@ class WorkerProcesses:
         self._on_lost = on_lost
         self._zygote: ZygoteClient | None = None
         self._zygote_starts = asyncio.Lock()
-        self._zygote_crashes = CrashBudget()
+        self._failures = failures
         self._renewing: asyncio.Task[None] | None = None
         self._adopted = Adopted(self._exited)
         self._weights = listen(config.weights) if config.weights else None
@@ -168,10 +175,13 @@ class WorkerProcesses:
             await self._give_up(worker)
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends this worker alone
-            asked = self._zygote
+            asked, serving = self._zygote, self._serving
             await self._give_up(worker)
-            if asked is not None and asked is self._zygote:
-                self._replace_zygote(asked, error)
+            ends = self._failures.not_started(
+                error, serving is not None and not serving.gone_or_lost
+            )
+            if ends is Circle.ZYGOTE and asked is not None and asked is self._zygote:
+                asked.kill()
             raise WorkerLost(f"it could not be started: {error or type(error).__name__}") from None
         log.info("worker forked", extra={"epoch": str(worker.epoch), "pids": worker.pids})
         prepared = await self._reached(
@@ -188,18 +198,6 @@ class WorkerProcesses:
         await self._kill(worker)
         if not worker.living:
             self._living.pop(worker.epoch.number, None)
-
-    def _replace_zygote(self, zygote: ZygoteClient, error: Exception) -> None:
-        """Have another zygote where ``zygote`` may be what is wrong; its children live on.
-
-        One that hangs is replaced in any case. One that may not fork stays while a worker serves:
-        the kernel's limit is the same for the next one.
-        """
-        serving = self._serving
-        if isinstance(error, ForkRefused) and serving is not None and not serving.gone_or_lost:
-            return
-        if isinstance(error, ForkRefused | ZygoteLost):
-            zygote.kill()
 
     async def take_over(
         self,
@@ -263,8 +261,7 @@ class WorkerProcesses:
             send_signal(server.pid, number)
             if await within(server.exited.wait(), WEIGHT_SERVER_GRACE_S):
                 return
-        log.error("weight server not reaped: the zygote is replaced", extra={"pid": server.pid})
-        await self._lose_zygote()
+        await self._not_reaped("weight server", server.pid, needed=True)
 
     async def dump_stacks(self) -> Path | None:
         """Return the file with the serving worker's stacks as of now; None where unknown."""
@@ -334,7 +331,7 @@ class WorkerProcesses:
                     await zygote.close()
                     raise
                 self._zygote = zygote
-                self._zygote_crashes.serves()
+                self._failures.zygote.serves()
                 log.info("zygote ready", extra={"pid": ready.pid, "import_s": ready.import_s})
             return self._zygote
 
@@ -356,11 +353,13 @@ class WorkerProcesses:
         self._socket.forget(worker.link)
         if worker.pid is None or worker.exited.is_set():
             return
-        if worker is self._serving:
-            log.error("worker not reaped: the zygote is replaced", extra={"pid": worker.pid})
+        await self._not_reaped("worker", worker.pid, needed=worker is self._serving)
+
+    async def _not_reaped(self, what: str, pid: int, needed: bool) -> None:
+        ends = self._failures.not_reaped(needed)
+        log.error(f"{what} not reaped", extra={"pid": pid, "ends": ends.name.lower()})
+        if ends is Circle.PROCESSES:
             await self._lose_zygote()
-        else:  # it goes when the driver lets it, and the worker that serves goes on
-            log.error("worker not reaped", extra={"pid": worker.pid})
 
     async def _lose_zygote(self) -> None:
         zygote, self._zygote = self._zygote, None
@@ -418,7 +417,7 @@ class WorkerProcesses:
     async def _renew(self, dead: ZygoteClient) -> None:
         await dead.ended()
         self._adopt()
-        while (delay_s := self._zygote_crashes.spend()) is not None:
+        while (delay_s := self._failures.zygote.spend()) is not None:
             await asyncio.sleep(delay_s)
             try:
                 await self._running_zygote(time.monotonic() + RENEW_TIMEOUT_S)

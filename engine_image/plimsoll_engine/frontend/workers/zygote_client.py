@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from plimsoll_api.admin import Role
+from plimsoll_engine.frontend.workers.failures import ForkRefused, ZygoteLost
 from plimsoll_engine.messages import zygote_ipc
 from plimsoll_engine.messages.framing import read_body
 from plimsoll_engine.messages.zygote_ipc import (
@@ -30,14 +31,6 @@ THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY
 """Of the zygote and so of its workers. One thread, because a fork copies only one. Passive, because
 a worker's OpenMP threads that spin between the small operations of a step starve each other on a
 busy or CPU-limited machine: 2 s became 27 s for 600 tokens (2 cores, load 4)."""
-
-
-class ZygoteLost(Exception):
-    """The zygote ended or does not answer."""
-
-
-class ForkRefused(Exception):
-    """The kernel let the zygote have no further process; the zygote itself serves on."""
 
 
 class ZygoteClient:

@@ -77,6 +77,24 @@ FOREIGN: dict[str, dict[str, Any]] = {
     },
     "olmo2": {"model_type": "olmo2", **GQA},
 }  # fmt: skip
+MORE: dict[str, dict[str, Any]] = {
+    "cohere": {"model_type": "cohere", **GQA},
+    "gemma": {"model_type": "gemma", **GQA, "head_dim": 16},
+    "glm4": {"model_type": "glm4", **GQA, "head_dim": 16},
+    "helium": {"model_type": "helium", **GQA, "head_dim": 16},
+    "mixtral": {
+        "model_type": "mixtral", **GQA, "num_local_experts": 5, "num_experts_per_tok": 2,
+    },
+    "olmo3": {"model_type": "olmo3", **GQA, "sliding_window": 19},
+    "opt": {
+        "model_type": "opt", "ffn_dim": 96, "word_embed_proj_dim": 64,
+        "do_layer_norm_before": True,
+    },
+    "phi": {"model_type": "phi", "partial_rotary_factor": 0.5},
+    "phi3": {"model_type": "phi3", **GQA},
+    "starcoder2": {"model_type": "starcoder2", **GQA, "sliding_window": 19},
+}  # fmt: skip
+"""Transformers has them, too. With those above, twenty."""
 
 
 def write(folder: Path, fields: dict[str, Any]) -> None:
@@ -119,10 +137,12 @@ def run(model: Any, helpers: Any) -> tuple[dict[str, list[int]], dict[tuple[str,
     return texts, seen
 
 
-@pytest.mark.parametrize("name", [*OWN, *FOREIGN])
+@pytest.mark.parametrize(
+    "name", [*OWN, *FOREIGN, *(pytest.param(name, marks=pytest.mark.long) for name in MORE)]
+)
 def test_greedy_text_and_logits_equal_transformers(name: str, tmp_path: Path, helpers: Any) -> None:
     torch.set_num_threads(1)
-    write(tmp_path, (OWN | FOREIGN)[name])
+    write(tmp_path, (OWN | FOREIGN | MORE)[name])
     config = loader.load_config(tmp_path)
     model = loader.load_model(tmp_path, config, torch.float32, torch.device("cpu"))
     assert isinstance(model, Decoder) == (name in OWN)

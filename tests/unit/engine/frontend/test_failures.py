@@ -1,6 +1,6 @@
 """What a failure may end: a request, a worker, the zygote, the engine.
 
-Tests ``frontend/workers/worker_processes.py`` and ``frontend/requests/quarantine.py``.
+Tests ``frontend/workers/failures.py`` and ``frontend/workers/worker_processes.py``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,20 @@ from typing import Any, cast
 import pytest
 
 from plimsoll_api.admin import EngineState, Role
-from plimsoll_engine.frontend.epochs import CrashBudget, Epochs
+from plimsoll_engine.frontend.epochs import Epochs
 from plimsoll_engine.frontend.requests.request_log import Generation, RequestFailed
 from plimsoll_engine.frontend.workers import worker_handle
-from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle, WorkerLost
+from plimsoll_engine.frontend.workers.failures import (
+    Circle,
+    CrashBudget,
+    Failures,
+    ForkRefused,
+    GaveUp,
+    WorkerLost,
+    ZygoteLost,
+)
+from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle
 from plimsoll_engine.frontend.workers.worker_processes import WorkerProcesses
-from plimsoll_engine.frontend.workers.zygote_client import ForkRefused, ZygoteLost
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.worker_ipc import Sampling
 from plimsoll_engine.messages.zygote_ipc import Exited, WorkerConfig
@@ -62,7 +70,9 @@ class Rig:
             "m", str(folder), str(folder / "w.sock"), "float32", "cpu", tensor_parallel_size=ranks
         )
         self.lost: list[str] = []
-        self.processes = WorkerProcesses(config, Epochs("b"), lambda _: None, self.lost.append)
+        self.processes = WorkerProcesses(
+            config, Epochs("b"), Failures(), lambda _: None, self.lost.append
+        )
         self.zygote = Zygote()
         self.dies = True
         """Whether a signal ends a worker."""
@@ -191,7 +201,7 @@ def test_a_request_that_ends_its_workers_ends_alone(settings: Settings) -> None:
 
     async def run() -> None:
         engine, workers, guilty = await engine_of(settings)
-        engine.manager._crashes = CrashBudget((0.0, 0.0, 0.0))
+        engine.failures.worker = CrashBudget((0.0, 0.0, 0.0))
         others = [Generation(n, [1, 2], Sampling(max_tokens=2), bytes_text()) for n in "bc"]
         engine.requests.admit(*others)
         engine.resubmit()
@@ -236,3 +246,45 @@ def test_a_suspect_that_leaves_makes_way(settings: Settings) -> None:
         assert second.with_worker
 
     asyncio.run(run())
+
+
+def test_six_crashes_in_a_row_are_too_many_and_the_later_ones_are_waited_for() -> None:
+    now = 0.0
+    budget = CrashBudget(clock=lambda: now)
+    assert [budget.spend() for _ in range(6)] == [0.0, 0.0, 1.0, 2.0, 4.0, None]
+    planned = CrashBudget(clock=lambda: now)
+    for _ in range(9):  # days apart; each successor fails, and a worker started after it serves
+        now += 86_400
+        assert planned.spend() == 0.0
+        planned.serves()
+    slow_start = CrashBudget(clock=lambda: now)
+    slow_start.serves()
+    found = []
+    for _ in range(7):  # however long a start takes that fails
+        now += 100
+        found.append(slow_start.spend())
+    assert found == [0.0, 0.0, 1.0, 2.0, 4.0, None, None]
+
+
+def test_what_an_end_of_a_worker_ends() -> None:
+    failures = Failures()
+    assert [failures.worker_ended(WorkerLost("x")) for _ in range(5)] == [0.0, 0.0, 1.0, 2.0, 4.0]
+    with pytest.raises(GaveUp, match="keeps crashing; last reason: x"):
+        failures.worker_ended(WorkerLost("x"))
+    with pytest.raises(GaveUp, match="no worker can be started: no such file"):
+        Failures().worker_ended(WorkerLost("no such file", permanent=True))
+    assert failures.standby.spend() == failures.zygote.spend() == 0.0, "each has its own budget"
+
+
+@pytest.mark.parametrize(
+    ("error", "another_serves", "ends"),
+    [
+        (ForkRefused("EAGAIN"), True, Circle.WORKER),
+        (ForkRefused("EAGAIN"), False, Circle.ZYGOTE),
+        (ZygoteLost("no answer"), True, Circle.ZYGOTE),
+        (ZygoteLost("no answer"), False, Circle.ZYGOTE),
+        (OSError(24, "Too many open files"), False, Circle.WORKER),
+    ],
+)
+def test_what_a_fork_that_fails_ends(error: Exception, another_serves: bool, ends: Circle) -> None:
+    assert Failures.not_started(error, another_serves) is ends

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from plimsoll_api.admin import OperationState
-from plimsoll_engine.frontend.epochs import CrashBudget, Epochs, StaleEpoch
+from plimsoll_engine.frontend.epochs import Epochs, StaleEpoch
 from plimsoll_engine.frontend.operations import (
     HISTORY,
     Busy,
@@ -99,21 +99,3 @@ def test_history_is_bounded() -> None:
         assert operations.get("op-5") is not None
 
     asyncio.run(run())
-
-
-def test_six_crashes_in_a_row_are_too_many_and_the_later_ones_are_waited_for() -> None:
-    now = 0.0
-    budget = CrashBudget(clock=lambda: now)
-    assert [budget.spend() for _ in range(6)] == [0.0, 0.0, 1.0, 2.0, 4.0, None]
-    planned = CrashBudget(clock=lambda: now)
-    for _ in range(9):  # days apart; each successor fails, and a worker started after it serves
-        now += 86_400
-        assert planned.spend() == 0.0
-        planned.serves()
-    slow_start = CrashBudget(clock=lambda: now)
-    slow_start.serves()
-    found = []
-    for _ in range(7):  # however long a start takes that fails
-        now += 100
-        found.append(slow_start.spend())
-    assert found == [0.0, 0.0, 1.0, 2.0, 4.0, None, None]

@@ -17,7 +17,8 @@ from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.operations import Recorder
 from plimsoll_engine.frontend.requests.request_log import Generation
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
-from plimsoll_engine.frontend.workers.worker_handle import StopOutcome, WorkerHandle, WorkerLost
+from plimsoll_engine.frontend.workers.failures import WorkerLost
+from plimsoll_engine.frontend.workers.worker_handle import StopOutcome, WorkerHandle
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.worker_ipc import Prepared, Ready, Sampling, Submit, ToWorker
 from plimsoll_engine.messages.zygote_ipc import Exited

@@ -22,9 +22,10 @@ from plimsoll_api.admin import (
     StandbyStatus,
 )
 from plimsoll_engine.frontend.workers import standby as module
+from plimsoll_engine.frontend.workers.failures import CrashBudget, WorkerLost
 from plimsoll_engine.frontend.workers.standby import Standby
 from plimsoll_engine.frontend.workers.standby_memory import StandbyMemory, beyond_torch
-from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle, WorkerLost
+from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle
 from plimsoll_engine.messages.worker_ipc import Prepared
 from plimsoll_engine.messages.zygote_ipc import Exited
 from plimsoll_engine.settings import StandbyPolicy
@@ -74,7 +75,7 @@ def _ignore(*_: Any) -> None:
 
 
 def standby(processes: Any, policy: StandbyPolicy = StandbyPolicy.ALWAYS) -> Standby:
-    return Standby(processes, policy, 5.0, lambda: None)
+    return Standby(processes, CrashBudget(), policy, 5.0, lambda: None)
 
 
 async def turn() -> None:
@@ -216,7 +217,8 @@ def test_it_is_refused_where_it_would_take_the_last_memory(
 
     async def run() -> None:
         processes, free = Processes(), [spare]
-        one = Standby(cast(Any, processes), StandbyPolicy.ON_SUSPICION, 5.0, lambda: free[0])
+        lease = StandbyPolicy.ON_SUSPICION
+        one = Standby(cast(Any, processes), CrashBudget(), lease, 5.0, lambda: free[0])
         one.lease(60.0)
         one.reported([DeviceMemory(0, used=device, total=80 * GIB, torch_reserved=GIB)])
         await turn()
