@@ -192,7 +192,8 @@ def test_six_crashes_in_a_row_end_the_engine(start_engine: Any) -> None:
             engine.until(lambda n=starts: engine.status()["worker_starts"] > n, "restart", 60)
             engine.until(lambda: engine.status()["state"] == "serving", "serving", 60)
         os.kill(engine.worker_pid(), signal.SIGKILL)
-        with pytest.raises(openai.APIError, match="keeps crashing"):
+        # A stream that got no token between two crashes is suspected, and ends alone.
+        with pytest.raises(openai.APIError, match=r"keeps crashing|workers ended"):
             futures[0].result(30)
     assert engine.process.wait(20) == 1
     assert_gone(family)
