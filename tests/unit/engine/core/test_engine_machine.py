@@ -1,0 +1,422 @@
+"""All features of the engine at once: each request has its own text, and every book adds up.
+
+Images, drafts, host memory, grammars, adapters, priorities and tenants meet aborts, stops and steps
+that fail. The runner here computes no model. It stores, for each token, a number of all tokens
+before it, and draws the next token from that number: wherever keys and values are another
+request's, old or never written, a text is wrong.
+
+Tests ``core/engine_core.py``, ``core/scheduler.py`` and ``core/encoder_cache.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from plimsoll_engine.core.encoder_cache import EncoderCache
+from plimsoll_engine.core.engine_core import EngineCore, StepOutput
+from plimsoll_engine.core.grammar import GrammarError
+from plimsoll_engine.core.request import Request
+from plimsoll_engine.core.runner import Landed, NextToken
+from plimsoll_engine.core.scheduler import Chunk, Scheduler
+from plimsoll_engine.core.speculation import Speculation, taken
+from plimsoll_engine.kvcache import offload as offloads
+from plimsoll_engine.kvcache.block_pool import BlockPool
+from plimsoll_engine.kvcache.offload import Offload
+from plimsoll_engine.memory import audit
+from plimsoll_engine.memory.ledger import Ledger
+from plimsoll_engine.messages.worker_ipc import Grammar, Media, Sampling, Submit
+from tests.unit.engine.core.test_offload_machine import SlowCopies
+
+BLOCK, BLOCKS, SLOTS, SEQS, BUDGET, LENGTH, DRAFTS = 2, 12, 6, 3, 6, 20, 3
+IMAGE_TOKENS, ENCODER_TOKENS = 6, 12
+POISON = 99
+"""A prompt that begins with it fails in each step."""
+RULES = (
+    audit.kv_blocks_add_up,
+    audit.kv_references_match,
+    audit.prefix_cache_keys_equal,
+    audit.queues_match_requests,
+    audit.released_requests_die,
+    audit.offload_adds_up,
+    audit.encoder_outputs_are_known,
+)
+
+
+def state(request: Request | Submit, tokens: Sequence[int]) -> int:
+    """What the model would know after ``tokens``: it depends on all that a hash chain covers."""
+    adapter = getattr(request.adapter, "number", request.adapter) or 0
+    keys = [media.key for media in request.media if media.start < len(tokens)]
+    return hash((request.cache_salt, adapter, *keys, *tokens)) >> 1
+
+
+def drawn(known: int) -> int:
+    return known % 7
+
+
+class Outputs:
+    """The runner's encoder outputs, by key."""
+
+    def __init__(self) -> None:
+        self.held: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def keys(self) -> set[bytes]:
+        return self.held
+
+    def free(self, keys: Sequence[bytes]) -> None:
+        self.held.difference_update(keys)
+
+
+class Flight:
+    """A step whose results only the device has. It holds no request."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[ref[Request], list[int], int]] = []
+
+    def scores(self) -> list[Any]:
+        return []
+
+    def land(self) -> list[Landed]:
+        return [
+            Landed(request, [NextToken(token, None) for token in tokens], drafts)
+            for reference, tokens, drafts in self.found
+            if (request := reference()) is not None and not request.released
+        ]
+
+
+class Runner:
+    """Computes at once; the engine sees a step's tokens when it lands."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, kv: torch.Tensor) -> None:
+        self.kv = kv
+        self.outputs = Outputs()
+        self.adapters = SimpleNamespace(get=Adapter)
+        self.fails = False
+        self.wrong: list[str] = []
+        """What no step may find. Raised, it would be one more step that fails."""
+        self.newest: dict[int, int] = {}
+        """The token of each request that is sampled and not known to the engine, by its id()."""
+
+    def launch(self, chunks: Sequence[Chunk]) -> Flight:
+        self._check(sum(chunk.rows for chunk in chunks) <= BUDGET, "rows")
+        self._check(len({id(chunk.request) for chunk in chunks}) == len(chunks), "twice")
+        self.outputs.held.update(media.key for chunk in chunks for media in chunk.encode)
+        fails, self.fails = self.fails, False
+        if fails or any(chunk.request.token_ids[0] == POISON for chunk in chunks):
+            raise RuntimeError("this step fails")
+        flight = Flight()
+        for chunk in chunks:
+            request, computed = chunk.request, chunk.request.computed
+            tokens = list(request.token_ids)
+            tokens += [self.newest[id(request)]] if request.pending else []
+            for place in range(computed):
+                known = state(request, tokens[: place + 1])
+                self._check(self._at(request, place) == known, f"other KV at {place}")
+            for media in request.media:
+                if media.start < computed + chunk.count and computed < media.start + media.length:
+                    self._check(media.key in self.outputs.held, "no encoder output")
+            rows = [*tokens[: computed + chunk.count], *chunk.drafts]
+            self._check(not chunk.drafts or chunk.ends, "drafts within a prompt")
+            self._check(len(rows) <= len(request.block_ids) * BLOCK, "blocks are missing")
+            for place in range(computed, len(rows)):
+                self._put(request, place, state(request, rows[: place + 1]))
+            if chunk.ends:
+                ends = range(len(rows) - len(chunk.drafts), len(rows) + 1)
+                found = [drawn(state(request, rows[:end])) for end in ends]
+                own = found[: taken(chunk.drafts, found)]
+                self.newest[id(request)] = own[0]
+                flight.found.append((ref(request), own, len(chunk.drafts)))
+        return flight
+
+    def _check(self, right: bool, what: str) -> None:
+        if not right:
+            self.wrong.append(what)
+
+    def _slot(self, request: Request, place: int) -> int:
+        return request.block_ids[place // BLOCK] * BLOCK + place % BLOCK
+
+    def _at(self, request: Request, place: int) -> int:
+        return int(self.kv[0, 0, self._slot(request, place), 0, 0])
+
+    def _put(self, request: Request, place: int, known: int) -> None:
+        self.kv[:, :, self._slot(request, place)] = known
+
+    def close(self) -> None:
+        pass
+
+
+class Adapter:
+    """A loaded adapter of that number."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.name, self.digest = number, "adapter", b""
+
+
+class Matcher:
+    """A grammar that allows every token, and takes them in when the machine says so."""
+
+    def __init__(self) -> None:
+        self.busy, self.complete, self.late = False, False, False
+        self.error: str | None = None
+        self.field, self.mask, self.bytes = "f", b"", 0
+
+
+class SlowGrammars:
+    """Grammars, and the threads that take tokens in, as slow as the machine likes."""
+
+    def __init__(self) -> None:
+        self.masks = self
+        self.compiling: dict[str, Matcher | GrammarError | None] = {}
+        self.busy: list[Matcher] = []
+
+    def __len__(self) -> int:
+        return len(self.compiling)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.compiling)
+
+    def begin(self, request_id: str, *_: Any) -> None:
+        self.compiling[request_id] = None
+
+    def drop(self, request_id: str) -> bool:
+        return self.compiling.pop(request_id, self) is not self
+
+    def finished(self, _wait_s: float = 0.0) -> list[tuple[str, Matcher | GrammarError]]:
+        found = [(name, one) for name, one in self.compiling.items() if one is not None]
+        for name, _ in found:
+            del self.compiling[name]
+        return found
+
+    def advance(self, matcher: Matcher, _token: int) -> None:
+        matcher.busy = True
+        self.busy.append(matcher)
+
+    def wait(self, _timeout_s: float, _idle: bool = False) -> None:
+        pass
+
+    def overdue(self, matcher: Matcher) -> bool:
+        return matcher.late
+
+    def refuse(self, matcher: Matcher) -> GrammarError:
+        return GrammarError(matcher.field, "it takes too long over a token")
+
+    def close(self) -> None:
+        self.compiling.clear()
+
+
+class Guesses:
+    """Drafts that are right for a while."""
+
+    def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
+        found = []
+        for request, most in wanted:
+            tokens, right = list(request.token_ids), len(request.token_ids) % (DRAFTS + 1)
+            for number in range(most):
+                token = drawn(state(request, tokens))
+                tokens.append(token if number < right else (token + 1) % 7)
+            found.append(tokens[len(request.token_ids) :])
+        return found
+
+
+ASKED: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {
+        "family": st.integers(0, 1),
+        "length": st.integers(1, 12),
+        "max_tokens": st.integers(1, 8),
+        "priority": st.integers(-1, 1),
+        "tenant": st.sampled_from("ab"),
+        "salt": st.sampled_from(["", "", "s"]),
+        "adapter": st.sampled_from([0, 0, 1, 2]),
+        "grammar": st.sampled_from([False, False, True]),
+        "image": st.sampled_from([None, None, b"x", b"y"]),
+        "poison": st.integers(0, 9),
+    }
+)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """The real engine but for the model, llguidance's threads and the times of copies."""
+
+    encoder_type: Callable[[int], EncoderCache] = EncoderCache
+
+    @initialize(drafts=st.booleans(), offload=st.booleans())
+    def begin(self, drafts: bool, offload: bool) -> None:
+        pool = BlockPool(BLOCKS, BLOCK)
+        kv = torch.zeros(2, 1, BLOCKS * BLOCK, 1, 1, dtype=torch.int64)
+        self.copies = SlowCopies(kv, BLOCK, SLOTS)
+        self.runner, self.grammars = Runner(kv), SlowGrammars()
+        scheduler = Scheduler(
+            pool, SEQS, BUDGET, LENGTH, self.encoder_type(ENCODER_TOKENS),
+            Offload(pool, self.copies, SLOTS) if offload else None,
+        )  # fmt: skip
+        speculation = Speculation(Guesses(), DRAFTS, BUDGET) if drafts else None
+        runner, grammars = self.runner, self.grammars
+        self.engine = EngineCore(runner, scheduler, grammars, 1 << 20, speculation)  # type: ignore[arg-type]
+        self.asked: dict[str, Submit] = {}
+        self.texts: dict[str, list[int]] = {}
+        self.dropped: set[str] = set()
+        self.number = 0
+
+    @rule(data=st.data(), count=st.integers(1, 4))
+    def several(self, data: st.DataObject, count: int) -> None:
+        for _ in range(count):
+            self._submit(**data.draw(ASKED))
+
+    def _submit(
+        self, family: int, length: int, max_tokens: int, priority: int, tenant: str, salt: str,
+        adapter: int, grammar: bool, image: bytes | None, poison: int,
+    ) -> None:  # fmt: skip
+        self.number += 1
+        prompt = [family + place for place in range(length)]
+        media = []
+        if image is not None:
+            prompt = prompt[:2] + [8] * IMAGE_TOKENS + prompt[2:]
+            start = min(2, length)
+            media = [Media("image", image, start, IMAGE_TOKENS, IMAGE_TOKENS, [1], data=b"")]
+        if poison == 9:
+            prompt[0] = POISON
+        sampling = Sampling(
+            max_tokens, ignore_eos=True, grammar=Grammar("regex", ".*") if grammar else None
+        )
+        one = Submit(
+            str(self.number), prompt, sampling, priority=priority, tenant=tenant, cache_salt=salt,
+            media=media, adapter=adapter,
+        )  # fmt: skip
+        self.asked[one.request_id] = one
+        if self.engine.submit(one) is not None:
+            self.dropped.add(one.request_id)
+
+    @precondition(lambda self: self.engine.requests)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.engine.requests)))
+        assert self.engine.abort(name)
+        self.dropped.add(name)
+
+    @precondition(lambda self: self.engine.has_work)
+    @rule(count=st.integers(1, 6))
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self._take(self.engine.step())
+
+    @precondition(lambda self: self.engine.has_work)
+    @rule(
+        what=st.sampled_from(["a step fails", "rest", "poll", "reset the prefix cache"]),
+        steps=st.integers(0, 2),
+    )
+    def seldom(self, what: str, steps: int) -> None:
+        match what:
+            case "a step fails":
+                self.runner.fails = True
+                self._take(self.engine.step())
+                self.runner.fails = False
+            case "rest":
+                self._take(self.engine.rest())
+            case "poll":
+                self.engine.poll(idle=True)
+            case _:
+                self.engine.reset_prefix_cache()
+        for _ in range(steps):
+            if self.engine.has_work:
+                self._take(self.engine.step())
+
+    @precondition(lambda self: self.grammars.compiling)
+    @rule(data=st.data(), right=st.integers(0, 4))
+    def compile(self, data: st.DataObject, right: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.grammars.compiling)))
+        self.grammars.compiling[name] = Matcher() if right else GrammarError("f", "wrong")
+
+    @precondition(lambda self: self.grammars.busy)
+    @rule(data=st.data(), ends=st.sampled_from(["well", "well", "well", "error", "late"]))
+    def end_a_mask(self, data: st.DataObject, ends: str) -> None:
+        number = data.draw(st.integers(0, len(self.grammars.busy) - 1))
+        matcher = self.grammars.busy.pop(number)
+        matcher.late, matcher.busy = ends == "late", ends == "late"
+        matcher.error = "it grew too complex" if ends == "error" else None
+
+    @precondition(lambda self: self.copies.held)
+    @rule(data=st.data(), at_once=st.booleans())
+    def end_a_copy(self, data: st.DataObject, at_once: bool) -> None:
+        data.draw(st.sampled_from(self.copies.held)).end()
+        self.copies.at_once = at_once
+
+    def _take(self, output: StepOutput) -> None:
+        for token in output.tokens:
+            assert token.request_id not in self.dropped
+            self.texts.setdefault(token.request_id, []).append(token.token_id)
+        self.dropped.update(one.request_id for one in output.dropped)
+
+    @invariant()
+    def everything_adds_up(self) -> None:
+        assert self.runner.wrong == []
+        for one in RULES:
+            assert one(self.engine, Ledger()) == [], one.__name__
+        assert len(self.engine.scheduler.running) <= SEQS
+        if not self.engine.has_work:
+            assert audit.idle_holds_no_block(self.engine, Ledger()) == []
+
+    @invariant()
+    def texts_are_their_own(self) -> None:
+        for name, text in self.texts.items():
+            one = self.asked[name]
+            tokens = list(one.prompt_ids)
+            for token in text:
+                assert token == drawn(state(one, tokens)), (name, text)
+                tokens.append(token)
+            assert len(text) <= one.sampling.max_tokens
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        for _ in range(2_000):
+            if not self.engine.has_work:
+                break
+            for name in self.grammars.compiling:
+                self.grammars.compiling[name] = Matcher()
+            for matcher in self.grammars.busy:
+                matcher.busy = False
+            self.grammars.busy.clear()
+            for copy in self.copies.held:
+                copy.end()
+            self._take(self.engine.step())
+        assert not self.engine.has_work, "requests starve"
+        for name, one in self.asked.items():
+            made = len(self.texts.get(name, []))
+            whole = min(one.sampling.max_tokens, LENGTH - len(one.prompt_ids))
+            assert made == whole or name in self.dropped, name
+        self._take(self.engine.rest())
+        self.everything_adds_up()
+        assert audit.idle_holds_no_encoder_output(self.engine, Ledger()) == []
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy ends when the machine says so: waiting for one is in vain."""
+    monkeypatch.setattr(offloads, "RECLAIM_WAIT_S", 0.0)
+    monkeypatch.setattr("plimsoll_engine.core.engine_core.RESET_WAIT_S", 0.0)
+
+
+def test_features_together() -> None:
+    run_state_machine_as_test(
+        EngineMachine, settings=settings(max_examples=100, stateful_step_count=50, deadline=None)
+    )
