@@ -154,7 +154,7 @@ CASES = {
     ),
     "a ConfigMap has the supervisor's name": Case(
         "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: llm-supervisor}\ndata: {a: b}\n---\n"
-        + workload(VLLM),
+        + workload(f"{VLLM}\ncommand: [supervisord, -n]"),
         "Deployment.apps/llm: the supervisor's ConfigMap would be llm-supervisor, and that is the"
         " file's own document 1: give the ConfigMap or the workload another name",
     ),

@@ -23,6 +23,7 @@ from plimsoll_operator.injection.documents import inject
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.options import Options
 from plimsoll_operator.injection.pods import KINDS, RUNTIMES
+from plimsoll_operator.render.names import supervisor
 
 Object = dict[str, Any]
 
@@ -79,9 +80,14 @@ def run(file: Path, options: Options, selection: Selection) -> tuple[str, list[s
                 injected = inject(place.value, options)
                 names.check(injected, place.value)
             except InjectionError as error:
+                # Of a name that is taken, a person would read only once all else is mended.
+                taken = names.taken_for(place.value)
+                found = list(dict.fromkeys([str(error), *([taken] if taken else [])]))
                 if demanded:
-                    raise UsageError(f"{file}: {place.at}: {error}") from None
-                errors.append(f"{place.at}: {error}")
+                    raise UsageError(
+                        "\n".join(f"{file}: {place.at}: {one}" for one in found)
+                    ) from None
+                errors += [f"{place.at}: {one}" for one in found]
                 continue
             notes += injected.notes
             if injected.config_map is not None:
@@ -304,17 +310,27 @@ class _ConfigMaps:
         meta = metadata if isinstance(metadata, dict) else {}
         return str(meta.get("namespace") or ""), str(meta.get("name"))
 
+    def taken_for(self, document: Object, made: Object | None = None) -> str | None:
+        """Say what has the name of the supervisor's ConfigMap of a workload; None for nothing.
+
+        ``made`` is that ConfigMap, None where there is none because of another problem.
+        """
+        namespace, name = self.key(document)
+        key = (namespace, supervisor(name)) if made is None else self.key(made)
+        if key not in self.taken:
+            return None
+        return (
+            f"{_identity(document)}: the supervisor's ConfigMap would be {key[1]}, and that is"
+            f" {self.taken[key]}: give the ConfigMap or the workload another name"
+        )
+
     def check(self, injected: Injected, document: Object) -> None:
         """Raise InjectionError if the supervisor's ConfigMap has a name that is taken."""
         if injected.config_map is None:
             return
-        key = self.key(injected.config_map)
-        if key in self.taken:
-            raise InjectionError(
-                f"{_identity(document)}: the supervisor's ConfigMap would be {key[1]}, and that is"
-                f" {self.taken[key]}: give the ConfigMap or the workload another name"
-            )
-        self.taken[key] = f"the one of {_identity(document)}"
+        if (taken := self.taken_for(document, injected.config_map)) is not None:
+            raise InjectionError(taken)
+        self.taken[self.key(injected.config_map)] = f"the one of {_identity(document)}"
 
 
 Labels = Mapping[str, str]
