@@ -6,10 +6,11 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
-from plimsoll_engine.api import answer_sizes, chat_images, priority, tool_families
+from plimsoll_engine.api import answer_sizes, chat_images, priority, reasoning, tool_families
 from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.prepare import PreparedBody, too_long
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
@@ -72,6 +73,14 @@ async def chat(
     return await _asked(engine, prepared, prefix, prompts, max_tokens, tenant, media)
 
 
+def tags(prepared: PreparedBody[Any], parses_reasoning: bool) -> list[str]:
+    """Return the tags that the parsers of a text must see, although they may be special tokens."""
+    found = list(tool_families.MARKS if prepared.family else ())
+    if parses_reasoning and prepared.reasons:
+        found += (reasoning.OPEN, reasoning.CLOSE)
+    return found
+
+
 def check_model(engine: AsyncEngine, model: str) -> RegisteredAdapter | None:
     """Return the adapter of this name, None for the model itself; ApiError where it is neither."""
     served = engine.settings.served_model_name
@@ -121,13 +130,13 @@ async def _asked(
     told = prepared.echoes or body.return_token_ids or body.prompt_logprobs is not None
     echoed = sum(map(len, prompts)) if told else 0
     _check_size(engine, body, rooms, batch.n, echoed, param)
+    shown = tags(prepared, engine.settings.reasoning_parser is not None)
     for ids, tokens in zip(prompts, rooms, strict=True):
         tokenizer = engine.tokenizer
         how = sampling(
             body, tokens, tokenizer.eos_ids, tokenizer.vocab_size, prepared.grammar,
             prepared.bad_words, tokenizer.checkpoint.defaults,
         )  # fmt: skip
-        shown = tool_families.MARKS if prepared.family else ()
         detokenizer = tokenizer.continuations(ids, body.skip_special_tokens, shown)
         await asyncio.sleep(0)  # a thousand prompts must not hold up the streams
         for choice in range(batch.n):

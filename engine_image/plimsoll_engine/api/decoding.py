@@ -212,7 +212,7 @@ def _check_tools(request: ChatRequest) -> None:
         if names.count(name) > 1:
             raise invalid(f"two tools have the name {name!r}", "tools")
     choice = request.tool_choice
-    if choice not in (None, "none") and not names:
+    if choice not in (None, "none", "auto") and not names:
         raise invalid("tool_choice needs tools", "tool_choice")
     if isinstance(choice, NamedTool) and choice.function.name not in names:
         raise invalid(f"no tool has the name {choice.function.name!r}", "tool_choice")

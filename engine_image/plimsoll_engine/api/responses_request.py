@@ -240,6 +240,7 @@ FIELDS = {
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
     "response_format.json_schema.schema": "text.format.schema",
+    "response_format.schema": "text.format.schema",
 }
 """The names that the chat's fields have in this body, for errors."""
 
@@ -255,6 +256,8 @@ def _format(text: TextOptions | None) -> dict[str, Any] | None:
         return None
     if wanted.type == "json_schema":
         return {"type": wanted.type, "json_schema": {"schema": wanted.schema}}
+    if wanted.type == "json_object" and wanted.schema is not None:
+        return {"type": wanted.type, "schema": wanted.schema}
     return {"type": wanted.type}
 
 

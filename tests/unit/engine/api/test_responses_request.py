@@ -68,6 +68,8 @@ def test_options_become_those_of_a_chat() -> None:
     )  # fmt: skip
     assert (asked.max_completion_tokens, asked.logprobs, asked.top_logprobs) == (5, True, 3)
     assert asked.response_format == {"type": "json_schema", "json_schema": {"schema": schema}}
+    either = chat(text={"format": {"type": "json_object", "schema": schema}})
+    assert either.response_format == {"type": "json_object", "schema": schema}
     assert asked.tools is not None
     assert asked.tools[0].function.name == "f"
     told = echoed(ResponsesRequest(model="m", input="hi", metadata={"a": "b"}), {})
@@ -114,6 +116,7 @@ def test_a_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
         {"include": ["reasoning.encrypted_content"]},
         {"client_metadata": {"a": "b"}},
         {"text": {"verbosity": "low"}},
+        {"tools": [], "tool_choice": "auto"},
         {"reasoning": {"summary": "detailed"}},
         {"prompt_cache_key": None, "safety_identifier": "x", "prompt_cache_retention": "24h"},
     ],

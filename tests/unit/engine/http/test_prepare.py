@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from plimsoll_engine.api import prepare
+from plimsoll_engine.api.batch import tags
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.prepare import Context, Preparation, PreparedBody
 from plimsoll_engine.api.prepare_messages import Done, Job, PreparationRefused
@@ -44,6 +45,17 @@ def test_what_is_prepared_crosses_to_the_frontend_whole(preparation: Preparation
     assert there == here
     assert there.prompts[1] == [5, 6]
     assert (there.body.n, there.body.stop, there.body.seed) == (2, "x", 7)
+
+
+def test_parsers_see_their_tags_where_these_are_special_tokens(preparation: Preparation) -> None:
+    tool = {"type": "function", "function": {"name": "a"}}
+    messages = [{"role": "user", "content": "Ahoy"}]
+    plain = preparation.chat(body(messages=messages), CONTEXT)
+    calls = preparation.chat(body(messages=messages, tools=[tool]), CONTEXT)
+    assert tags(plain, False) == []
+    assert tags(plain, True) == ["<think>", "</think>"]
+    assert {"<tool_call>", "</tool_call>", "<think>"} <= {*tags(calls, True)}
+    assert "<think>" not in tags(calls, False)
 
 
 def test_a_chat_leaves_its_messages_and_tools_behind(preparation: Preparation) -> None:
