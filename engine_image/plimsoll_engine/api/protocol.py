@@ -278,7 +278,7 @@ def part_text(part: dict[str, Any]) -> str:
     text = part.get("refusal" if kind == "refusal" else "text")
     if kind not in TEXT_PARTS or not isinstance(text, str):
         raise invalid(
-            f"content of type {kind!r} is not supported: this model takes text",
+            f"content of type {kind!r} is not supported: this model reads text",
             "messages",
             "unsupported_value",
         )
