@@ -15,6 +15,7 @@ from plimsoll_sidecar.act.sweep import FOLLOW_S, Sweep
 from plimsoll_sidecar.signals import shared_memory
 from plimsoll_sidecar.signals.process_table import identify
 from plimsoll_sidecar.signals.shared_memory import (
+    ENDED_AGE_S,
     MIN_AGE_S,
     SCAN_S,
     Orphaned,
@@ -152,6 +153,21 @@ def test_a_young_file_is_not_counted(shm: Path, start: Start, pod: Path) -> None
     found = memory.read(main.pid)
     assert found.bytes is not None
     assert found.bytes >= MIB
+
+
+def test_what_an_engine_wrote_until_it_was_killed_is_seen_with_its_successor(
+    shm: Path, start: Start, pod: Path
+) -> None:
+    """A leak goes on to the end, and verification of its restart must not take that for gone."""
+    at = Time()
+    first = start(MAPS.format(mib=8), shm / "segment")
+    memory = OrphanedMemory(shm, at.clock, at.now, pod)
+    assert memory.read(first.pid) == Orphaned(0, 0)
+    kill(first)
+    at.later += ENDED_AGE_S + 1
+    found = memory.read(start(OPENS, __file__).pid)
+    assert found.bytes is not None
+    assert found.bytes >= 8 * MIB
 
 
 def test_too_many_files_are_unknown_and_it_says_so(

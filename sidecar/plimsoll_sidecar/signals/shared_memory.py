@@ -258,7 +258,9 @@ SHM = Path("/dev/shm")
 SCAN_S = 60.0
 KEPT_S = 300.0
 MIN_AGE_S = 60.0
-"""A new file belongs to no process for an instant, until it is first mapped."""
+ENDED_AGE_S = 2.0
+"""A new file belongs to no process for an instant, until it is first mapped. What was written
+before the engine started is its predecessor's, which may have leaked to its end."""
 
 
 class Orphaned(msgspec.Struct, frozen=True):
@@ -336,7 +338,12 @@ class OrphanedMemory:
             raise UnknownError(f"process {engine.pid} has another {SHM}, or cannot be asked")
         now = self._now()
         listed = files(self._root)
-        aged = [file for file in listed if now - file.written_at >= MIN_AGE_S]
+        aged = [
+            file
+            for file in listed
+            if now - file.written_at
+            >= (ENDED_AGE_S if file.written_at < self._started_at else MIN_AGE_S)
+        ]
         held = holders(aged, self._proc)
         left = [file for file in aged if file.id not in held.files]
         if any(held.may_hold(file) for file in left):
