@@ -228,7 +228,7 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
             f" {FIELDS.unrecognized}"
         )
     places = places_in(spec, engine) if group is None else SUPERVISED
-    check_engine(spec, spec["containers"], engine, AT, options, places)
+    check_engine(spec, spec.get("containers") or [], engine, AT, options, places)
     found = PodEngine(
         engine=endpoint(engine, serves=group is None or not group.worker),
         workload=membership(pod["metadata"]).workload,

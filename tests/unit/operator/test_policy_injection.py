@@ -107,6 +107,10 @@ def test_an_engine_that_is_a_native_sidecar_starts_after_its_supervisor() -> Non
     assert found["engine"]["container"] == "engine"
     assert found.get("restarts", True), "the kubelet restarts a native sidecar in any pod"
     assert admit(made.pod, policy(), IMAGES).pod == made.pod
+    given["spec"]["containers"] = None
+    assert admit(given, policy(), IMAGES).refusal is None, (
+        "what the API server says of it is its own"
+    )
 
 
 def test_two_engines_on_one_nodes_network_have_supervisors_at_different_ports() -> None:
