@@ -19,7 +19,7 @@ from plimsoll_api.workloads import Membership, membership
 from plimsoll_operator.fleet.pods import OVER, Container, PodView, clean, seconds
 from plimsoll_operator.injection.policy import INJECTED, TAKEN_FOR, admit
 from plimsoll_operator.kinds import InvalidSpec, Object, read
-from plimsoll_operator.render.containers import Images, every_container
+from plimsoll_operator.render.containers import Images, every_container, native_sidecars
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER, PROBE, SUPERVISOR
 
 STUCK_AFTER_S = 30.0
@@ -144,7 +144,9 @@ def _start(pod: Object, view: PodView, now: str) -> Start:
     said = {one.name: one for one in view.inits if one.name in own}
     # An engine that ran got past them once, whatever its supervisor does now.
     begun = any(one.end or one.state == "running" for one in view.mains)
-    if ends := next((one for one in view.mains if _ends_at_once(one)), None):
+    natives = {one.get("name") for one in native_sidecars(pod["spec"])}
+    engines = (*view.mains, *(one for one in view.inits if one.name in natives))
+    if ends := next((one for one in engines if _ends_at_once(one)), None):
         text = (
             f"container {ends.name} ends at once at each start ({ends.cause(now).message}): if it"
             " must be process 1, which it is not beside a supervisor, keep it out of the selector"

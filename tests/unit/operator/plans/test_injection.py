@@ -366,6 +366,27 @@ def test_an_engine_that_ends_at_once_at_each_start_beside_its_supervisor() -> No
         assert injected(supervisor=beside, engine=other).start == Start("supervisor:1", ran=True)
 
 
+def test_an_engine_that_is_a_native_sidecar_may_end_at_once_too() -> None:
+    wanted, made = policy(), pod()
+    (engine,) = made["spec"]["containers"]
+    made["spec"] = {
+        "initContainers": [engine | {"restartPolicy": "Always"}],
+        "containers": [{"name": "job", "image": "job:1"}],
+    }
+    made = admit(made, wanted, IMAGES).pod
+    listed = [
+        {"name": "supervisor", "state": {"running": {}}, "started": True},
+        {"name": "engine"} | ends(),
+    ]
+    status = {
+        "containerStatuses": [{"name": "job"} | waiting("PodInitializing")],
+        "initContainerStatuses": listed,
+    }
+    start = examine(made | {"status": status}, wanted, ["engines"], IMAGES, NOW).start
+    assert "container engine ends at once at each start" in start.stuck
+    assert start.engine
+
+
 def test_such_engines_stop_the_injection_of_a_policy_of_which_no_pod_ran() -> None:
     pods = [
         replace(one(name), start=Start("supervisor:1", stuck=WHY, engine=True)) for name in "ab"
