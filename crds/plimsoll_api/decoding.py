@@ -20,7 +20,7 @@ MAX_DEPTH = 64
 """Arrays and objects within one another. Ours and Kubernetes' have fewer than 20; beyond a few
 hundred, the decoder's own recursion depends on the stack that the calling thread has left."""
 
-MAX_MESSAGE = 500
+MAX_DECODE_ERROR = 500
 """Characters of an error: it quotes a word that was not expected, which may have megabytes."""
 
 _BRACKETS, _STEPS = b"[{]}", bytes((1, 1, 255, 255))
@@ -53,7 +53,7 @@ def decode(data: bytes, kind: Any) -> Any:
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError) as error:
-        raise Malformed(str(error)[:MAX_MESSAGE]) from error
+        raise Malformed(str(error)[:MAX_DECODE_ERROR]) from error
 
 
 def is_deeper(data: bytes, limit: int) -> bool:

@@ -29,11 +29,12 @@ from plimsoll_sidecar.clients.kube import KubeClient, KubeError
 from tests.lab.certs import Authority
 
 REFUSED = "Missing Authority Key Identifier"
+EMPTY = {"metadata": {"resourceVersion": "1"}, "items": []}
 
 
 class Answer(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        body = b'{"metadata": {}, "items": []}'
+        body = json.dumps(EMPTY).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -97,11 +98,11 @@ def kubeconfig(authority: Authority, server: str, tmp_path: Path) -> Path:
 
 
 def test_the_supervisor_talks_to_it(authority: Authority, server: str) -> None:
-    assert KubeClient(server, ca_file=authority.ca).get("/api") == {"metadata": {}, "items": []}
+    assert KubeClient(server, ca_file=authority.ca).get("/api") == EMPTY
 
 
 def test_the_command_line_talks_to_it(kubeconfig: Path) -> None:
-    assert Cluster(kubeconfig).get("/api") == {"metadata": {}, "items": []}
+    assert Cluster(kubeconfig).get("/api") == EMPTY
 
 
 def test_the_operator_talks_to_it(kubeconfig: Path) -> None:
@@ -150,7 +151,7 @@ def test_a_kubeconfig_may_verify_nothing(kubeconfig: Path) -> None:
     del config["clusters"][0]["cluster"]["certificate-authority-data"]
     config["clusters"][0]["cluster"]["insecure-skip-tls-verify"] = True
     kubeconfig.write_text(json.dumps(config))
-    assert Cluster(kubeconfig).get("/api") == {"metadata": {}, "items": []}
+    assert Cluster(kubeconfig).get("/api") == EMPTY
 
 
 async def status(url: str, tls: ssl.SSLContext) -> int:

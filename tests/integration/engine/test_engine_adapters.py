@@ -132,8 +132,10 @@ def test_bad_loads_are_refused_and_leave_nothing(lora: Any, adapters: Any, tmp_p
     status, text = post(engine, "load", lora_name="lost", lora_path=str(tmp_path / "none"))
     error = json.loads(text)["error"]
     assert (status, error["param"], error["type"]) == (404, "lora_path", "not_found_error")
-    status, text = post(engine, "load", lora_name="x", lora_path="/", load="y")
-    assert (status, json.loads(text)["error"]["param"]) == (400, "load")
+    status, text = post(engine, "load", lora_name="x", lora_path="/", lora_int_id="y")
+    assert (status, json.loads(text)["error"]["param"]) == (400, "lora_path"), (
+        "the other is unknown"
+    )
     assert names(engine) == ["tiny"]
     engine.clean()
     assert engine.status()["worker_starts"] == starts
