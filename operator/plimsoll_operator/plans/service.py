@@ -122,7 +122,10 @@ def reconcile(
         if service.spec.pod_template is None:
             raise
         # Its schema is open: what is no pod template at all shows here, the rest to the server.
-        raise InvalidSpec(f"spec.podTemplate: this is not a pod template: {error}") from error
+        raise InvalidSpec(
+            "spec.podTemplate: a field is of another type than in a pod template: compare it with"
+            " kubectl explain deployment.spec.template"
+        ) from error
     known_revisions = before.get("revisions") or {}
     wanted = {ref(item) for item in desired}
     wanted |= {
