@@ -229,7 +229,9 @@ def figures(rows: dict[int, Row]) -> Row:
     base = max((size for size in rows if size <= TABLE), default=min(rows))
     found = dict(rows[base])
     for size in (size for size in rows if size > base):
-        found |= {name.replace("_", f"_{size}_", 1): rows[size][name] for name in OF_LARGER}
+        # A row of an earlier release may lack some.
+        known = {name: rows[size][name] for name in OF_LARGER if name in rows[size]}
+        found |= {name.replace("_", f"_{size}_", 1): known[name] for name in known}
     return found
 
 
