@@ -68,6 +68,8 @@ class Write(NamedTuple):
     who: str
     lease: bool
     done: bool
+    told: str = ""
+    """What it was: verb, object, status code, and when it was asked for and answered."""
 
 
 def writes_of(lines: Iterable[str]) -> Iterator[Write]:
@@ -83,14 +85,17 @@ def writes_of(lines: Iterable[str]) -> Iterator[Write]:
             (extra.get(CREDENTIAL) or ["?"])[0],
             what.get("resource") == "leases" and what.get("name") == LEASE,
             event["responseStatus"]["code"] < 300,
+            f"{event.get('verb')} {what.get('resource')}/{what.get('name')}"
+            f" {event['responseStatus']['code']}"
+            f" {event.get('requestReceivedTimestamp')} {event['stageTimestamp']}",
         )
 
 
-def two_leaders(found: Iterable[Write]) -> tuple[int, int]:
-    """Count the writes that ended while another operator held the Lease, and all of them.
+def two_leaders(found: Iterable[Write]) -> tuple[list[Write], int]:
+    """Return the writes that ended while another operator held the Lease, and count them all.
 
-    An operator holds it from the answer to its first write of the Lease until the answer to another
-    one's.
+    One that the API server refused is among them, and wrote nothing. An operator holds the Lease
+    from the answer to its first write of it until the answer to another one's.
     """
     in_order = sorted(found, key=lambda one: one.answered)
     terms = [one for one in in_order if one.lease and one.done]
@@ -99,13 +104,14 @@ def two_leaders(found: Iterable[Write]) -> tuple[int, int]:
         for before, one in zip([None, *terms], terms, strict=False)
         if before is None or before.who != one.who
     ]
-    wrong = count = 0
+    wrong, count = list[Write](), 0
     for one in in_order:
         if one.lease:
             continue
         count += 1
         holder = [who for at, who in starts if at <= one.answered]
-        wrong += not holder or holder[-1] != one.who
+        if not holder or holder[-1] != one.who:
+            wrong.append(one)
     return wrong, count
 
 
@@ -225,9 +231,12 @@ async def measure(lab: Lab, log: Path, services: int) -> dict[str, Any]:
         replicas.stop()
     with log.open() as lines:
         wrong, count = two_leaders(writes_of(lines))
+    for one in wrong:
+        tell(f"another operator had the Lease: {one.told}")
     return {
         "takeover_services_count": services,
-        "two_leaders_count": wrong,
+        "two_leaders_count": sum(one.done for one in wrong),
+        "late_refused_count": sum(not one.done for one in wrong),
         "audited_writes_count": count,
         "takeover_s": killed_s,
         "takeover_from_stopped_s": paused_s,

@@ -20,7 +20,8 @@ def line(second: int, who: str, what: str = "configmaps", code: int = 200, **mor
 
 
 def counted(*lines: str) -> tuple[int, int]:
-    return two_leaders(writes_of(lines))
+    wrong, count = two_leaders(writes_of(lines))
+    return sum(one.done for one in wrong), count
 
 
 def test_only_who_has_the_lease_may_write() -> None:
@@ -35,6 +36,7 @@ def test_only_who_has_the_lease_may_write() -> None:
     ]
     assert counted(*story) == (0, 3)
     assert counted(*story, line(22, "a")) == (1, 4), "the one before came back"
+    assert counted(*story, line(22, "a", code=504)) == (0, 4), "the API server gave it up"
     assert counted(*story, line(0, "a")) == (1, 4), "nobody had it yet"
     assert counted(*story, line(19, "b")) == (1, 4), "too early"
     assert counted(*reversed(story)) == (0, 3), "lines of a log are not in order"
