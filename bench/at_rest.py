@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.control_plane import NAMESPACE, Admin, all_made, create, service, settled, until
-from bench.result import RESULTS, earlier, publish
+from bench.result import add
 from bench.take_over import audited, writes_of
 from plimsoll_operator.kinds import BY_KIND, SERVICE
 from tests.lab.kube import Kube
@@ -91,9 +91,7 @@ def run(seconds: float = SECONDS) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=SECONDS, metavar="S")
-    figures = run(parser.parse_args().seconds)
-    others, samples = earlier(RESULTS / "hostile.json")
-    publish("hostile", others | figures, samples)
+    add("hostile", "at_rest", run(parser.parse_args().seconds))
 
 
 if __name__ == "__main__":

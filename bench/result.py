@@ -41,6 +41,22 @@ def publish(
     return whole
 
 
+def add(
+    name: str, part: str, figures: Mapping[str, float | int | None], folder: Path = RESULTS
+) -> None:
+    """Print figures and add them to a result that another benchmark wrote.
+
+    Its ``samples`` then tell where those of ``part`` are from. ValueError for a key without a unit.
+    """
+    path = folder / f"{name}.json"
+    new = result(name, figures, ["python", *command()], None)
+    print(json.dumps(new, indent=2))
+    whole = json.loads(path.read_bytes())
+    whole["figures"] |= new["figures"]
+    whole["samples"] |= {part: {key: new[key] for key in ("commit", "date", "command")}}
+    path.write_text(json.dumps(whole, indent=2) + "\n")
+
+
 def earlier(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Figures and samples of the result file, or none."""
     try:

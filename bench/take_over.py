@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from bench.control_plane import NAMESPACE, Admin, all_made, create, end_by_signals, until
-from bench.result import RESULTS, earlier, publish
+from bench.result import add
 from plimsoll_operator.config import CLOCKS
 from plimsoll_operator.kinds import BY_KIND, SERVICE
 from tests.lab.kube import Kube
@@ -308,9 +308,7 @@ def run(services: int = SERVICES) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--services", type=int, default=SERVICES, metavar="N")
-    figures = run(parser.parse_args().services)
-    others, samples = earlier(RESULTS / "hostile.json")
-    publish("hostile", others | figures, samples)
+    add("hostile", "take_over", run(parser.parse_args().services))
 
 
 if __name__ == "__main__":
