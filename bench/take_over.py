@@ -78,6 +78,8 @@ def writes_of(lines: Iterable[str]) -> Iterator[Write]:
         event = json.loads(line)
         if event["stage"] != "ResponseComplete" or event["user"]["username"] != ACCOUNT:
             continue
+        if "dryRun=" in event.get("requestURI", ""):
+            continue  # it wrote nothing
         what = event.get("objectRef") or {}
         extra = event["user"].get("extra") or {}
         yield Write(

@@ -115,7 +115,13 @@ class Api:
                 )
             except config.ConfigException as error:
                 raise OSError(f"kubeconfig {kubeconfig or '(default)'}: {error}") from None
-        return cls(client.ApiClient(settings), timeout_s, limit, tries)
+        api = cls(client.ApiClient(settings), timeout_s, limit, tries)
+        trace = aiohttp.TraceConfig()
+        trace.on_request_start.append(api._begins)
+        trace.on_connection_create_end.append(api._connected)
+        trace.on_connection_reuseconn.append(api._connected)
+        settings.trace_configs = [trace]
+        return api
 
     async def close(self) -> None:
         """Close the connections."""
@@ -352,6 +358,17 @@ class Api:
         if left_s <= 0.0:
             raise OSError(f"{method} {path}: not sent, because another operator may lead now")
         return {"timeout": f"{math.ceil(min(left_s, self._timeout_s))}s"}
+
+    async def _begins(self, _: Any, context: Any, params: aiohttp.TraceRequestStartParams) -> None:
+        context.method, context.path = params.method, params.url.path
+
+    async def _connected(self, _: Any, context: Any, __: Any) -> None:
+        """Raise OSError where a write has waited for its connection for too long.
+
+        The process may also have been paused meanwhile.
+        """
+        if context.method != "GET":
+            self._bounded(context.method, context.path)
 
     async def _send(
         self, method: str, path: str, query: dict[str, str] | None, body: Any, content_type: str,

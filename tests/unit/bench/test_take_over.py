@@ -37,6 +37,8 @@ def test_only_who_has_the_lease_may_write() -> None:
     assert counted(*story) == (0, 3)
     assert counted(*story, line(22, "a")) == (1, 4), "the one before came back"
     assert counted(*story, line(22, "a", code=504)) == (0, 4), "the API server gave it up"
+    tried = line(21, "c", "leases", requestURI="/apis/x/leases?dryRun=All")
+    assert counted(*story, tried, line(22, "b")) == (0, 4), "a try takes no Lease"
     assert counted(*story, line(0, "a")) == (1, 4), "nobody had it yet"
     assert counted(*story, line(19, "b")) == (1, 4), "too early"
     assert counted(*reversed(story)) == (0, 3), "lines of a log are not in order"

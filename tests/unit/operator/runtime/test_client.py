@@ -162,3 +162,17 @@ def test_an_event_that_is_none_ends_the_watch_as_a_silent_server_does(
     server.answer = b'{"type": "ADDED", "object": %s}\n' % item.encode()
     with pytest.raises(OSError, match="this is not an event"):
         asked(server, tmp_path, lambda api: anext(api.watch(POD, "n", "7")))
+
+
+def test_a_write_that_has_its_connection_too_late_is_not_sent(
+    server: Server, tmp_path: Path
+) -> None:
+    """A paused leader's write, whose time was asked for before it was paused."""
+
+    async def write(api: Api) -> None:
+        left = iter((9.0, 0.0))
+        api.left_s = lambda: next(left)
+        await api.replace(POD, {"metadata": {"name": "a", "namespace": "n"}})
+
+    with pytest.raises(OSError, match="not sent, because another operator may lead now"):
+        asked(server, tmp_path, write)
