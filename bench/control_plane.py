@@ -28,8 +28,11 @@ CHILDREN = tuple(kind for kind in OWNED if kind.kind not in ASKED_FOR)
 
 
 def end_by_signals() -> None:
-    """Let SIGINT and SIGTERM end this program with all that it has begun. A background job of a
-    shell ignores the first, and the second would leave a lab's directory, mounts and interfaces."""
+    """Handle SIGINT and SIGTERM as Ctrl-C, so that the lab is removed when the program ends.
+
+    A shell's background job would ignore SIGINT, and SIGTERM would leave the lab's directory,
+    mounts and interfaces behind.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
 

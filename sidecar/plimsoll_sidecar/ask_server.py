@@ -1,8 +1,8 @@
-"""Listens for what persons ask (:mod:`plimsoll_sidecar.ask`), on a socket of the supervisor's own.
+"""Serve actions that people request (:mod:`plimsoll_sidecar.ask`) on a Unix socket.
 
-It lies in the state directory, which no other container mounts, and only this user may open it.
-Each request has a thread and a deadline; there are few at a time, and the rest is told to wait. A
-resume has a place of its own: it ends the drains that hold the others.
+The socket is in the state directory, which no other container mounts, and only this user may open
+it. Each request has a thread and a deadline. Only a few run at a time; the others are refused as
+busy. A place is reserved for resume, because it ends the drains that occupy the others.
 """
 
 from __future__ import annotations

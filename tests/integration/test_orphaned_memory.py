@@ -158,7 +158,7 @@ def test_a_young_file_is_not_counted(shm: Path, start: Start, pod: Path) -> None
 def test_what_an_engine_wrote_until_it_was_killed_is_seen_with_its_successor(
     shm: Path, start: Start, pod: Path
 ) -> None:
-    """A leak goes on to the end, and verification of its restart must not take that for gone."""
+    """The restart did not return what the engine leaked just before it was killed."""
     at = Time()
     first = start(MAPS.format(mib=8), shm / "segment")
     memory = OrphanedMemory(shm, at.clock, at.now, pod)

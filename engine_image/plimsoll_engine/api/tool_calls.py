@@ -26,7 +26,7 @@ Steps = Generator[None, None, _T]
 """Reads on; yields where it needs more of the text."""
 
 RETRIES = 16
-"""How often a text is read anew behind something that began like a call and never ended."""
+"""Times that a text is parsed again after the start of a call that was never completed."""
 _IN_STRING = re.compile(r'["\\]')
 _IN_TEXT = re.compile(r"['\\]")
 _OUTSIDE = re.compile(r'["{}\[\]<]')
@@ -204,10 +204,10 @@ class Reader:
             yield
 
     def attempt(self, reading: Steps[list[ToolCall]]) -> Steps[bool]:
-        """Give out the calls that ``reading`` returns; where it finds none, what it took as text.
+        """Emit the calls that ``reading`` returns, or what it consumed as text if it finds none.
 
-        What was read up to the end of the text is read anew behind its begin: a call may stand
-        in it.
+        If it consumed the rest of the text, all but its first piece is parsed again: a call may
+        follow there.
         """
         try:
             found = yield from reading

@@ -283,7 +283,7 @@ class LatestGrowth:
             self._points.popleft()
 
     def forget(self) -> None:
-        """Begin anew: under a load that was never seen before, growth means nothing yet."""
+        """Drop all samples: growth under a load that is new proves nothing yet."""
         self._points.clear()
 
     def keeps(self, trend: Trend) -> bool:

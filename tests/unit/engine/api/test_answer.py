@@ -29,7 +29,7 @@ def test_an_unexpected_error_leaves_neither_a_task_nor_a_cycle(
         await asyncio.Event().wait()  # the client neither sends nor leaves
 
     async def send(_message: Any) -> None:
-        raise AssertionError("nothing is said to the client")
+        raise AssertionError("a response was sent to the client")
 
     async def run() -> weakref.ref[Answer]:
         engine = SimpleNamespace(running=lambda *_: nullcontext())
