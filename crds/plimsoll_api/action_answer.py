@@ -1,22 +1,22 @@
-"""The answer of the supervisor's ``ask`` program, which the command line runs beside it."""
+"""The output of the supervisor's ``ask`` program, which the command line runs in its container."""
 
 from __future__ import annotations
 
 import msgspec
 
 CURRENT = "current"
-"""In place of an epoch: whichever the engine is in, for who did not look."""
+"""Stands for an epoch: whichever the engine is in, for callers that did not check."""
 
 
 class ActionAnswer(msgspec.Struct, omit_defaults=True):
-    """What is printed, as one line of JSON. ``outcome`` is empty for ``status``.
+    """The answer, printed as one line of JSON. ``outcome`` is empty for ``status``.
 
-    For ``status`` also what this container sees: the sources of host and of device memory, empty
-    where it sees none, what NVML says when it is asked, and why each source of device memory that
-    is not in use is not. ``shared_orphan`` is the bytes of ``/dev/shm`` that no process holds,
-    ``shared_memory_error`` why that is unknown; both are unset where it is not watched.
-    ``out_of_service`` has the seconds for which each reason still keeps the pod unready, ``unseen``
-    why the supervisor lacks a signal, by name (``engine``, ``metrics``, ``host``, …).
+    For ``status``, it also says what this container sees. These are the sources of host and device
+    memory (empty if there is none), NVML's answer, and why each unused source of device memory is
+    not used. ``shared_orphan`` is the size of ``/dev/shm`` that no process holds, in bytes.
+    ``shared_memory_error`` says why that is unknown. Both are unset if it is not watched.
+    ``out_of_service`` has the seconds for which each reason still keeps the pod unready. ``unseen``
+    says why the supervisor lacks a signal, by name (``engine``, ``metrics``, ``host``, …).
     """
 
     epoch: str | None = None

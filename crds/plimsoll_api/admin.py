@@ -1,8 +1,8 @@
-"""The admin protocol: what a supervisor and an engine say to each other.
+"""The admin protocol: the messages between a supervisor and an engine.
 
-HTTP with JSON bodies on the pod's loopback, under ``/admin/v1``, with a bearer token from a
-mounted file. This module holds the bodies only; the engine serves them and the supervisor's
-adapter sends them.
+HTTP with JSON bodies on the pod's loopback, under ``/admin/v1``, with a bearer token from a mounted
+file. This module defines the bodies. The engine serves them, and the supervisor's adapter sends
+them.
 
 ==========================  =======================================================
 ``GET  /status``            :class:`Status`
@@ -17,16 +17,17 @@ adapter sends them.
 ``POST /standby``           :class:`StandbyRequest` -> 200 :class:`Status`
 ==========================  =======================================================
 
-Every failure answers with an :class:`ErrorBody`: 400 for a body that cannot be read, 401 for a
-missing or wrong token, 404 for an unknown operation, 409 for a call that was decided on another
-epoch or that meets another operation under way.
+Every failure answers with an :class:`ErrorBody`: 400 for a malformed body, 401 for a missing or
+wrong token, 404 for an unknown operation, 409 for a call that names another epoch, or while another
+operation is in progress.
 
 A key that is absent or null is unknown, never zero. Sizes are bytes, times are seconds.
 
-The two may have different versions. An answer may have fields, states and capabilities that the
-supervisor does not know (:mod:`plimsoll_api.open_enum`), and lack every field that has a default. A
-request names only what differs from the defaults, which never change; an engine refuses a request
-with a field or word that it does not know (400), for it cannot do what was asked.
+Engine and supervisor may have different versions. An answer may have fields, states and
+capabilities that the supervisor does not know (:mod:`plimsoll_api.open_enum`), and lack every field
+that has a default. A request names only what differs from the defaults, which never change; an
+engine refuses a request with an unknown field or word (400), because it cannot do what was
+requested.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ OperationId = Annotated[
     str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+$")
 ]
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-"""Bytes or a count: nine petabytes are more than any machine has, and sums stay within 64 bits."""
+"""Bytes or a count. The maximum of nine petabytes exceeds any machine, and sums fit into 64
+bits."""
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 
 
@@ -64,7 +66,7 @@ class Epoch(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def parse(cls, text: str) -> Epoch:
-        """Parse ``BOOT_ID:NUMBER``; raise ValueError for anything else."""
+        """Parse ``BOOT_ID:NUMBER``. Raises ValueError for any other text."""
         boot_id, separator, number = text.rpartition(":")
         value = whole_number(number)
         if not separator or not boot_id or value is None:
@@ -73,7 +75,7 @@ class Epoch(msgspec.Struct, frozen=True, order=True):
 
 
 class EngineState(OpenEnum):
-    """Where an engine stands. New requests are taken in while warming, serving and restarting."""
+    """State of an engine. It accepts new requests while warming, serving and restarting."""
 
     STARTING = "starting"
     WARMING = "warming"
@@ -87,7 +89,7 @@ class EngineState(OpenEnum):
 
 
 class Capability(OpenEnum):
-    """What an engine can do; the remediation ladder skips the rungs it cannot."""
+    """What an engine can do. The supervisor skips actions that the engine lacks."""
 
     TRIM = "trim"
     DRAIN = "drain"
@@ -100,11 +102,11 @@ class Capability(OpenEnum):
 
 
 STANDBY = "standby"
-"""The name of the process that is prepared to take a worker's place."""
+"""Name of the process that is ready to replace the worker."""
 
 
 class Role(OpenEnum):
-    """What a process of the engine is for."""
+    """Purpose of one of the engine's processes."""
 
     FRONTEND = "frontend"
     ZYGOTE = "zygote"
@@ -114,14 +116,14 @@ class Role(OpenEnum):
 
 
 class MemoryKind(OpenEnum):
-    """Which memory a ledger entry or a budget speaks of."""
+    """The kind of memory that a ledger entry or a budget covers."""
 
     HOST = "host"
     DEVICE = "device"
 
 
 class Diagnostic(StrEnum):
-    """What can be asked of ``/diagnostics``."""
+    """The kinds of ``/diagnostics``."""
 
     STACKS = "stacks"
     GC = "gc"
@@ -130,10 +132,10 @@ class Diagnostic(StrEnum):
 
 
 class LedgerEntry(msgspec.Struct, omit_defaults=True):
-    """One owner of memory and what it says it holds.
+    """One owner of memory and its declared size.
 
-    ``bound`` is the most it will ever hold; null where the owner cannot say.
-    ``process`` is the role of the process that holds it.
+    ``bound`` is the maximum that it will ever hold; null if the owner does not know. ``process`` is
+    the role of the process that holds it.
     """
 
     owner: str
@@ -144,17 +146,17 @@ class LedgerEntry(msgspec.Struct, omit_defaults=True):
 
 
 class ProcessMemory(msgspec.Struct, omit_defaults=True):
-    """One process of the engine, by its own account.
+    """The memory of one process of the engine, as it reports itself.
 
     ``malloc_in_use`` and ``malloc_retained`` are glibc's ``mallinfo2`` (in use: ``uordblks`` and
     ``hblkhd``; retained: ``fordblks``). ``py_blocks`` is ``sys.getallocatedblocks()``, a count.
-    ``python_objects`` is the size of those blocks in bytes, which live in pymalloc's own arenas
-    and so outside malloc. ``shared`` is shared memory mapped by the process and owned by it.
-    ``full_collections`` counts collections of the oldest generation since the process was warm,
-    ``full_collected`` the objects that they found: in steady state none. ``name`` is what an engine
-    that is not ours calls such a process, such as ``EngineCore``; null where that is not known. Our
-    engine calls a worker that waits for its turn :data:`STANDBY`. ``private`` is the memory that no
-    other process has as well; null where the pages that it was forked with do not matter.
+    ``python_objects`` is the size of those blocks in bytes. They are in pymalloc's own arenas and
+    so outside malloc. ``shared`` is shared memory that the process mapped and owns.
+    ``full_collections`` counts collections of the oldest generation since the process was warm.
+    ``full_collected`` counts the objects that they freed: none in steady state. ``name`` is an
+    external engine's name for the process, such as ``EngineCore``; null if unknown. Our engine
+    names a standby worker :data:`STANDBY`. ``private`` is the memory that the process shares with
+    no other; null if the pages that it inherited by fork do not matter.
     """
 
     role: Role
@@ -171,14 +173,14 @@ class ProcessMemory(msgspec.Struct, omit_defaults=True):
 
     @property
     def label(self) -> str:
-        """For people: the engine's own name for it, or its role."""
+        """The process's name for people: the engine's own name for it, or its role."""
         return self.name or self.role.value
 
 
 class Parts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Roles of an external engine's processes: which answers, which steps, which runs the model.
+    """Names of an external engine's processes: the frontend, the scheduler and the worker.
 
-    Each field has the name that the engine gives the process; None where that is unknown.
+    Each field has the engine's name for the process; None if unknown.
     """
 
     serves: str | None = None
@@ -187,10 +189,10 @@ class Parts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DeviceMemory(msgspec.Struct, omit_defaults=True):
-    """One accelerator as the engine sees it.
+    """An accelerator as the engine sees it.
 
-    ``used`` and ``total`` come from ``cudaMemGetInfo`` and speak of the whole device;
-    ``torch_allocated`` and ``torch_reserved`` of the worker's allocator alone.
+    ``used`` and ``total`` come from ``cudaMemGetInfo`` and cover the whole device.
+    ``torch_allocated`` and ``torch_reserved`` cover only the worker's allocator.
     """
 
     index: Number
@@ -204,19 +206,20 @@ class DeviceMemory(msgspec.Struct, omit_defaults=True):
 class Load(msgspec.Struct, omit_defaults=True):
     """Gauges and counters of work. Counters start at zero with each epoch.
 
-    ``inflight`` counts requests that the frontend accepted and has not yet answered; it may be
-    above ``running + waiting`` while the worker does not take them in. ``compiling`` counts those
-    of the waiting ones that wait for the compilation of their grammar alone, for which no step is
-    made; null where that is not known. ``kv_usage_ratio`` is the share of the key-value cache that
-    is in use, from 0 to 1. Of several caches whose sizes are unknown it is the largest share, and
-    ``kv_usage_least_ratio`` the smallest; null where they are one. ``kv_lost_ratio`` is the
-    share that is held by no request that somebody waits for and by no transfer that is looked
-    after. ``offload_lost_ratio`` is the share of the host's blocks that is pinned by no such
-    transfer, so that nothing can take its place, and ``encoder_lost_ratio`` the share of the
-    encoder cache's budget that is held by no request that runs, with what lies outside of it.
-    ``distinct_prompts_total`` counts prompts that were not seen lately, ``adapters_total`` loads of
-    adapters. ``paused`` is true while
-    somebody keeps the engine from making steps; an engine that makes some need not say.
+    ``inflight`` counts requests that the frontend accepted and has not answered yet. It may exceed
+    ``running + waiting`` while the worker does not accept them. ``compiling`` counts the waiting
+    requests that only wait for the compilation of their grammar and need no step; null if unknown.
+
+    ``kv_usage_ratio`` is the share of the key-value cache in use, from 0 to 1. If there are several
+    caches of unknown size, it is the largest share, and ``kv_usage_least_ratio`` is the smallest;
+    null if there is one. ``kv_lost_ratio`` is the share that belongs to no awaited request and no
+    tracked transfer. ``offload_lost_ratio`` is the share of the host's blocks that such a transfer
+    does not pin and that nothing can reuse. ``encoder_lost_ratio`` is the share of the encoder
+    cache's budget that no running request holds, including memory outside the cache.
+
+    ``distinct_prompts_total`` counts prompts that were not seen recently, and ``adapters_total``
+    counts loads of adapters. ``paused`` is true while someone has paused the engine; an engine that
+    makes steps may omit it.
     """
 
     running: Number | None = None
@@ -243,7 +246,7 @@ class Load(msgspec.Struct, omit_defaults=True):
 
 
 class StandbyState(OpenEnum):
-    """How far the standby worker is."""
+    """State of the standby worker."""
 
     ABSENT = "absent"
     PREPARING = "preparing"
@@ -251,22 +254,22 @@ class StandbyState(OpenEnum):
 
 
 class StandbyStatus(msgspec.Struct, omit_defaults=True):
-    """The standby worker. ``error`` says why there is none although one is wanted."""
+    """The standby worker. ``error`` says why there is none although one was requested."""
 
     state: StandbyState
     error: str | None = None
 
 
 class Status(msgspec.Struct, omit_defaults=True):
-    """An engine's whole account of itself. Answered by the frontend, also while a worker hangs.
+    """An engine's complete status. The frontend answers it, even while a worker hangs.
 
-    ``report_age_s`` is the age of the worker's part (ledger, its process memory, steps); null
-    where no worker has reported in this epoch. ``injections`` names the faults that were
-    switched on for a test, so that nobody takes a laboratory for a production service.
-    ``load_age_s`` is the age of ``load`` where it was read at intervals; null where it is of now.
-    ``probed`` says that every process that carries a probe accounts for itself, and not the worker
-    alone. ``parts`` is set for engines that are not ours. ``kv_handover`` is that of the last
-    planned restart (:class:`Operation`). ``standby`` is null for an engine that never has one.
+    ``report_age_s`` is the age of the worker's part (ledger, its process memory, steps); null if no
+    worker has reported in this epoch. ``injections`` names the faults that a test has switched on,
+    so that no one mistakes a test engine for a production service. ``load_age_s`` is the age of
+    ``load`` if it is read at intervals; null if it is current. ``probed`` says that every process
+    with a probe reports its memory, and not only the worker. ``parts`` is set for external engines.
+    ``kv_handover`` is that of the last planned restart (:class:`Operation`). ``standby`` is null
+    for an engine that never has one.
     """
 
     state: EngineState
@@ -292,14 +295,14 @@ class Status(msgspec.Struct, omit_defaults=True):
 
 
 class AuditFinding(msgspec.Struct):
-    """Two ledgers that disagree, or an owner outside its bound."""
+    """Two ledgers that disagree, or an owner that exceeds its bound."""
 
     rule: str
     detail: str
 
 
 class Audit(msgspec.Struct):
-    """The outcome of holding every ledger against every other. ``idle`` says how strict it was."""
+    """The result of comparing all ledgers. ``idle`` says how strict the comparison was."""
 
     epoch: str
     idle: bool
@@ -308,14 +311,14 @@ class Audit(msgspec.Struct):
 
 
 class Scope(StrEnum):
-    """How much of the engine a restart renews."""
+    """The part of the engine that a restart replaces."""
 
     WORKER = "worker"
     ENGINE = "engine"
 
 
 class DrainMode(StrEnum):
-    """What becomes of running requests: they finish, are carried over a restart, or are aborted."""
+    """What happens to running requests: they finish, are carried over a restart, or are aborted."""
 
     FINISH = "finish"
     CARRY = "carry"
@@ -323,34 +326,34 @@ class DrainMode(StrEnum):
 
 
 class _Request(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """``expected_epoch`` is the fence: an engine in another epoch refuses the call (409)."""
+    """A request. An engine in another epoch than ``expected_epoch`` refuses it (409)."""
 
     operation_id: OperationId
     expected_epoch: str
 
 
 class TrimRequest(_Request, kw_only=True):
-    """Give back what can be given back without disturbing a request."""
+    """Free memory without disturbing a request."""
 
 
 class DrainRequest(_Request, kw_only=True):
-    """Take no new requests; see the running ones to their end before ``deadline_s``."""
+    """Accept no new requests; finish the running ones before ``deadline_s``."""
 
     mode: DrainMode = DrainMode.FINISH
     deadline_s: Seconds = 30.0
 
 
 class ResumeRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Serve again after a drain."""
+    """Accept requests again after a drain."""
 
     expected_epoch: str
 
 
 class RestartRequest(_Request, kw_only=True):
-    """Renew the worker in place, or end the engine process so that its container restarts.
+    """Restart the worker in place, or end the engine process so that its container restarts.
 
-    With ``scope: engine`` running requests end before ``deadline_s`` or are aborted; with
-    ``scope: worker`` and ``carry`` they go on in the next epoch. Without ``keep_weights`` the
+    With ``scope: engine``, running requests finish before ``deadline_s`` or are aborted. With
+    ``scope: worker`` and ``carry``, they continue in the next epoch. Without ``keep_weights``, the
     weights are dropped as well and loaded from the checkpoint again.
     """
 
@@ -361,16 +364,16 @@ class RestartRequest(_Request, kw_only=True):
 
 
 class ShutdownRequest(_Request, kw_only=True):
-    """Drain until ``deadline_s``, give everything back, exit with status 0."""
+    """Drain until ``deadline_s``, free everything, and exit with status 0."""
 
     deadline_s: Seconds = 30.0
 
 
 class StandbyRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Keep a worker prepared for the next restart, for ``lease_s`` seconds from now on.
+    """Request a standby worker for the next restart, for the next ``lease_s`` seconds.
 
-    Again renews the lease; with 0 the worker is given back at once. The lease ends with the epoch.
-    An engine without :attr:`Capability.STANDBY` refuses it (409).
+    Another request renews the lease; 0 stops the standby at once. The lease ends with the epoch. An
+    engine without :attr:`Capability.STANDBY` refuses the request (409).
     """
 
     expected_epoch: str
@@ -378,7 +381,7 @@ class StandbyRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=T
 
 
 class OperationState(OpenEnum):
-    """How far an operation is. The last two are final."""
+    """State of an operation. The last two are final."""
 
     RUNNING = "running"
     SUCCEEDED = "succeeded"
@@ -386,7 +389,7 @@ class OperationState(OpenEnum):
 
 
 class OperationStep(msgspec.Struct, omit_defaults=True):
-    """One step of an operation and what it gave back, where that was measured."""
+    """A step of an operation, and the memory that it freed if measured."""
 
     name: str
     duration_s: float
@@ -396,12 +399,12 @@ class OperationStep(msgspec.Struct, omit_defaults=True):
 
 
 class Operation(msgspec.Struct, omit_defaults=True):
-    """A long call. The same ``operation_id`` again returns the same operation.
+    """A long-running call. The same ``operation_id`` again returns the same operation.
 
-    Of a restart of the worker: ``carried_requests`` went on in the new worker, and
-    ``carried_kv_requests`` of them with the keys and values of the old one. Of the rest
-    ``carried_prefill_tokens`` are computed again; prompts that were unfinished do not count.
-    ``kv_handover`` says what became of the keys and values: ``handed_over``, or why not.
+    For a restart of the worker, ``carried_requests`` continued in the new worker, and
+    ``carried_kv_requests`` of them with the old worker's keys and values. For the others,
+    ``carried_prefill_tokens`` are computed again; unfinished prompts do not count. ``kv_handover``
+    is ``handed_over``, or says why the keys and values were lost.
     """
 
     id: str
@@ -420,7 +423,7 @@ class Operation(msgspec.Struct, omit_defaults=True):
 
 
 class ErrorBody(msgspec.Struct, omit_defaults=True):
-    """Every failure. ``code`` is CamelCase and stable; ``message`` says what to do."""
+    """The body of every failure. ``code`` is CamelCase and stable; ``message`` says what to do."""
 
     code: str
     message: str

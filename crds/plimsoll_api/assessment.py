@@ -1,7 +1,7 @@
-"""What the detector says after each sample, and the words it says it in.
+"""The detector's output after each sample, with its vocabulary.
 
-The detector is level-based: each :class:`Assessment` holds everything that is suspected *now*. The
-governor turns that into incidents with a life cycle; it never asks the detector for history.
+The detector is level-based: each :class:`Assessment` contains everything that is suspected *now*.
+The governor turns that into incidents with a life cycle; it never asks the detector for history.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from plimsoll_api.units import format_bytes, format_left
 
 
 class Segment(OpenEnum):
-    """Where memory is."""
+    """The part of memory that grows."""
 
     PYTHON_OBJECTS = "python_objects"
     MALLOC_IN_USE = "malloc_in_use"
@@ -56,14 +56,14 @@ DEVICE_SEGMENTS = (
 
 
 class BudgetState(msgspec.Struct, omit_defaults=True):
-    """One leak budget now. Bytes and seconds; null is unknown.
+    """The present state of a leak budget. Bytes and seconds; null is unknown.
 
-    ``baseline`` is the memory of this epoch after its warm-up, ``current`` the floor of the recent
-    samples, ``explained`` the growth that the engine's ledger accounts for within its bounds,
-    ``unexplained`` what remains of ``current - baseline`` (never below zero).
-    ``exhaustion_s`` forecasts when the budget is spent, null when nothing grows. ``limit`` is where
-    the memory ends: the container's limit, or the size of the devices. ``age_s`` is the time since
-    the baseline, and ``requests`` what the engine answered in that time.
+    ``baseline`` is the memory of this epoch after its warm-up, and ``current`` the floor of the
+    recent samples. ``explained`` is the growth that the engine's ledger accounts for within its
+    bounds. ``unexplained`` is the rest of ``current - baseline``, never below zero.
+    ``exhaustion_s`` forecasts when the budget is exhausted; null if nothing grows. ``limit`` is the
+    container's limit, or the size of the devices. ``age_s`` is the time since the baseline, and
+    ``requests`` counts the engine's answers in that time.
     """
 
     current: int | None = None
@@ -79,13 +79,13 @@ class BudgetState(msgspec.Struct, omit_defaults=True):
 
 
 class SlowGrowth(msgspec.Struct, omit_defaults=True):
-    """Whether one memory grows without an end, however slowly. It leads to no action.
+    """Whether a memory grows without a limit, however slowly. It leads to no action.
 
-    ``slow_leak`` is true while the memory grew for hours, beyond chance and without slowing down;
-    then the rest is set. ``bytes_per_s`` lies between ``slowest`` and ``fastest`` (90 %), and was
-    seen for ``span_s``. ``limit`` is where the memory ends and ``limit_s`` the time until then at
-    that rate, ``limit_earliest_s`` at the fastest and ``limit_latest_s`` at the slowest. Without a
-    limit the times are null, and ``no_time`` says why.
+    ``slow_leak`` is true if the memory grew for hours, beyond chance and without slowing down. Only
+    then are the other fields set. ``bytes_per_s`` lies between ``slowest`` and ``fastest`` (90 %),
+    observed for ``span_s``. ``limit`` is the memory limit and ``limit_s`` the time until it is
+    reached at that rate; ``limit_earliest_s`` is for the fastest rate and ``limit_latest_s`` for
+    the slowest. Without a limit the times are null, and ``no_time`` says why.
     """
 
     slow_leak: bool = False
@@ -102,7 +102,7 @@ class SlowGrowth(msgspec.Struct, omit_defaults=True):
 
 
 def slow_leak_texts(slow: Mapping[str, SlowGrowth]) -> list[str]:
-    """Describe the slow leaks of one replica for people; ``slow`` is that of its assessment."""
+    """Describe the slow leaks of one replica for people; ``slow`` is from its assessment."""
     return [
         slow_leak_text(memory, one.segment, one.bytes_per_s, one.limit_s)
         for memory, one in sorted(slow.items())
@@ -128,8 +128,8 @@ def slow_leak_text(
 class Trigger(msgspec.Struct, frozen=True):
     """A hypothesis about the cause: the growth follows ``counter``.
 
-    Each of its events adds ``bytes_each`` (for ``time``: each hour). ``confidence`` is between 0
-    and 1.
+    Each increment adds ``bytes_each`` (for ``time``: each hour). ``confidence`` is between 0 and
+    1.
     """
 
     counter: str
@@ -138,14 +138,14 @@ class Trigger(msgspec.Struct, frozen=True):
 
 
 class Suspicion(msgspec.Struct, omit_defaults=True):
-    """Something that looks wrong now. ``segment`` is null for a stall.
+    """A suspected problem. ``segment`` is null for a stall.
 
-    ``over_budget`` says that the budget is spent: only then, or when it would be before a drain
-    could end, may a disruptive action follow. ``growing`` says that the memory grows at this
-    moment: otherwise a restart can wait. ``unconfirmed`` says what else this may be and what would
-    settle it: garbage that no collection has taken yet, memory that an allocator keeps. An
-    unconfirmed suspicion is worth a trim and no restart. ``pod`` is another pod of the same
-    multi-node group, where it is that one's memory.
+    ``over_budget`` says that the budget is exhausted, or would be before a drain could end. A
+    disruptive action requires it. ``growing`` says that the memory grows at present; otherwise a
+    restart can wait. ``unconfirmed`` names another explanation and what would settle it, for
+    example garbage that was not collected yet, or memory that an allocator keeps. An unconfirmed
+    suspicion justifies a trim, but no restart. ``pod`` names another pod of the same multi-node
+    group if the memory is that pod's.
     """
 
     kind: IncidentKind
@@ -165,20 +165,19 @@ class Suspicion(msgspec.Struct, omit_defaults=True):
 
 
 class Assessment(msgspec.Struct, omit_defaults=True):
-    """The detector's whole view after the sample at ``t``.
+    """The detector's complete output after the sample at ``t``.
 
-    ``warm`` says that this epoch has a baseline. ``segments`` holds the newest known size of each
-    segment; a segment that could not be read is absent. ``in_long_step`` says that work waits and
-    no step was made for seconds: what is asked of the engine's worker now may hang with it.
+    ``warm`` says that this epoch has a baseline. ``segments`` has the last known size of each
+    segment; an unreadable segment is absent. ``in_long_step`` says that work waits and no step
+    completed for seconds: a call to the engine's worker may hang now.
 
-    Where the engine's device allocator reports what it keeps unused, ``device`` leaves that out and
-    ``reserved`` includes it; otherwise ``device`` is everything and ``reserved`` is null.
+    If the engine's device allocator reports its unused memory, ``device`` excludes that memory and
+    ``reserved`` includes it. Otherwise ``device`` includes everything and ``reserved`` is null.
 
-    ``slow`` has ``host`` and ``device``, each once the memory was watched for long enough to say
-    whether it grows slowly; until then it is absent.
+    ``slow`` has ``host`` and ``device``, each once the memory was observed for long enough.
 
-    ``shared_device`` says how it shows that others use the engine's devices, so that only its own
-    allocator counts there; empty where nothing does.
+    ``shared_device`` gives the evidence that others use the engine's devices, in which case only
+    the engine's own allocator counts; empty if there is none.
     """
 
     t: float

@@ -1,6 +1,6 @@
-"""Which control group counts a process's memory: the engine asks for itself, the supervisor for it.
+"""Finds the control group that counts a process's memory, for the engine and for the supervisor.
 
-Pure: the reader of ``/proc/PID/cgroup`` decides what its paths are relative to.
+Pure: the caller that reads ``/proc/PID/cgroup`` decides what its paths are relative to.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from typing import NamedTuple
 
 
 class MemoryGroup(NamedTuple):
-    """``version`` of control groups, and the ``path`` within the memory controller's hierarchy."""
+    """A control group: its ``version``, and its ``path`` in the memory controller's hierarchy."""
 
     version: int
     path: str
 
 
 def memory_group(listing: str) -> MemoryGroup | None:
-    """Return the group that ``listing``, the text of ``/proc/PID/cgroup``, names.
+    """Return the memory control group in ``listing``, the text of ``/proc/PID/cgroup``.
 
-    With both versions, that of version 1, which then has the memory controller. None where the
-    listing names none.
+    If both versions are present, return that of version 1, which then has the memory controller.
+    Return None if there is no group.
     """
     unified: MemoryGroup | None = None
     for line in listing.split("\n"):

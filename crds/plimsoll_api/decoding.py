@@ -1,8 +1,8 @@
-"""Decode JSON that somebody else wrote: one function, one error, a bound on the depth.
+"""Decodes untrusted JSON: one function, one error, and a limit on the depth.
 
 Engines, other pods, files in shared volumes and the API server all send JSON. msgspec alone raises
-three unrelated exceptions for bad input, and a caller that forgets one of them would let a page end
-the process.
+three unrelated exceptions for bad input. A caller that forgets one of them would let a page end the
+process.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import msgspec
 _T = TypeVar("_T")
 
 MAX_DEPTH = 64
-"""Arrays and objects within one another. Ours and Kubernetes' have fewer than 20; beyond a few
-hundred, the decoder's own recursion depends on the stack that the calling thread has left."""
+"""Maximum nesting of arrays and objects. Ours and Kubernetes' have fewer than 20 levels. Beyond a
+few hundred, the decoder's own recursion depends on the remaining stack of the calling thread."""
 
 MAX_DECODE_ERROR = 500
-"""Characters of an error: it quotes a word that was not expected, which may have megabytes."""
+"""Maximum length of an error, in characters: it quotes the unexpected value, which may have
+megabytes."""
 
 _BRACKETS, _STEPS = b"[{]}", bytes((1, 1, 255, 255))
 _STEP_OF = bytes.maketrans(_BRACKETS, _STEPS)
@@ -30,12 +31,13 @@ _PIECE = 1 << 16
 
 
 class Malformed(ValueError):
-    """Data that is not JSON of the expected type; the message says why."""
+    """Data that is not JSON of the expected type. The message says why."""
 
 
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 _lock = threading.Lock()
-"""msgspec examines a type at its first use. Two threads that do so at once crash the process."""
+"""Guards msgspec's inspection of a type at its first use, which crashes if two threads do it at
+once."""
 
 
 @overload
@@ -43,7 +45,7 @@ def decode(data: bytes, kind: type[_T]) -> _T: ...
 @overload
 def decode(data: bytes, kind: Any) -> Any: ...  # an annotated type
 def decode(data: bytes, kind: Any) -> Any:
-    """Return ``data`` as a ``kind``; raise :class:`Malformed` if it is anything else."""
+    """Return ``data`` as a ``kind``. Raises :class:`Malformed` if it is anything else."""
     decoder = _decoders.get(kind)
     if decoder is None:
         with _lock:
@@ -57,7 +59,7 @@ def decode(data: bytes, kind: Any) -> Any:
 
 
 def is_deeper(data: bytes, limit: int) -> bool:
-    """Return whether arrays and objects are nested more than ``limit`` deep, in linear time.
+    """Report whether arrays and objects are nested more than ``limit`` deep, in linear time.
 
     For text that is not JSON, the result is arbitrary: the decoder refuses it anyway.
     """

@@ -1,4 +1,4 @@
-"""The engines that Plimsoll knows, and those of their flags that matter to it."""
+"""The engines that Plimsoll supports, and the flags that it depends on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plimsoll_api.cel import rule
 
 
 class EngineType(StrEnum):
-    """Which engine a replica runs, and so by which verbs it is drained and restarted."""
+    """The engine of a replica, which decides how it is drained and restarted."""
 
     PLIMSOLL = "plimsoll"
     VLLM = "vllm"
@@ -25,7 +25,7 @@ _KNOWN = (EngineType.PLIMSOLL, EngineType.VLLM, EngineType.SGLANG)
 
 
 class Reserved(NamedTuple):
-    """``instead`` says what to write in its place."""
+    """A reserved flag. ``instead`` says what to write in its place."""
 
     flag: str
     types: tuple[EngineType, ...]
@@ -42,13 +42,13 @@ RESERVED_FLAGS = (
     Reserved("--startup-timeout", _OURS, "set engine.startupTimeout"),
     Reserved(KEYS_FLAG, _OURS, "engine.apiKeySecretRef sets it"),
 )
-"""Flags that the operator writes itself. A second one in ``engine.args`` would win, and the probes,
-the Service and the supervisor would look for the engine where it is not. The last one is reserved
-only where ``apiKeySecretRef`` is set: without it the flag is the manifest's."""
+"""Flags that the operator writes itself. A second one in ``engine.args`` would take precedence, and
+probes, Service and supervisor would then use the wrong address. The last one is reserved only if
+``apiKeySecretRef`` is set."""
 
 
 TLS_FLAG = "--ssl-certfile"
-"""Flag of vLLM and SGLang with which they serve HTTPS alone (uvicorn's option of that name)."""
+"""Flag with which vLLM and SGLang serve only HTTPS (uvicorn's option of that name)."""
 
 
 def scheme(type_: EngineType, args: Sequence[str]) -> Literal["http", "https"]:
@@ -59,7 +59,7 @@ def scheme(type_: EngineType, args: Sequence[str]) -> Literal["http", "https"]:
 
 
 def _pattern(flag: str) -> str:
-    """RE2 and Python; vLLM takes underscores for dashes."""
+    """Return a pattern for RE2 and Python; vLLM accepts underscores instead of dashes."""
     return f"^--{flag.removeprefix('--').replace('-', '[-_]')}(=|$)"
 
 
@@ -68,7 +68,7 @@ def _message(one: Reserved) -> str:
 
 
 def refusal(type_: EngineType, args: Sequence[str], keys: bool) -> str | None:
-    """Return why an engine may not have ``args``, or None if it may.
+    """Return why an engine may not have ``args``; None if it may.
 
     ``keys`` says whether ``apiKeySecretRef`` is set.
     """
@@ -82,7 +82,7 @@ def refusal(type_: EngineType, args: Sequence[str], keys: bool) -> str | None:
 
 def _rule(one: Reserved) -> dict[str, str]:
     types = [str(type_) for type_ in one.types]
-    # An object's own default is checked before its parts get theirs.
+    # CEL checks an object's default before its fields get theirs.
     free = f"!has(self.args) || !(self.?type.orValue('plimsoll') in {types})"
     if one.flag == KEYS_FLAG:
         free += " || !has(self.apiKeySecretRef)"
@@ -91,4 +91,4 @@ def _rule(one: Reserved) -> dict[str, str]:
 
 
 FLAG_RULES = tuple(_rule(one) for one in RESERVED_FLAGS)
-"""The same for the API server, on ``spec.engine``."""
+"""The CEL rules of :func:`refusal` on ``spec.engine``."""

@@ -1,4 +1,4 @@
-"""A LeakIncident object as Kubernetes stores it, made from a supervisor's record."""
+"""Builds a LeakIncident object for Kubernetes from a supervisor's record."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from plimsoll_api.times import rfc3339
 Object = dict[str, Any]
 
 MAX_POD = 250
-"""Characters of a pod's name in the name of an incident, which may have 253."""
+"""Maximum length of a pod's name within an incident's name, which may have 253 characters."""
 
 
 def names_of(incident: IncidentRecord, pod: str) -> list[str]:
-    """Return the names that the incident's object may have, the preferred one first.
+    """Return the possible names of the incident's object, the preferred one first.
 
-    A pod has few names for its incidents, which bounds their number, and reuses them.
+    A pod has few names for its incidents, which limits their number, and reuses them.
     """
     first = int(hashlib.sha256(incident.name.encode()).hexdigest()[:8], 16)
     return [f"{pod[:MAX_POD]}-{(first + n) % MAX_OF_POD}" for n in range(MAX_OF_POD)]
@@ -56,7 +56,7 @@ def names_of(incident: IncidentRecord, pod: str) -> list[str]:
 def spec_of(
     incident: IncidentRecord, service: ServiceRef, pod: str, container: str
 ) -> LeakIncidentSpec:
-    """Return the identity of the incident, as the object has it."""
+    """Return the spec of the incident's object."""
     group = service.group
     return LeakIncidentSpec(
         id=incident.name,
@@ -83,7 +83,7 @@ def _workload(service: ServiceRef, pod: str) -> IncidentWorkload:
 def conditions_of(
     phase: str, outcome: str | None, opened_at: str, ended_at: str | None, generation: int = 1
 ) -> list[IncidentCondition]:
-    """Return conditions with the meaning of ``phase``, for tools that know conditions only.
+    """Return conditions equivalent to ``phase``, for tools that only know conditions.
 
     Each changes at most once, when the incident ends.
     """
@@ -108,14 +108,14 @@ def conditions_of(
 def status_of(
     incident: IncidentRecord, revision: int | None = None, generation: int = 1
 ) -> LeakIncidentStatus:
-    """Return progress and result, with texts and lists cut to what the CRD allows.
+    """Return progress and result, with texts and lists cut to the limits of the CRD.
 
-    ``revision`` counts the writes, and ``generation`` is that of the object's spec.
+    ``revision`` counts the writes. ``generation`` is that of the object's spec.
     """
     seen, texts = incident.attribution, _Texts()
     ended_at = rfc3339(incident.ended_at) if incident.ended_at else None
     outcome = incident.reason.value if incident.reason else None
-    # In the order of importance: if there is too much text, the last ones are cut first.
+    # By importance: if there is too much text, the last ones are truncated first.
     message = texts.take(incident.message)
     evidence = [texts.take(text) for text in seen.evidence[:MAX_SENTENCES]]
     diagnostics = [texts.take(path) for path in incident.diagnostics[:MAX_SENTENCES]]
@@ -151,7 +151,7 @@ def status_of(
 
 
 def path_of(namespace: str, name: str, subresource: str = "") -> str:
-    """Return the path of a LeakIncident, of its subresource, or without a name of all of them."""
+    """Return the path of a LeakIncident or its subresource; without ``name``, of the list."""
     parts = ["/apis", API_VERSION, "namespaces", namespace, INCIDENT_PLURAL, name, subresource]
     return "/".join(filter(None, parts))
 
@@ -159,7 +159,7 @@ def path_of(namespace: str, name: str, subresource: str = "") -> str:
 def object_of(
     incident: IncidentRecord, name: str, service: ServiceRef, pod: str, container: str
 ) -> Object:
-    """Build the LeakIncident ``name`` as it is created, without its status (a subresource)."""
+    """Build the LeakIncident ``name`` for its creation, without the status subresource."""
     return _base(name, service) | {
         "spec": msgspec.to_builtins(spec_of(incident, service, pod, container)),
     }
@@ -168,7 +168,7 @@ def object_of(
 def status_object_of(
     incident: IncidentRecord, name: str, service: ServiceRef, revision: int, generation: int = 1
 ) -> Object:
-    """Build what the supervisor applies to the status subresource of the object ``name``."""
+    """Build the status of the object ``name``, for an apply to the subresource."""
     body: Object = {
         "apiVersion": API_VERSION,
         "kind": INCIDENT_KIND,
@@ -198,13 +198,13 @@ def _labels(service: ServiceRef) -> dict[str, str]:
 
 
 class _Texts:
-    """Cuts texts to the limits of a status, for one text and for all together."""
+    """Truncates texts to the limits of a status: per text, and for all texts together."""
 
     def __init__(self) -> None:
         self._left = MAX_TEXTS
 
     def take(self, text: str) -> str:
-        """Return as much of ``text`` as has room; its end shows that it is cut."""
+        """Return as much of ``text`` as there is room for; a truncated text ends with a mark."""
         room = min(MAX_TEXT, self._left)
         kept = text if len(text) <= room else f"{text[: room - 1]}…" if room else ""
         self._left -= len(kept)

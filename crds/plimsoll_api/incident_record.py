@@ -1,6 +1,6 @@
-"""One incident as the supervisor keeps it: in its journal, in ``/state``, and for local commands.
+"""An incident as the supervisor stores it: in its journal, in ``/state``, and for local commands.
 
-:mod:`plimsoll_api.leakincident` is the same incident as an object of the cluster.
+:mod:`plimsoll_api.leakincident` is the same incident as a Kubernetes object.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from plimsoll_api.open_enum import OpenEnum
 from plimsoll_api.supervision import Action
 
 JOURNAL_FILE = "journal.sqlite"
-"""The supervisor's journal: SQLite, in its state directory. Each row of its table ``incidents``
-has one :class:`IncidentRecord` as JSON, in the column ``body``."""
+"""File of the supervisor's journal in its state directory, a SQLite database. Each row of its table
+``incidents`` has an :class:`IncidentRecord` as JSON in the column ``body``."""
 
 
 class Reason(OpenEnum):
@@ -42,10 +42,10 @@ class Reason(OpenEnum):
 
 
 class StepOutcome(OpenEnum):
-    """What became of a step.
+    """Outcome of a step.
 
-    ``Begun`` is in the journal before anything is sent. ``Requested`` is for the operator to do, as
-    long as it is the newest step of an open incident.
+    ``Begun`` is written to the journal before anything is sent. ``Requested`` is for the operator,
+    as long as it is the newest step of an open incident.
     """
 
     BEGUN = "Begun"
@@ -59,13 +59,13 @@ class StepOutcome(OpenEnum):
 
 
 class StepRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """One line of an incident's timeline.
+    """One entry of an incident's timeline.
 
-    ``time`` is in Unix seconds; bytes are those of the incident's kind. A trim with a
-    ``finished_at`` and no outcome yet is measured by its ``after_bytes``.
+    ``time`` is in Unix seconds; bytes are those of the incident's kind. A trim with ``finished_at``
+    and no outcome will be measured by its ``after_bytes``.
 
-    A step that is sent somewhere has an ``operation_id``: sent again after a supervisor's restart,
-    it names the same operation.
+    A step that is sent to an engine has an ``operation_id``. If it is sent again after a restart of
+    the supervisor, it names the same operation.
     """
 
     time: float
@@ -79,9 +79,9 @@ class StepRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Attribution(msgspec.Struct, omit_defaults=True):
-    """Which memory grew, how fast, and why we think so.
+    """Which memory grew, how fast, and the evidence.
 
-    ``pod`` is None where it is that of the incident's own pod.
+    ``pod`` is None if the memory is that of the incident's own pod.
     """
 
     segment: str | None = None
@@ -96,11 +96,11 @@ class Attribution(msgspec.Struct, omit_defaults=True):
 
 
 class IncidentRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What was seen and what was done. Times are Unix seconds.
+    """What was observed and what was done. Times are Unix seconds.
 
     ``baseline_bytes`` and ``before_bytes`` are the replica's memory of this kind after warm-up and
-    before the last action; null where unknown (a stall has none). ``rung`` is the action of the
-    ladder that was reached.
+    before the last action; null if unknown (a stall has none). ``rung`` is the action reached on
+    the ladder.
     """
 
     name: str
@@ -124,5 +124,5 @@ class IncidentRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     @property
     def ended(self) -> bool:
-        """Whether the incident has reached one of its final phases."""
+        """Whether the incident is in a final phase."""
         return self.phase in ENDED

@@ -1,7 +1,7 @@
-"""The story of one incident: what grew, since when, of which budget, what was done, how it ended.
+"""The facts of an incident in display order: what grew, which budget, what was done, how it ended.
 
-Pure. A supervisor's record and a LeakIncident of the cluster become the same ordered facts here.
-``plimsoll explain``, the lists, the live view, the page, Events and the log only dress them.
+Pure. A supervisor's record and a LeakIncident of the cluster become the same facts here. ``plimsoll
+explain``, the lists, the live view, the page, Events and the log only format them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from plimsoll_api.units import format_bytes
 BUDGETED = frozenset(
     {IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH, IncidentKind.ORPHAN_DEVICE_MEMORY}
 )
-"""Kinds that spend a leak budget."""
+"""Kinds that consume a leak budget."""
 
 
 class StoryStep(NamedTuple):
-    """One thing that was done. ``at`` is Unix seconds; bytes are None where unknown."""
+    """An action and its result. ``at`` is Unix seconds; bytes are None if unknown."""
 
     at: float
     name: str
@@ -39,7 +39,10 @@ class StoryStep(NamedTuple):
 
     @property
     def change(self) -> str:
-        """``1.2 GiB -> 310 MiB (890 MiB back)``, or what is known of it; empty where nothing is."""
+        """The memory before and after, for example ``1.2 GiB -> 310 MiB (890 MiB back)``.
+
+        Empty if both are unknown.
+        """
         before, after = self.before_bytes, self.after_bytes
         if before is None and after is None:
             return ""
@@ -49,7 +52,7 @@ class StoryStep(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What came of it, in one line."""
+        """The result in one line."""
         message = self.message.replace("\n", " ")
         return "  ".join(part for part in (self.change, message) if part)
 
@@ -57,7 +60,7 @@ class StoryStep(NamedTuple):
 class Story(NamedTuple):
     """The facts about an incident, in display order. Times are Unix seconds.
 
-    ``spent_percent`` is None for a kind without a leak budget; ``outcome`` and ``ended_at`` are
+    ``spent_percent`` is None for a kind without a leak budget. ``outcome`` and ``ended_at`` are
     None while the incident is open.
     """
 
@@ -82,12 +85,12 @@ class Story(NamedTuple):
 
     @property
     def state(self) -> str:
-        """``Resolved (WorkerRestart)``: where it stands."""
+        """The phase with the outcome, for example ``Resolved (WorkerRestart)``."""
         return f"{self.phase} ({self.outcome})" if self.outcome else self.phase
 
     @property
     def where(self) -> str:
-        """`` in python_objects of the worker in pod a``, as far as it is known."""
+        """The known location, for example `` in python_objects of the worker in pod a``."""
         seen = self.seen
         text = f" in {seen.segment}" if seen.segment else ""
         text += f" of the {seen.process}" if seen.process else ""
@@ -95,19 +98,19 @@ class Story(NamedTuple):
 
     @property
     def rates(self) -> list[str]:
-        """``2.0 MiB an hour``, ``90 B a request``."""
+        """The growth rates, for example ``2.0 MiB an hour`` and ``90 B a request``."""
         pace = (self.seen.bytes_per_hour, "an hour"), (self.seen.bytes_per_request, "a request")
         return [f"{format_bytes(size)} {each}" for size, each in pace if size]
 
     @property
     def headline(self) -> str:
-        """Say what grew, how much and how fast, in one line."""
+        """What grew, how much and how fast, in one line."""
         size = [format_bytes(self.seen.bytes)] if self.seen.bytes else []
         return ", ".join([f"{self.kind}{self.where}", *size, *self.rates])
 
     @property
     def sentence(self) -> str:
-        """The whole story in a line, for an Event or the log."""
+        """The whole incident in one line, for an Event or the log."""
         text = self.headline
         if self.spent_percent is not None:
             text += f", {self.spent_percent} % of the budget"
@@ -119,7 +122,7 @@ class Story(NamedTuple):
 
     @property
     def memory(self) -> list[tuple[float, int]]:
-        """What is known of the replica's memory: seconds since the opening, and bytes."""
+        """The known memory of the replica: seconds since the opening, and bytes."""
         points = [
             (step.at - self.opened_at, size)
             for step in self.steps
@@ -128,15 +131,17 @@ class Story(NamedTuple):
             if size is not None
         ]
         if points and self.ended_at is not None and self.ended_at - self.opened_at > points[-1][0]:
-            points.append((self.ended_at - self.opened_at, points[-1][1]))  # verified at the end
+            points.append(
+                (self.ended_at - self.opened_at, points[-1][1])
+            )  # verified when the incident ended
         return points
 
 
 def of_object(name: str, spec: LeakIncidentSpec, status: LeakIncidentStatus) -> Story:
-    """From a LeakIncident's content.
+    """Return the facts of a LeakIncident.
 
-    A supervisor writes the object first and its status later: until then it is open, and no more
-    is known.
+    A supervisor writes the object first and its status later. Until then the incident counts as
+    open, without further facts.
     """
     opened = seconds(spec.opened_at) or 0.0
     return Story(
@@ -157,13 +162,13 @@ def of_object(name: str, spec: LeakIncidentSpec, status: LeakIncidentStatus) -> 
 
 
 def of_record(incident: IncidentRecord) -> Story:
-    """From a supervisor's own record."""
+    """Return the facts of a supervisor's record."""
     spec = spec_of(incident, ServiceRef(""), "", "")
     return of_object(incident.name, spec, status_of(incident))
 
 
 def seconds(text: str | None) -> float | None:
-    """Unix seconds of an RFC 3339 time; None if it is missing or not a time."""
+    """Return the Unix seconds of an RFC 3339 time; None if it is missing or malformed."""
     try:
         return None if text is None else unix_seconds(text)
     except (ValueError, OverflowError):

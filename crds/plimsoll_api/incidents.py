@@ -1,4 +1,4 @@
-"""The kinds and phases of incidents, defined once for the resource and all that write or read it.
+"""The kinds and phases of incidents, for the resource and for all programs that use it.
 
 Without pydantic, which the supervisor does not load; the resource is in ``leakincident``.
 """
@@ -9,7 +9,7 @@ from plimsoll_api.open_enum import OpenEnum
 
 
 class IncidentKind(OpenEnum):
-    """What went wrong, or what a person did by hand (``ManualAction``)."""
+    """What went wrong, or that a person took an action (``ManualAction``)."""
 
     HOST_GROWTH = "HostGrowth"
     DEVICE_GROWTH = "DeviceGrowth"
@@ -23,11 +23,11 @@ class IncidentKind(OpenEnum):
 
 
 OPERATOR_ONLY = frozenset({IncidentKind.CRASH_LOOP})
-"""Kinds that only the operator records: the supervisor cannot see them."""
+"""Kinds that only the operator records: a supervisor cannot observe them."""
 
 
 class IncidentPhase(OpenEnum):
-    """Where an incident stands. The last three are ends."""
+    """Phase of an incident. The last three are final."""
 
     OPEN = "Open"
     TRIMMING = "Trimming"

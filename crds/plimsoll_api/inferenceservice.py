@@ -1,7 +1,7 @@
-"""InferenceService, spec side: what a person writes to have a supervised inference engine.
+"""InferenceService, spec side: what users write to get a supervised inference engine.
 
-The CRD is generated from these models (:mod:`plimsoll_api.generate`). What the API server's schema
-and CEL rules refuse, these models refuse too, so that a manifest means the same in local mode.
+The CRD is generated from these models (:mod:`plimsoll_api.generate`). The models refuse what the
+API server's schema and CEL rules refuse, so that a manifest means the same in local mode.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from plimsoll_api.supervision import Supervision
 from plimsoll_api.units import format_bytes, parse_bytes
 
 MAX_NAME = 50
-"""Names of owned objects add up to 13 characters to it, within a label value's 63."""
+"""Maximum length of a name. Names of owned objects add up to 13 characters, and a label value has
+at most 63."""
 
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
@@ -55,7 +56,7 @@ _LIMIT_OF_ENGINE = (
 
 
 class InferenceServiceSpec(ResourceModel):
-    """The wanted state."""
+    """The desired state."""
 
     replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = Field(
         default=1,
@@ -134,7 +135,7 @@ class InferenceServiceSpec(ResourceModel):
 
 
 class ObjectMeta(ResourceModel):
-    """The part of an object's metadata that is read here; the rest is ignored."""
+    """The metadata of an object that is used here; other fields are ignored."""
 
     model_config = ResourceModel.model_config | {"extra": "ignore"}
 

@@ -1,4 +1,4 @@
-"""InferenceService, status side: what the operator saw."""
+"""InferenceService, status side: what the operator observed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plimsoll_api.schema import ResourceModel
 
 
 class ConditionType(StrEnum):
-    """Conditions of an InferenceService. ``Ready`` sums them up (kstatus-compatible)."""
+    """Conditions of an InferenceService. ``Ready`` summarizes them (kstatus-compatible)."""
 
     READY = "Ready"
     ENGINE_READY = "EngineReady"
@@ -74,7 +74,7 @@ class MemoryStatus(ResourceModel):
 
 
 class Revisions(ResourceModel):
-    """Revisions of the pods, by hash: the names of ControllerRevisions end in it."""
+    """Revisions of the pods, by hash: the names of their ControllerRevisions end with it."""
 
     update: str | None = Field(default=None, description="Revision of the current spec.")
     current: str | None = Field(

@@ -1,4 +1,4 @@
-"""A Kubernetes label selector that must select something: its schema, rules and meaning."""
+"""A Kubernetes label selector that must not be empty: its schema, rules and meaning."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-
 
 
 def _with_subdomain(key: str) -> str:
-    """Refuse a prefix that is no DNS subdomain, such as ``a..b``, which the pattern lets through.
+    """Refuse a prefix that is not a DNS subdomain, such as ``a..b``, which the pattern allows.
 
     One such key in a selector would make the API server refuse the webhooks of all policies.
     """
@@ -47,7 +47,7 @@ Value = Annotated[str, StringConstraints(max_length=63, pattern=VALUE_PATTERN)]
 
 
 class Operator(StrEnum):
-    """How a label relates to the values of a requirement."""
+    """Relation between a label and the values of a requirement."""
 
     IN = "In"
     NOT_IN = "NotIn"
@@ -68,7 +68,7 @@ REQUIREMENT_RULES = validations(
 
 
 class Requirement(ResourceModel):
-    """What one label must be."""
+    """A requirement on one label."""
 
     model_config = ResourceModel.model_config | {"json_schema_extra": REQUIREMENT_RULES}
 
@@ -87,7 +87,7 @@ class Requirement(ResourceModel):
         return self
 
     def holds(self, labels: Mapping[str, str]) -> bool:
-        """Whether an object with ``labels`` meets the requirement."""
+        """Report whether ``labels`` meet the requirement."""
         found = labels.get(self.key)
         if self.operator is Operator.IN:
             return found in self.values
@@ -96,7 +96,7 @@ class Requirement(ResourceModel):
         return (found is not None) == (self.operator is Operator.EXISTS)
 
     def query(self) -> str:
-        """Write the requirement as one term of a ``labelSelector`` query."""
+        """Return the requirement as one term of a ``labelSelector`` query."""
         if self.operator is Operator.EXISTS:
             return self.key
         if self.operator is Operator.DOES_NOT_EXIST:
@@ -140,18 +140,18 @@ class LabelSelector(ResourceModel):
         return self
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether an object with ``labels`` is selected."""
+        """Report whether the selector matches ``labels``."""
         return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
             one.holds(labels) for one in self.match_expressions
         )
 
     def query(self) -> str:
-        """Write the selector as the ``labelSelector`` query of a list request."""
+        """Return the selector as the ``labelSelector`` query of a list request."""
         terms = [f"{key}={value}" for key, value in self.match_labels.items()]
         return ",".join([*terms, *(one.query() for one in self.match_expressions)])
 
     def manifest(self) -> dict[str, Any]:
-        """Write the selector as in a manifest, for example a webhook's ``objectSelector``."""
+        """Return the selector as in a manifest, for example for a webhook's ``objectSelector``."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 

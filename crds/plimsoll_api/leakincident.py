@@ -1,12 +1,12 @@
-"""LeakIncident: one leak or stall, and what was done about it, written by the replica's supervisor.
+"""LeakIncident: a leak or stall, and what was done about it, written by the replica's supervisor.
 
 Times are RFC 3339, sizes are bytes. The supervisor writes these structs, the command line reads
 them, and the CRD is generated from them.
 
-Any client with the token of a supervised pod may write them, so names, texts, lists, the whole
-object and the number of writes are bounded: by the schema, and by ``config/admission-policy.yaml``.
-At most :data:`MAX_OF_POD` incidents of a pod exist. Each is written at most 1 + :data:`MAX_WRITES`
-times, and takes about 16 KiB.
+Any client with the token of a supervised pod may write them. So names, texts, lists, the whole
+object and the number of writes are limited by the schema and by ``config/admission-policy.yaml``. A
+pod has at most :data:`MAX_OF_POD` incidents. Each is written at most 1 + :data:`MAX_WRITES` times,
+and takes about 16 KiB.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.manifest import written
 
 MAX_OF_POD = 20
-"""Incidents of one pod that exist at a time: their names end in a number below this."""
+"""Maximum number of incidents of a pod: their names end in a number below this."""
 MAX_WRITES = 100
-"""Times that a supervisor may write the status of one incident."""
+"""Maximum number of writes to the status of an incident by its supervisor."""
 MAX_TEXT = 400
 MAX_SENTENCES = 12
 MAX_TIMELINE = 24
 MAX_TEXTS = 4096
-"""Characters of all texts of one status together: about a screen."""
+"""Maximum length of all texts of a status together, in characters: about a screen."""
 
 _Name = Annotated[str, msgspec.Meta(max_length=253)]
 _Word = Annotated[str, msgspec.Meta(max_length=63)]
@@ -182,7 +182,7 @@ class IncidentCondition(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 def _characters(texts: str, of: str = "") -> str:
-    """CEL for the number of characters in a list of texts, or in that field of its items."""
+    """Return CEL for the number of characters in a list of texts, or in a field of its items."""
     one = f"has(x.{of}) ? size(x.{of}) : 0" if of else "size(x)"
     return f"(has({texts}) ? {texts}.map(x, {one}).sum() : 0)"
 

@@ -1,8 +1,8 @@
-"""Sockets that take connections of both address families.
+"""Sockets that accept connections of both address families.
 
-A kubelet probes a pod, and Prometheus scrapes it, at an address of the cluster's family: in a
-cluster with IPv6 alone, a socket at ``0.0.0.0`` is never reached. Imports are few on purpose: the
-supervisor's launcher uses this, too.
+A kubelet probes a pod, and Prometheus scrapes it, at an address of the cluster's family. In a
+cluster with only IPv6, a socket at ``0.0.0.0`` is never reached. Imports are few, because the
+supervisor's launcher uses this module.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import socket
 EVERY_ADDRESS = "::"
 """All addresses of this machine or pod, of both families."""
 _NO_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT})
-"""Errors of a kernel or a sandbox without IPv6."""
+"""Errors of a kernel or sandbox without IPv6."""
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """Return a TCP socket at ``host`` and ``port``; the caller lets it listen.
+    """Return a TCP socket bound to ``host`` and ``port``, before it listens.
 
-    :data:`EVERY_ADDRESS` takes IPv4 as well, and means IPv4 alone where there is no IPv6. Raises
-    OSError, and OverflowError for a number that is no port.
+    :data:`EVERY_ADDRESS` includes IPv4, and means only IPv4 if there is no IPv6. Raises OSError, or
+    OverflowError for a number that is not a port.
     """
     if host == EVERY_ADDRESS:
         try:
@@ -33,12 +33,12 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
-    # The protocol is named: asyncio turns Nagle off for sockets that say they are TCP only.
+    # asyncio disables Nagle's algorithm only for sockets with an explicit protocol.
     found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if host == EVERY_ADDRESS:
-            # The default of this is a setting of the network namespace.
+            # Its default is a setting of the network namespace.
             found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         found.bind((host, port))
     except (OSError, OverflowError):

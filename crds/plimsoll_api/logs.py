@@ -1,7 +1,7 @@
-"""Structured logs, the same in every process: one JSON object a line, on standard error.
+"""Structured logs, the same in every process: one JSON object per line, on standard error.
 
-Each line has ``ts`` (RFC 3339, UTC), ``level``, ``logger`` and ``message``, then whatever the call
-passed as ``extra``, and ``exception`` with the traceback of an error.
+Each line has ``ts`` (RFC 3339, UTC), ``level``, ``logger`` and ``message``, then the fields passed
+as ``extra``, and ``exception`` with the traceback of an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: str = "INFO", libraries: Mapping[str, str] | None = None) -> None:
-    """Make the root logger write JSON from ``level`` on; ``libraries`` sets levels by logger."""
+    """Make the root logger write JSON from ``level`` up; ``libraries`` sets levels by logger."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -1,4 +1,4 @@
-"""``spec.supervision.maintenanceWindow``: when restarts that can wait are done."""
+"""``spec.supervision.maintenanceWindow``: when restarts that can wait are made."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plimsoll_api.units import DAY_S
 
 
 class Weekday(StrEnum):
-    """A day of the week; its place in this list is its number, 0 for Monday."""
+    """A day of the week. Its position is its number, 0 for Monday."""
 
     MONDAY = "Monday"
     TUESDAY = "Tuesday"
@@ -26,7 +26,7 @@ class Weekday(StrEnum):
 
 
 _EPOCH_WEEKDAY = list(Weekday).index(Weekday.THURSDAY)
-"""1 January 1970 was a Thursday."""
+"""Weekday of the Unix epoch: 1 January 1970 was a Thursday."""
 _TIME_OF_DAY = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
 
 
@@ -81,9 +81,9 @@ WEEKDAYS = FieldForm(
 
 
 class MaintenanceWindow(msgspec.Struct, frozen=True):
-    """When restarts that can wait are done: from ``start_s`` after midnight UTC, ``duration_s``.
+    """The time for restarts that can wait: ``duration_s`` from ``start_s`` after midnight UTC.
 
-    ``days`` are the days on which it begins, 0 is Monday; none means every day.
+    ``days`` are the days on which the window begins, 0 is Monday; none means every day.
     """
 
     start_s: Annotated[
@@ -108,9 +108,12 @@ class MaintenanceWindow(msgspec.Struct, frozen=True):
     ] = ()
 
     def opens_in(self, now: float) -> float:
-        """Seconds from ``now`` (Unix seconds) until the window opens; zero while it is open."""
+        """Return the seconds until the window opens; zero while it is open.
+
+        ``now`` is in Unix seconds.
+        """
         today = int(now // DAY_S)
-        # A window that began yesterday may be open still.
+        # Yesterday's window may still be open.
         for day in range(today - 1, today + 8):
             start = day * DAY_S + self.start_s
             if self.days and (day + _EPOCH_WEEKDAY) % 7 not in self.days:
@@ -121,5 +124,5 @@ class MaintenanceWindow(msgspec.Struct, frozen=True):
 
     @property
     def opens_at(self) -> str:
-        """``HH:MM UTC``."""
+        """Return the opening time as ``HH:MM UTC``."""
         return f"{_write_time_of_day(self.start_s)} UTC"

@@ -1,9 +1,9 @@
-"""How a manifest writes the fields of a msgspec struct, and the struct that a manifest means.
+"""Converts between manifests and msgspec structs.
 
-A struct holds resolved values: bytes and seconds as numbers. Each of its fields says with
-:func:`written` how a person writes it: its name, ``512Mi`` or ``24h``, its description and its CEL
-rules. From that come both the schema of the CRD (:mod:`plimsoll_api.structural`) and the reading of
-a manifest (:func:`from_manifest`), so that the two cannot differ.
+A struct holds parsed values: bytes and seconds as numbers. Each of its fields describes with
+:func:`written` its form in a manifest: its name, ``512Mi`` or ``24h``, its description and its CEL
+rules. Both the CRD's schema (:mod:`plimsoll_api.structural`) and the parser of manifests
+(:func:`from_manifest`) follow from that, so the two cannot differ.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ Path = tuple[int | str, ...]
 
 
 class FieldForm(NamedTuple):
-    """How a manifest writes a value.
+    """The form of a value in a manifest.
 
-    ``read`` turns what is written into the struct's value and raises ValueError, ``write`` does
-    the reverse for defaults, ``schema`` is the structural schema of what is written.
+    ``read`` converts the manifest's value to the struct's and raises ValueError. ``write`` does the
+    reverse for defaults. ``schema`` is the structural schema of the manifest's value.
     """
 
     read: Callable[[Any], Any]
@@ -53,7 +53,7 @@ class FieldForm(NamedTuple):
 
 
 def text_of(value: Any) -> str:
-    """``value`` as text; a whole number is a quantity, too. ValueError for anything else."""
+    """Return ``value`` as text; a whole number is also a quantity. Raises ValueError otherwise."""
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise ValueError("must be a string")
     return str(value)
@@ -87,7 +87,7 @@ POSITIVE_DURATION = FieldForm(
 
 
 class Field(NamedTuple):
-    """One field of a struct as a manifest writes it. ``type`` is without its None."""
+    """A field of a struct in its manifest form. ``type`` is without None."""
 
     name: str
     python_name: str
@@ -102,7 +102,7 @@ class Field(NamedTuple):
 
     @property
     def required(self) -> bool:
-        """Return whether a manifest must have the field."""
+        """Whether a manifest must have the field."""
         return self.default is msgspec.NODEFAULT
 
 
@@ -113,10 +113,10 @@ def written(
     form: FieldForm | None = None,
     schema: dict[str, Any] | None = None,
 ) -> msgspec.Meta:
-    """Return the annotation of a field: what ``kubectl explain`` says, and how it is written.
+    """Return the annotation of a field: its text for ``kubectl explain``, and its manifest form.
 
-    ``name`` is given where the manifest's name is not the struct's in camelCase, ``schema`` adds
-    keys to the structural schema.
+    ``name`` is given if the manifest's name is not the struct's in camelCase. ``schema`` adds keys
+    to the structural schema.
     """
     extra = (schema or {}) | (validations(*rules) if rules else {})
     return msgspec.Meta(
@@ -127,7 +127,7 @@ def written(
 
 
 def camel(name: str) -> str:
-    """Return a field's name as manifests write it: growth_budget as ``growthBudget``."""
+    """Return a field's name in a manifest, for example ``growthBudget`` for growth_budget."""
     first, *rest = name.split("_")
     return first + "".join(part.capitalize() for part in rest)
 
@@ -136,7 +136,7 @@ _SPLIT: dict[type, tuple[Field, ...]] = {}
 
 
 def fields(struct: type[msgspec.Struct]) -> tuple[Field, ...]:
-    """Return the fields of ``struct`` in their order."""
+    """Return the fields of ``struct`` in order."""
     if struct not in _SPLIT:
         hints = get_type_hints(struct, include_extras=True)
         _SPLIT[struct] = tuple(
@@ -174,7 +174,7 @@ def _field(one: msgspec.structs.FieldInfo, hint: Any) -> Field:
 
 
 def unwrap(hint: Any) -> tuple[Any, list[msgspec.Meta]]:
-    """Return a type without its annotations, and them."""
+    """Return a type without its annotations, and the annotations."""
     if get_origin(hint) is not Annotated:
         return hint, []
     inner, *metas = get_args(hint)
@@ -190,7 +190,7 @@ class ProblemKind(StrEnum):
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong in a manifest. ``path`` leads to it from the struct."""
+    """One fault in a manifest. ``path`` leads to it from the struct."""
 
     path: Path
     fault: ProblemKind
@@ -199,7 +199,7 @@ class Problem(NamedTuple):
 
 
 class ManifestError(ValueError):
-    """A manifest that means nothing; ``problems`` has everything that is wrong with it."""
+    """An invalid manifest; ``problems`` has all its faults."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("; ".join(f"{_dotted(one.path)}: {one.message}" for one in problems))
@@ -214,7 +214,7 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 def from_manifest(struct: type[_Struct], raw: Any) -> _Struct:
-    """Return the struct that ``raw`` means. Raises :class:`ManifestError`."""
+    """Parse ``raw`` as a ``struct``. Raises :class:`ManifestError`."""
     problems: list[Problem] = []
     value = _read(struct, raw, (), problems)
     if problems or not isinstance(value, struct):
@@ -265,7 +265,7 @@ def _value(one: Field, raw: Any, path: Path, problems: list[Problem]) -> Any:
 
 
 def _allowed(type_: Any) -> str:
-    """Say which values an enumeration, or a list of them, allows; empty for other types."""
+    """Return which values an enumeration or a list of them allows; empty for other types."""
     inner = next(iter(get_args(type_)), type_)
     inner, _ = unwrap(inner)
     if isinstance(inner, type) and issubclass(inner, Enum):

@@ -18,11 +18,11 @@ from plimsoll_api.manifest import (
 from plimsoll_api.units import DAY_S, format_bytes
 
 NEAR_LIMIT_RATIO = 0.95
-"""Share of a memory limit in use, less what the kernel can reclaim, above which it is near."""
+"""Share of a memory limit in use, without what the kernel can reclaim, that counts as near it."""
 
 
 class MemoryBudget(msgspec.Struct, frozen=True):
-    """Unexplained growth allowed within a window. ``limit_bytes`` is where the kernel kills."""
+    """Unexplained growth allowed within a window. ``limit_bytes`` is the container's limit."""
 
     growth_bytes: Annotated[
         PositiveBytes,
@@ -73,7 +73,7 @@ class MemoryBudget(msgspec.Struct, frozen=True):
 
 
 class MemoryPolicy(msgspec.Struct, frozen=True):
-    """Budgets for host and for device memory; without one, memory is watched but never acted on."""
+    """Budgets for host and device memory; memory without a budget is watched, never acted on."""
 
     host: Annotated[
         MemoryBudget | None,

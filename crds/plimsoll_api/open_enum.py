@@ -1,8 +1,8 @@
-"""Words of one part that another part reads, which may be older.
+"""Enumerations whose readers may be older than their writers.
 
-Parts of one installation have different versions: an upgrade of the operator restarts no pod, and
-each pod keeps the supervisor and the engine that it was made with. So a reader must expect words
-that it does not know. It reads such a word as it is, and no branch takes it for another one.
+Parts of one installation have different versions: an upgrade of the operator restarts no pods, and
+each pod keeps its supervisor and engine. So a reader must expect unknown words. It keeps the text
+of such a word, which equals no known one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,62}")
 
 
 class OpenEnum(StrEnum):
-    """An enumeration to which later versions may add.
+    """An enumeration that later versions may extend.
 
-    A word that this version does not know keeps its text, equals no member and is none of
-    ``list(...)``; ``is_known`` tells it apart. Anything but a short plain word is refused, with
-    ValueError, or msgspec's error where msgspec reads it.
+    An unknown word keeps its text, equals no member and is not in ``list(...)``; ``is_known`` is
+    then false. Anything but a short plain word is refused with ValueError, or with msgspec's error
+    if msgspec decodes it.
     """
 
     @classmethod
@@ -35,15 +35,12 @@ class OpenEnum(StrEnum):
 
     @property
     def is_known(self) -> bool:
-        """Whether this version has the word."""
+        """Whether this version knows the word."""
         return self.value in type(self)._value2member_map_
 
 
 def unknown_words(value: object) -> Iterator[OpenEnum]:
-    """Yield the words within ``value`` that this version does not know.
-
-    ``value`` is a struct, or a container of structs.
-    """
+    """Yield the unknown words within ``value``, a struct or a container of structs."""
     if isinstance(value, OpenEnum):
         if not value.is_known:
             yield value

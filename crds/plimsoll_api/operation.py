@@ -1,4 +1,4 @@
-"""The part of an InferenceService about how it is run: scaling, roll-outs, network, monitoring."""
+"""The operations part of an InferenceService: scaling, rollouts, network, monitoring."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Labels = Annotated[
 
 
 def count(text: str) -> int | str:
-    """As Kubernetes takes it: a whole number, or a text that ends in %."""
+    """Return the count in Kubernetes' form: a whole number, or a text that ends in %."""
     return text if text.endswith("%") else int(text)
 
 
@@ -65,7 +65,7 @@ class ScaleMetric(ResourceModel):
 
 
 class ScaleTarget(ResourceModel):
-    """What the number of replicas follows: one of the two."""
+    """The quantity that determines the number of replicas: one of the two."""
 
     cpu_percent: Annotated[int, Field(ge=1, le=1000)] | None = Field(
         default=None,
@@ -125,7 +125,7 @@ AUTOSCALING_RULES = validations(
 
 
 class OnLeak(StrEnum):
-    """What becomes of a roll-out whose new revision leaks in most of its replicas."""
+    """What happens to a rollout whose new revision leaks in most of its replicas."""
 
     CONTINUE = "Continue"
     HOLD = "Hold"
@@ -140,7 +140,7 @@ class RunRevision(StrEnum):
 
 
 class Rollout(ResourceModel):
-    """How new pods take the place of old ones."""
+    """How new pods replace old ones."""
 
     max_surge: Count | None = Field(
         default=None,
@@ -206,7 +206,7 @@ class Disruption(ResourceModel):
 
 
 class NetworkPolicy(ResourceModel):
-    """A NetworkPolicy that lets in what is named here and nothing else."""
+    """A NetworkPolicy that admits only the peers named here."""
 
     enabled: bool = Field(
         default=True,
@@ -248,7 +248,7 @@ class Monitor(ResourceModel):
 
 
 class PodMonitor(Monitor):
-    """Tells a Prometheus to scrape engine and supervisor."""
+    """Tells Prometheus to scrape engine and supervisor."""
 
     interval: PositiveDuration = Field(
         default="15s", description="Time between two scrapes. Defaults to 15s."
@@ -256,7 +256,7 @@ class PodMonitor(Monitor):
 
 
 class Observability(ResourceModel):
-    """What the Prometheus operator gets."""
+    """Objects for the Prometheus operator."""
 
     pod_monitor: PodMonitor = Field(
         default_factory=PodMonitor,

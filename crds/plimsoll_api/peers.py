@@ -1,7 +1,7 @@
-"""What the operator publishes of a service's replicas while one of them may leak: how each grew.
+"""The growth of a service's replicas, published by the operator while one of them may leak.
 
-It is a file beside the supervisor's configuration, from the same ConfigMap. The figures come from
-the pods, so they are bounded here, and a file that breaks a bound says nothing.
+It is a file beside the supervisor's configuration, in the same ConfigMap. The figures come from the
+pods, so they are limited here, and a file that exceeds a limit is ignored.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from plimsoll_api import decoding
 
 PEERS_FILE = "peers.json"
 MAX_PEERS = 64
-"""Replicas in a file: beyond these, more siblings are hardly more evidence."""
+"""Maximum number of replicas in a file; more siblings would add little evidence."""
 MAX_PEERS_BYTES = 64 << 10
-"""A replica takes 200 bytes, and 900 with the longest names that Kubernetes has."""
+"""Maximum size of a file. A replica takes 200 bytes, and 900 with Kubernetes' longest names."""
 MAX_GROWTH_BYTES = 1 << 50
 MAX_AGE_S = 1 << 32
 MAX_REQUESTS = 1 << 53
-"""Larger ones no replica has: a pebibyte, a century, and what a double counts exactly."""
+"""Maxima of growth, age and requests: a pebibyte, a century, and the largest exact double."""
 
 
 class Grown(msgspec.Struct, frozen=True):
-    """What one memory grew by since its warm-up, as the replica's own supervisor says.
+    """The growth of one memory since its warm-up, as the replica's own supervisor reports it.
 
-    ``bytes`` is the growth at comparable load that no ledger explains, ``age_s`` the time since the
-    warm-up in whole seconds, and ``requests`` what the engine answered in that time.
+    ``bytes`` is the growth at comparable load that no ledger explains. ``age_s`` is the time since
+    the warm-up in whole seconds, and ``requests`` the number of the engine's answers in that
+    time.
     """
 
     bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_GROWTH_BYTES)]
@@ -37,7 +38,7 @@ class Grown(msgspec.Struct, frozen=True):
 
 
 class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One replica. ``workload`` owns a policy's pod; a memory of which not all is known is null."""
+    """A replica. ``workload`` owns a policy's pod; the growth of a memory is null if unknown."""
 
     pod: Annotated[str, msgspec.Meta(max_length=253)]
     revision: Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
@@ -50,7 +51,7 @@ _Peers = Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_PEERS)]
 
 
 def decode(data: bytes) -> tuple[Peer, ...]:
-    """Read a file; :class:`~plimsoll_api.decoding.Malformed` for any other."""
+    """Parse a file. Raises :class:`~plimsoll_api.decoding.Malformed` if it is invalid."""
     if len(data) > MAX_PEERS_BYTES:
         raise decoding.Malformed(f"it has more than {MAX_PEERS_BYTES >> 10} KiB")
     found: tuple[Peer, ...] = decoding.decode(data, _Peers)
@@ -58,5 +59,5 @@ def decode(data: bytes) -> tuple[Peer, ...]:
 
 
 def encode(peers: Sequence[Peer]) -> bytes:
-    """Write a file: one replica a line, so that people can read it."""
+    """Format a file with one replica per line, for people."""
     return b"[" + b",\n".join(msgspec.json.encode(one) for one in peers) + b"]\n"

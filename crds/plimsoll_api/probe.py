@@ -17,7 +17,7 @@ Image = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 
 
 class InjectedProbe(msgspec.Struct, frozen=True):
-    """Whether pods get the probe.
+    """The probe for the pods of a policy.
 
     Its image is not a field of a policy: it runs in other people's pods, so the operator's
     administrator chooses it.
@@ -35,7 +35,7 @@ class InjectedProbe(msgspec.Struct, frozen=True):
 
 
 class Probe(InjectedProbe, frozen=True):
-    """Whether the pods of a service get the probe, and from which image."""
+    """The probe for the pods of a service, and its image."""
 
     image: Annotated[
         Image | None,
@@ -81,4 +81,4 @@ SPEC_RULES = (
         fieldPath=".engine.env",
     ),
 )
-"""What :func:`refusal` says, for the API server."""
+"""The CEL rules of :func:`refusal`."""

@@ -1,4 +1,4 @@
-"""Compute resources of a container, with what the API server would say of a pod said at once."""
+"""Compute resources of a container. A manifest is checked as the API server checks pods."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _amount(of: str) -> str:
 
 
 def _each(of: str, wrong: str, message: str) -> dict[str, str]:
-    """``wrong`` is true of no resource ``r``; the message names the first of which it is."""
+    """Return the rule that no resource ``r`` is ``wrong``; the message names the first that is."""
     return rule(
         f"!has(self.{of}) || !self.{of}.exists(r, {wrong})",
         f"resources.{of}: an amount {message}",
@@ -73,4 +73,4 @@ RESOURCE_RULES: dict[str, Any] = validations(
     _each("requests", f"{_UNSHARED} && (!{_HAS_LIMIT} || {_COMPARED} != 0)", _SAME),
     _each("limits", f"r.contains('/') && !{_amount('limits')}.isInteger()", _WHOLE),
 )
-"""The same for the API server, on each ``resources``."""
+"""The same checks as CEL rules, for each ``resources``."""

@@ -1,4 +1,4 @@
-"""Field types that the manifests share: what pydantic checks here, the CRD's schema checks too."""
+"""Field types of manifests. Their pydantic checks also become checks of the CRD's schema."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from plimsoll_api.units import parse_bytes, parse_duration, quantity
 
 
 class ResourceModel(BaseModel):
-    """A part of a manifest: camelCase outside, unknown fields refused."""
+    """A part of a manifest, with names in camelCase. Unknown fields are refused."""
 
     model_config = ConfigDict(
         alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True
@@ -71,7 +71,7 @@ def _more_than_zero_seconds(text: str) -> str:
 
 
 def _as_text(value: Any) -> Any:
-    """YAML reads ``4096`` as a number: a quantity all the same."""
+    """Return a whole number as text: YAML parses ``4096`` as a number, which is also a quantity."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
@@ -93,7 +93,7 @@ Amount = Annotated[
     AfterValidator(_not_negative),
     Field(json_schema_extra=_AMOUNT_SCHEMA),
 ]
-"""A quantity of a resource, of which there is never less than none."""
+"""An amount of a resource, at least zero."""
 PositiveQuantity = Annotated[Quantity, AfterValidator(_more_than_zero_bytes)]
 Duration = Annotated[str, AfterValidator(_is_duration), Field(json_schema_extra=DURATION_SCHEMA)]
 PositiveDuration = Annotated[
@@ -108,17 +108,18 @@ PreservedObject = Annotated[
 
 
 STRUCTURAL = "x-structural"
-"""Marks a schema that :func:`plimsoll_api.structural.structural` made: it needs no rewriting."""
+"""Marks a schema from :func:`plimsoll_api.structural.structural`, which needs no rewriting."""
 
 
 ATOMIC = ResourceModel.model_config | {"json_schema_extra": {"x-kubernetes-map-type": "atomic"}}
-"""For a model that one applier owns as a whole: a mixture of two would mean something else."""
+"""Configuration of a model that one field manager owns as a whole, because a mixture of two would
+be wrong."""
 
 
 class FromStruct:
     """Annotation of a pydantic field whose type is a msgspec struct.
 
-    The struct says how the field is written, checked and described.
+    The struct determines the field's form, checks and description.
     """
 
     def __init__(self, struct: type[msgspec.Struct]) -> None:

@@ -1,4 +1,4 @@
-"""The part of an InferenceService about what is served: model, engine, containers."""
+"""The serving part of an InferenceService: model, engine, containers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class EnvVar(ResourceModel):
 
 
 class ModelCache(ResourceModel):
-    """Where downloaded checkpoints are kept, so that a new pod finds them."""
+    """Storage for downloaded checkpoints, so that new pods can reuse them."""
 
     claim_name: ObjectName = Field(
         description="Name of a PersistentVolumeClaim in the same namespace. Several "
@@ -91,7 +91,7 @@ class ModelCache(ResourceModel):
 
 
 class ModelSource(ResourceModel):
-    """Which weights are served and under which name."""
+    """The weights to serve, and their name."""
 
     uri: Annotated[
         str,
@@ -180,7 +180,7 @@ _ONLY_FOR = {
     "env": ("hf://", "s3://"),
     "resources": ("hf://", "s3://"),
 }
-"""Fields of a model that only go with some sources."""
+"""Fields of a model that are only allowed with some sources."""
 
 
 def _only_for(name: str) -> str:
@@ -204,7 +204,7 @@ _Path = Annotated[str, StringConstraints(max_length=256, pattern=PATH_PATTERN)]
 
 
 class EngineProbes(ResourceModel):
-    """HTTP paths that the kubelet asks on the engine's port."""
+    """HTTP paths on the engine's port that the kubelet probes."""
 
     readiness: _Path | None = Field(
         default=None,
@@ -291,7 +291,7 @@ class Engine(ResourceModel):
     @field_validator("admin_contract", mode="before")
     @classmethod
     def _stored(cls, contract: object) -> object:
-        """Take the words of an earlier release, whose default the API server wrote everywhere."""
+        """Convert the words of an earlier release, whose default the API server stored."""
         return {"none": "None", "plimsoll": "Plimsoll"}.get(str(contract), contract)
 
     @field_validator("port")
@@ -317,13 +317,13 @@ class Engine(ResourceModel):
 
 ENGINE_RULES = validations(
     rule(
-        # An object's own default is checked before its parts get theirs.
+        # CEL checks an object's default before its fields get theirs.
         "!has(self.type) || self.type == 'plimsoll' || has(self.image)",
         "engine.image is needed for every engine.type but plimsoll",
         fieldPath=".type",
     ),
     rule(
-        # An earlier release wrote 'none' into each object: the enumeration takes no new one.
+        # An earlier release wrote 'none' into each object, but new ones must not have it.
         "!has(self.adminContract) || self.adminContract in ['None', 'none'] || "
         "self.type == 'custom'",
         "engine.adminContract is for engine.type custom only: the others are known",
@@ -341,17 +341,17 @@ ENGINE_RULES = validations(
 SUPERVISOR_RESOURCES = Resources(
     limits={"memory": "256Mi"}, requests={"cpu": "20m", "memory": "96Mi"}
 )
-"""Resources of a supervisor without a setting. It measured 34 MiB and 2 % of a processor."""
+"""Default resources of a supervisor. It was measured at 34 MiB and 2 % of a processor."""
 
 
 DOWNLOAD_RESOURCES = Resources(
     limits={"memory": "2Gi"}, requests={"cpu": "100m", "memory": "256Mi"}
 )
-"""Resources of a model's download without a setting. Its buffers take a quarter of the limit."""
+"""Default resources of a model download. Its buffers take a quarter of the limit."""
 
 
 class SupervisorSettings(ResourceModel):
-    """What an InferenceService and a SupervisionPolicy can both set of the supervisor."""
+    """Settings of the supervisor, for InferenceServices and SupervisionPolicies."""
 
     resources: Resources | None = Field(
         default=None,
@@ -382,7 +382,7 @@ class SupervisorSettings(ResourceModel):
     @field_validator("resources")
     @classmethod
     def _set(cls, resources: Resources | None) -> Resources | None:
-        """Take the default for none: the API server once wrote it into each service."""
+        """Replace None by the default: the API server once wrote None into each service."""
         return None if resources == SUPERVISOR_RESOURCES else resources
 
 

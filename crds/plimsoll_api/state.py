@@ -1,4 +1,4 @@
-"""``/state``: what a terminal view and the page show of one replica."""
+"""``/state``: the supervisor's view of one replica, for the live view and the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plimsoll_api.supervision import Action
 
 
 class SignalReason(StrEnum):
-    """Why a supervisor lacks a signal: the word for it in each log, metric, status and command."""
+    """Why a supervisor lacks a signal; the same word in each log, metric, status and command."""
 
     ENGINE_NOT_FOUND = "EngineNotFound"
     ENGINE_SILENT = "EngineSilent"
@@ -30,9 +30,10 @@ class SignalReason(StrEnum):
 
 
 class Signal(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Whether the supervisor has one of the things that it judges an engine by.
+    """Whether the supervisor has one of the signals by which it judges an engine.
 
-    ``reason`` is a :class:`SignalReason` and ``message`` says what to do; both are empty if it has.
+    ``reason`` is a :class:`SignalReason` and ``message`` says what to do; both are empty if it has
+    the signal.
     """
 
     ok: bool = True
@@ -41,13 +42,13 @@ class Signal(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class View(msgspec.Struct, kw_only=True):
-    """Encoded after each sample, decoded by its readers. Times are Unix seconds.
+    """The content of ``/state``, written after each sample. Times are Unix seconds.
 
-    ``budgets`` is the MemoryPolicy in force; ``set_aside`` names the files of damaged parts of the
+    ``budgets`` is the MemoryPolicy in force. ``set_aside`` names the files of damaged parts of the
     journal, in the folder ``set-aside`` of the state directory. ``out_of_service`` has each reason
     for which the supervisor keeps the pod unready (``names.UNREADY_REASONS``), with the time at
-    which it ends by itself. ``signals`` is what the newest sample had: ``engine``, ``metrics``,
-    ``host``, ``device``, ``shared_memory``.
+    which it ends by itself. ``signals`` has the signals of the newest sample: ``engine``,
+    ``metrics``, ``host``, ``device``, ``shared_memory``.
     """
 
     time: float

@@ -1,4 +1,4 @@
-"""The structural schema of a msgspec struct: what its CRD says about it."""
+"""The structural schema of a msgspec struct for a CRD."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LIMITS = {
 
 
 def structural(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the schema of ``struct`` as a manifest writes it.
+    """Return the schema of ``struct`` in its manifest form.
 
-    A field that is never null and whose parts have defaults gets the default ``{}``, so that
-    they apply although a manifest leaves it out. Rules of the whole struct are its ``RULES``.
+    A field that is never null and whose parts have defaults gets the default ``{}``, so that the
+    defaults apply if a manifest omits it. Rules of the whole struct are its ``RULES``.
     """
     known = fields(struct)
     required = [one.name for one in known if one.required]

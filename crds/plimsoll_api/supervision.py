@@ -37,7 +37,7 @@ class LogLevel(StrEnum):
 
 
 class Action(OpenEnum):
-    """A rung of the remediation ladder, lightest first."""
+    """An action of the remediation ladder, least disruptive first."""
 
     TRIM = "Trim"
     WORKER_RESTART = "WorkerRestart"
@@ -46,7 +46,7 @@ class Action(OpenEnum):
 
 
 class RestartBudget(msgspec.Struct, frozen=True):
-    """At most ``count`` disruptive actions within ``window_s``; then none until a person resets."""
+    """Maximum number of disruptive actions in a window; then none until a person resets it."""
 
     count: Annotated[
         int,
@@ -70,7 +70,7 @@ _DRAIN_MODES = {mode.value.capitalize(): mode for mode in DrainMode}
 
 
 _STORED_DRAIN_MODES = _DRAIN_MODES | {mode.value: mode for mode in DrainMode}
-"""With the words that an earlier release had: the API server wrote its default into each object."""
+"""Values of an earlier release as well: the API server wrote its default into each object."""
 
 
 def _read_drain_mode(value: Any) -> DrainMode:
@@ -84,8 +84,8 @@ DRAIN_MODE = FieldForm(
     lambda mode: mode.value.capitalize(),
     {"type": "string", "enum": list(_DRAIN_MODES)},
 )
-"""The word is in CamelCase in a manifest. The admin protocol and a supervisor's configuration,
-which an older supervisor may read, have it in lower case."""
+"""The value is in CamelCase in a manifest. In the admin protocol and in a supervisor's
+configuration, which an older supervisor may read, it is in lower case."""
 
 
 class Drain(msgspec.Struct, frozen=True):

@@ -1,6 +1,7 @@
 """SupervisionPolicy, spec side: which pods of other workloads get a supervisor.
 
-Memory, supervision and supervisor have the types and meaning of those of an InferenceService.
+``memory``, ``supervision`` and ``supervisor`` have the types and meaning of an
+InferenceService's.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ENGINE_PORT_MESSAGE = (
 
 
 class SelectedType(StrEnum):
-    """Which engine the selected pods run. ``auto`` means that each pod shows it."""
+    """The engine of the selected pods. ``auto`` detects it in each pod."""
 
     AUTO = "auto"
     VLLM = "vllm"
@@ -37,14 +38,14 @@ class SelectedType(StrEnum):
 
 
 class PolicyRollout(StrEnum):
-    """What happens to pods that a policy selects and that have no supervisor yet."""
+    """What happens to selected pods that have no supervisor yet."""
 
     ON_DELETE = "OnDelete"
     RESTART = "Restart"
 
 
 class SelectedEngine(ResourceModel):
-    """Which container of a selected pod is the engine, what it runs and where it serves."""
+    """The engine in a selected pod: its container, its type and its port."""
 
     type: SelectedType = Field(
         default=SelectedType.AUTO,
@@ -82,7 +83,7 @@ class SelectedEngine(ResourceModel):
 
 
 class SupervisionPolicySpec(ResourceModel):
-    """The wanted state."""
+    """The desired state."""
 
     selector: LabelSelector = Field(
         description="Pods to supervise, by their labels. Must not be empty.",

@@ -1,4 +1,4 @@
-"""SupervisionPolicy, status side: what the operator saw."""
+"""SupervisionPolicy, status side: what the operator observed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PolicyCondition(StrEnum):
 
 
 class RefusedPod(ResourceModel):
-    """A pod that is selected and cannot be supervised."""
+    """A selected pod that cannot be supervised."""
 
     pod: Annotated[str, StringConstraints(max_length=253)] = Field(description="Name of the pod.")
     reason: Annotated[str, StringConstraints(max_length=MAX_REASON)] = Field(
@@ -83,7 +83,7 @@ class PolicyWorkload(ResourceModel):
 
 
 class InjectionStop(ResourceModel):
-    """Why new pods get no supervisor any more."""
+    """Why new pods no longer get a supervisor."""
 
     pod: Annotated[str, StringConstraints(max_length=253)] = Field(
         description="One of the pods that do not start, or the owner of those that the API server "

@@ -1,7 +1,7 @@
 """The supervisor's configuration: one JSON file, mounted from a ConfigMap.
 
-The renderer writes it from an InferenceService or a SupervisionPolicy, local mode writes the same
-file, and the supervisor reads it again whenever it changes. All sizes are bytes and all times are
+The operator writes it from an InferenceService or a SupervisionPolicy, local mode writes the same
+file, and the supervisor reads it again after each change. All sizes are bytes and all times are
 seconds.
 """
 
@@ -23,26 +23,28 @@ from plimsoll_api.workloads import WorkloadRef, slots_of
 CONFIG_FILE = "supervisor.json"
 NODE_IP, EXPORTER_PORT = "NODE_IP", "DCGM_EXPORTER_PORT"
 AMD_EXPORTER_PORT = "AMD_EXPORTER_PORT"
-"""Environment of the supervisor's container, where a manifest names an exporter's port."""
+"""Environment variable of the supervisor's container, if a manifest sets an exporter's port."""
 
 CONTAINER_ENV = "PLIMSOLL_CONTAINER"
-"""Environment of the engine's container: its name, by which the supervisor knows its processes."""
+"""Environment variable of the engine's container: its name, which identifies the engine's
+processes."""
 
 POD_ENGINE_ENV = "PLIMSOLL_ENGINE"
-"""Environment of the supervisor's container in a pod of a SupervisionPolicy: a
-:class:`PodEngine` as JSON. The policy's configuration is
-the same for all of its pods; this is what differs."""
+"""Environment variable of the supervisor's container in a pod of a SupervisionPolicy: a
+:class:`PodEngine` as JSON. All pods of the policy share one configuration; this is the part that
+differs."""
 
 PROBE_DIR_ENV = "PLIMSOLL_PROBE_DIR"
-"""Environment of both containers: the folder for the sockets of the probes in the engine."""
+"""Environment variable of both containers: the folder for the sockets of the probes in the
+engine."""
 
 
 class GroupMember(msgspec.Struct, frozen=True, omit_defaults=True):
     """The place of a pod in a multi-node group, which is one replica of its workload.
 
     ``index`` names the group within the workload. The leader serves, and restarts the group; a
-    ``worker`` serves nothing. ``subdomain`` is the headless Service that lists the group's pods,
-    empty where there is none.
+    ``worker`` serves nothing. ``subdomain`` is the headless Service that lists the group's pods;
+    empty if there is none.
     """
 
     index: Annotated[str, msgspec.Meta(max_length=63)]
@@ -66,16 +68,16 @@ class ServiceRef(msgspec.Struct, frozen=True):
 
     @property
     def is_worker(self) -> bool:
-        """Whether the leader of the pod's group speaks for it."""
+        """Whether the pod is a worker of its group, whose leader acts for it."""
         return self.group is not None and self.group.worker
 
 
 class EngineEndpoint(msgspec.Struct, frozen=True):
-    """Where the engine answers: both on the pod's own loopback.
+    """The addresses of the engine, on the pod's own loopback.
 
     ``container`` is the name of its container, which is in that container's environment
-    (:data:`CONTAINER_ENV`); empty where nobody set it, as outside of a pod. What does not
-    ``serve`` is the worker of a multi-node engine: nothing listens there.
+    (:data:`CONTAINER_ENV`); empty if unset, as outside of a pod. The worker of a multi-node engine
+    does not ``serve``: nothing listens there.
     """
 
     type: EngineType
@@ -88,11 +90,11 @@ class EngineEndpoint(msgspec.Struct, frozen=True):
 
 
 class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The engine of one pod, as it was found when the pod was created.
+    """The engine of one pod, as found when the pod was created.
 
-    ``memory_limit_bytes`` is the memory limit of its container, None if it has none.
-    ``shared_device`` says whether a device plugin gives it a share of a device. ``restarts`` says
-    whether the kubelet starts it again when it ends.
+    ``memory_limit_bytes`` is the memory limit of its container; None if it has none.
+    ``shared_device`` says whether a device plugin gives it part of a device. ``restarts`` says
+    whether the kubelet restarts it after it ends.
     """
 
     engine: EngineEndpoint
@@ -104,10 +106,10 @@ class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True):
-    """The supervisor's whole configuration file.
+    """The supervisor's complete configuration.
 
-    ``slots`` names the service's restart-slot Leases; it is empty in local mode. In the file of a
-    SupervisionPolicy they are those of its pods that no workload owns.
+    ``slots`` names the service's restart-slot Leases; empty in local mode. In the file of a
+    SupervisionPolicy, they are for pods without a workload.
     """
 
     service: ServiceRef
@@ -126,14 +128,14 @@ def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
     """
     memory, host = config.memory, config.memory.host
     if host is not None and host.limit_bytes is None and pod.memory_limit_bytes is not None:
-        # A budget above the limit could never be spent: the kernel would be first.
+        # A budget above the limit could never be exhausted, because the kernel would kill first.
         growth = min(host.growth_bytes, pod.memory_limit_bytes)
         host = replace(host, growth_bytes=growth, limit_bytes=pod.memory_limit_bytes)
     shared = memory.shared_device or pod.shared_device
     useless: set[Action] = set()
-    if pod.workload is None:  # nothing would create the pod anew
+    if pod.workload is None:  # nothing would recreate the pod
         useless |= {Action.POD_REPLACE}
-    if not pod.restarts:  # an engine that ends would end the pod
+    if not pod.restarts:  # the end of the engine would end the pod
         useless |= {Action.WORKER_RESTART, Action.ENGINE_RESTART}
     ladder = tuple(one for one in config.supervision.ladder if one not in useless)
     supervision = replace(config.supervision, ladder=ladder)
@@ -152,16 +154,16 @@ def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
 
 
 def decode(data: bytes) -> SupervisorConfig:
-    """Read a configuration file; :class:`~plimsoll_api.decoding.Malformed` names the wrong field.
+    """Parse a configuration file. :class:`~plimsoll_api.decoding.Malformed` names a wrong field.
 
     Unknown fields are ignored: an upgrade of the operator restarts no pods, so older supervisors
-    read what a newer operator wrote.
+    read the configuration of a newer operator.
     """
     return decoding.decode(data, SupervisorConfig)
 
 
 def encode(config: SupervisorConfig) -> bytes:
-    """Write a configuration file.
+    """Format a configuration file.
 
     The same configuration always gives the same bytes, so that a ConfigMap does not flap.
     """

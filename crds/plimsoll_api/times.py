@@ -6,22 +6,22 @@ import time
 from datetime import UTC, datetime
 
 LAST_TIME = 253_402_300_799.0
-"""The end of the year 9999 in Unix seconds: the last that RFC 3339 can write."""
+"""The end of the year 9999 in Unix seconds, the last time in RFC 3339."""
 NO_TIME = "--:--:--"
 
 
 def rfc3339(at: float) -> str:
-    """Return Unix seconds as Kubernetes' Time: whole seconds, UTC; the nearest that it can say."""
+    """Return Unix seconds as Kubernetes' Time: whole seconds, UTC, clipped to the valid range."""
     return _moment(at).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def rfc3339_micro(at: float) -> str:
-    """Return Unix seconds as Kubernetes' MicroTime, which Leases and Events use."""
+    """Return Unix seconds as Kubernetes' MicroTime, for Leases and Events."""
     return _moment(at).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def unix_seconds(text: str) -> float:
-    """Return the Unix seconds of an RFC 3339 time; ValueError for any other text."""
+    """Return the Unix seconds of an RFC 3339 time. Raises ValueError for any other text."""
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone: write for example 2026-01-31T12:00:00Z")
@@ -29,7 +29,7 @@ def unix_seconds(text: str) -> float:
 
 
 def clock_time(at: float | None) -> str:
-    """Return Unix seconds as ``HH:MM:SS`` in local time; ``--:--:--`` if no clock shows them."""
+    """Return Unix seconds as ``HH:MM:SS`` in local time; ``--:--:--`` if out of range or None."""
     try:
         return time.strftime("%H:%M:%S", time.localtime(at)) if at is not None else NO_TIME
     except (ValueError, OverflowError, OSError):

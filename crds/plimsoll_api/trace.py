@@ -1,8 +1,9 @@
-"""One sample of an engine, and the trace that is made of samples.
+"""Samples of an engine, and traces of them.
 
 The sampler makes a :class:`Sample` each interval, the detector consumes it, ``plimsoll record``
-writes it and ``plimsoll replay`` reads it: live and replay differ in the clock and the source only.
-The format is JSON Lines, UTF-8, optionally gzip: one :class:`Header`, then one sample a line.
+writes it and ``plimsoll replay`` reads it. A replay differs from a live run only in the clock and
+the source. The format is JSON Lines, UTF-8, optionally gzip: one :class:`Header`, then one sample
+per line.
 
 A key that is absent or null is unknown, never zero. Unknown keys are ignored. Sizes are bytes,
 times are seconds.
@@ -24,16 +25,17 @@ from plimsoll_api.decoding import Malformed, decode
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
 MAX_LINE_BYTES = 4 << 20
-"""As long as the longest answer of an engine that is read: a file may be anything, or a bomb."""
+"""Maximum length of a line: that of an engine's longest accepted answer. A file may be a gzip
+bomb."""
 _UNREADABLE = (OSError, EOFError, zlib.error)
 
 
 class TraceError(ValueError):
-    """A trace that cannot be read; the message names the file and the line."""
+    """A trace that cannot be read. The message names the file and the line."""
 
 
 class EngineInfo(msgspec.Struct, omit_defaults=True):
-    """Which engine was recorded; empty where unknown."""
+    """The recorded engine; empty if unknown."""
 
     type: str
     version: str = ""
@@ -41,7 +43,7 @@ class EngineInfo(msgspec.Struct, omit_defaults=True):
 
 
 class Limits(msgspec.Struct):
-    """Memory limits of the replica, in bytes; null where there is none."""
+    """Memory limits of the replica, in bytes; null if there is none."""
 
     host: int | None = None
     device: int | None = None
@@ -55,16 +57,17 @@ class TraceBudget(msgspec.Struct):
 
 
 class Budgets(msgspec.Struct, omit_defaults=True):
-    """The leak budgets that were in force; null where there was none."""
+    """The leak budgets in force; null if there was none."""
 
     host: TraceBudget | None = None
     device: TraceBudget | None = None
 
 
 class Header(msgspec.Struct, kw_only=True):
-    """The first line. It says nothing about what is wrong with the run.
+    """The first line. It does not say what is wrong with the run.
 
-    With a ``shared_device``, others used the engine's devices too: ``used`` is theirs as well.
+    With a ``shared_device``, others used the engine's devices too, and ``used`` includes their
+    memory.
     """
 
     trace: int
@@ -79,7 +82,7 @@ class Header(msgspec.Struct, kw_only=True):
 
 
 class RoleRss(msgspec.Struct, omit_defaults=True):
-    """``role`` is what an engine that is not ours calls the process, or its role."""
+    """Memory of one process. ``role`` is an external engine's name for it, or its role."""
 
     role: str
     rss_anon: int | None = None
@@ -88,12 +91,12 @@ class RoleRss(msgspec.Struct, omit_defaults=True):
 
     @property
     def anonymous(self) -> int | None:
-        """Anonymous memory, resident or swapped out; null where the resident part is unknown."""
+        """Anonymous memory, resident or swapped out; null if the resident part is unknown."""
         return None if self.rss_anon is None else self.rss_anon + (self.swap or 0)
 
 
 class OpenFiles(msgspec.Struct):
-    """Open file descriptors of the process that is nearest to its limit.
+    """Open file descriptors of the process closest to its limit.
 
     ``process`` is as in :class:`RoleRss`; ``limit`` is its soft limit, at least 1.
     """
@@ -104,25 +107,25 @@ class OpenFiles(msgspec.Struct):
 
     @property
     def ratio(self) -> float:
-        """Share of the limit that is in use."""
+        """Share of the limit in use."""
         return self.open / self.limit
 
 
 class Host(msgspec.Struct, omit_defaults=True):
     """Host memory of the engine's processes, in bytes.
 
-    ``rss_*`` are sums over ``processes`` processes, zero where all known ones have ended.
-    ``oom_kills`` counts the kernel's kills in their cgroup. ``frontend_lives`` is false where the
-    process that the others end with has ended, and ``cpu_s`` is the processor time of the others,
-    in seconds since an arbitrary start.
+    ``rss_*`` are sums over ``processes`` processes; zero if all known ones have ended.
+    ``oom_kills`` counts the kernel's kills in their cgroup. ``frontend_lives`` is false if the
+    process that the others end with has ended. ``cpu_s`` is the processor time of the others, in
+    seconds since an arbitrary start.
 
     ``shm_orphan`` is shared memory that no living process holds, and ``shm_orphan_earlier`` the
-    part of it that an earlier container of the engine left. ``swap`` is what the processes have in
-    swap, and ``cgroup_swap`` what their cgroup has there; no other figure includes them.
+    part of it from an earlier container of the engine. ``swap`` is the processes' memory in swap,
+    and ``cgroup_swap`` that of their cgroup; no other figure includes them.
 
-    ``hugetlb`` are huge pages of the node's pool. ``cgroup_kernel`` is without what can be
-    reclaimed, ``cgroup_other`` is charged to the group and in no figure of the kernel's, and
-    ``cgroup_reclaimable`` is what the kernel takes back before it kills.
+    ``hugetlb`` are huge pages of the node's pool. ``cgroup_kernel`` excludes reclaimable memory.
+    ``cgroup_other`` is charged to the group but in no figure of the kernel's.
+    ``cgroup_reclaimable`` is what the kernel reclaims before it kills.
     """
 
     rss_anon: int | None = None
@@ -154,8 +157,8 @@ class Malloc(msgspec.Struct, omit_defaults=True):
     """The worker's allocators, in bytes.
 
     ``in_use`` and ``retained`` come from ``mallinfo2``; ``py_blocks`` is a count.
-    ``full_collections`` counts garbage collections of the oldest generation, in the process that
-    has had the fewest.
+    ``full_collections`` counts garbage collections of the oldest generation, in the process with
+    the fewest.
     """
 
     in_use: int | None = None
@@ -173,9 +176,9 @@ class Torch(msgspec.Struct, omit_defaults=True):
 
 
 class Device(msgspec.Struct, omit_defaults=True):
-    """One device; ``used`` and ``total`` are of the whole device.
+    """A device; ``used`` and ``total`` cover the whole device.
 
-    ``shared`` says how it shows that others use it, too; null where nothing does.
+    ``shared`` gives the evidence that others use it; null if there is none.
     """
 
     index: int
@@ -186,11 +189,11 @@ class Device(msgspec.Struct, omit_defaults=True):
 
 
 SampleLoad = Load
-"""Gauges, and counters since the epoch began: as the engine says them."""
+"""Gauges, and counters since the start of the epoch, as the engine reports them."""
 
 
 class LedgerLine(msgspec.Struct, omit_defaults=True):
-    """One owner of the engine's ledger: bytes in use, and the most it will ever hold."""
+    """An owner in the engine's ledger: bytes in use, and its maximum."""
 
     owner: str
     kind: str
@@ -199,13 +202,12 @@ class LedgerLine(msgspec.Struct, omit_defaults=True):
 
 
 class Sample(msgspec.Struct, omit_defaults=True):
-    """What was seen at ``t`` seconds since the start. ``epoch`` grows at each engine restart.
+    """One observation, ``t`` seconds after the start. ``epoch`` grows at each engine restart.
 
-    ``serving`` says whether the serving port answered anything when the status did not (null where
-    it was not asked). ``ready`` is false while the engine says that it starts, warms up or replaces
-    its worker, and null in a state that this version does not know. ``load_age_s`` is the age of
-    ``load`` where that is read at intervals. ``parts`` is what an engine that is not ours calls its
-    processes.
+    ``serving`` says whether the serving port answered when the status did not (null if it was not
+    asked). ``ready`` is false while the engine reports that it starts, warms up or replaces its
+    worker, and null in a state unknown to this version. ``load_age_s`` is the age of ``load`` if
+    that is read at intervals. ``parts`` has an external engine's names of its processes.
     """
 
     t: float
@@ -228,7 +230,7 @@ _encoder = msgspec.json.Encoder()
 def open_for_writing(path: Path) -> IO[bytes]:
     """Open a trace for writing, compressed if its name ends in ``.gz``."""
     if path.name.endswith(".gz"):
-        # Without a time: gzip's ends in 2106, and a later clock is an error.
+        # No mtime: gzip's field ends in 2106, and a later clock would be an error.
         return cast("IO[bytes]", gzip.GzipFile(path, "wb", compresslevel=6, mtime=0))
     return path.open("wb")
 
@@ -245,9 +247,9 @@ def write_line(out: IO[bytes], line: Header | Sample) -> None:
 
 
 def read(path: Path) -> tuple[Header, Iterator[Sample]]:
-    """Read a trace: its header, and an iterator that reads the samples one by one.
+    """Read a trace: return its header, and an iterator over the samples.
 
-    Raises :class:`TraceError`, which names the file and the line that cannot be read.
+    Raises :class:`TraceError`, which names the file and the unreadable line.
     """
     try:
         raw = _open_for_reading(path)

@@ -1,4 +1,4 @@
-"""Quantities and durations as Kubernetes writes them, resolved to bytes and seconds."""
+"""Quantities and durations as Kubernetes writes them, parsed to bytes and seconds."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _QUANTITY = re.compile(
     r"^([+-]?(?:\d+\.?\d*|\.\d+))(?:([eE][+-]?\d{1,2})|([numkMGTPE]|[KMGTPE]i)?)$", re.ASCII
 )
 MAX_QUANTITY = 64
-"""Characters. With the exponent's two digits it bounds the time that a number takes: the whole
-number of 1e99999999 alone would take minutes."""
+"""Maximum length of a quantity. Exponents have two digits. Together, these limit the time to parse
+it: 1e99999999 alone would take minutes."""
 MAX_DIGITS = 18
-"""Numbers with this many digits fit into 63 bits."""
+"""Maximum number of digits: such numbers fit into 63 bits."""
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
 _DURATION = re.compile(r"^(?:\d+(?:\.\d+)?(?:ms|h|m|s))+$")
 _UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def whole_number(text: str) -> int | None:
-    """Return a number of ASCII digits, at most 18 of them; None for any other text.
+    """Return a number of at most 18 ASCII digits; None for any other text.
 
     ``str.isdigit`` alone accepts texts that ``int`` refuses: "²", and more than 4,300 digits.
     """
@@ -53,20 +53,23 @@ def quantity(text: str | int | float) -> Fraction:
 
 
 def parse_bytes(text: str | int) -> int:
-    """Parse a memory quantity to whole bytes, rounded up; ValueError as in :func:`quantity`."""
+    """Parse a memory quantity to whole bytes, rounded up.
+
+    Raises ValueError like :func:`quantity`.
+    """
     value = quantity(text)
     return -((-value.numerator) // value.denominator)
 
 
 def parse_duration(text: str) -> float:
-    """Seconds in a duration such as ``90s``, ``10m``, ``1h30m``, ``250ms``."""
+    """Return the seconds in a duration such as ``90s``, ``10m``, ``1h30m`` or ``250ms``."""
     if not _DURATION.match(text):
         raise ValueError(f"{text!r} is not a duration; write for example 90s, 10m or 1h30m")
     return sum(float(n) * _UNIT_S[unit] for n, unit in _DURATION_PART.findall(text))
 
 
 def format_duration(seconds: float) -> str:
-    """``seconds`` as a manifest writes them, in the largest whole unit: ``24h``, ``90s``."""
+    """Format seconds as in a manifest, in the largest whole unit: ``24h``, ``90s``."""
     for unit in ("h", "m", "s"):
         if seconds % _UNIT_S[unit] == 0 and seconds:
             return f"{seconds / _UNIT_S[unit]:.0f}{unit}"
@@ -74,14 +77,14 @@ def format_duration(seconds: float) -> str:
 
 
 def format_left(seconds: float) -> str:
-    """Write a time until something for people: ``12 days``, below two days ``31 hours``."""
+    """Format the time until an event for people: ``12 days``; below two days ``31 hours``."""
     if seconds >= 2 * DAY_S:
         return f"{seconds / DAY_S:.0f} days"
     return f"{seconds / 3600:.0f} hours"
 
 
 def format_span(seconds: float) -> str:
-    """Write a duration for people: ``45 s``, ``12 min``, ``3 h``, ``4 d``."""
+    """Format a duration for people: ``45 s``, ``12 min``, ``3 h``, ``4 d``."""
     for unit, size, most in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 2 * DAY_S)):
         if seconds < most:
             return f"{seconds / size:.0f} {unit}"
@@ -89,7 +92,7 @@ def format_span(seconds: float) -> str:
 
 
 def format_bytes(value: float) -> str:
-    """Write a size for people, in binary units: ``1.5 GiB``, ``-312 KiB``."""
+    """Format a size for people, in binary units: ``1.5 GiB``, ``-312 KiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1024:
             return (

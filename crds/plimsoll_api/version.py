@@ -7,7 +7,7 @@ UNKNOWN_VERSION = "unknown"
 
 def version() -> str:
     """Return the installed version; ``unknown`` if the packages have no metadata."""
-    # Imported here: it loads half of the email package, which most programs never need.
+    # A late import: it loads half of the email package, which most programs never need.
     from importlib import metadata
 
     try:

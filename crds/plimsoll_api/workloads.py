@@ -1,7 +1,7 @@
-"""Which workload a pod belongs to, which replica of it the pod is, and its revision.
+"""Finds the workload of a pod, the replica that the pod belongs to, and its revision.
 
-Read from the pod's labels and owner references alone: a pod that somebody else made is looked at
-without another request. Anyone who may create pods can write both, so they grant no right.
+Only the pod's labels and owner references are used, so other people's pods cost no further request.
+Anyone who may create pods can write both, so they grant no permissions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RAY_API, RAY_KIND = "ray.io", "RayCluster"
 RAY_CLUSTER = "ray.io/cluster"
 RAY_NODE = "ray.io/node-type"
 RAY_HEAD, RAY_WORKER = "head", "worker"
-"""Values of that label."""
+"""Values of the label ``ray.io/node-type``."""
 
 _MAX_KIND, _MAX_NAME = 63, 253
 _USUAL_GROUPS = {
@@ -42,19 +42,19 @@ _USUAL_GROUPS = {
     LWS_KIND: LWS_API,
     RAY_KIND: RAY_API,
 }
-"""API group of a kind that is written without one."""
+"""Default API group of a kind without one."""
 _BEHIND_REPLICA_SETS = (
     (TEMPLATE_HASH, APPS, "Deployment"),
     (ROLLOUT_HASH, "argoproj.io", "Rollout"),
 )
-"""Label of a pod, and group and kind of what makes ReplicaSets named NAME-LABEL for it."""
+"""Label of a pod, and group and kind of the controller of its ReplicaSet, named NAME-LABEL."""
 
 
 class WorkloadRef(msgspec.Struct, frozen=True, omit_defaults=True):
     """The workload that owns a pod, such as a Deployment.
 
-    Written as ``KIND/NAME``, or ``KIND.GROUP/NAME`` where the API group is not the usual one of the
-    kind. Without an ``api_group`` it is the usual one.
+    As text it is ``KIND/NAME``, or ``KIND.GROUP/NAME`` if the API group is not the kind's default.
+    An empty ``api_group`` means the default.
     """
 
     kind: Annotated[str, msgspec.Meta(max_length=_MAX_KIND)]
@@ -72,7 +72,7 @@ class WorkloadRef(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def parse(cls, text: str) -> WorkloadRef | None:
-        """Read what ``str`` writes; None of an empty text."""
+        """Parse the text of ``str``; return None for an empty text."""
         kind, _, name = text.partition("/")
         kind, _, api_group = kind.partition(".")
         return cls(kind, name, api_group) if kind else None
@@ -80,12 +80,12 @@ class WorkloadRef(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """Where a pod belongs.
+    """The workload, group and revision of a pod.
 
-    ``workload`` is None for a pod that nothing controls, and ``api_group`` is the workload's.
-    ``group`` names the multi-node group that is one replica together with this pod: the index of
-    a LeaderWorkerSet's group, or a RayCluster as a whole. It is empty where the pod is a replica by
-    itself. ``revision`` is empty where the workload's kind has none.
+    ``workload`` is None for a pod without a controller, and ``api_group`` is the workload's.
+    ``group`` names the multi-node group that is one replica together with this pod: the index of a
+    LeaderWorkerSet's group, or a RayCluster as a whole. It is empty if the pod is a replica by
+    itself. ``revision`` is empty if the workload's kind has none.
     """
 
     workload: WorkloadRef | None = None
@@ -94,18 +94,18 @@ class Membership:
     revision: str = ""
 
     def replica(self, pod: str) -> str:
-        """Name of the replica that the pod named ``pod`` is, or is a part of."""
+        """Return the name of the replica that the pod is, or belongs to."""
         return f"group {self.group}" if self.group else pod
 
     @property
     def ray_cluster(self) -> str:
-        """Name of the RayCluster that the pod is of; empty where it is of none."""
+        """Name of the pod's RayCluster; empty if it is in none."""
         ray = self.workload is not None and self.workload.kind == RAY_KIND
         return self.group if ray and self.api_group == RAY_API else ""
 
 
 def membership(metadata: Mapping[str, Any]) -> Membership:
-    """Where the pod with this ``metadata`` belongs."""
+    """Return the membership of the pod with this ``metadata``."""
     labels = metadata.get("labels") or {}
     owner = next(
         (one for one in metadata.get("ownerReferences") or () if one.get("controller")), None
@@ -135,10 +135,10 @@ def membership(metadata: Mapping[str, Any]) -> Membership:
 
 
 def slots_of(policy: str, workload: WorkloadRef | None, count: int) -> tuple[str, ...]:
-    """Names of the restart-slot Leases of one workload of a policy.
+    """Return the names of the restart-slot Leases of a workload of a policy.
 
-    The operator and the supervisor both make these names. The pods of a policy that nothing
-    controls share its own slots.
+    The operator and the supervisor both use these names. Pods without a controller share the
+    policy's own slots.
     """
     prefix = object_name(policy)
     if workload is not None:
@@ -147,9 +147,9 @@ def slots_of(policy: str, workload: WorkloadRef | None, count: int) -> tuple[str
 
 
 def service_of_ray(policy: str, cluster: str) -> str:
-    """Name of the headless Service that lists a policy's pods of one RayCluster: a DNS label.
+    """Return the name of the headless Service of a policy's pods in a RayCluster: a DNS label.
 
-    The operator makes the Service, and the injection tells its name to the head's supervisor.
+    The operator creates the Service, and the injection passes its name to the head's supervisor.
     """
     return "-".join(("plimsoll", *_distinct(cluster, f"{policy}/{cluster}")))
 
@@ -164,15 +164,15 @@ def _distinct(name: str, whole: str) -> list[str]:
 
 
 def replicas_text(replicas: Iterable[Iterable[str]]) -> str:
-    """Write the value of a slot's annotation that names its replicas.
+    """Format the annotation of a slot that lists its replicas.
 
-    Commas separate the pods of one replica, and spaces the replicas.
+    Commas separate the pods of a replica, and spaces the replicas.
     """
     return " ".join(",".join(pods) for pods in replicas)
 
 
 def replicas_in(text: str) -> list[tuple[str, ...]]:
-    """Read what :func:`replicas_text` writes."""
+    """Parse the text of :func:`replicas_text`."""
     return [tuple(one.split(",")) for one in text.split()]
 
 

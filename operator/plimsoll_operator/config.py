@@ -1,4 +1,4 @@
-"""The operator's own settings: flags, with the environment for defaults."""
+"""The operator's settings: flags, whose defaults come from the environment."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ DEFAULT_IMAGES = Images(
 class Webhook:
     """Settings of the admission webhook.
 
-    ``namespace`` and ``name`` are those of the Service and of the Secret with the certificate; the
-    MutatingWebhookConfiguration has the same name. ``url`` takes the place of the Service.
-    ``provided`` says that somebody else writes the Secret.
+    ``namespace`` and ``name`` identify the Service and the Secret with the certificate. The
+    MutatingWebhookConfiguration has the same name. ``url`` is used instead of the Service.
+    ``provided`` says that another program writes the Secret.
     """
 
     namespace: str
@@ -43,67 +43,69 @@ class Webhook:
 
 @dataclass(frozen=True)
 class Clocks:
-    """Seconds that the operator's loops wait: ``--clock NAME=SECONDS`` sets one of them.
+    """Intervals and time limits of the operator's loops, in seconds.
 
-    Shorter ones cost the API server more requests; tests use them to save time.
+    ``--clock NAME=SECONDS`` sets one. Shorter intervals cost the API server more requests; tests
+    use them to save time.
     """
 
     policy_pods: float = 1.0
     """Changes of a policy's pods within this time lead to one reconcile."""
     orphans: float = 604800.0
-    """Incidents outlive their service or policy by this long: a week."""
+    """Time for which an incident outlives its service or policy: a week."""
     rollout_settle: float = 10.0
-    """Time between the first sight of a policy's new generation and the restart of workloads for
-    it: the webhook and the API server must know of it first."""
+    """Delay between a policy's new generation and the restart of workloads for it. The webhook and
+    the API server must know the generation first."""
     rollout_again: float = 60.0
-    """Between looks at a workload that could not be restarted, or whose restart was asked for."""
+    """Interval between checks of a workload that could not be restarted, or that was asked to."""
     publish: float = 60.0
-    """Minimum time between changes of a figure in a status, and of a file of peers."""
+    """Minimum time between changes of a figure in a status, and of a peers file."""
     event: float = 5.0
-    """An event that comes later than this after a list counts as missed."""
+    """An event that arrives later than this after a list counts as missed."""
     suspicious: float = 60.0
-    """Between lists after one that showed changes without an event."""
+    """Interval between lists after a list that showed changes without an event."""
     quiet: float = 5.0
-    """Watches tend to restart together: a list waits until none has restarted for this long."""
+    """Watches tend to restart together, so a list waits until none has restarted for this long."""
     canary: float = 20.0
-    """Between reads that show whether the API server answers."""
+    """Interval between reads that check whether the API server answers."""
     definitions: float = 2.0
-    """Between looks for our CustomResourceDefinitions, while the cluster lacks one."""
+    """Interval between checks for our CustomResourceDefinitions, while one is missing."""
     breaker: float = 1.0
-    """Between decisions of the circuit breaker."""
+    """Interval between decisions of the circuit breaker."""
     slot_expiry: float = 90.0
-    """A holder of a slot whose Lease did not change for this long is dead: a supervisor renews
-    every 15 s and counts as dead for the others after 60 s."""
+    """The holder of a slot counts as dead if its Lease did not change for this long. A supervisor
+    renews every 15 s, and counts as dead for the other supervisors after 60 s."""
     slot_hold: float = 3600.0
-    """A slot that was held for this long without a break is not counted any more, and is left to
-    its holder: a drain, a restart and its start-up take minutes."""
+    """A slot held for longer than this no longer counts, and its holder keeps it: a drain, a
+    restart and its start-up take minutes."""
     slot_turn: float = 30.0
-    """Time in which a service must take a slot that is kept open for it (a supervisor tries every
-    5 s). After that it is the next service's turn."""
+    """Time for a service to take the slot that is kept open for it; then the next service may. A
+    supervisor tries every 5 s."""
     evict_again: float = 15.0
-    """Until an eviction that a disruption budget refused is tried again."""
+    """Interval between tries of an eviction that a disruption budget refused."""
     creating_again: float = 30.0
-    """Between reads of the Events of a pod whose containers are not created."""
+    """Interval between reads of the Events of a pod whose containers are not created."""
     incident_age: float = 600.0
-    """Minimum age at which an incident is deleted. A pod has few names for its incidents, and gets
-    them back so slowly that its writes between two compactions of etcd (5 minutes) are bounded."""
+    """Minimum age at which an incident is deleted. A pod has few names for its incidents. Freeing a
+    name only after this time limits the pod's writes between two compactions of etcd (5
+    minutes)."""
     webhook_policies: float = 2.0
-    """Between looks at the policies: a pod that is created this long after its policy gets a
+    """Interval between checks for changed policies: a pod created this long after its policy gets a
     supervisor."""
     webhook_current: float = 10.0
-    """How long after a look the webhook's configuration counts as current."""
+    """How long the webhook's configuration counts as current after a check."""
     webhook_check: float = 30.0
-    """Between reads of the webhook's Secret and configuration, which somebody may change."""
+    """Interval between reads of the webhook's Secret and configuration, which anyone may change."""
     lease: float = 15.0
-    """The leader's Lease, as client-go's ``LeaseDuration``: a leader that has not renewed it for
-    this long is considered dead. Longer than ``renew``, which is longer than ``retry``."""
+    """Duration of the leader's Lease, client-go's ``LeaseDuration``. A leader that has not renewed
+    it for this long counts as dead. It must exceed ``renew``, which must exceed ``retry``."""
     renew: float = 10.0
-    """The leader ends after this time without a renewal (``RenewDeadline``)."""
+    """The leader exits after this time without a renewal (client-go's ``RenewDeadline``)."""
     retry: float = 2.0
-    """Between tries to get or to renew the Lease (``RetryPeriod``)."""
+    """Interval between tries to get or renew the Lease (client-go's ``RetryPeriod``)."""
 
     def problem(self) -> str | None:
-        """Say what is wrong with these values; None if nothing is."""
+        """Return what is wrong with these values; None if they are valid."""
         for one in fields(self):
             value = getattr(self, one.name)
             if not (math.isfinite(value) and value > 0):
@@ -124,9 +126,9 @@ CLOCKS = Clocks()
 class Config:
     """Settings of the operator; times are seconds.
 
-    No namespaces means all of them. ``lease`` is the namespace and name of the leader's Lease; None
-    if there is only this operator. In ``unrestricted_namespaces`` a ``podTemplate`` may ask for
-    anything.
+    An empty list of namespaces means all of them. ``lease`` is the namespace and name of the
+    leader's Lease; None turns the election off. In ``unrestricted_namespaces`` a ``podTemplate`` is
+    not held to the restricted Pod Security Standard.
     """
 
     kubeconfig: str | None = None
@@ -153,7 +155,7 @@ class Config:
 def parse(
     arguments: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> Config:
-    """Read the configuration from a command line; argparse ends the process if one is wrong."""
+    """Read the configuration from a command line; argparse exits the process on an error."""
     env = os.environ if environ is None else environ
     parser = _parser(env)
     flags = parser.parse_args(arguments)
@@ -172,7 +174,7 @@ def parse(
             _resources(
                 parser, "--download-resources", flags.download_resources, DOWNLOAD_RESOURCES
             ),
-            # The API server's Service has an address of the cluster's first family, as pods do.
+            # The API server's Service has an address of the primary IP family, as pods do.
             EVERY_ADDRESS if ":" in env.get("KUBERNETES_SERVICE_HOST", "") else "0.0.0.0",
         ),
         http_port=flags.http_port,
@@ -194,7 +196,7 @@ def parse(
 
 
 def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
-    """Declare the flags; ``env`` has the defaults of some."""
+    """Declare the flags; ``env`` provides some of the defaults."""
     parser = argparse.ArgumentParser(
         prog="plimsoll-operator", description="Runs InferenceServices on a Kubernetes cluster."
     )

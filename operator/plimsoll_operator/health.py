@@ -1,12 +1,14 @@
 """The operator's own ``/healthz``, ``/readyz`` and ``/metrics``.
 
-Healthy means that the event loop answers and no watch is stale: the faults that a new process
-mends. An API server that does not answer is not one of them: a canary lists one InferenceService
-through the same client, and its age is a metric. The age of the last event is a metric, too, since
-a quiet cluster sends none; a watch counts as stale after two full lists in a row showed changes
-that it had not reported. Ready means that all objects were listed once, or that this is a standby,
-and that the webhook, if there is one, can answer. Without the custom resource definitions, the
-operator waits for them and is not ready.
+The operator is healthy if the event loop answers and no watch is stale: these are the faults that a
+restart fixes. A silent API server is not one of them: a canary lists one InferenceService through
+the same client, and its age is a metric. The age of the last event is a metric too, since a quiet
+cluster sends none. A watch is stale after two full lists in a row showed changes that it had not
+reported.
+
+The operator is ready if all objects were listed once, or if it is a standby; the webhook, if there
+is one, must be able to answer. Without the custom resource definitions, the operator waits for them
+and is not ready.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ STALE_LISTS = 2
 
 
 class Health:
-    """Answers by what the parts say of themselves."""
+    """Serves the health endpoints and metrics."""
 
     def __init__(
         self,
@@ -45,16 +47,16 @@ class Health:
         self._well = clock()
         self.ready = False
         self.webhook: Callable[[], str | None] = lambda: None
-        """What is wrong with the webhook; None if nothing is."""
+        """Returns what is wrong with the webhook; None if nothing is."""
 
     def canary_age_s(self) -> float:
-        """Seconds since the API server last answered the canary."""
+        """Return the seconds since the API server last answered the canary."""
         return self._clock() - self._well
 
     async def definitions(self) -> None:
-        """Wait until the cluster serves our kinds; log once which ones it waits for.
+        """Wait until the cluster serves our kinds; log once which ones are missing.
 
-        Raises :class:`ApiError`, OSError or TimeoutError if it cannot ask the cluster.
+        Raises :class:`ApiError`, OSError or TimeoutError if the API server does not answer.
         """
         said = ""
         while missing := [kind.crd for kind in DEFINED if not await self._api.serves(kind)]:
@@ -66,7 +68,7 @@ class Health:
             log.info("the CRDs are installed")
 
     async def canary(self) -> None:
-        """Read from the API server until canceled, and never write."""
+        """Read from the API server until cancelled, and never write."""
         while True:
             try:
                 for namespace in self._config.namespaces or (None,):
@@ -77,20 +79,20 @@ class Health:
             await asyncio.sleep(self._config.clocks.canary)
 
     def verdict(self) -> str | None:
-        """Say what a restart would mend; None if there is nothing."""
+        """Return the fault that a restart would fix; None if there is none."""
         stale = self._watches.stale(STALE_LISTS)
         kinds = ", ".join(stale)
         return f"stale watches: {kinds} changed without an event" if stale else None
 
     def unready(self) -> str | None:
-        """Say what is not ready; None if all is."""
+        """Return what is not ready; None if everything is."""
         if not self.ready:
             return "not listed yet"
         problem = self.webhook()
         return f"webhook: {problem}" if problem else None
 
     async def serve(self, port: int) -> web.AppRunner:
-        """Serve on all interfaces; raise OSError if the port is taken."""
+        """Serve on all interfaces. Raises OSError if the port is in use."""
 
         async def healthz(_: web.Request) -> web.Response:
             wrong = self.verdict()

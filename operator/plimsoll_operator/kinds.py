@@ -1,4 +1,4 @@
-"""The kinds that the operator reads and writes, and where the API server has them."""
+"""The kinds that the operator reads and writes, with their API paths."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 class Key(NamedTuple):
-    """One InferenceService or SupervisionPolicy."""
+    """Identifies an InferenceService or SupervisionPolicy."""
 
     namespace: str
     name: str
@@ -36,12 +36,12 @@ class Key(NamedTuple):
         return f"{self.namespace}/{self.name}" + (" (policy)" if self.kind == POLICY_KIND else "")
 
     def slots(self, count: int) -> tuple[str, ...]:
-        """Names of the restart-slot Leases of a service."""
+        """Return the names of the restart-slot Leases of a service."""
         return slots(self.name, count)
 
 
 class Ref(NamedTuple):
-    """One object within a service's namespace."""
+    """Identifies an object within a service's namespace."""
 
     kind: str
     name: str
@@ -51,10 +51,10 @@ class Ref(NamedTuple):
 class Kind:
     """A kind of object that the operator reads or writes.
 
-    ``selector`` limits lists and watches to objects that the operator made, ``fields`` to those
-    with such fields. A kind that is not
-    ``watched`` belongs to an API that a cluster may lack or get later: each resync looks for it and
-    lists it. A list is read in pages of ``page`` objects.
+    ``selector`` limits lists and watches by label to objects that the operator created, and
+    ``fields`` limits them by field. A kind that is not ``watched`` belongs to an API that a cluster
+    may lack or get later: each resync checks for it and lists it. A list is read in pages of
+    ``page`` objects.
     """
 
     kind: str
@@ -68,21 +68,21 @@ class Kind:
 
     @property
     def api_version(self) -> str:
-        """What an object of this kind has as its ``apiVersion``."""
+        """The ``apiVersion`` of an object of this kind."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
     def group_path(self) -> str:
-        """URL path of the API that the kind belongs to."""
+        """URL path of the kind's API group and version."""
         return f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
 
     @property
     def crd(self) -> str:
-        """Name of the definition, of a kind that a CustomResourceDefinition makes."""
+        """Name of the CustomResourceDefinition of the kind."""
         return f"{self.plural}.{self.group}"
 
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
-        """URL path of one object, or of the list of a namespace or of all."""
+        """Return the URL path of an object, or of the list of a namespace or of all namespaces."""
         parts = [self.group_path]
         if namespace:
             parts += ["namespaces", namespace]
@@ -92,10 +92,10 @@ class Kind:
 
 SERVICE = Kind(SERVICE_KIND, API_GROUP, CRD_VERSION, SERVICE_PLURAL, "")
 INCIDENT = Kind(INCIDENT_KIND, API_GROUP, CRD_VERSION, INCIDENT_PLURAL, "", page=20)
-"""Any supervised pod writes them: a page of 20 is below 1 MiB whatever they hold."""
+"""Any supervised pod may write incidents: a page of 20 is below 1 MiB whatever they hold."""
 POLICY = Kind(POLICY_KIND, API_GROUP, CRD_VERSION, POLICY_PLURAL, "")
 DEFINED = (SERVICE, INCIDENT, POLICY)
-"""The kinds that our own definitions make."""
+"""The kinds of our own CustomResourceDefinitions."""
 
 POD = Kind("Pod", "", "v1", "pods")
 EVENT = Kind("Event", "", "v1", "events", "")
@@ -116,7 +116,8 @@ OWNED = (
     Kind("PodMonitor", "monitoring.coreos.com", "v1", "podmonitors", watched=False),
     Kind("PrometheusRule", "monitoring.coreos.com", "v1", "prometheusrules", watched=False),
 )
-"""What the renderer makes, of which everything is put back and nothing is left."""
+"""The kinds that the renderer creates. The operator reverts changes to these objects, and deletes
+those that are no longer needed."""
 
 OPTIONAL = tuple(kind for kind in OWNED if not kind.watched)
 WATCHED = (SERVICE, POLICY, INCIDENT, POD, *(kind for kind in OWNED if kind.watched))
@@ -124,12 +125,12 @@ BY_KIND = {kind.kind: kind for kind in (*WATCHED, *OPTIONAL)}
 
 
 def ref(item: Object) -> Ref:
-    """Kind and name of ``item``."""
+    """Return the kind and name of ``item``."""
     return Ref(item["kind"], item["metadata"]["name"])
 
 
 def owner_uid(item: Object) -> str | None:
-    """Uid of the object's controller, None where it has none."""
+    """Return the UID of the object's controller; None if it has none."""
     for owner in item["metadata"].get("ownerReferences") or ():
         if owner.get("controller"):
             return str(owner.get("uid"))
@@ -159,11 +160,14 @@ def key_of(item: Object) -> Key | None:
 
 
 class InvalidSpec(ValueError):
-    """The spec cannot be rendered. The message names each field."""
+    """A spec that cannot be rendered. The message names each field."""
 
 
 def read(model: type[_Model], item: Object) -> _Model:
-    """Read the object as ``model``, without its status; InvalidSpec names each wrong field."""
+    """Parse the object as ``model``, without its status.
+
+    Raises InvalidSpec, which names each wrong field.
+    """
     without_status = {key: value for key, value in item.items() if key != "status"}
     try:
         return model.model_validate(without_status)

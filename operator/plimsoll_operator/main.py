@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import kopf
 
 from plimsoll_api import logs
-from plimsoll_operator import handlers as handlers  # registers them
+from plimsoll_operator import handlers as handlers  # registers the handlers
 from plimsoll_operator.config import Config, parse
 from plimsoll_operator.controllers.circuit_breaker import Breaker
 from plimsoll_operator.controllers.inference_service import Controller
@@ -45,12 +45,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEEPEST = 12_000
-"""Python's recursion limit here. The API server takes JSON of 10,000 levels, also in an open schema
-such as ``podTemplate``; one object that no list and no watch could read would end the operator. A
-decoder needs less than 2 MiB of the stack for it, of the 8 that the main thread has."""
+"""Recursion limit of Python.
+
+The API server takes JSON of 10,000 levels, also in an open schema such as ``podTemplate``. One
+object that no list and no watch could read would end the operator. A decoder needs less than 2 MiB
+of the main thread's stack of 8 MiB for this depth."""
 EXIT_S = 5.0
-"""A process that has lost its Lease ends within this time, even if a part hangs. It writes nothing
-in that time."""
+"""Time limit for the exit of a process that has lost its Lease, even if a part hangs. It writes
+nothing in that time."""
 UNBOUND = (
     "the cluster has no admission policies of Plimsoll: a supervised pod writes LeakIncidents and "
     "restart slots of every pod of its namespace without bounds; install them with the chart's "
@@ -62,8 +64,8 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     """Run the operator until ``stop``.
 
     Raises ApiError, OSError or TimeoutError if the API server cannot be listed at the start,
-    LeadershipLost if its Lease was lost meanwhile, and an ExceptionGroup if a part died for good:
-    see :mod:`background`.
+    LeadershipLost if the Lease is lost, and an ExceptionGroup if a part failed for good: see
+    :mod:`background`.
     """
     if config.without_admission_policies:
         log.warning(UNBOUND)
@@ -89,7 +91,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     health = Health(api, watches, metrics, config)
     election = voting = None
     if config.lease:
-        # Of its own, so that a flood of work cannot hold back a renewal.
+        # A separate client, so that other requests cannot delay a renewal.
         timeout_s = config.clocks.renew / 2
         voting = await Api.connect(config.kubeconfig, timeout_s, RateLimit(5.0, 10), tries=1)
         election = Election(voting, *config.lease, config.identity, clocks=config.clocks)
@@ -115,7 +117,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
             return
         watching = asyncio.create_task(keep("policies", policy_watch.run, needed=False))
         if config.webhook:
-            # Only here: its certificates need 9 MiB, and most operators have no webhook.
+            # A late import: cryptography needs 9 MiB, and most operators have no webhook.
             from plimsoll_operator.admission.server import Admission
 
             admission = Admission(
@@ -125,12 +127,12 @@ async def run(config: Config, stop: asyncio.Event) -> None:
             _freeze()
             admission.start(background)
         if election:
-            health.ready = True  # to stand by is what it is there for
+            health.ready = True  # a standby is ready
             if not await _first(stop, election.acquire(), canary()):
                 return
         leading.set()
         metrics.leading.set(1)
-        # Everything is known before anything is decided: a restart writes nothing.
+        # A full list comes before the first reconcile, so that a restart writes nothing.
         renewal = [partial(_renew, election)] if election else []
         if not await _first(stop, resync.list_all(), canary(), *(one() for one in renewal)):
             return
@@ -160,16 +162,16 @@ async def run(config: Config, stop: asyncio.Event) -> None:
 
 
 def _freeze() -> None:
-    """Leave what is there now, and stays, out of later garbage collections.
+    """Exclude all present objects from later garbage collections.
 
-    A full one holds the loop, and with it the webhook, for 50 ms and more.
+    A full collection blocks the event loop, and with it the webhook, for 50 ms and more.
     """
     gc.collect()
     gc.freeze()
 
 
 async def _first(stop: asyncio.Event, wanted: Coroutine[Any, Any, None], *beside: Any) -> bool:
-    """Return whether ``wanted`` came to its end before ``stop``.
+    """Return whether ``wanted`` completed before ``stop``.
 
     ``beside`` runs meanwhile, and its end is an error.
     """
@@ -187,7 +189,7 @@ async def _first(stop: asyncio.Event, wanted: Coroutine[Any, Any, None], *beside
 
 
 async def _renew(election: Election) -> None:
-    """Renew the leader's Lease; end the process soon after it is lost."""
+    """Renew the leader's Lease; exit the process soon after it is lost."""
     try:
         await election.keep()
     except LeadershipLost as error:
@@ -197,9 +199,9 @@ async def _renew(election: Election) -> None:
 
 
 async def _watch(watches: Watches, config: Config, stop: asyncio.Event) -> None:
-    """Run kopf, which takes the signals for itself and ends at them: the rest follows it.
+    """Run kopf, which handles the signals and ends on them; the other parts follow it.
 
-    At its end it waits 5 s for every task that is younger than itself, so it comes last.
+    At its end it waits 5 s for every task that is younger than itself, so it starts last.
     """
     await asyncio.sleep(0)
     kopf.on.login(registry=registry)(by_file if config.kubeconfig else in_pod)
@@ -215,7 +217,7 @@ async def _watch(watches: Watches, config: Config, stop: asyncio.Event) -> None:
 
 
 async def _until(stop: asyncio.Event, *parts: Coroutine[Any, Any, None]) -> None:
-    """Run ``parts`` until ``stop``; one that ends before ends all, with an error."""
+    """Run ``parts`` until ``stop``; if one ends earlier, end all with an error."""
     async with asyncio.TaskGroup() as group:
         stopped = asyncio.create_task(stop.wait())
         tasks = [group.create_task(part) for part in parts]
@@ -237,13 +239,13 @@ async def _serve(config: Config) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0 after a signal, 1 where the cluster could not be used."""
+    """Run the operator; return 0 after a signal, 1 if the cluster could not be used."""
     config = parse(arguments)
     sys.setrecursionlimit(DEEPEST)
     libraries = dict.fromkeys(("kopf", "aiohttp", "asyncio"), "WARNING")
     logs.configure(os.environ.get("PLIMSOLL_LOG_LEVEL", "INFO").upper(), libraries)
     if config.kubeconfig:
-        os.environ["KUBECONFIG"] = config.kubeconfig  # where kopf looks
+        os.environ["KUBECONFIG"] = config.kubeconfig  # kopf reads it
     try:
         asyncio.run(_serve(config))
     except ApiError as error:

@@ -1,4 +1,4 @@
-"""What the operator counts of itself, and how Prometheus reads it."""
+"""The operator's own metrics, and their Prometheus page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 
 
 class Metrics:
-    """One registry for one operator."""
+    """The metrics of one operator, with a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -77,14 +77,13 @@ class Metrics:
         )
 
     def webhook(self, secret: str, problem: Callable[[], str | None]) -> None:
-        """Show from now on whether the webhook with ``secret`` has no ``problem``."""
+        """Report the webhook with ``secret`` as healthy while ``problem`` returns None."""
         self._ready.labels(secret).set_function(lambda: float(problem() is None))
 
     def admitted(self, result: str, count: int = 1) -> None:
         """Count admission reviews by result.
 
-        With 0, called once for each result, the series exists, so that the first review is an
-        increase.
+        With ``count`` 0, create the series, so that the first review is an increase.
         """
         self._admissions.labels(result).inc(count)
 
@@ -93,24 +92,24 @@ class Metrics:
         self._certificate.labels(secret).set(expires_s)
 
     def reconciled(self, waited_s: float, took_s: float, error: Exception | None) -> None:
-        """Record the end of a reconcile."""
+        """Record the end of a reconcile, with its waiting time and duration in seconds."""
         self.waiting.observe(waited_s)
         self.latency.observe(took_s)
         if error is not None:
             self.errors.labels(reason_of(error)).inc()
 
     def page(self) -> bytes:
-        """Write the text for a scrape."""
+        """Return the page for a scrape."""
         return generate_latest(self.registry)
 
 
 def reason_of(error: Exception) -> str:
-    """One word of a bounded vocabulary: Kubernetes' reason, else the class of the error."""
+    """Return one word of a bounded set: Kubernetes' reason, else the class of the error."""
     return error.reason if isinstance(error, ApiError) else type(error).__name__
 
 
 class OperatorCollector(Collector):
-    """Metrics that the parts of the operator keep themselves, read at the time of a scrape."""
+    """Metrics that other parts of the operator hold, read at the time of a scrape."""
 
     def __init__(
         self,
@@ -137,7 +136,7 @@ class OperatorCollector(Collector):
         self._stopped = stopped
 
     def collect(self) -> Iterable[Metric]:
-        """All of them, with their present values."""
+        """Yield all metrics with their present values."""
         yield _gauge("watch_age_seconds", "Time since the last watch event.", self._watches.age_s)
         ages = GaugeMetricFamily(
             f"{METRIC_PREFIX}watch_kind_age_seconds",

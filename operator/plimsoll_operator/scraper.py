@@ -1,10 +1,9 @@
-"""Reads the supervisors' memory figures from their pods, bounded in every direction.
+"""Scrapes the supervisors' memory figures from their pods, with all resources bounded.
 
-Pods are untrusted. A scrape goes by http to the pod's own address and nowhere else: it follows no
-redirect, sends no credential and asks for no compression. A page counts only as a whole: one that
-is longer than :data:`MAX_BYTES` or takes longer than :data:`TIMEOUT_S` makes that pod's figures
-unknown. Namespaces have connections of their own, so pods that answer slowly keep no other
-namespace waiting.
+Pods are untrusted. A scrape uses plain HTTP to the pod's own address only: it follows no redirect,
+sends no credential and requests no compression. A page larger than :data:`MAX_BYTES`, or slower
+than :data:`TIMEOUT_S`, makes that pod's figures unknown. Each namespace has its own connections, so
+slow pods delay no other namespace.
 """
 
 from __future__ import annotations
@@ -43,24 +42,25 @@ TIMEOUT_S = 3.0
 MAX_CONCURRENT = 64
 MAX_PER_NAMESPACE = 8
 MAX_BYTES = 1 << 18
-"""A supervisor's page has some 30 KiB."""
+"""Maximum size of a page; a supervisor's page has about 30 KiB."""
 
 CHUNK = 1 << 14
 HEADERS = {"Accept": "text/plain", "Accept-Encoding": "identity"}
 
 
 HAS_PORT = re.compile(r":\d+$")
-"""Of an address in a URL; an IPv6 address ends with a bracket."""
+"""Matches the port of an address in a URL; an IPv6 address without a port ends with a bracket."""
 
 
 class BadPage(Exception):
-    """An answer that is no page of metrics. The message says why."""
+    """An answer that is not a page of metrics. The message says why."""
 
 
 class Scraper:
-    """``changed`` is called with each service whose published figures changed.
+    """Scrapes pods, and calls ``changed`` with each service whose published figures changed.
 
-    A figure in a status moves at most every ``publish_s`` seconds; the first one comes at once.
+    A figure in a status changes at most every ``publish_s`` seconds; the first one comes at
+    once.
     """
 
     def __init__(
@@ -82,17 +82,17 @@ class Scraper:
         self.failures = 0
 
     def published(self, key: Key) -> dict[str, Figures] | None:
-        """Figures by pod name; None until the service was asked for the first time."""
+        """Return the published figures by pod name; None before the service was first scraped."""
         found = self._published.get(key)
         return found[1] if found else None
 
     def drained(self) -> dict[Key, int]:
-        """Count the pods that a person keeps out of service, where their supervisors say so."""
+        """Return how many pods a person keeps out of service, where supervisors report it."""
         counts = {key: drained(found) for key, (_, found) in self._published.items()}
         return {key: count for key, count in counts.items() if count is not None}
 
     def latest(self, key: Key) -> dict[str, Figures]:
-        """Figures by pod name, of the pods that answered in the last round."""
+        """Return the figures of the pods that answered in the last round, by pod name."""
         return self._latest.get(key, {})
 
     def follow(self, key: Key, addresses: dict[str, str]) -> None:
@@ -100,12 +100,12 @@ class Scraper:
         self._followed[key] = addresses
 
     def forget(self, key: Key) -> None:
-        """After the service or policy is gone."""
+        """Forget a service or policy that is gone."""
         for known in (self._published, self._latest, self._followed):
             known.pop(key, None)
 
     def publish(self, key: Key, fresh: dict[str, Figures]) -> None:
-        """Publish ``fresh`` for the status if it reads differently there and the time has come."""
+        """Publish ``fresh`` if the status would change and ``publish_s`` has passed."""
         now = self._clock()
         self._latest[key] = fresh
         known = self._published.get(key)
@@ -118,7 +118,7 @@ class Scraper:
         self._changed(key)
 
     async def run(self, every_s: float) -> None:
-        """Scrapes for ever. A namespace whose last round still runs is left out of the next."""
+        """Scrape until cancelled. A namespace whose last round still runs is skipped."""
         async with self.session() as session:
             try:
                 while True:
@@ -131,7 +131,7 @@ class Scraper:
                 self._rounds.clear()
 
     def session(self) -> aiohttp.ClientSession:
-        """Return a client without proxies, cookies or decompression."""
+        """Return an HTTP client without proxies, cookies or decompression."""
         return aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=TIMEOUT_S),
             connector=aiohttp.TCPConnector(limit=MAX_CONCURRENT),
@@ -148,7 +148,7 @@ class Scraper:
         for namespace, task in list(self._rounds.items()):
             if task.done():
                 del self._rounds[namespace]
-                task.result()  # a fault of ours: the part begins again
+                task.result()  # raises if the task failed, a bug that restarts the part
         for namespace, keys in by_namespace.items():
             if namespace not in self._rounds:
                 self._rounds[namespace] = asyncio.create_task(self._round(session, keys))
@@ -180,7 +180,7 @@ class Scraper:
             return await self.figures(session, address)
 
     async def figures(self, session: aiohttp.ClientSession, address: str) -> Figures | None:
-        """Figures of the pod at ``address``; None where it does not answer with a page."""
+        """Return the figures of the pod at ``address``; None if it does not answer with a page."""
         try:
             return parse(await self._page(session, address))
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, BadPage) as error:
@@ -205,7 +205,7 @@ class Scraper:
 
 
 def _shown(figures: dict[str, Figures]) -> tuple[object, ...]:
-    """Return what a status says of ``figures``."""
+    """Return the parts of ``figures`` that a status shows."""
     spent = {pod for pod, one in figures.items() if one.restarts_left == 0}
     known = any(one.restarts_left is not None for one in figures.values())
     slow = slow_leak(ConditionType.SLOW_LEAK, figures)
@@ -223,7 +223,7 @@ def _shown(figures: dict[str, Figures]) -> tuple[object, ...]:
 
 
 def _drained_alike(known: dict[str, Figures], fresh: dict[str, Figures]) -> bool:
-    """Whether no pod that answered was drained or resumed."""
+    """Report whether no pod that answered was drained or resumed since."""
     return all(
         one.drained is None or one.drained == bool(pod in known and known[pod].drained)
         for pod, one in fresh.items()
@@ -231,10 +231,11 @@ def _drained_alike(known: dict[str, Figures], fresh: dict[str, Figures]) -> bool
 
 
 def address_of(pod: Object) -> str | None:
-    """Return the address of a running pod as it stands in a URL; None if it has none.
+    """Return the address of a running pod for a URL; None if it has none.
 
-    It has a port where the pod uses its node's network and its supervisor has one of these ports.
-    Loopback, link-local (metadata services of clouds) and multicast are no pod's address.
+    The address has a port if the pod uses its node's network and its supervisor has one of these
+    ports. Loopback, link-local (metadata services of clouds) and multicast addresses are
+    refused.
     """
     status = pod.get("status") or {}
     if status.get("phase") != "Running":
@@ -250,7 +251,7 @@ def address_of(pod: Object) -> str | None:
 
 
 def _host_port(pod: Object) -> str:
-    """Return the port with its colon; empty for the one that supervisors have by default."""
+    """Return ``:PORT``; empty for the supervisors' default port."""
     spec = pod.get("spec") or {}
     for one in (spec.get("initContainers") or ()) if spec.get("hostNetwork") else ():
         if one.get("name") == SUPERVISOR:

@@ -1,6 +1,6 @@
-"""Admission of pods that a SupervisionPolicy selects: every replica of the operator serves it.
+"""The admission webhook for pods that a SupervisionPolicy selects, served by every replica.
 
-policies chooses a pod's policy, review answers a request, configuration says which pods the API
-server asks about, certificate makes the server's certificate; these are pure. upkeep keeps them
-current, server serves.
+``review`` chooses a pod's policy and answers a request, ``configuration`` builds the
+MutatingWebhookConfiguration, and ``certificate`` issues the server's certificate; these are pure.
+``upkeep`` keeps configuration and certificate current, and ``server`` serves.
 """

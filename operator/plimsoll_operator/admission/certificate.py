@@ -1,8 +1,7 @@
-"""The webhook's certificates: one long-lived authority, and a short-lived leaf for each replica.
+"""The webhook's certificates: one long-lived CA, and a short-lived leaf for each replica.
 
-The authority is in a Secret. Every replica signs its own leaf and keeps it to itself, apart from
-the files that TLS reads. The API server trusts the authority through the caBundle, so a new leaf
-every few weeks changes nothing for it.
+The CA is in a Secret. Every replica signs its own leaf, whose key never leaves the replica. The API
+server trusts the CA through ``caBundle``, so a new leaf every few weeks needs no change there.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_VALID = datetime.timedelta(days=3 * 365)
 LEAF_VALID = datetime.timedelta(days=30)
-"""Each is replaced when a third of its lifetime is left."""
+"""Lifetime of a leaf. A certificate is replaced when a third of its lifetime is left."""
 BACKDATED = datetime.timedelta(minutes=5)
-"""For clocks that are behind."""
+"""How far ``notBefore`` lies in the past, for clients whose clocks are behind."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate as PEM texts, as a Secret of type ``kubernetes.io/tls`` has them.
+    """A certificate as PEM texts, as in a Secret of type ``kubernetes.io/tls``.
 
-    ``bundle`` is what a client trusts.
+    ``bundle`` is the CA bundle that clients trust.
     """
 
     certificate: bytes
@@ -36,11 +35,11 @@ class Certificate:
 
     @property
     def expires(self) -> datetime.datetime:
-        """When it ends. ValueError where the text is no certificate."""
+        """Return the end of its validity. Raises ValueError if the text is not a certificate."""
         return x509.load_pem_x509_certificate(self.certificate).not_valid_after_utc
 
     def covers(self, host: str) -> bool:
-        """Whether it was made for ``host``."""
+        """Report whether the certificate is valid for ``host``."""
         try:
             found = x509.load_pem_x509_certificate(self.certificate)
             names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -50,7 +49,7 @@ class Certificate:
 
 
 def due(current: Certificate | None, now: datetime.datetime, valid: datetime.timedelta) -> bool:
-    """Whether a certificate with the lifetime ``valid`` has to be replaced."""
+    """Report whether a certificate with the lifetime ``valid`` must be replaced."""
     try:
         return current is None or now >= current.expires - valid / 3
     except ValueError:
@@ -58,7 +57,7 @@ def due(current: Certificate | None, now: datetime.datetime, valid: datetime.tim
 
 
 def authority(now: datetime.datetime, valid: datetime.timedelta = AUTHORITY_VALID) -> Certificate:
-    """Make an authority, which is its own bundle."""
+    """Create a CA, which is its own bundle."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name(f"plimsoll-webhook-ca-{now:%Y%m%d%H%M%S}")
     ends = x509.BasicConstraints(ca=True, path_length=0)
@@ -77,9 +76,9 @@ def leaf(
     now: datetime.datetime,
     valid: datetime.timedelta = LEAF_VALID,
 ) -> Certificate:
-    """Make a certificate for ``host`` that ends with its signer at the latest.
+    """Create a certificate for ``host`` that expires no later than its signer.
 
-    ValueError if ``signer`` is not a certificate with its key.
+    Raises ValueError if ``signer`` is not a certificate with its key.
     """
     issuer = x509.load_pem_x509_certificate(signer.certificate)
     signing = serialization.load_pem_private_key(signer.key, None)
@@ -102,7 +101,7 @@ def leaf(
 
 
 def signs(found: Certificate) -> bool:
-    """Whether it is an authority with its key."""
+    """Report whether ``found`` is a CA with its key."""
     try:
         made = x509.load_pem_x509_certificate(found.certificate)
         key = serialization.load_pem_private_key(found.key, None)
@@ -114,7 +113,7 @@ def signs(found: Certificate) -> bool:
 
 
 def certificates(bundle: bytes) -> list[bytes]:
-    """Return each certificate of a bundle as a PEM text; none where it is not one."""
+    """Return each certificate of a bundle as a PEM text; none if the bundle is malformed."""
     try:
         found = x509.load_pem_x509_certificates(bundle)
     except ValueError:

@@ -1,8 +1,8 @@
-"""The MutatingWebhookConfiguration: which pods the API server asks about, and where.
+"""The MutatingWebhookConfiguration: for which pods the API server calls the webhook, and where.
 
-There is one webhook for each policy, with the policy's own selector, so that no other pod waits for
-an answer. The number of webhooks is bounded: namespaces take turns, and the policies beyond the
-bound share a few webhooks, which select whole namespaces.
+Each policy has a webhook with the policy's own selector, so that no other pod waits for an answer.
+The number of webhooks is limited. Namespaces take turns in getting one. The remaining policies
+share a few webhooks, which select whole namespaces.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from plimsoll_operator.kinds import Object
 TIMEOUT_S = 2
 MAX_WEBHOOKS = 64
 MAX_SELECTORS = 1 << 19
-"""Characters of all selectors together: etcd takes 1.5 MiB, and one selector may have 46 KiB."""
+"""Maximum size of all selectors, in characters: etcd takes 1.5 MiB, one selector up to 46 KiB."""
 MAX_NAMESPACES = 256
-"""In one webhook, for the policies beyond :data:`MAX_WEBHOOKS`."""
+"""Maximum number of namespaces per webhook, for policies beyond :data:`MAX_WEBHOOKS`."""
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 NOT_OURS = {"key": SERVICE_LABEL, "operator": "DoesNotExist"}
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where the API server finds the webhook: a Service, or a URL where it cannot reach one."""
+    """Where the API server reaches the webhook: a Service, or a URL if it cannot reach Services."""
 
     namespace: str
     service: str
@@ -39,14 +39,14 @@ class Address:
 
     @property
     def host(self) -> str:
-        """The name that the certificate must have."""
+        """The host name that the certificate must be valid for."""
         if self.url is not None:
             host = self.url.partition("://")[2].partition("/")[0]
             return host.rpartition(":")[0].strip("[]") or host
         return f"{self.service}.{self.namespace}.svc"
 
     def client_config(self, bundle: bytes) -> Object:
-        """``clientConfig``, which trusts the certificates in ``bundle`` alone."""
+        """Build ``clientConfig``, which trusts only the certificates in ``bundle``."""
         trusted = {"caBundle": base64.b64encode(bundle).decode()}
         if self.url is not None:
             return {"url": self.url} | trusted
@@ -57,7 +57,7 @@ class Address:
 def configuration(
     name: str, policies: Sequence[SupervisionPolicy], address: Address, bundle: bytes
 ) -> Object:
-    """Build the whole MutatingWebhookConfiguration for server-side apply."""
+    """Build the complete MutatingWebhookConfiguration for server-side apply."""
     client = address.client_config(bundle)
     own: list[SupervisionPolicy] = []
     shared: list[SupervisionPolicy] = []
@@ -90,7 +90,7 @@ def configuration(
 
 
 def in_turn(policies: Sequence[SupervisionPolicy]) -> list[SupervisionPolicy]:
-    """Order them so that every namespace comes once before any comes twice."""
+    """Order policies so that every namespace appears once before any appears twice."""
     seen: Counter[str] = Counter()
     ranked = []
     for one in policies:
@@ -100,7 +100,7 @@ def in_turn(policies: Sequence[SupervisionPolicy]) -> list[SupervisionPolicy]:
 
 
 def same(wanted: Object, found: Object) -> bool:
-    """Whether the webhooks of ``found``, as the API server has them, are the wanted ones."""
+    """Report whether the webhooks of ``found``, the live object, equal the wanted ones."""
     return _by_name(wanted.get("webhooks")) == _by_name(found.get("webhooks"))
 
 
@@ -110,7 +110,7 @@ def _by_name(webhooks: Iterable[Any] | None) -> dict[str, Any]:
 
 def _webhook(name: str, client: Object, namespaces: list[str], selector: Object) -> Object:
     within = {"key": NAMESPACE_LABEL, "operator": "In", "values": namespaces}
-    # Every field is set: the server's defaults would look like somebody's change.
+    # All fields are set, so that the server's defaults do not look like a change.
     return {
         "name": name,
         "admissionReviewVersions": ["v1"],
@@ -120,7 +120,7 @@ def _webhook(name: str, client: Object, namespaces: list[str], selector: Object)
         "namespaceSelector": {"matchExpressions": [within]},
         "objectSelector": selector
         | {"matchExpressions": [*selector.get("matchExpressions", ()), NOT_OURS]},
-        # A webhook after ours may add a container, such as a mesh's.
+        # A later webhook may add a container, such as a service mesh's proxy.
         "reinvocationPolicy": "IfNeeded",
         "rules": [
             {
@@ -137,5 +137,8 @@ def _webhook(name: str, client: Object, namespaces: list[str], selector: Object)
 
 
 def _digest(namespace: str, name: str) -> str:
-    """Return a name for a policy's webhook: namespace and name may be too long together."""
+    """Return the name of a policy's webhook.
+
+    It is a digest, because namespace and name together may be too long.
+    """
     return hashlib.sha256(f"{namespace}/{name}".encode()).hexdigest()[:16]

@@ -1,6 +1,6 @@
-"""Answers an AdmissionReview by the policies that a replica knows, without asking the API server.
+"""Answers an AdmissionReview from the policies in memory, without a request to the API server.
 
-Every answer allows the pod: supervision is never worth a pod.
+Every answer allows the pod: a pod without a supervisor is better than no pod.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from plimsoll_operator.render.names import MANAGED_BY, MANAGER
 
 
 class _Known(NamedTuple):
-    """A policy; ``parsed`` is empty if it selects nothing. ``age`` sorts, the oldest first."""
+    """A policy and its age.
+
+    ``parsed`` is empty if the policy selects nothing. ``age`` is the sort key, oldest first.
+    """
 
     asked: tuple[object, ...]
     age: tuple[str, str]
@@ -35,19 +38,22 @@ class _Known(NamedTuple):
 
 
 class Policies:
-    """The policies as the watch of this replica shows them."""
+    """The policies that this replica has seen through its watch."""
 
     def __init__(self) -> None:
         self._known: dict[str, dict[str, _Known]] = {}
         self._ordered: dict[str, list[SupervisionPolicy]] = {}
 
     def take(self, item: Object, gone: bool) -> None:
-        """Take a policy in, or that it is gone. A change of its status alone is not parsed."""
+        """Store a policy, or remove it if it is ``gone``.
+
+        A change of its status alone is not parsed.
+        """
         meta = item["metadata"]
         namespace, name = meta["namespace"], meta["name"]
         held = self._known.setdefault(namespace, {})
         before = held.pop(name, None)
-        # The status is the operator's own; all else is what somebody asked for.
+        # Only the operator writes the status; all other parts are what users write.
         parts = ("uid", "generation", "deletionTimestamp", "annotations", "creationTimestamp")
         asked = tuple(meta.get(part) for part in parts)
         same = before is not None and before.asked == asked and not gone
@@ -60,16 +66,16 @@ class Policies:
             self._ordered[namespace] = [policy for one in ages for policy in one.parsed]
 
     def all(self) -> list[SupervisionPolicy]:
-        """All valid policies, by namespace, the oldest first."""
+        """Return all valid policies by namespace, oldest first."""
         return [one for _, held in sorted(self._ordered.items()) for one in held]
 
     def of(self, namespace: str, labels: Mapping[str, str]) -> SupervisionPolicy | None:
-        """Find the policy that supervises a pod: the oldest of those that select it."""
+        """Return the oldest policy that selects a pod with ``labels``, or None."""
         found = selecting(self._ordered.get(namespace, ()), labels)
         return found[0] if found else None
 
     def status(self, policy: SupervisionPolicy) -> Object:
-        """Return the policy's status."""
+        """Return the last known status of ``policy``."""
         found = self._known.get(policy.metadata.namespace, {}).get(policy.metadata.name)
         return found.status if found else {}
 
@@ -78,15 +84,15 @@ log = logging.getLogger(__name__)
 
 RESULTS = ("injected", "held", "refused", "unselected", "failed")
 TRIED_S = 30.0
-"""After this time, an injected pod that still waits is counted in the policy's status."""
+"""Age after which an injected pod that has not started counts in the policy's status."""
 MAX_WARNING = 240
-"""The API server cuts longer warnings off where there are many."""
+"""Maximum length of a warning, in characters: the API server truncates longer ones."""
 
 
 class Reviewer:
-    """Answers reviews by the known policies, and calls ``count`` with the result of each.
+    """Answers reviews from the known policies, and calls ``count`` with each result.
 
-    Up to ``limit`` replicas of a policy may wait for images with which no pod has run yet.
+    While no pod has run with the present images, up to ``limit`` replicas of a policy get them.
     """
 
     def __init__(
@@ -103,8 +109,8 @@ class Reviewer:
         self._lock = threading.Lock()
 
     def answer_bytes(self, body: bytes) -> bytes:
-        """As :meth:`answer`, from JSON to JSON. ValueError if ``body`` is not JSON."""
-        if is_deeper(body, MAX_DEPTH):  # a thread's stack is smaller than what Python may recurse
+        """Answer a review, from JSON to JSON. Raises ValueError if ``body`` is not JSON."""
+        if is_deeper(body, MAX_DEPTH):  # beyond this depth, a thread's stack would overflow
             raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
         return json.dumps(self.answer(json.loads(body))).encode()
 
@@ -154,9 +160,9 @@ class Reviewer:
         return "refused"
 
     def _held_back(self, request: Object, policy: SupervisionPolicy) -> str:
-        """Say why the pod gets no supervisor for now; empty if it gets one, which counts as a try.
+        """Return why the pod gets no supervisor for now; empty if it gets one.
 
-        The pods of a multi-node group are one replica.
+        Getting one counts as a try. The pods of a multi-node group are one replica.
         """
         images, now = images_of(policy, self._images), self._clock()
         key = (policy.metadata.uid, images)
@@ -174,7 +180,7 @@ class Reviewer:
 
 
 def patch(before: Object, after: Object) -> list[Object]:
-    """Make the JSON patch between two versions of a pod, by whole fields of metadata and spec."""
+    """Return the JSON patch between two versions of a pod, by whole fields of metadata and spec."""
     operations: list[Object] = []
     for part in ("metadata", "spec"):
         old, new = before[part], after[part]

@@ -1,9 +1,9 @@
-"""The webhook's server and its certificate. Every replica runs it, also a standby.
+"""The webhook's HTTPS server. Every replica runs it, including standbys.
 
-Any client that reaches the port can send what it likes, and the event loop that serves it also
-renews the leader's Lease. So the number and age of connections, the size of bodies and the number
-of waiting reviews are bounded, and reviews are examined in a small pool of threads. A review beyond
-these bounds is refused at once: the API server then creates the pod without a supervisor.
+Any client that reaches the port can send anything, and the event loop that serves it also renews
+the leader's Lease. So connections, their age, request bodies and waiting reviews are limited, and a
+small pool of threads examines reviews. A review beyond these limits is rejected at once: the API
+server then creates the pod without a supervisor.
 """
 
 from __future__ import annotations
@@ -35,40 +35,44 @@ log = logging.getLogger(__name__)
 
 PATH = "/pods"
 ANSWER_S = TIMEOUT_S * 0.75
-"""A review that takes longer is not answered: the API server waits for :data:`TIMEOUT_S`."""
+"""Time limit for an answer; the API server waits for :data:`TIMEOUT_S`."""
 MAX_BYTES = 1 << 20
-"""Largest review. A pod of a whole megabyte is created without a supervisor."""
+"""Maximum size of a review. A pod of a megabyte is created without a supervisor."""
 THREADS = 2
 SWITCH_S = 0.0005
-"""The event loop releases the interpreter lock at each system call; a thread keeps it this long."""
+"""Interpreter switch interval.
+
+The event loop releases the interpreter lock at each system call, and another thread may then keep
+the lock for this long."""
 MAX_WAITING = 64
-"""Reviews that are examined or wait for a thread; one takes some 3 ms."""
+"""Maximum number of reviews that are examined or wait for a thread; one takes about 3 ms."""
 MAX_CONNECTIONS = 512
 MAX_BODIES = 32
-"""Bodies that are read at the same time, which bounds the memory for them."""
+"""Maximum number of bodies read at the same time, which limits their memory."""
 HANDSHAKE_S, HEAD_S, IDLE_S = 2.0, 5.0, 100.0
-"""Time in which a connection must send the head of its first request, or of its next one: an API
-server keeps a connection for the next pod, and closes it after 90 s."""
+"""Time limits of a connection: for its TLS handshake, for the head of a request, between requests.
+
+An API server keeps a connection for the next pod, and closes it after 90 s."""
 SAID_S = 10.0
-"""Between log lines on reviews without an answer: the metric counts them all."""
+"""Minimum time between log lines about unanswered reviews; the metric counts all of them."""
 
 
 class Server:
-    """Answers reviews by ``review``, bytes in and bytes out, which runs in threads."""
+    """Serves ``review``, a function from bytes to bytes that runs in threads."""
 
     def __init__(self, review: Callable[[bytes], bytes], failed: Callable[[], None]) -> None:
-        """``failed`` is called for each review that is not answered."""
+        """Prepare the server; it calls ``failed`` for each review that it does not answer."""
         self._review, self._failed = review, failed
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="review")
         self._waiting = 0
         self._open: dict[RequestHandler, float] = {}
-        """Until when each connection may say nothing; the one that said something last is last."""
+        """Idle deadline of each connection, most recently active last."""
         self._bodies = asyncio.Semaphore(MAX_BODIES)
         self._said = float("-inf")
         self.listening = asyncio.Event()
 
     async def run(self, port: int, context: Any) -> None:
-        """Serve on all interfaces until canceled; OSError if the port is taken."""
+        """Serve on all interfaces until cancelled. Raises OSError if the port is in use."""
         app = web.Application(client_max_size=MAX_BYTES)
         app.add_routes([web.post(PATH, self._answer)])
         runner = web.AppRunner(app, access_log=None, handle_signals=False)
@@ -90,7 +94,7 @@ class Server:
             await runner.cleanup()
 
     def _accept(self, make: Callable[[], RequestHandler]) -> RequestHandler:
-        """Make the protocol of a new connection; the quietest one gives way to it."""
+        """Create the protocol of a new connection; close the longest idle one beyond the limit."""
         if len(self._open) >= MAX_CONNECTIONS:
             self._end(next(iter(self._open)))
         handler = make()
@@ -103,7 +107,7 @@ class Server:
         self._open[handler] = asyncio.get_running_loop().time() + for_s
 
     def _watch(self, handler: RequestHandler) -> None:
-        """End the connection once it has said nothing for too long."""
+        """Close the connection after its idle deadline."""
         loop = asyncio.get_running_loop()
         until = self._open.get(handler, 0.0)
         if loop.time() >= until:
@@ -117,7 +121,7 @@ class Server:
             handler.transport.abort()
 
     async def _answer(self, request: web.Request) -> web.Response:
-        """Answer a review in time or not at all."""
+        """Answer a review, or fail it after :data:`ANSWER_S`."""
         self._alive(request.protocol, IDLE_S)
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -127,7 +131,7 @@ class Server:
                     return self._refused("too many reviews wait", 429)
                 loop = asyncio.get_running_loop()
                 work = loop.run_in_executor(self._pool, self._review, body)
-                # A thread that has begun cannot be ended: it counts until it has finished.
+                # A running thread cannot be cancelled, so its review counts until it has finished.
                 self._waiting += 1
                 work.add_done_callback(self._finished)
                 text = await asyncio.shield(work)
@@ -142,7 +146,7 @@ class Server:
     def _finished(self, work: asyncio.Future[bytes]) -> None:
         self._waiting -= 1
         if not work.cancelled():
-            work.exception()  # it was reported, or its request is gone
+            work.exception()  # mark the exception as retrieved
 
     def _refused(self, why: str, status: int) -> web.Response:
         self._failed()
@@ -153,7 +157,7 @@ class Server:
         return web.Response(text=f"{why}\n", status=status)
 
     def stop(self) -> None:
-        """Release everything that waits."""
+        """Cancel everything that waits."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -161,7 +165,7 @@ _REUSE = hasattr(socket, "SO_REUSEPORT")
 
 
 class Admission:
-    """``start`` it before the election; ``stop`` it at the end."""
+    """The webhook as a whole: call ``start`` before the election and ``stop`` at the end."""
 
     def __init__(
         self,
@@ -187,24 +191,24 @@ class Admission:
         self._tasks: list[asyncio.Task[None]] = []
 
     def current(self) -> bool:
-        """Return whether the present policies inject pods that are created now.
+        """Report whether pods created now get a supervisor under the present policies.
 
-        The answer is what this replica can tell.
+        The answer is what this replica can observe.
         """
         return self._upkeep.current()
 
     def problem(self) -> str | None:
-        """Say why this replica cannot answer the API server; None if it can."""
+        """Return why this replica cannot answer the API server; None if it can."""
         if problem := self._upkeep.problem():
             return problem
         return None if self._server.listening.is_set() else f"port {self._port} is not served"
 
     def unready(self) -> str | None:
-        """As :meth:`problem`; None for a standby that waits for its leader."""
+        """Return the same as :meth:`problem`, but None for a standby that waits for its leader."""
         return None if self._upkeep.waits_for_leader() else self.problem()
 
     def start(self, background: Background) -> None:
-        """Serve from now on. No failure of it ends the operator: pods start without it."""
+        """Start serving. A failure never ends the operator: pods start without a supervisor."""
         parts: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "admission": self._serve,
             "admission-upkeep": self._upkeep.run,

@@ -1,12 +1,12 @@
-"""Upkeep of what admission needs: certificate and webhook configuration.
+"""Keeps the webhook's certificate and its MutatingWebhookConfiguration current.
 
-Every replica reads the Secret; only the leader writes the Secret and the
-MutatingWebhookConfiguration, once it knows all policies.
+Every replica reads the Secret. Only the leader writes the Secret and the
+MutatingWebhookConfiguration, and only after it has listed all policies.
 
-The Secret holds an authority, with which each replica signs its own certificate, or, if another
-program writes it, the certificate itself. A replica serves a new certificate only after the
-configuration has trusted it for one interval of checks, because other API servers of the cluster
-may see the configuration later than this one.
+The Secret holds a CA, with which each replica signs its own certificate. If another program writes
+the Secret, it holds the certificate itself. A replica serves a new certificate only after the
+configuration has trusted it for one check interval, because other API servers of the cluster may
+see the configuration later.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CONFIGURATION = Kind(
     "",
 )
 OVERLAP = datetime.timedelta(days=1)
-"""How long the leader lets the API server trust the previous bundle as well."""
+"""How long the API server also trusts the previous bundle."""
 KEYS = ("tls.crt", "tls.key", "ca.crt")
 
 
@@ -57,17 +57,20 @@ class Tally(Protocol):
     """The webhook's metrics."""
 
     def admitted(self, result: str, count: int = 1) -> None:
-        """``count`` reviews ended with ``result``."""
+        """Count ``count`` reviews with ``result``."""
 
     def certificate(self, secret: str, expires_s: float) -> None:
-        """Note that the certificate of ``secret`` is served until ``expires_s``, Unix seconds."""
+        """Record until when the certificate of ``secret`` is valid, in Unix seconds."""
 
     def webhook(self, secret: str, problem: Callable[[], str | None]) -> None:
-        """Report whether this replica's webhook can answer the API server: if it has no problem."""
+        """Report the webhook as healthy while ``problem`` returns None."""
 
 
 class Upkeep:
-    """``run`` it in every replica; ``leading`` says whether this one may write."""
+    """Keeps the webhook's objects current: ``run`` it in every replica.
+
+    ``leading`` returns whether this replica may write.
+    """
 
     def __init__(
         self,
@@ -81,9 +84,9 @@ class Upkeep:
         known: Callable[[], bool],
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
-        """Prepare the upkeep; ``folder`` is for the files of the certificate that is served.
+        """Prepare the upkeep; ``folder`` is for the files of the served certificate.
 
-        ``known`` says whether ``policies`` are all that there are now.
+        ``known`` returns whether ``policies`` is complete.
         """
         self._api, self._policies, self._webhook = api, policies, webhook
         self._address = Address(webhook.namespace, webhook.name, webhook.url)
@@ -92,27 +95,27 @@ class Upkeep:
         self._tally, self._now = tally, now
         self.certfile, self.keyfile = folder / "tls.crt", folder / "tls.key"
         self._source: Certificate | None = None
-        """What the Secret holds: an authority, or a certificate that somebody else provides."""
+        """Content of the Secret: a CA, or a certificate that another program provides."""
         self._before: tuple[bytes, datetime.datetime] | None = None
-        """The previous bundle, and until when it is trusted."""
+        """The previous bundle, and until when the API server trusts it."""
         self._trusted: tuple[bytes, float] | None = None
-        """The bundle that the configuration trusts, as last seen, and since when."""
+        """The bundle that the configuration trusts, and since when this replica has seen it."""
         self._current: Certificate | None = None
         self._checked = self._turned = float("-inf")
         self._written: Object | None = None
         self._trouble = f"Secret {self._secret} was not read yet"
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self.serving = asyncio.Event()
-        """Set once there is a certificate to serve with."""
+        """Set once a certificate is served."""
 
     def current(self) -> bool:
-        """Whether the API server asks this webhook about the pods of the present policies."""
+        """Report whether the API server calls this webhook for the pods of all present policies."""
         recent = time.monotonic() - self._turned < self._clocks.webhook_current
         written = self._written is not None and self._known()
         return recent and self.serving.is_set() and written
 
     def problem(self) -> str | None:
-        """Say why the API server cannot get an answer of this replica; None if it can."""
+        """Return why the API server gets no answer from this replica; None if it does."""
         current = self._current
         if current is None:
             return self._trouble or "there is no certificate yet"
@@ -126,26 +129,26 @@ class Upkeep:
         return None
 
     def waits_for_leader(self) -> bool:
-        """Whether this is a standby, and the leader has to write what is missing.
+        """Report whether this is a standby, and the leader must write what is missing.
 
-        The leader may be a pod of the release before, without the webhook. The update that turned
-        it on replaces that pod once this one is ready.
+        The leader may be a pod of the previous release, without the webhook. The update that turned
+        the webhook on replaces that pod once this one is ready.
         """
         missing = self._trusted is None or (self._current is None and not self._webhook.provided)
         return missing and not self._leading()
 
     async def run(self) -> None:
-        """Keep everything current until canceled.
+        """Check and repair in a loop until cancelled.
 
-        Raises ApiError, OSError or TimeoutError if the API server refuses or does not answer: then
-        all stays as it was.
+        Raises ApiError, OSError or TimeoutError if the API server refuses or does not answer. The
+        present certificate then stays in use.
         """
         while True:
             await self.turn()
             await asyncio.sleep(self._clocks.webhook_policies)
 
     async def turn(self) -> None:
-        """One turn."""
+        """Check everything once, and repair what differs."""
         late = time.monotonic() - self._checked >= self._clocks.webhook_check
         check = late or self.problem() is not None
         if check:
@@ -191,7 +194,7 @@ class Upkeep:
         return made
 
     def _adopt(self, found: Certificate | None) -> None:
-        """Use what the Secret holds now; without a Secret, keep serving as before."""
+        """Use the Secret's present content; without a Secret, keep the last one."""
         if found is None:
             return
         if self._source is not None and self._source.bundle != found.bundle:
@@ -219,7 +222,7 @@ class Upkeep:
             self._trusted = (source.bundle, time.monotonic())
 
     def _serve(self, source: Certificate) -> None:
-        """Serve with a new certificate of ``source`` if one is due and trusted."""
+        """Serve with a new certificate from ``source`` if one is due and trusted."""
         current, now = self._current, self._now()
         if current is not None and current.expires > now:
             since = self._trusted[1] if self._trusted is not None else float("inf")
@@ -238,7 +241,7 @@ class Upkeep:
             self._load(leaf(self._address.host, source, now))
 
     def _load(self, found: Certificate) -> None:
-        """Serve new connections with this certificate; open ones go on with theirs."""
+        """Use this certificate for new connections; open connections keep theirs."""
         self.certfile.write_bytes(found.certificate)
         self.keyfile.touch(mode=0o600)
         self.keyfile.write_bytes(found.key)
@@ -254,7 +257,7 @@ class Upkeep:
 
 
 def _read(secret: Object | None, name: str) -> tuple[Certificate | None, str]:
-    """Return what the Secret holds, or what it lacks and what to do."""
+    """Return the Secret's certificate, or what is missing and what to do."""
     if secret is None:
         return None, f"Secret {name} does not exist: create it, or restart what writes it"
     data = secret.get("data") or {}
@@ -274,7 +277,7 @@ def _read(secret: Object | None, name: str) -> tuple[Certificate | None, str]:
 
 
 def trusts(present: Object, bundle: bytes) -> bool:
-    """Whether every webhook of a configuration trusts all of ``bundle``."""
+    """Report whether every webhook of a configuration trusts all of ``bundle``."""
     clients = [one.get("clientConfig") or {} for one in present.get("webhooks") or ()]
     wanted = set(certificates(bundle))
     bundles = {one.get("caBundle") or "" for one in clients}

@@ -1,8 +1,8 @@
-"""Carries out the circuit breaker's decisions: takes, renews and gives back slot Leases.
+"""Carries out the circuit breaker's decisions: takes, renews and releases slot Leases.
 
-Leases are written by PUT with the version that was read, as supervisors write them: of two who
-want one, one loses. Times are this process's own: what a Lease says of its times is its holder's
-claim.
+Leases are written by PUT with the version that was read, as supervisors write them, so only one of
+two concurrent writers succeeds. Times are measured by this process, because the times in a Lease
+are claims of its holder.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ log = logging.getLogger(__name__)
 
 TRIES = 3
 MAX_LOST_RACES = 5
-"""Races for one Lease that may put off in a row what the others are given back."""
+"""Consecutive lost races for one Lease after which the others are reopened all the same."""
 
 
 MAX_TRANSITIONS = 2**31
-"""The field has 32 bits, with a sign."""
+"""The field is a signed 32-bit integer."""
 
 
 class _Seen(NamedTuple):
-    """A Lease's spec and whether it has a holder, each with the time since when it is so."""
+    """A Lease's spec and whether it has a holder, each with the time of the last change."""
 
     version: str
     at: float
@@ -43,7 +43,7 @@ class _Seen(NamedTuple):
 
 
 class Breaker:
-    """At most ``limit`` slots of the whole cluster are held by supervisors at once."""
+    """Limits the slots that supervisors hold in the whole cluster to ``limit``."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Breaker:
         self.last = Allocation()
 
     async def run(self) -> None:
-        """Run the allocation loop until canceled."""
+        """Run the allocation loop until cancelled."""
         while True:
             await asyncio.sleep(self._clocks.breaker)
             try:
@@ -74,7 +74,7 @@ class Breaker:
                 log.warning("circuit breaker: %s", str(error) or repr(error))
 
     async def turn(self) -> None:
-        """One decision, carried out; none where nothing happened and nothing is due."""
+        """Make and carry out one decision; do nothing if nothing happened and nothing is due."""
         changes, now = self._store.changes, self._clock()
         seen = (changes[LEASE.kind], changes[INCIDENT.kind])
         if seen == self._changes and not self.last.close and now < self._next:
@@ -92,18 +92,18 @@ class Breaker:
             )  # fmt: skip
         closed = await asyncio.gather(*(self._close(one) for one in due))
         if not all(closed):
-            return  # a supervisor was quicker: what is open is counted anew before more is opened
+            return  # a supervisor was faster: count again before more is opened
         await asyncio.gather(*(self._reopen(one) for one in self.last.reopen))
         self._changes = seen
 
     def _observe(self, leases: list[Object], now: float) -> tuple[set[str], set[str]]:
-        """Uids of Leases whose holder is dead, and of those that are held for too long."""
+        """Return the UIDs of Leases whose holder is dead, and of Leases held for too long."""
         dead: set[str] = set()
         overlong: set[str] = set()
         fresh, due = {}, math.inf
         for lease in leases:
             meta = lease["metadata"]
-            # Others write its metadata, too: that a holder lives shows in the spec alone.
+            # Other clients write its metadata, so only the spec shows that a holder is alive.
             uid, version = meta["uid"], repr(lease.get("spec"))
             taken = holder(lease) not in ("", HOLDER)
             known = self._leases.get(uid)
@@ -128,7 +128,7 @@ class Breaker:
         return dead, overlong
 
     def _expire_grants(self, now: float) -> None:
-        """Revoke unused grants while others are waiting for one."""
+        """Revoke unused grants while other services wait for one."""
         opened = {one["metadata"]["uid"] for one in self.last.granted}
         self._opened = {uid: self._opened.get(uid, now) for uid in opened}
         if not self.last.asking:
@@ -143,9 +143,10 @@ class Breaker:
         return holder(lease) != HOLDER or now - renewed >= RENEW_S
 
     async def _close(self, lease: Object) -> bool:
-        """Whether it is closed, or nobody took it; False where a supervisor was quicker.
+        """Close a Lease. Return False if a supervisor took it first.
 
-        One who writes a Lease all the time does not keep the others waiting for ever.
+        After :data:`MAX_LOST_RACES`, return True: a client that writes a Lease constantly must not
+        delay the others.
         """
         uid = lease["metadata"]["uid"]
         for _ in range(TRIES):
@@ -165,10 +166,10 @@ class Breaker:
         self._renewed.pop(lease["metadata"]["uid"], None)
 
     async def _write(self, lease: Object, who: str) -> Object | None:
-        """Give a Lease to ``who``; return None once that is done or cannot be done any more.
+        """Give a Lease to ``who``. Return None once that is done or is no longer possible.
 
-        If another version took the place of ``lease``, returns that version. A Lease that the API
-        server refuses does not hold up the others.
+        Return the newer version if ``lease`` was replaced meanwhile. A Lease that the API server
+        refuses does not block the others.
         """
         spec = dict(lease.get("spec") or {})
         at = rfc3339_micro(time.time())

@@ -1,4 +1,4 @@
-"""The reconcile of one InferenceService: plan, write what differs, report in its status."""
+"""The reconcile of an InferenceService: plan, write what differs, update its status."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Seen:
-    """``pods`` are those that stay."""
+    """What one reconcile learned. ``pods`` are those that are not terminating."""
 
     pods: list[PodView] = field(default_factory=list)
     service: InferenceService | None = None
@@ -37,7 +37,7 @@ class _Seen:
 
 
 class Controller(Reconciler[_Seen]):
-    """Reconcile services, one call a service."""
+    """Reconciles InferenceServices, one per call."""
 
     KIND, SEEN = SERVICE, _Seen
 
@@ -53,7 +53,7 @@ class Controller(Reconciler[_Seen]):
     ) -> None:
         """Prepare a controller for the services in ``store``.
 
-        ``served`` has the optional kinds that the cluster has now; ``later`` asks for another
+        ``served`` has the optional kinds that the cluster serves now. ``later`` requests another
         reconcile of a service after some seconds.
         """
         super().__init__(api, store, scraper, config, later, clock)
@@ -62,13 +62,13 @@ class Controller(Reconciler[_Seen]):
         """Services whose current revision leaks in most replicas."""
 
     def forget(self, key: Key) -> None:
-        """Drop what is known of a service that is gone."""
+        """Forget a service that is gone."""
         self.suspects.discard(key)
 
     async def carry_out(
         self, key: Key, item: Object, seen: _Seen, again: list[float | None]
     ) -> None:
-        """Apply and remove objects, then follow the pods."""
+        """Apply and remove objects, then handle the pods."""
         every = [PodView.of(one) for one in self._store.of(key, {"Pod"})]
         seen.pods = [one for one in every if not (one.leaving or one.over)]
         seen.service = parse(item)
@@ -114,7 +114,7 @@ class Controller(Reconciler[_Seen]):
     async def status(
         self, key: Key, item: Object, seen: _Seen, failure: Failure | None
     ) -> tuple[Object, float | None]:
-        """Return the service's status, and in how many seconds time alone may change it."""
+        """Return the service's status, and after how many seconds time alone may change it."""
         now, clocks = self._clock(), self._config.clocks
         events, next_s = await pod_events(self._api, key.namespace, seen.pods, now, clocks)
         wanted = status(
@@ -134,5 +134,5 @@ class Controller(Reconciler[_Seen]):
         return wanted, next_s
 
     def notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
-        """Return the Events of a roll-out or a revision that has come to its end."""
+        """Return the Events for a rollout or a revision that completed."""
         return finished(before, wanted)

@@ -1,7 +1,7 @@
-"""What the operator reads from a service's pods and does about them.
+"""What the operator reads from a service's pods, and what it does about them.
 
-It writes incidents that only the status of pods shows, deletes old ones, evicts pods whose
-supervisors ask for it, and reads the Events of pods whose status does not say what is wrong.
+It records incidents that only a pod's status shows and deletes old incidents. It evicts pods at the
+request of their supervisors, and reads the Events of pods whose status does not show a cause.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ log = logging.getLogger(__name__)
 MARKER = "plimsoll-operator-incidents"
 """Field manager of the mark alone: its applications own no other field of an incident."""
 OWNER_GONE = "plimsoll.dev/owner-gone-at"
-"""Annotation of an incident: when its service or policy was found gone (RFC 3339)."""
+"""Annotation of an incident: when its service or policy was first found missing (RFC 3339)."""
 MAX_PODS = 4
-"""Pods of which the Events are read: those of one service have the same trouble."""
+"""Maximum number of pods whose Events are read: the pods of one service have the same problem."""
 
 
 async def reconcile_pods(
     api: Api, store: Store, key: Key, item: Object, pods: Sequence[PodView],
     incidents: list[Object], now: str, config: Config, kept: Collection[str] = (),
 ) -> float | None:  # fmt: skip
-    """Write and delete incidents, and evict pods; return after how many seconds to look again.
+    """Write and delete incidents, and evict pods; return the seconds until the next check.
 
     ``pods`` are all pods of the service or policy, including terminating ones. ``kept`` names the
     pods that nothing would replace.
     """
     incidents = await _prune(api, store, key, incidents, now, config)
     for one in incidents:
-        if _marked(one):  # the owner is there again
+        if _marked(one):  # the owner exists again
             await _change(api, store, _mark(one), manager=MARKER)
     found = examine(item, pods, incidents, now)
     for incident in found.new:
@@ -59,10 +59,10 @@ async def reconcile_pods(
 async def outlive(
     api: Api, store: Store, key: Key, incidents: list[Object], now: str, config: Config
 ) -> float | None:
-    """Keep the incidents of a service or policy that is gone for :attr:`Clocks.orphans`.
+    """Keep the incidents of a deleted service or policy for :attr:`Clocks.orphans`.
 
-    The time of its deletion is written on them, so that it survives a restart of the operator.
-    Returns the seconds until the next one is deleted; None if none is left.
+    The time of the deletion is written on the incidents, so that it survives a restart of the
+    operator. Returns the seconds until the next incident is deleted; None if none is left.
     """
     due = []
     for one in await _prune(api, store, key, incidents, now, config):
@@ -81,7 +81,7 @@ async def outlive(
 async def _prune(
     api: Api, store: Store, key: Key, incidents: list[Object], now: str, config: Config
 ) -> list[Object]:
-    """Delete the incidents that are too many; return the others."""
+    """Delete surplus incidents; return the others."""
     elsewhere = store.count(INCIDENT.kind, key.namespace) - len(incidents) if incidents else 0
     least_age_s = config.clocks.incident_age
     old = surplus(incidents, config.kept_incidents, now, least_age_s, elsewhere)
@@ -96,7 +96,7 @@ async def _change(
 ) -> None:
     """Apply to an existing incident of any writer; log a refusal and continue.
 
-    Raises ApiError if the API server may answer another time.
+    Raises ApiError if the API server may answer differently later.
     """
     try:
         store.put(await api.apply(INCIDENT, item, subresource, manager))
@@ -114,14 +114,14 @@ async def _delete(api: Api, store: Store, key: Key, incident: Object) -> None:
 
 
 def _marked(incident: Object) -> str:
-    """When the incident's service or policy was deleted, as marked on it; empty without a mark."""
+    """Return when the incident's service or policy was deleted; empty without a mark."""
     return str((incident["metadata"].get("annotations") or {}).get(OWNER_GONE, ""))
 
 
 def _mark(incident: Object, at: str = "") -> Object:
-    """Build what the operator applies to an incident: the mark, or its removal without a time.
+    """Build the patch that marks an incident, or without ``at`` removes the mark.
 
-    The UID makes the API server refuse another object of the same name.
+    With the UID, the API server refuses another object of the same name.
     """
     meta = {name: incident["metadata"][name] for name in ("name", "namespace", "uid")}
     marks = {"annotations": {OWNER_GONE: at}} if at else {}
@@ -133,9 +133,9 @@ async def pod_events(
 ) -> tuple[dict[str, list[Object]], float | None]:
     """Read the Events of some pods whose containers are not created, by the pod's name.
 
-    Also returns the seconds after which to look at any of them again. The status of such a pod does
-    not show a volume that cannot be mounted, and does not change. Raises ApiError if the API server
-    may answer later: without Events, the status would lose its reason and then get it back.
+    Also returns the seconds until the next check. The status of such a pod does not show a volume
+    that cannot be mounted, and does not change. Raises ApiError if the API server may answer later:
+    without Events, the status would lose its reason and then get it back.
     """
     again = [due] if (due := again_s(pods, now)) is not None else []
     found: dict[str, list[Object]] = {}

@@ -1,4 +1,4 @@
-"""The frame of a reconcile, for services and policies: what failed, and when to look again."""
+"""The common part of the reconciles of services and policies: failures and requeues."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ Seen = TypeVar("Seen")
 
 
 def now() -> str:
-    """Return the present time as the API writes it."""
+    """Return the current time in RFC 3339."""
     return rfc3339(time.time())
 
 
 class Reconciler(ABC, Generic[Seen]):
-    """Reconcile the objects of one kind; safe to call at any time, any number of times.
+    """Reconciles the objects of one kind; idempotent.
 
-    What a subclass learns in one turn it keeps in a ``Seen``: the status is written from it, also
-    after a failure.
+    A subclass collects what it learns in a ``Seen``. The status is written from it, also after a
+    failure.
     """
 
     KIND: ClassVar[Kind]
@@ -60,7 +60,7 @@ class Reconciler(ABC, Generic[Seen]):
         self._peers = Summaries(time.monotonic, config.clocks.publish)
 
     async def handle(self, key: Key) -> None:
-        """Carry out the spec of ``key``, and update its status."""
+        """Reconcile ``key`` and update its status."""
         item = self._item(key)
         if item is None:
             for known in (self._scraper, self._refusals, self._peers, self._owned, self):
@@ -99,9 +99,9 @@ class Reconciler(ABC, Generic[Seen]):
     async def carry_out(
         self, key: Key, item: Object, seen: Seen, again: list[float | None]
     ) -> Failure | None:
-        """Make the spec so; return why it cannot be made as a whole, None if it is.
+        """Apply the spec; return why part of it cannot be applied, or None.
 
-        ``again`` gets the seconds after which to look again. Raises InvalidSpec, NameConflict and
+        Append to ``again`` the seconds until the next check. Raises InvalidSpec, NameConflict and
         ApiError.
         """
 
@@ -109,15 +109,18 @@ class Reconciler(ABC, Generic[Seen]):
     async def status(
         self, key: Key, item: Object, seen: Seen, failure: Failure | None
     ) -> tuple[Object, float | None]:
-        """Return the status, and in how many seconds time alone may change it; None for never."""
+        """Return the status, and after how many seconds time alone may change it.
+
+        None for never.
+        """
 
     @abstractmethod
     def notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
-        """Return the Events of a change of the status."""
+        """Return the Events for a change of the status."""
 
     @abstractmethod
     def forget(self, key: Key) -> None:
-        """Drop what is known of an object that is gone."""
+        """Forget an object that is gone."""
 
     def _item(self, key: Key) -> Object | None:
         return self._store.get(key, Ref(self.KIND.kind, key.name))

@@ -1,7 +1,7 @@
-"""The pods of policies that the API server refuses to create, from a watch of their owners' Events.
+"""Pods of policies that the API server refuses to create, from a watch of their owners' Events.
 
-The watches are of metadata, and of few Events: a namespace without such costs nothing. The
-Events themselves, and the owners that they are about, are read when one changes.
+The watches receive metadata, and only of Events that match. When an Event changes, it is read, and
+with it the owner that it is about.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ log = logging.getLogger(__name__)
 
 EVENTS = tuple(replace(EVENT, fields=fields) for fields in EVENT_FIELDS)
 RECENT_S = 60.0
-"""A refusal counts for this long: its owner tries again, or it is no longer so."""
+"""How long a refusal counts: an owner that still fails tries again within this time."""
 MAX_EVENTS = 400
-"""Events that are read of a namespace at once."""
+"""Maximum number of Events read from a namespace at once."""
 MAX_OWNERS = 256
-"""Owners that are remembered, each as of the version that an Event is about."""
+"""Maximum number of owners in the cache, each at the version that an Event is about."""
 
 
 @dataclass
 class _Namespace:
-    """Of one namespace: its policies, and the Events as they were read last."""
+    """The policies of a namespace, and its Events as last read."""
 
     tasks: list[asyncio.Task[None]]
     policies: set[Key] = field(default_factory=set)
@@ -48,12 +48,15 @@ class _Namespace:
 
 
 class RefusedCreations:
-    """``changed`` is called with each policy of a namespace in which there is a new refusal."""
+    """Watches for refused pods.
+
+    Calls ``changed`` with each policy of a namespace that has a new refusal.
+    """
 
     def __init__(
         self, api: Api, images: Images, changed: Callable[[Key], None], clock: Callable[[], str]
     ) -> None:
-        """Prepare the watches. ``clock`` gives RFC 3339."""
+        """Prepare the watches. ``clock`` returns RFC 3339."""
         self._api, self._images, self._changed, self._clock = api, images, changed, clock
         self._namespaces: dict[str, _Namespace] = {}
         self._owners: OrderedDict[str, Object] = OrderedDict()
@@ -73,8 +76,8 @@ class RefusedCreations:
     ) -> tuple[RefusedCreation, ...]:
         """Return recent refusals of pods that the policy would give a supervisor, oldest first.
 
-        ``created`` is when the policy was; RFC 3339. Raises ApiError, OSError or TimeoutError if
-        the API server does not answer.
+        ``created`` is the policy's creation time in RFC 3339. Raises ApiError, OSError or
+        TimeoutError if the API server does not answer.
         """
         known = self._follow(key)
         if known.changed:
@@ -119,7 +122,7 @@ class RefusedCreations:
                 self._changed(key)
 
     async def _read(self, namespace: str) -> list[tuple[RefusedCreation, Object]]:
-        """Read the refusals among a namespace's Events, each with what it is about."""
+        """Read the refusals from a namespace's Events, each with its owner."""
         found: list[tuple[RefusedCreation, Object]] = []
         for events in EVENTS:
             count = 0
@@ -131,7 +134,7 @@ class RefusedCreations:
         return found
 
     async def _owner(self, namespace: str, event: Object) -> Object | None:
-        """Read the owner that the Event is about; None if it is gone, or cannot be read."""
+        """Read the owner that the Event is about; None if it is gone or cannot be read."""
         about, kind = event["involvedObject"], kind_of(event)
         if kind is None:
             return None

@@ -1,4 +1,4 @@
-"""Asks the workloads of a policy for rolling restarts, each once for a generation of the policy."""
+"""Requests rolling restarts of a policy's workloads, once per generation of the policy."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from plimsoll_operator.runtime.client import Api, ApiError
 log = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 10
-"""Workloads that are looked at in one reconcile."""
+"""Maximum number of workloads checked in one reconcile."""
 
 
 class _Look(NamedTuple):
-    """What was found of a workload for one generation of a policy, and when."""
+    """The result of checking a workload for one generation of a policy."""
 
     generation: tuple[str, int, bool]
     at: float
@@ -51,10 +51,10 @@ class _Look(NamedTuple):
 
 
 class RollingRestarts:
-    """Requests for rolling restarts of workloads whose pods wait for a supervisor.
+    """Requests rolling restarts of workloads whose pods wait for a supervisor.
 
-    It remembers what was asked, so that a workload at rest costs no request. What it forgets, the
-    workloads' annotations say.
+    The requests are cached, so that an idle workload costs no API call. After a restart of the
+    operator, the workloads' annotations have them.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RollingRestarts:
     ) -> None:
         """Prepare requests through ``api``.
 
-        ``webhook`` says whether pods that are created now get a supervisor; None if there is no
+        ``webhook`` returns whether pods that are created now get a supervisor; None if there is no
         webhook.
         """
         self._api, self._webhook, self._clock = api, webhook, clock
@@ -75,7 +75,7 @@ class RollingRestarts:
         self._looks: dict[Key, dict[WorkloadRef, _Look]] = {}
 
     def forget(self, key: Key) -> None:
-        """Drop what is known of a policy that is gone."""
+        """Forget a policy that is gone."""
         self._seen.pop(key, None)
         self._looks.pop(key, None)
 
@@ -89,12 +89,12 @@ class RollingRestarts:
         injection: Injection | None = None,
         limit: int = 0,
     ) -> tuple[dict[WorkloadRef | None, str], list[WorkloadRef]]:
-        """Ask workloads with waiting pods to restart, at most :data:`MAX_AT_ONCE` a turn.
+        """Request restarts of workloads with waiting pods, at most :data:`MAX_AT_ONCE` per call.
 
-        ``injection`` is what was decided about it. Until a pod has run, ``limit`` pods at once get
-        a supervisor; if more wait, one workload is asked first. Returns the status text of each
-        workload, and those that this call asked. Raises ApiError if the API server may answer
-        later.
+        ``injection`` is the decision about it. Until a pod has run, ``limit`` pods at once get a
+        supervisor; if more wait, one workload is restarted first. Returns the status text of each
+        workload, and the workloads that this call asked to restart. Raises ApiError if the API
+        server may answer later.
         """
         if policy.spec.rollout is not PolicyRollout.RESTART:
             self.forget(key)
@@ -157,7 +157,7 @@ class RollingRestarts:
         now: str,
         trial: bool,
     ) -> tuple[str, bool]:
-        """Ask one workload; return what to say of it, and whether this call asked it."""
+        """Request one restart; return the status text, and whether this call requested it."""
         try:
             live = await self._api.get(kind, namespace, name)
             if live is None:

@@ -1,8 +1,8 @@
-"""The pods that policies select, from one watch of pods' metadata in each namespace with a policy.
+"""The pods that policies select, from one watch of pod metadata in each namespace with a policy.
 
 A policy may select the pods of any workload, and with a watch of all pods the operator would
-receive every change in the cluster. Metadata says which pods a policy selects and which of them
-changed: only those are read, and a summary of each is kept.
+receive every change in the cluster. Metadata shows which pods a policy selects and which of them
+changed. Only those are read, and a summary of each is kept.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from plimsoll_operator.runtime.reflector import Reflector
 from plimsoll_operator.scraper import address_of
 
 FEW = 8
-"""Changed pods that are read one by one; if there are more, all of the policy's are listed."""
+"""Maximum number of changed pods read one by one; more are read with a list."""
 PAGE = 50
-"""Pods of a page: at most 75 MiB. A pod has up to 1.5 MiB, and anybody may create one."""
+"""Pods per page, at most 75 MiB: a pod has up to 1.5 MiB, and anyone may create one."""
 
 Generations = tuple[tuple[str, str, int], ...]
 
 
 class _Read(NamedTuple):
-    """A pod as it was read: its version, what is kept of it, its address, when it was read."""
+    """A pod as last read: its version, its summary, its address, and when it was read."""
 
     version: str
     pod: SelectedPod
@@ -46,25 +46,25 @@ class _Read(NamedTuple):
     at: str
 
     def stale(self, version: str, now: str) -> bool:
-        """Whether there is a newer version, or this one says something else after some time."""
+        """Report whether there is a newer version, or this one's summary depends on the time."""
         due = stuck_s([self.pod], self.at)
         return _older(self.version, version) or (due is not None and seconds(self.at, now) >= due)
 
 
 @dataclass
 class _Namespace:
-    """What is known of a namespace's pods. Other policies get a new one."""
+    """The known pods of a namespace. It is replaced when the policies change."""
 
     generations: Generations
     policies: list[SupervisionPolicy]
     present: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
-    """Version, and names of the policies that select it, of each pod that one selects."""
+    """Version and selecting policies of each pod that a policy selects."""
     read: dict[Key, dict[str, _Read]] = field(default_factory=dict)
     listed: bool = False
 
 
 class PolicyPods:
-    """``changed`` is called with each policy that has other pods now."""
+    """Follows the selected pods, and calls ``changed`` with each policy whose pods changed."""
 
     def __init__(
         self, api: Api, store: Store, images: Images, changed: Callable[[Key], None],
@@ -72,8 +72,8 @@ class PolicyPods:
     ) -> None:  # fmt: skip
         """Prepare the watches.
 
-        A list may take ``timeout_s``; changes of a policy's pods within ``settle_s`` are one.
-        ``clock`` gives RFC 3339.
+        A list may take ``timeout_s``. Changes of a policy's pods within ``settle_s`` are reported
+        once. ``clock`` returns RFC 3339.
         """
         self._api, self._store, self._images, self._changed = api, store, images, changed
         self._timeout_s, self._settle_s, self._clock = timeout_s, settle_s, clock
@@ -84,8 +84,8 @@ class PolicyPods:
     def sync(self, key: Key) -> None:
         """Watch the pods of the key's namespace for the policies that it has now.
 
-        If they have changed, the other policies of the namespace are reconciled as well, because
-        they may have other pods now.
+        If the policies have changed, those of the namespace are all reconciled, because they may
+        select other pods now.
         """
         namespace = key.namespace
         items = [
@@ -97,7 +97,7 @@ class PolicyPods:
         if known and known.generations == generations:
             if (task := self._watches[namespace][1]).done():
                 self._begin(namespace, known)
-                task.result()  # a fault of ours
+                task.result()  # raises if the task failed: a bug
             return
         if namespace in self._watches:
             self._watches.pop(namespace)[1].cancel()
@@ -140,7 +140,7 @@ class PolicyPods:
             async for page, _ in self._api.pages(kind, key.namespace, one):
                 for pod in page:
                     self._examine(known, read, policy, pod)
-                    await asyncio.sleep(0)  # the webhook shares this loop
+                    await asyncio.sleep(0)  # let the webhook run, which shares this loop
         pods = [read[name] for name in sorted(present) if name in read]
         addresses = {
             one.pod.name: one.address for one in pods
@@ -179,7 +179,7 @@ class PolicyPods:
         self._watches[namespace] = (reflector, asyncio.create_task(reflector.run()))
 
     def _tell(self, namespace: str, policies: Iterable[str]) -> None:
-        """Report a change, after a moment in which others may follow."""
+        """Report a change after ``settle_s``, in which others may follow."""
         for name in policies:
             key = Key(namespace, name, POLICY.kind)
             if key not in self._due:
@@ -192,7 +192,7 @@ class PolicyPods:
 
 
 def _names(policies: Iterable[SupervisionPolicy], pod: Object) -> list[str]:
-    """Name the policies that select the pod, oldest first."""
+    """Return the names of the policies that select the pod, oldest first."""
     labels = pod["metadata"].get("labels") or {}
     return [one.metadata.name for one in selecting(policies, labels)]
 
@@ -204,7 +204,7 @@ def _generation(item: Object) -> tuple[str, str, int]:
 
 
 def _older(version: str, than: str) -> bool:
-    """Whether ``version`` is older; resource versions are comparable."""
+    """Report whether ``version`` is older; resource versions are comparable."""
     if not (version.isdigit() and than.isdigit()):
         return version != than
     return int(version) < int(than)

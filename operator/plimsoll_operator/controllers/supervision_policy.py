@@ -1,4 +1,4 @@
-"""The reconcile of one SupervisionPolicy: plan, write what differs, report in its status."""
+"""The reconcile of a SupervisionPolicy: plan, write what differs, update its status."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Seen:
-    """``pods`` is None until they are known; ``said`` is what waiting pods wait for."""
+    """What one reconcile learned.
+
+    ``pods`` is None until they are known. ``said`` has the reason why each workload's pods wait.
+    """
 
     pods: tuple[SelectedPod, ...] | None = None
     refused: tuple[RefusedCreation, ...] = ()
@@ -44,7 +47,7 @@ class _Seen:
 
 
 class PolicyController(Reconciler[_Seen]):
-    """Reconcile policies, one call a policy."""
+    """Reconciles SupervisionPolicies, one per call."""
 
     KIND, SEEN = POLICY, _Seen
 
@@ -61,8 +64,8 @@ class PolicyController(Reconciler[_Seen]):
     ) -> None:
         """Prepare a controller for the policies in ``store``.
 
-        ``add`` asks for another reconcile of a policy, ``later`` for one after some seconds.
-        ``webhook`` says whether pods that are created now get a supervisor.
+        ``add`` requests another reconcile of a policy, ``later`` one after some seconds.
+        ``webhook`` returns whether pods that are created now get a supervisor.
         """
         super().__init__(api, store, scraper, config, later, clock)
         clocks, images = config.clocks, config.images
@@ -75,17 +78,17 @@ class PolicyController(Reconciler[_Seen]):
         self.suspects: dict[Key, tuple[str, ...]] = {}
         """Workloads with a revision that leaks in most replicas."""
         self.pods: dict[Key, dict[State, int]] = {}
-        """How many pods of each policy are in each state; those that end are left out."""
+        """Number of pods of each policy by state, without terminating ones."""
         self.stopped: dict[Key, bool] = {}
-        """Whether new pods of each policy get no supervisor, because others do not start."""
+        """Policies whose injection is stopped because pods do not start with a supervisor."""
 
     async def handle(self, key: Key) -> None:
-        """Carry out the spec of ``key``, and update its status."""
+        """Reconcile ``key`` and update its status."""
         self._selected.sync(key)
         await super().handle(key)
 
     def forget(self, key: Key) -> None:
-        """Drop what is known of a policy that is gone."""
+        """Forget a policy that is gone."""
         self._restarts.forget(key)
         self._refused.forget(key)
         for kept in (self.suspects, self.pods, self.stopped):
@@ -94,7 +97,7 @@ class PolicyController(Reconciler[_Seen]):
     async def carry_out(
         self, key: Key, item: Object, seen: _Seen, again: list[float | None]
     ) -> Failure | None:
-        """Read the pods, apply and remove objects, follow the pods, ask for restarts."""
+        """Read the pods, apply and remove objects, handle the pods, request restarts."""
         policy = read(SupervisionPolicy, item)
         seen.pods, addresses = pods, _ = await self._selected.of(key, policy)
         self._scraper.follow(key, addresses)
@@ -130,7 +133,7 @@ class PolicyController(Reconciler[_Seen]):
     async def _restart(
         self, key: Key, item: Object, policy: SupervisionPolicy, plan: PolicyPlan
     ) -> dict[WorkloadRef | None, str]:
-        """Ask for rolling restarts; return what waiting pods wait for, by workload."""
+        """Request rolling restarts; return why pods wait, by workload."""
         said, asked = await self._restarts.turn(
             key,
             policy,
@@ -146,7 +149,7 @@ class PolicyController(Reconciler[_Seen]):
     async def status(
         self, key: Key, item: Object, seen: _Seen, failure: Failure | None
     ) -> tuple[Object, float | None]:
-        """Return the policy's status, and in how many seconds time alone may change it."""
+        """Return the policy's status, and after how many seconds time alone may change it."""
         figures, now = self._scraper.published(key), self._clock()
         views = [one.view for one in seen.pods or () if one.view]
         clocks, incidents = self._config.clocks, self._incidents(key)
@@ -161,7 +164,7 @@ class PolicyController(Reconciler[_Seen]):
         return wanted, next_s
 
     def notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
-        """Return the Events of suspect revisions, and of pods that do not start."""
+        """Return the Events for suspect revisions and for pods that do not start."""
         return [*suspected(before, wanted), *not_starting(before, wanted)]
 
     def _injection(self, item: Object, seen: _Seen) -> Object | None:
@@ -175,7 +178,7 @@ class PolicyController(Reconciler[_Seen]):
 
 
 def _brief(pods: tuple[SelectedPod, ...]) -> list[PodView]:
-    """Return the pods that are supervised or terminating, without their containers."""
+    """Return the supervised or terminating pods, without their containers."""
     return [
         PodView.brief(one.name, one.created, one.state is State.LEAVING)
         for one in pods

@@ -34,19 +34,20 @@ from plimsoll_operator.status.notices import Notice
 log = logging.getLogger(__name__)
 
 REPORT_AFTER = 3
-"""A refusal that may pass is shown in the status after this many in a row."""
+"""Consecutive transient refusals after which the status shows one."""
 
 MAX_KNOWN = 1024
 CLAIM_S = 600.0
-"""Access modes of a claim do not change. Another one of its name may have others."""
+"""How long a claim's access modes are cached. They never change, but another claim may get the
+name."""
 QUIET_S = 600.0
-"""The same Event again within this time is only counted: a refusal repeats with each try."""
+"""An Event that repeats within this time is only counted: a refusal repeats with each try."""
 
 MAX_MESSAGE = 1000
 
 
 class NameConflict(Exception):
-    """Somebody else's object has the name of one of ours."""
+    """An object that Plimsoll did not create has the name of one that it needs."""
 
     def __init__(self, item: Object) -> None:
         owner = item["metadata"]["ownerReferences"][0]["kind"]
@@ -57,10 +58,10 @@ class NameConflict(Exception):
 
 
 class OwnedObjects:
-    """Write the objects of a service as the plan says.
+    """Writes the objects of a service as planned.
 
-    What the API server lists as ours after a write is remembered: as long as it stays so, the same
-    wish is not sent again, whatever the server or other admission made of it.
+    The fields that the API server lists as ours after a write are kept. While they are unchanged,
+    the same object is not sent again, whatever the server or another webhook made of it.
     """
 
     def __init__(self, api: Api, store: Store) -> None:
@@ -68,15 +69,15 @@ class OwnedObjects:
         self._fields: dict[Key, dict[Ref, str]] = {}
 
     def forget(self, key: Key) -> None:
-        """Drop what is known of a service or policy that is gone."""
+        """Forget a service or policy that is gone."""
         self._fields.pop(key, None)
 
     async def apply(self, key: Key, uid: str, desired: Object, first_replicas: int) -> bool:
-        """Make one object what it should be; return False if it already is.
+        """Apply one object; return False if it is up to date.
 
-        ``uid`` is the service's. Objects of others lack our labels and are in no watch, so the
-        first application must find no object of the name: none is taken over. Raises
-        :class:`NameConflict` if somebody else's object has the name.
+        ``uid`` is the service's. An object of someone else lacks our labels and is in no watch, so
+        the first application must find no object of the name. Raises :class:`NameConflict` if there
+        is one.
         """
         kind, live = BY_KIND[desired["kind"]], self._store.get(key, ref(desired))
         if live is not None and owner_uid(live) != uid:
@@ -98,11 +99,11 @@ class OwnedObjects:
                 raise NameConflict(desired) from None
             if found is not None:
                 self._store.put(found)
-            raise  # the object that is there now may change the plan
+            raise  # the new object may change the plan
         return True
 
     async def remove(self, key: Key, surplus: Sequence[Object]) -> None:
-        """Delete objects, unless they changed since they were seen: a Lease was taken."""
+        """Delete objects that did not change since they were read: a Lease may have been taken."""
         for item in surplus:
             log.info("%s: delete %s", key, " ".join(ref(item)))
             if await self._api.delete(BY_KIND[item["kind"]], item):
@@ -118,9 +119,9 @@ def _note(known: dict[Ref, str], where: Ref, fields: str | None) -> None:
 
 
 async def write_status(api: Api, store: Store, kind: Kind, item: Object, wanted: Object) -> bool:
-    """Give ``item`` the status ``wanted``; return False if it was deleted meanwhile.
+    """Give ``item`` the status ``wanted``; return False if the object was deleted meanwhile.
 
-    ApiError where the API server refuses.
+    Raises ApiError if the API server refuses.
     """
     meta = item["metadata"]
     body = {
@@ -139,7 +140,7 @@ async def write_status(api: Api, store: Store, kind: Kind, item: Object, wanted:
 
 
 class Refusals:
-    """Why services and policies were not carried out, and how often in a row."""
+    """Counts consecutive failures of services and policies."""
 
     def __init__(self) -> None:
         self._in_a_row: Counter[Key] = Counter()
@@ -149,8 +150,8 @@ class Refusals:
     ) -> tuple[Failure, Exception | None]:
         """Return the text for the status, and the error to raise after it is written, if any.
 
-        Raises ``problem`` itself while it may pass: the reconcile is repeated at once, and the
-        status does not flicker.
+        Raises ``problem`` itself while it may be transient: the reconcile is retried at once, and
+        the status does not flicker.
         """
         if isinstance(problem, InvalidSpec):
             return Failure("InvalidSpec", str(problem), lasting=True), None
@@ -167,16 +168,19 @@ class Refusals:
 
 
 class Claims:
-    """Whether pods of several nodes may mount a claim's volume: how a roll-out can move."""
+    """Caches whether pods on several nodes may mount a claim.
+
+    This decides how a rollout proceeds.
+    """
 
     def __init__(self, api: Api, clock: Callable[[], float]) -> None:
         self._api, self._clock = api, clock
         self._known: OrderedDict[tuple[str, str], tuple[float, bool]] = OrderedDict()
 
     async def shared(self, namespace: str, name: str) -> bool:
-        """Return False for a claim that does not exist, or that must not be read.
+        """Report whether pods on several nodes may mount the claim; False if it cannot be read.
 
-        ApiError where the API server may answer later.
+        Raises ApiError if the API server may answer later.
         """
         at, found = self._known.get((namespace, name), (-CLAIM_S, False))
         if self._clock() - at < CLAIM_S:
@@ -206,14 +210,14 @@ class _Seen:
 
 
 class Recorder:
-    """``clock`` gives RFC 3339."""
+    """Writes Events. ``clock`` returns RFC 3339."""
 
     def __init__(self, api: Api, clock: Callable[[], str]) -> None:
         self._api, self._clock = api, clock
         self._known: OrderedDict[str, _Seen] = OrderedDict()
 
     async def write(self, service: Object, notices: Iterable[Notice]) -> None:
-        """One Event for each notice; a repeated notice has the same name."""
+        """Write an Event for each notice; a repeated notice keeps its name."""
         for notice in notices:
             body = self._event(service, notice)
             if body is None:

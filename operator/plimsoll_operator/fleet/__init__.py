@@ -1,4 +1,4 @@
-"""What pods, incidents and Leases say, one by one and together. Pure functions.
+"""What pods, incidents and Leases mean for the services and policies. Pure functions.
 
 Controllers and the circuit breaker act on the results.
 """

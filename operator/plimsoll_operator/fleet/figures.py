@@ -1,12 +1,12 @@
 """What supervisors report: the memory figures in a status, and the growth that peers compare.
 
-A page of metrics comes from a pod, so nothing in it is trusted: a value that no supervisor would
-write is unknown, as is one that is missing.
+A page of metrics comes from a pod, so it is untrusted: a value that no supervisor would write
+counts as unknown.
 
-Replicas of one revision under one load are each other's control group. The operator has their
-growth from its scrapes, and supervisors read it beside their configuration while an incident of
-growth is open. Each text is kept for ``publish_s``, so a reconcile in between writes nothing, and a
-quiet fleet costs no write at all.
+Replicas of one revision under the same load are each other's control group. The operator takes
+their growth from its scrapes. Supervisors read it beside their configuration while an incident of
+growth is open. Each file is kept for ``publish_s``, so a reconcile in between writes nothing, and a
+quiet fleet costs no writes.
 """
 
 from __future__ import annotations
@@ -38,34 +38,41 @@ from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.kinds import Key, Object
 
 STEP = 5
-"""Percent: a status that moved with every sample would be written for ever."""
+"""Step of the percentages in a status. A status that followed every sample would be written
+constantly."""
 
 MAX_RATIO = 1e9
-"""A replica of 1 GB under the smallest budget, one byte; its percentage fits the status."""
+"""Maximum consumed share: a replica of 1 GB with the smallest budget, one byte. Its percentage fits
+the status."""
 
 MAX_RESTARTS = 1000
-"""The schema's highest ``restartBudget.count``."""
+"""Maximum of ``restartBudget.count`` in the schema."""
 
 
 UNSEEN_S = 120.0
-"""As in the alert PlimsollSupervisorBlind: an engine that starts is not seen for some seconds."""
+"""Time without a signal after which it is reported, as in the alert PlimsollSupervisorBlind. An
+engine has no signals for some seconds after its start."""
 LEAVES_NEAR_LIMIT = NEAR_LIMIT_RATIO - 0.03
-"""Memory that moves around the limit's share changes no status each time."""
+"""Share of the limit below which memory is no longer near it; lower than the share that sets it, so
+that the status does not flap."""
 ENGINE_SIGNAL = "engine"
 SIGNALS = (ENGINE_SIGNAL, "host", "metrics", "device", "shared_memory")
-"""What a supervisor sees of its engine; what matters most comes first."""
+"""Signals that a supervisor needs from its engine, the most important first."""
 REASONS = frozenset(SignalReason)
 UNSAID = "SignalMissing"
-"""Reason of a signal of which the supervisor does not say why it lacks it."""
+"""Reason for a missing signal whose supervisor gives none."""
 MAX_BYTES_PER_S = float(1 << 40)
 MAX_LEFT_S = 3.2e9
-"""A century: who grows slower than that says nothing of a limit."""
+"""Maximum time until a limit is reached: a century. Slower growth has no forecast."""
 SEGMENTS = frozenset(segment.value for segment in Segment)
 
 
 @dataclass(frozen=True)
 class Slow:
-    """A slow leak of a replica. ``segment`` is empty, and ``limit_s`` None, where unknown."""
+    """A slow leak of a replica.
+
+    ``segment`` is empty and ``limit_s`` is None if unknown.
+    """
 
     kind: str
     segment: str
@@ -75,13 +82,13 @@ class Slow:
 
 @dataclass(frozen=True)
 class Figures:
-    """One replica by its supervisor's metrics. None is unknown. Ratios are of the growth budget.
+    """The figures from one supervisor's metrics. None is unknown. Ratios are of the growth budget.
 
     ``slow`` holds its slow leaks; it is None until the supervisor has judged a memory. A memory's
-    growth is None until all of it is known. ``drained`` says whether a person took the replica out
-    of service. ``unseen`` has the signals that its supervisor has lacked for :data:`UNSEEN_S`, each
-    with the reason; it is None where the supervisor does not say. ``limit`` is the share of the
-    memory limit that is in use and cannot be reclaimed.
+    growth is None until all of its parts are known. ``drained`` says whether a person took the
+    replica out of service. ``unseen`` has the signals that its supervisor has lacked for
+    :data:`UNSEEN_S`, each with the reason; it is None if the supervisor does not report signals.
+    ``limit`` is the share of the memory limit that is in use and cannot be reclaimed.
     """
 
     host: float | None = None
@@ -96,7 +103,7 @@ class Figures:
 
     @property
     def blind(self) -> bool:
-        """Whether the supervisor is known not to see its engine."""
+        """Whether the supervisor reports that it does not see its engine."""
         return any(signal == ENGINE_SIGNAL for signal, _ in self.unseen or ())
 
 
@@ -109,20 +116,21 @@ _SAMPLE = re.compile(
     rb"(?:\{([^{}\n]{0,512})\})?[ \t]{1,8}([-+.0-9A-Za-z]{1,32})[ \t\r]{0,8}$",
     re.MULTILINE,
 )
-"""Name, labels and value. Every part is bounded, so the time follows from a page's length."""
+"""Name, labels and value of a sample. Every part is bounded, so the time to match grows only with
+the page's length."""
 
 _LEAKS = b"plimsoll_memory_slow_leak"
 _RATE = b"plimsoll_memory_slow_leak_bytes_per_second"
 _LIMIT = b"plimsoll_memory_slow_leak_limit_seconds"
 _SLOW = {_LEAKS: 1.0, _RATE: MAX_BYTES_PER_S, _LIMIT: MAX_LEFT_S}
-"""Samples that tell of slow leaks, each with its largest value."""
+"""Samples of slow leaks, each with its maximum."""
 
 _GROWN = {
     b"plimsoll_memory_unexplained_bytes": MAX_GROWTH_BYTES,
     b"plimsoll_memory_baseline_age_seconds": MAX_AGE_S,
     b"plimsoll_memory_baseline_requests": MAX_REQUESTS,
 }
-"""Samples that tell of growth, in the order of :class:`Grown`, each with its largest value."""
+"""Samples of growth in the order of the fields of :class:`Grown`, each with its maximum."""
 
 _SEGMENT = re.compile(rb'(?:^|,)\s{0,8}segment="([a-z_]{1,63})"')
 
@@ -136,9 +144,10 @@ _KIND = re.compile(rb'(?:^|,)\s{0,8}kind="(host|device)"')
 
 
 def parse(page: bytes) -> Figures:
-    """Read the figures in a Prometheus text page; what is absent, odd or out of bounds is unknown.
+    """Read the figures from a Prometheus text page.
 
-    If a page has a sample twice, the last one counts. Raises nothing.
+    A missing, malformed or out-of-range value is unknown. If a page has a sample twice, the last
+    one counts. Raises nothing.
     """
     ratios: dict[bytes, float | None] = {}
     slow: dict[bytes, dict[bytes, tuple[float | None, str]]] = {}
@@ -188,7 +197,7 @@ def parse(page: bytes) -> Figures:
 def _unseen(
     ages: Mapping[str, float | None], reasons: Mapping[str, str]
 ) -> tuple[tuple[str, str], ...] | None:
-    """Return the signals that are missing for long, with their reasons; None if no age is known."""
+    """Return the signals missing for :data:`UNSEEN_S`, with reasons; None if no age is known."""
     known = {signal: ages.get(signal) for signal in SIGNALS}
     if not any(age is not None for age in known.values()):
         return None
@@ -198,7 +207,7 @@ def _unseen(
 
 
 def _grown(seen: Mapping[bytes, float | None]) -> Grown | None:
-    """Return the growth of one memory; None where a part of it is unknown."""
+    """Return the growth of one memory; None if a part of it is unknown."""
     known = [int(value) for name in _GROWN if (value := seen.get(name)) is not None]
     return Grown(*known) if len(known) == len(_GROWN) else None
 
@@ -206,7 +215,7 @@ def _grown(seen: Mapping[bytes, float | None]) -> Grown | None:
 def _slow(
     seen: Mapping[bytes, Mapping[bytes, tuple[float | None, str]]],
 ) -> tuple[Slow, ...] | None:
-    """Return the slow leaks of a page; None where no memory was judged yet."""
+    """Return the slow leaks on a page; None if no memory has been judged yet."""
     judged = {kind: value for kind, (value, _) in seen.get(_LEAKS, {}).items() if value is not None}
     if not judged:
         return None
@@ -221,10 +230,7 @@ def _slow(
 
 
 def _number(text: bytes, most: float) -> float | None:
-    """Read a number from 0 to ``most``; None for the rest.
-
-    An exporter writes NaN for unknown.
-    """
+    """Read a number from 0 to ``most``; None for anything else, such as NaN for unknown."""
     try:
         value = float(text)
     except ValueError:
@@ -233,37 +239,40 @@ def _number(text: bytes, most: float) -> float | None:
 
 
 def percent(ratio: float) -> int:
-    """Percent in steps of :data:`STEP`, rounded down, so that 100 means spent."""
+    """Return a ratio in percent, rounded down to :data:`STEP`, so that 100 means exhausted."""
     return int(ratio * 100 / STEP + 1e-9) * STEP
 
 
 def drained(figures: Mapping[str, Figures]) -> int | None:
-    """Count the replicas that a person took out of service; None if no supervisor says so."""
+    """Count the replicas that a person took out of service; None if no supervisor reports this."""
     known = [one.drained for one in figures.values() if one.drained is not None]
     return sum(known) if known else None
 
 
 def drained_pods(figures: Mapping[str, Figures]) -> list[str]:
-    """Name the replicas that a person took out of service."""
+    """Return the names of the replicas that a person took out of service."""
     return sorted(pod for pod, one in figures.items() if one.drained)
 
 
 def blind_pods(figures: Mapping[str, Figures]) -> dict[str, str]:
-    """Name the replicas whose supervisors do not see their engines, with the reason."""
+    """Return the replicas whose supervisors do not see their engines, with the reason."""
     return {
         pod: one.unseen[0][1] for pod, one in sorted(figures.items()) if one.unseen and one.blind
     }
 
 
 def unseen_pods(figures: Mapping[str, Figures]) -> list[tuple[str, list[str]]]:
-    """Name the replicas whose supervisors lack a signal, with the reasons; the worst come first."""
+    """Return the replicas whose supervisors lack a signal, with the reasons, worst first."""
     lost = [(pod, one.unseen) for pod, one in sorted(figures.items()) if one.unseen]
     lost.sort(key=lambda one: SIGNALS.index(one[1][0][0]))
     return [(pod, [reason for _, reason in unseen]) for pod, unseen in lost]
 
 
 def pods_near_limit(figures: Mapping[str, Figures], already: bool) -> list[str]:
-    """Name the replicas whose memory is near its limit; ``already`` says that some were before."""
+    """Return the names of the replicas near their memory limit.
+
+    ``already`` says whether some were near before.
+    """
     least = LEAVES_NEAR_LIMIT if already else NEAR_LIMIT_RATIO
     return sorted(
         pod for pod, one in figures.items() if one.limit is not None and one.limit > least
@@ -271,7 +280,7 @@ def pods_near_limit(figures: Mapping[str, Figures], already: bool) -> list[str]:
 
 
 def memory(figures: Mapping[str, Figures]) -> dict[str, object]:
-    """``status.memory`` of the worst replica, by pod name; empty where nothing is known."""
+    """Return ``status.memory`` of the worst replica, by pod name; empty if nothing is known."""
     found: dict[str, object] = {}
     worst: tuple[float, str] | None = None
     for kind, field in (("host", "hostConsumedPercent"), ("device", "deviceConsumedPercent")):
@@ -294,7 +303,7 @@ UNKNOWN = Figures()
 
 
 def growing(incidents: Iterable[Object]) -> set[str]:
-    """Return the pods with an open incident of growth."""
+    """Return the names of the pods with an open incident of growth."""
     return {
         str(one["spec"]["pod"])
         for one in incidents
@@ -303,15 +312,15 @@ def growing(incidents: Iterable[Object]) -> set[str]:
 
 
 def replicas_of_service(pods: Iterable[PodView]) -> list[Peer]:
-    """Return the pods of an InferenceService whose revision is known; their growth is not yet."""
+    """Return the pods of an InferenceService whose revision is known, without their growth."""
     return [Peer(pod.name, pod.revision) for pod in pods if pod.revision]
 
 
 def summary(peers: Sequence[Peer], suspected: Collection[str]) -> str:
-    """Return the file of the ``peers`` whose growth is known, empty if none can be compared.
+    """Return the file of the ``peers`` whose growth is known; empty if none can be compared.
 
-    It has those of each workload with a ``suspected`` pod. Where not all have room, these pods come
-    first.
+    It has the peers of each workload with a ``suspected`` pod. If they do not all fit, these pods
+    come first.
     """
     workloads = {one.workload for one in peers if one.pod in suspected}
     known = [one for one in peers if one.workload in workloads and (one.host or one.device)]
@@ -322,9 +331,9 @@ def summary(peers: Sequence[Peer], suspected: Collection[str]) -> str:
 
 
 def replicas_of_policy(pods: Iterable[SelectedPod]) -> list[Peer]:
-    """Return the supervised pods whose workload and revision are known.
+    """Return the supervised pods whose workload and revision are known, without their growth.
 
-    Their growth is not known yet. Pods of a multi-node group are left out: their roles differ.
+    Pods of a multi-node group are left out: their roles differ.
     """
     return [
         Peer(one.name, one.member.revision, str(one.member.workload))
@@ -337,7 +346,7 @@ def replicas_of_policy(pods: Iterable[SelectedPod]) -> list[Peer]:
 
 
 class Summaries:
-    """What was published last for each service and policy."""
+    """The last published file of each service and policy."""
 
     def __init__(self, clock: Callable[[], float], publish_s: float = CLOCKS.publish) -> None:
         self._clock, self._publish_s = clock, publish_s
@@ -350,9 +359,9 @@ class Summaries:
         incidents: Iterable[Object],
         figures: Mapping[str, Figures],
     ) -> str:
-        """Return the file to publish now; empty while there is none.
+        """Return the file to publish now; empty if there is none.
 
-        ``figures`` are by pod; they are empty until the pods were asked.
+        ``figures`` are by pod; they are empty until the pods were scraped.
         """
         suspected = growing(incidents)
         if not suspected:
@@ -367,12 +376,12 @@ class Summaries:
         return text
 
     def next_s(self, key: Key) -> float | None:
-        """Return the seconds until the next file is due; None while none is."""
+        """Return the seconds until the next file is due; None if none is due."""
         known = self._last.get(key)
         return None if known is None else max(0.0, known[0] + self._publish_s - self._clock())
 
     def forget(self, key: Key) -> None:
-        """After the service or policy is gone, or nothing is to be published any more."""
+        """Forget a service or policy that is gone or has nothing to publish."""
         self._last.pop(key, None)
 
 

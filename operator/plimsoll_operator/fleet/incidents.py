@@ -1,12 +1,12 @@
-"""Incidents that the operator opens, ends and deletes itself, by what pods say.
+"""Incidents that the operator itself opens, ends and deletes, from the status of pods.
 
-Kills for memory, crash loops, and replicas that are gone: a supervisor tells of its engine's kill
-itself; the operator waits for that, and tells of the rest. Names are made of the pod and its
-restart, so that the same kill is told once whoever sees it.
+These are OOM kills, crash loops and replicas that are gone. A supervisor reports the OOM kill of
+its engine itself; the operator waits for that, and reports the other kills. An incident is named
+after its pod and restart, so that each kill has one incident.
 
-Some incidents are deleted, so that a person can read them and a hostile pod cannot fill etcd. A
-client with the token of a supervised pod can write incidents of that pod, and can leave them all
-open. So the open ones are counted as well.
+Old incidents are deleted, so that a person can read the list and a hostile pod cannot fill etcd. A
+client with the token of a supervised pod can write incidents of that pod, and can leave all of them
+open. So open incidents are limited as well.
 """
 
 from __future__ import annotations
@@ -28,24 +28,26 @@ from plimsoll_operator.kinds import Object
 from plimsoll_operator.render import names
 
 GRACE_S = 30.0
-"""So long the supervisor has to tell of a kill by itself."""
+"""Time for the supervisor to report an OOM kill itself."""
 CRASHES = 3
 REPLACE = "PodReplace"
 REQUESTED = frozenset({"Requested", "Begun"})
 ENGINE_RESTART = "EngineRestart"
 BEGUN = frozenset({"Begun", "Succeeded"})
-"""The supervisor of a group that is recreated may end before it can tell of its success."""
+"""Outcomes of an engine restart that recreated the group. Its supervisor may be killed before it
+can report success."""
 KEPT_OF_POD = 10
-"""Half of the names that a pod has (``plimsoll_api.leakincident.MAX_OF_POD``): one is free."""
+"""Maximum number of incidents kept per pod: half of ``plimsoll_api.leakincident.MAX_OF_POD``, so
+that one name is free."""
 KEPT_OPEN = 500
-"""Open incidents of one service or policy: one for each replica, and some more."""
+"""Maximum number of open incidents per service or policy: one for each replica, with a margin."""
 KEPT_OF_NAMESPACE = 2000
 _SUSPECTED = frozenset({None, IncidentPhase.OPEN, IncidentPhase.TRIMMING})
 
 
 @dataclass
 class Findings:
-    """``new`` incidents, ``updates`` of statuses, pods to ``evict``, when to look ``again``."""
+    """Incidents to create or update, pods to evict, and the seconds until the next check."""
 
     new: list[Object] = field(default_factory=list)
     updates: list[Object] = field(default_factory=list)
@@ -56,9 +58,9 @@ class Findings:
 def examine(
     service: Object, pods: Sequence[PodView], incidents: list[Object], now: str
 ) -> Findings:
-    """Find incidents that only pods tell of, requests, and those that nobody else can end.
+    """Return incidents that only the operator can open or end, and the pods to evict.
 
-    ``pods`` are all pods of the service, terminating ones too. ``now`` is RFC 3339.
+    ``pods`` are all pods of the service, including terminating ones. ``now`` is RFC 3339.
     """
     found = Findings()
     for pod in pods:
@@ -73,7 +75,7 @@ def examine(
         if not _lives(one, present.get(pod_name)):
             _orphan(found, one, now)
         elif ((one.get("status") or {}).get("revision") or 0) >= MAX_WRITES:
-            # A supervisor keeps the last write for the end: another client of its token wrote them.
+            # A supervisor reserves the last write for the end, so another client used its token.
             text = f"the status was written {MAX_WRITES} times, so its supervisor cannot end it"
             _end(found, one, "Unresolved", "WritesExhausted", text, now)
         elif _asks_for_a_pod(one) and not present[pod_name].leaving:
@@ -96,7 +98,7 @@ def _kills(
             continue
         age = _seconds(at, now)
         if age is not None and age < GRACE_S and container.name == names.ENGINE:
-            wait = min(GRACE_S, GRACE_S - age)  # a node's clock may be ahead of ours
+            wait = min(GRACE_S, GRACE_S - age)  # a node's clock may be ahead
             found.again_s = wait if found.again_s is None else min(found.again_s, wait)
             continue
         limit = f" at its memory limit of {container.memory}" if container.memory else ""
@@ -115,7 +117,7 @@ def _crashes(
     found: Findings, service: Object, pod: PodView, container: Container, incidents: list[Object],
     now: str,
 ) -> None:  # fmt: skip
-    """Find crash loops: an incident ends once the container is ready; a later loop is a new one."""
+    """Open an incident for a crash loop, and resolve it once the container is ready."""
     open_ = [
         one for one in incidents
         if _open(one)
@@ -141,7 +143,7 @@ def _crashes(
 
 
 def _orphan(found: Findings, incident: Object, now: str) -> None:
-    """End an incident whose pod is gone, unless the pod may only not be known yet."""
+    """End an incident whose pod is gone; wait first if the pod may not be in the store yet."""
     age = _seconds(incident["metadata"].get("creationTimestamp") or now, now)
     if age is not None and age < GRACE_S:
         found.again_s = GRACE_S
@@ -156,7 +158,7 @@ def _orphan(found: Findings, incident: Object, now: str) -> None:
 
 
 def _named(pod: str, container: Container, what: str) -> str:
-    """Return the name of an incident of a container: at most 253 characters."""
+    """Return the name of an incident of a container, at most 253 characters."""
     end = f"-{container.name}-{what}"
     return pod[: 253 - len(end)] + end
 
@@ -171,7 +173,7 @@ def _asks_for_a_pod(incident: Object) -> bool:
 
 
 def _lives(incident: Object, pod: PodView | None) -> bool:
-    """Whether the incident's own pod is there: a StatefulSet gives the next one the same name.
+    """Report whether the incident's own pod exists, not a later pod of the same name.
 
     Both times are the API server's.
     """
@@ -182,7 +184,7 @@ def _lives(incident: Object, pod: PodView | None) -> bool:
 
 
 def _restarted_group(incident: Object) -> bool:
-    """Whether a multi-node group was restarted for it: all processes of the group are new."""
+    """Report whether the incident restarted a multi-node group, which renews all its processes."""
     steps = (incident.get("status") or {}).get("timeline") or ()
     done = any(one.get("step") == ENGINE_RESTART and one.get("outcome") in BEGUN for one in steps)
     return done and bool(incident["spec"].get("podGroup"))
@@ -224,7 +226,7 @@ def _incident(
 def _end(
     found: Findings, incident: Object, phase: str, outcome: str, message: str, now: str
 ) -> None:
-    """Add the status that ends the incident, within what its writer left of the bounds."""
+    """Add the status that ends the incident, within the size that its writer left."""
     about = {key: incident[key] for key in ("apiVersion", "kind")}
     name = {key: incident["metadata"][key] for key in ("name", "namespace")}
     before = incident.get("status") or {}
@@ -239,7 +241,7 @@ def _end(
 
 
 def _characters(status: Object) -> int:
-    """Count the characters of all texts of a status but its message, as its schema does."""
+    """Count the characters of all texts of a status except its message, as the schema does."""
     told = [*(status.get("timeline") or ()), *(status.get("conditions") or ())]
     attribution = status.get("attribution") or {}
     texts = [*(status.get("diagnostics") or ()), *(attribution.get("evidence") or ())]
@@ -247,16 +249,19 @@ def _characters(status: Object) -> int:
 
 
 def _with_conditions(status: Object, opened_at: str) -> Object:
-    """Return the status with its conditions, of the only generation that an incident has."""
+    """Return the status with its conditions.
+
+    An incident's spec never changes, so its generation is always 1.
+    """
     found = conditions_of(status["phase"], status.get("outcome"), opened_at, status.get("endedAt"))
     return status | {"observedGeneration": 1, "conditions": msgspec.to_builtins(found)}
 
 
 def _time(at: str) -> float | None:
-    """Unix seconds of a time as the API writes it; None where it is none, or has no zone.
+    """Return the Unix seconds of a time as the API writes it; None if it is malformed.
 
-    An incident's times are its supervisor's: the schema's ``date-time`` lets through some that
-    cannot be compared.
+    A supervisor writes an incident's times, and the schema's ``date-time`` accepts some that cannot
+    be compared, for example without a zone.
     """
     try:
         return unix_seconds(at)
@@ -265,7 +270,7 @@ def _time(at: str) -> float | None:
 
 
 def _seconds(since: str, until: str) -> float | None:
-    """Seconds between two times, None where one of them is unknown."""
+    """Return the seconds between two times; None if one of them is malformed."""
     begin, end = _time(since), _time(until)
     return None if begin is None or end is None else end - begin
 
@@ -273,12 +278,12 @@ def _seconds(since: str, until: str) -> float | None:
 def surplus(
     incidents: Iterable[Object], kept: int, now: str, least_age_s: float, elsewhere: int = 0
 ) -> list[Object]:
-    """Return the incidents of a service or policy that are too many, oldest first.
+    """Return the incidents of a service or policy beyond the limits, oldest first.
 
-    At most ``kept`` that have ended are left, :data:`KEPT_OPEN` open ones, :data:`KEPT_OF_POD` of a
-    pod, and :data:`KEPT_OF_NAMESPACE` together with the ``elsewhere`` ones of the namespace. Ended
-    ones go first; the newest that was confirmed stays, and so does what is younger than
-    ``least_age_s``. ``now`` is RFC 3339.
+    At most ``kept`` ended ones, :data:`KEPT_OPEN` open ones and :data:`KEPT_OF_POD` of each pod
+    stay, and :data:`KEPT_OF_NAMESPACE` in the namespace, which has ``elsewhere`` others. Ended ones
+    go first. The newest confirmed one stays, and so do those younger than ``least_age_s``. ``now``
+    is RFC 3339.
     """
     order = sorted(incidents, key=lambda one: (_open(one), _created(one)))
     newest = max(filter(_confirmed, order), key=_created, default=None)
@@ -317,7 +322,7 @@ def _confirmed(incident: Object) -> bool:
 
 
 def _old(incident: Object, now: str, least_age_s: float) -> bool:
-    """Whether it may go. The API server wrote the time."""
+    """Report whether the incident may be deleted, by its creation time."""
     age = _seconds(_created(incident), now)
     return age is not None and age >= least_age_s
 

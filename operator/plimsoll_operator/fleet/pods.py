@@ -1,8 +1,8 @@
 """The status of one pod, read once for all callers: its containers, and why one cannot start.
 
-The kubelet keeps how the last run of a container ended. A verdict on a container that ends again
-and again must not change while it alternates between running and waiting, so it follows from counts
-and times in the pod's status alone; the operator remembers nothing.
+The kubelet keeps how the last run of a container ended. A verdict on a crash-looping container must
+not change while the container alternates between running and waiting. So it depends only on counts
+and times in the pod's status, and the operator keeps no state.
 
 Texts of the kubelet, of a log or of a manifest come from a pod: they are cleaned and bounded.
 """
@@ -19,19 +19,20 @@ from plimsoll_api.times import unix_seconds
 from plimsoll_operator.kinds import Object
 
 BACKOFF_RESET_S = 600.0
-"""The kubelet forgets the crashes of a container that has run this long."""
+"""The kubelet resets its back-off for a container that has run this long."""
 SETTLE_S = 30.0
-"""Time that a container must run to count as recovered; or twice its last run, if longer."""
+"""Minimum time for a container to run to count as recovered; twice its last run if that is
+longer."""
 PLANNED_EXIT_CODES = (0, 143)
-"""Exit codes of a container that ended on request, as in a planned restart."""
+"""Exit codes of a container that was stopped on request, for example for a planned restart."""
 CREATING_S = 10.0
-"""Events are read for a pod whose containers have not been created after this time."""
+"""Age from which Events are read for a pod whose containers have not been created."""
 RECENT_S = 180.0
-"""The kubelet tries a volume again after two minutes at most."""
+"""Age up to which an Event counts: the kubelet retries a volume after at most two minutes."""
 EVENT_REASONS = frozenset(
     {"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox"}
 )
-"""Reasons of Events that say why no container is created."""
+"""Reasons of Events that explain why no container is created."""
 OVER = ("Succeeded", "Failed")
 MAX_CAUSE = 400
 MAX_LINES = 3
@@ -48,7 +49,10 @@ Events = Mapping[str, Sequence[Object]]
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a container is not ready. ``blocking``: it will not become ready just by waiting."""
+    """Why a container is not ready.
+
+    ``blocking`` says that it will not become ready just by waiting.
+    """
 
     reason: str
     message: str
@@ -57,11 +61,11 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container's status. Texts are empty where there is none; times are RFC 3339.
+    """A container's status. Empty texts mean none; times are RFC 3339.
 
-    ``state`` is ``waiting``, ``running`` or ``terminated``; ``reason`` and ``text`` are of a
-    waiting one. ``ends`` says how its last runs ended (``terminated`` of Kubernetes), the newest
-    first, ``startup_s`` what its startup probe allows, and ``memory`` its limit.
+    ``state`` is ``waiting``, ``running`` or ``terminated``; ``reason`` and ``text`` belong to a
+    waiting one. ``ends`` has its last terminations (Kubernetes' ``terminated``), newest first.
+    ``startup_s`` is what its startup probe allows, and ``memory`` its limit.
     """
 
     name: str
@@ -78,7 +82,7 @@ class Container:
 
     @property
     def end(self) -> Object:
-        """How its last run ended; empty if none has."""
+        """Its last termination; empty if it never terminated."""
         return self.ends[0] if self.ends else {}
 
     @property
@@ -88,12 +92,12 @@ class Container:
 
     @property
     def killed(self) -> bool:
-        """Whether its last end was a kill for memory."""
+        """Whether its last termination was an OOM kill."""
         return self.end.get("reason") == "OOMKilled"
 
     @property
     def done(self) -> bool:
-        """Whether it ended for good, without an error."""
+        """Whether it completed successfully."""
         return self.state == "terminated" and self.end.get("exitCode") == 0
 
     @property
@@ -103,24 +107,24 @@ class Container:
 
     @property
     def settled_s(self) -> float | None:
-        """How many seconds a new run must last to count as recovered.
+        """Seconds that a new run must last to count as recovered.
 
-        None if the last one was so long that its end does not count as one of a loop.
+        None if the last run was so long that its end is not part of a loop.
         """
         if not (self.end.get("startedAt") and self.end.get("finishedAt")):
             return SETTLE_S
         ran = seconds(self.end["startedAt"], self.end["finishedAt"])
         longest = BACKOFF_RESET_S
         if self.end.get("exitCode") not in PLANNED_EXIT_CODES:
-            # An engine that takes long to load may end each time before it was ever ready.
+            # A slow engine may terminate each time before it was ever ready.
             longest = max(longest, 2 * self.startup_s)
         return None if ran >= longest else min(longest, max(2 * ran, SETTLE_S))
 
     def unsettled(self, now: str) -> bool:
-        """Return whether its last end still counts.
+        """Report whether its last termination still counts.
 
-        It does if the run before it was short, and the present one has not outlived it. ``now`` is
-        RFC 3339, empty if no time has passed.
+        It does if the run before it was short, and the present run is not longer. ``now`` is RFC
+        3339; empty means the time at which the status was written.
         """
         if not self.end:
             return False
@@ -132,24 +136,24 @@ class Container:
         return not (running and now) or seconds(running, now) < self.settled_s
 
     def looping(self, now: str) -> bool:
-        """Whether it ended at least twice and is not over it yet."""
+        """Report whether it terminated at least twice and has not recovered."""
         ended = self.state == "terminated" or self.backs_off
         return self.restarts + ended >= 2 and self.unsettled(now)
 
     def cause(self, now: str) -> Cause:
-        """Why it is not ready, by its own status."""
+        """Return why it is not ready, according to its own status."""
         if self.state == "terminated" or self.unsettled(now):
             return self._ended()
         if self.state == "waiting":
             reason, text = _word(self.reason or "Waiting"), clean(self.text)
-            if reason in _PULL:  # it alternates between the two
+            if reason in _PULL:  # the kubelet alternates between the two reasons
                 reason, text = "ImagePullBackOff", _PULL_PREFIX.sub("", text)
             message = f"{reason} ({text})" if text else reason
             return Cause(reason, message, blocking=reason not in _CREATING)
         return Cause("NotReady", "running, not ready", blocking=False)
 
     def _ended(self) -> Cause:
-        """How the last run ended, in words that stay the same from one restart to the next."""
+        """Return how the last run ended, in the same words for each restart."""
         text = last_lines(str(self.end.get("message") or ""))
         how = "OOMKilled" if self.killed else f"exit code {self.end.get('exitCode')}"
         reason = "OOMKilled" if self.killed else "ContainerExited"
@@ -158,7 +162,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """A pod. ``placed`` is when it got a node, and ``unscheduled`` why it has none."""
+    """A pod. ``placed`` is when it was scheduled, and ``unscheduled`` why it is not."""
 
     name: str
     uid: str
@@ -173,7 +177,7 @@ class PodView:
 
     @classmethod
     def of(cls, pod: Object) -> PodView:
-        """Read a pod as the API server has it."""
+        """Parse a pod from the API server."""
         meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
         placed, unscheduled = "", None
         for one in status.get("conditions") or ():
@@ -201,32 +205,32 @@ class PodView:
 
     @classmethod
     def brief(cls, name: str, created: str, leaving: bool) -> PodView:
-        """Return a pod of whose containers nothing is known."""
+        """Return a pod whose containers are unknown."""
         return cls(name, "", created, "", leaving, False, "", None, (), ())
 
     @property
     def containers(self) -> tuple[Container, ...]:
-        """All of them, init containers last."""
+        """All containers, init containers last."""
         return self.mains + self.inits
 
     @property
     def ready(self) -> bool:
-        """Whether every container of it is ready, or has done its work."""
+        """Whether every container is ready or has completed."""
         return bool(self.containers) and all(one.ready or one.done for one in self.containers)
 
     @property
     def creating(self) -> bool:
-        """Whether it has a node and none of its containers was created yet."""
+        """Whether it is scheduled and none of its containers was created yet."""
         return bool(self.containers) and all(one.creating for one in self.containers)
 
     def creating_s(self, now: str) -> float | None:
-        """Seconds since it was given a node, while it is :attr:`creating`; else None."""
+        """Return the seconds since it was scheduled while it is :attr:`creating`; else None."""
         return seconds(self.placed or self.created or now, now) if self.creating else None
 
     def cause(self, name: str, events: Sequence[Object] = (), now: str = "") -> Cause | None:
-        """Why its container ``name`` is not ready, None where it is.
+        """Return why its container ``name`` is not ready; None if it is.
 
-        ``events`` are those of the pod: nothing else reports a volume that cannot be mounted.
+        ``events`` are the pod's Events: nothing else reports a volume that cannot be mounted.
         """
         found = next((one for one in self.containers if one.name == name), None)
         if found is None:
@@ -241,7 +245,7 @@ class PodView:
         return found.cause(now)
 
     def trouble(self, events: Sequence[Object] = (), now: str = "") -> Cause | None:
-        """Why the pod will not become ready just by waiting; None where nothing says so."""
+        """Return why the pod will not become ready just by waiting; None if nothing says so."""
         if self.unscheduled:
             return self.unscheduled
         if self.creating and (found := _unmounted(events)):
@@ -252,7 +256,7 @@ class PodView:
         return None
 
     def _unfinished(self, name: str) -> Container | None:
-        """Find the init container that ``name`` waits for."""
+        """Return the init container that ``name`` waits for."""
         for one in self.inits:
             if one.name == name:
                 return None
@@ -264,7 +268,7 @@ class PodView:
 def not_ready(
     pods: Iterable[PodView], name: str, events: Events, now: str
 ) -> list[tuple[str, Cause]]:
-    """Pods whose container ``name`` is not ready, with the cause; blocking causes come first."""
+    """Return the pods whose container ``name`` is not ready, blocking causes first."""
     found = [
         (pod.name, why)
         for pod in sorted(pods, key=lambda one: one.name)
@@ -274,7 +278,7 @@ def not_ready(
 
 
 def again_s(pods: Iterable[PodView], now: str) -> float | None:
-    """Seconds until a verdict of this module changes although no pod does."""
+    """Return the seconds until a verdict of this module changes without a change of a pod."""
     due = []
     for pod in pods:
         age = pod.creating_s(now)
@@ -287,7 +291,7 @@ def again_s(pods: Iterable[PodView], now: str) -> float | None:
 
 
 def clean(text: str, limit: int = MAX_CAUSE) -> str:
-    """Return the beginning of ``text`` as one printable line of at most ``limit`` characters."""
+    """Return the start of ``text`` as one printable line of at most ``limit`` characters."""
     whole = _printable(_ANSI.sub("", text[: 8 * limit]))
     return whole if len(whole) <= limit else f"{whole[: limit - 3].rstrip()}..."
 
@@ -300,7 +304,7 @@ def last_lines(text: str, limit: int = MAX_CAUSE) -> str:
 
 
 def seconds(since: str, until: str) -> float:
-    """Between two times as the API writes them."""
+    """Return the seconds between two times as the API writes them."""
     return unix_seconds(until) - unix_seconds(since)
 
 
@@ -333,10 +337,10 @@ def _container(status: Object, spec: Object) -> Container:
 
 
 def _unmounted(events: Sequence[Object]) -> Cause | None:
-    """Return what the kubelet last said about the pod's volumes or its sandbox.
+    """Return the kubelet's last message about the pod's volumes or its sandbox.
 
-    It words the same failure differently from try to try. The alphabetically first of the recent
-    texts is taken, so that the status stays the same.
+    The kubelet words the same failure differently on each try. The alphabetically first of the
+    recent texts is returned, so that the status stays the same.
     """
     relevant = [one for one in events if one.get("reason") in EVENT_REASONS and one.get("message")]
     if not relevant:
@@ -353,7 +357,7 @@ def _at(event: Object) -> str:
 
 
 def _printable(text: str) -> str:
-    """One line without control, format (bidirectional overrides) and unassigned characters."""
+    """Return one line without control, format (bidi overrides) and unassigned characters."""
     kept = (" " if unicodedata.category(one)[0] in "CZ" else one for one in text)
     return " ".join("".join(kept).split())
 

@@ -1,10 +1,10 @@
-"""Pods that the API server refuses to create: by an owner's Event, and whether a supervisor is why.
+"""Pods that the API server refuses to create, and whether their supervisor is the reason.
 
-A quota, a LimitRange, Pod Security or another admission rule may refuse a pod for what an injection
-added. Then there is no pod that could say so: its owner writes an Event and tries again.
+A quota, a LimitRange, Pod Security or another admission rule may refuse a pod because of what an
+injection added. Then no pod exists to report it: its owner writes an Event and tries again.
 
-Texts and times of an Event are its writer's claim. Whoever may write Events in a namespace can
-stop the injection of a policy there, and nothing else.
+The texts and times of an Event are claims of its writer. Anyone who may write Events in a namespace
+can stop the injection of a policy there, and nothing else.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from plimsoll_operator.render.names import digest
 REASON = "FailedCreate"
 """Reason of the Events of Kubernetes' own controllers."""
 RAY_REASONS = {"FailedToCreateHeadPod": RAY_HEAD, "FailedToCreateWorkerPod": RAY_WORKER}
-"""Reasons of those of KubeRay since 1.3, with the type of the node that the pod is."""
+"""Reasons of the Events of KubeRay since 1.3, with the Ray node type of the pod."""
 EVENT_FIELDS = (f"reason={REASON}", f"involvedObject.kind={RAY_KIND},type=Warning")
-"""Of which Events the API server is asked: of a selector, all parts must hold."""
+"""Field selectors of the Events to list. All parts of a selector must match."""
 OWNERS = {
     ("apps/v1", "ReplicaSet"): Kind("ReplicaSet", "apps", "v1", "replicasets"),
     ("apps/v1", "StatefulSet"): Kind("StatefulSet", "apps", "v1", "statefulsets"),
@@ -48,7 +48,7 @@ OWNERS = {
     ),
     (f"{RAY_API}/v1", RAY_KIND): Kind(RAY_KIND, RAY_API, "v1", "rayclusters"),
 }
-"""API version and kind of owners that write them."""
+"""Kinds of owners that write these Events, by API version and kind."""
 
 _REFUSED = re.compile(r"\bis (?:forbidden|invalid): |\bdenied the request\b|\bdenied request\b")
 _OTHER = re.compile(
@@ -58,17 +58,17 @@ _OTHER = re.compile(
 """Refusals that no container of a pod can cause."""
 _QUOTA = re.compile(r"exceeded quota: \S+?, requested: (\S+), used: (\S+), limited: (\S+)")
 _CONTAINERS = re.compile(r'\bcontainers? ((?:"[^"]+"(?:, | and )?)+)|\bmust specify (.*)')
-"""As Pod Security and a quota name containers: those that do not comply."""
+"""The containers that violate a rule, as Pod Security and quotas name them."""
 _QUOTED = re.compile(r'"([^"]+)"|\bfor: ([^;\s]+)')
 _POD = re.compile(r'\b[pP]ods? "[^"]*" is (?:forbidden|invalid): ')
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedCreation:
-    """What the API server said of the pods of one ``owner``, last at ``at`` (RFC 3339).
+    """The API server's message about the pods of one ``owner``, last at ``at`` (RFC 3339).
 
-    ``key`` begins with the owner's uid, and is the same for another try with the same answer.
-    ``node`` is the type of the Ray node that the pod is, empty where it is none.
+    ``key`` begins with the owner's UID, and is the same for another try with the same answer.
+    ``node`` is the Ray node type of the pod, empty if it is not a Ray node.
     """
 
     owner: str
@@ -79,7 +79,7 @@ class RefusedCreation:
 
 
 def read_event(event: Object) -> RefusedCreation | None:
-    """Read an Event of a pod that was refused; None for another failure."""
+    """Parse the Event of a refused pod; return None for any other failure."""
     about, text = event.get("involvedObject") or {}, str(event.get("message") or "")
     node = RAY_REASONS.get(str(event.get("reason")), "")
     if not (node or event.get("reason") == REASON):
@@ -92,13 +92,13 @@ def read_event(event: Object) -> RefusedCreation | None:
     reason = clean(text[found.end() :] if found else text, MAX_REASON)
     uid = str(about.get("uid") or "")
     owner = clean(f"{about.get('kind')} {about.get('name')}", 253)
-    # A denial may hold the pod's generated name.
+    # A denial may contain the pod's generated name.
     plain = re.sub(r'"[^"]*-[^"]*"', '""', reason)
     return RefusedCreation(owner, reason, str(series or at), f"{uid[:36]}/{digest(plain)}", node)
 
 
 def kind_of(event: Object) -> Kind | None:
-    """Return the kind of the owner that an Event is about; None if its pods are not known."""
+    """Return the kind of the owner that an Event is about; None if its pods are unknown."""
     about = event.get("involvedObject") or {}
     return OWNERS.get((str(about.get("apiVersion")), str(about.get("kind"))))
 
@@ -106,10 +106,10 @@ def kind_of(event: Object) -> Kind | None:
 def by_supervisor(
     refused: RefusedCreation, owner: Object, policy: SupervisionPolicy, images: Images
 ) -> RefusedCreation | None:
-    """Return ``refused`` if ``policy`` adds a supervisor to the owner's pods, which may be why.
+    """Return ``refused`` if the supervisor that ``policy`` adds may be the reason; else None.
 
-    It is not why if the API server also names other containers, or if a quota has no room for the
-    pod without a supervisor either.
+    The supervisor is not the reason if the API server also names other containers, or if a quota
+    has no room for the pod without a supervisor either.
     """
     pods = [_pod(template, owner, refused.node) for template in _templates(owner, refused.node)]
     found = (_named(refused, pod, policy, images) for pod in pods)
@@ -117,7 +117,7 @@ def by_supervisor(
 
 
 def _templates(owner: Object, node: str) -> list[Object]:
-    """Return the templates by which the owner may have made the pod."""
+    """Return the templates from which the owner may have created the pod."""
     spec = owner.get("spec") or {}
     if not node:
         return [spec.get("template") or {}]
@@ -126,7 +126,7 @@ def _templates(owner: Object, node: str) -> list[Object]:
 
 
 def _pod(template: Object, owner: Object, node: str) -> Object:
-    """Make the pod as its owner does, as far as an injection looks at it."""
+    """Build the pod as its owner does, with the parts that an injection depends on."""
     meta, spec = template.get("metadata") or {}, template.get("spec") or {}
     reference = {"apiVersion": owner.get("apiVersion"), "kind": owner.get("kind")}
     reference |= {key: owner["metadata"].get(key) for key in ("name", "uid")}
@@ -139,7 +139,7 @@ def _pod(template: Object, owner: Object, node: str) -> Object:
 
 
 def _with_ray(containers: list[Object]) -> list[Object]:
-    """Let the first container start Ray, before what its template says, as KubeRay does."""
+    """Let the first container start Ray before its template's command, as KubeRay does."""
     if not containers:
         return []
     first, *others = containers
@@ -151,7 +151,7 @@ def _with_ray(containers: list[Object]) -> list[Object]:
 def _named(
     refused: RefusedCreation, pod: Object, policy: SupervisionPolicy, images: Images
 ) -> bool:
-    """Whether ``pod`` is of ``policy``, and nothing else of it than a supervisor may be why."""
+    """Report whether ``policy`` selects ``pod`` and only the supervisor may be the reason."""
     if not policy.spec.selector.matches(pod["metadata"].get("labels") or {}):
         return False
     admitted = admit(pod, policy, images)
@@ -173,7 +173,7 @@ def _named(
 
 
 def _fits_without(quota: re.Match[str], added: list[Object]) -> bool:
-    """Whether the quota would have had room for the pod without the ``added`` containers."""
+    """Report whether the quota would have had room for the pod without the ``added`` containers."""
     wanted, taken, limits = map(_amounts, quota.groups())
     stays = [one for one in added if one.get("restartPolicy") == "Always"]
     for name, amount in wanted.items():
@@ -184,7 +184,7 @@ def _fits_without(quota: re.Match[str], added: list[Object]) -> bool:
 
 
 def _share(container: Object, counted: str) -> Fraction:
-    """Return what a container takes of a resource as a quota names it, such as ``limits.cpu``."""
+    """Return a container's use of a resource that a quota names, such as ``limits.cpu``."""
     kind, dot, name = counted.partition(".")
     held = container.get("resources") or {}
     amounts: Mapping[str, str] = held.get(kind if dot else "requests") or {}
@@ -192,7 +192,7 @@ def _share(container: Object, counted: str) -> Fraction:
 
 
 def _amounts(text: str) -> dict[str, Fraction]:
-    """Read ``limits.cpu=1,memory=2Gi``; what is no amount counts as nothing."""
+    """Parse ``limits.cpu=1,memory=2Gi``; a malformed amount counts as zero."""
     found = {}
     for part in text.split(","):
         name, _, amount = part.partition("=")

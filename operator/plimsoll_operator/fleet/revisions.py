@@ -1,13 +1,14 @@
-"""Revisions: which one leaks, which one is wanted, which one runs, and which one to go back to.
+"""Revisions: which one leaks, which one should run, and which one to roll back to.
 
-The same leak in most replicas of one revision is the revision's, not a replica's. A pod's revision
-is its label; of a pod that is gone it is that of its ReplicaSet's other pods. What a ReplicaSet
-does not make is only known while it is there.
+If most replicas of a revision have the same leak, the revision is the cause. A pod's label names
+its revision. The revision of a deleted pod is that of the other pods of its ReplicaSet. For a
+deleted pod without a ReplicaSet it is unknown.
 
-``status.revisions`` keeps the rest: ``update`` is the present spec's, ``current`` the last one that
-was rolled out completely, ``good`` those to go back to, newest first. A revision is good once it
-ran in all replicas, and no longer when most of them leak or somebody goes back from it. That is
-decided with the roll-back, not at its end: the spec may change while pods are still replaced.
+``status.revisions`` keeps the history. ``update`` is the present spec's revision, ``current`` the
+last one that was rolled out completely, and ``good`` lists those to roll back to, newest first. A
+revision becomes good once all replicas ran it. It is removed when most of them leak or someone
+rolls back from it. That happens at the start of the rollback, because the spec may change before
+its end.
 """
 
 from __future__ import annotations
@@ -27,16 +28,19 @@ from plimsoll_operator.kinds import Object
 
 LEAKS = frozenset({"HostGrowth", "DeviceGrowth", "CapacityLoss", "OutOfMemoryKill"})
 MIN_LEAKING = 2
-"""One replica's leak is an incident."""
+"""Minimum number of leaking replicas: the leak of one replica is only an incident."""
 
 MAX_CHANGES = 16
 MADE_IN_SETS = ("Deployment", "Rollout")
-"""Kinds whose pods have the name of their ReplicaSet, which has a revision of its own."""
+"""Kinds whose pods are named after their ReplicaSet, which has a revision of its own."""
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """``since`` is when the leak began in the replica that made it most of them (RFC 3339)."""
+    """A revision that most replicas leak with.
+
+    ``since`` is when the leak began in the replica that completed the majority (RFC 3339).
+    """
 
     revision: str
     leak: str
@@ -46,10 +50,10 @@ class Suspect:
 
 
 class ReplicaPod(NamedTuple):
-    """A pod as evidence.
+    """A pod as evidence for or against its revision.
 
-    ``replica`` names what it is, or is a part of; ``in_set`` says whether a ReplicaSet made it;
-    ``created`` is RFC 3339, empty if no other pod ever has its name.
+    ``replica`` names the replica that the pod is or belongs to. ``in_set`` says whether a
+    ReplicaSet created it. ``created`` is RFC 3339, empty if its name is never reused.
     """
 
     pod: str
@@ -65,7 +69,7 @@ def of_pods(pods: Iterable[PodView]) -> list[ReplicaPod]:
 
 
 def find(revision: str, pods: list[ReplicaPod], incidents: list[Object]) -> Suspect | None:
-    """Whether most replicas of ``revision`` have the same leak; the earliest such leak."""
+    """Return the earliest leak that most replicas of ``revision`` have; None if there is none."""
     present = {pod.pod: pod for pod in pods}
     of_sets = {_set(pod.pod): pod.revision for pod in pods if pod.in_set}
     replicas = len({pod.replica for pod in pods if pod.revision == revision})
@@ -76,7 +80,7 @@ def find(revision: str, pods: list[ReplicaPod], incidents: list[Object]) -> Susp
             continue
         pod = present.get(spec["pod"])
         if pod is not None and incident["metadata"].get("creationTimestamp", "") < pod.created:
-            continue  # of an earlier pod of this name, whose revision nobody knows
+            continue  # an earlier pod of this name, with an unknown revision
         if (pod.revision if pod else of_sets.get(_set(spec["pod"]))) != revision:
             continue
         seen, replica = first[_leak(incident)], pod.replica if pod else spec["pod"]
@@ -93,7 +97,7 @@ def find(revision: str, pods: list[ReplicaPod], incidents: list[Object]) -> Susp
 def suspect_status(
     suspect: Suspect | None, before: Object, update: str, action: str, changed: list[str]
 ) -> dict[str, Any] | None:
-    """``status.suspectRevision``: as known now, else as known before of the same revision."""
+    """Return ``status.suspectRevision``; an earlier verdict on the same revision stays."""
     known: dict[str, Any] | None = before.get("suspectRevision")
     if suspect is None:
         return known | {"action": action} if known and known.get("revision") == update else None
@@ -109,7 +113,7 @@ def suspect_status(
 
 
 def changes(before: Any, after: Any, path: str = "") -> list[str]:
-    """Paths of a pod template that differ, as people write them; bounded."""
+    """Return the paths of a pod template that differ, at most :data:`MAX_CHANGES`."""
     if isinstance(before, dict) and isinstance(after, dict):
         keys = sorted(before.keys() | after.keys())
         parts = (changes(before.get(k), after.get(k), f"{path}.{k}") for k in keys)
@@ -146,17 +150,17 @@ def _leak(incident: Object) -> str:
 
 
 def _set(pod: str) -> str:
-    """Name of the ReplicaSet: a pod's name without its last part."""
+    """Return the name of the ReplicaSet: a pod's name without its last part."""
     return pod.rpartition("-")[0]
 
 
 def suspects(
     workloads: Sequence[Workload], incidents: Sequence[Object], before: Mapping[str, Object]
 ) -> dict[WorkloadRef, Object]:
-    """``suspectRevision`` by workload, for those that have one.
+    """Return ``suspectRevision`` of each workload that has one.
 
-    ``before`` is the last status of each workload, by KIND/NAME: evidence ages, but a revision
-    stays suspect as long as it has pods. Pods that nothing controls have no revision.
+    ``before`` is the last status of each workload, by KIND/NAME: evidence expires, but a revision
+    stays suspect as long as it has pods. Pods without a controller have no revision.
     """
     of_present, of_gone = _by_pod(workloads, incidents)
     found: dict[WorkloadRef, Object] = {}
@@ -181,7 +185,7 @@ def suspects(
 def _by_pod(
     workloads: Sequence[Workload], incidents: Sequence[Object]
 ) -> tuple[dict[WorkloadRef | None, list[Object]], dict[str, list[Object]]]:
-    """Incidents by the workload of their pod, and by pod those of pods that are gone."""
+    """Return the incidents by workload, and those of deleted pods by the pod's name."""
     owners = {pod.name: one.ref for one in workloads for pod in one.pods}
     present: dict[WorkloadRef | None, list[Object]] = {}
     gone: dict[str, list[Object]] = {}
@@ -195,7 +199,7 @@ def _by_pod(
 
 
 def _of_sets(workload: Workload, of_gone: Mapping[str, list[Object]]) -> list[Object]:
-    """Incidents of pods that are gone, of a ReplicaSet that the workload has now."""
+    """Return the incidents of deleted pods that belonged to one of the workload's ReplicaSets."""
     if not of_gone:
         return []
     sets = tuple({_prefix(one) for one in workload.pods if _in_set(one)})
@@ -215,7 +219,7 @@ def _prefix(pod: SelectedPod) -> str:
 
 
 def _in_set(pod: SelectedPod) -> bool:
-    """Whether the pod's name says its revision: Kubernetes cuts long names off."""
+    """Report whether the pod's name shows its revision: Kubernetes truncates long names."""
     ref = pod.member.workload
     return ref is not None and ref.kind in MADE_IN_SETS and pod.name.startswith(_prefix(pod))
 
@@ -224,8 +228,8 @@ def _in_set(pod: SelectedPod) -> bool:
 class RolloutDecision:
     """What a rollout does about a bad revision.
 
-    ``revision`` is the one to run; ``requested`` says that a person asked for the last good one,
-    not a leak.
+    ``revision`` is the one to run. ``requested`` says that a person requested the last good one,
+    and no leak caused the decision.
     """
 
     revision: str
@@ -235,14 +239,14 @@ class RolloutDecision:
 
 
 MAX_GOOD = 2
-"""The spec's own revision may be one of them; then there is another one to go back to."""
+"""Maximum number of good revisions. One may be the spec's own, which leaves one to roll back to."""
 
 
 def advanced(before: Object, update: str, rolled_out: str, bad: str) -> Object:
-    """``status.revisions`` after an observation.
+    """Return ``status.revisions`` after an observation.
 
-    ``rolled_out`` is the revision that runs in all replicas, empty while a roll-out is under way;
-    ``bad`` is one that leaks or that is gone back from, empty where there is none.
+    ``rolled_out`` is the revision that all replicas run, empty while a rollout is in progress.
+    ``bad`` is one that leaks or that was rolled back from, empty if there is none.
     """
     known = dict.fromkeys([rolled_out, *good(before)])
     kept = [one for one in known if one not in ("", bad)][:MAX_GOOD]
@@ -253,7 +257,10 @@ def advanced(before: Object, update: str, rolled_out: str, bad: str) -> Object:
 
 
 def good(revisions: Object) -> list[str]:
-    """Good revisions, newest first. Earlier operators wrote ``current`` and ``previous`` alone."""
+    """Return the good revisions, newest first.
+
+    Earlier operators wrote only ``current`` and ``previous``.
+    """
     if "good" in revisions:
         return list(revisions["good"])
     return [revisions[name] for name in ("current", "previous") if revisions.get(name)]
@@ -269,9 +276,8 @@ def decide(
 ) -> RolloutDecision:
     """Decide which revision to run.
 
-    ``known`` are the revisions whose template still exists, and ``running`` is the one that the
-    Deployment has. A rollback that was begun goes on until the spec changes: its evidence ages and
-    goes.
+    ``known`` are the revisions whose template still exists, and ``running`` is the Deployment's.
+    Once begun, a rollback continues until the spec changes, because its evidence expires.
     """
     target = last_good(status.get("revisions") or {}, update, known, running)
     if service.spec.rollout.revision is RunRevision.LAST_GOOD:
@@ -293,9 +299,9 @@ def decide(
 
 
 def last_good(revisions: Object, update: str, known: Collection[str], running: str = "") -> str:
-    """Return the revision to go back to from ``update``, empty if there is none.
+    """Return the revision to roll back to from ``update``; empty if there is none.
 
-    This is the newest good one, unless another good one runs already: then somebody has gone back
+    This is the newest good one, unless another good one runs already: then someone has rolled back
     to it.
     """
     found = [one for one in good(revisions) if one != update and one in known]
@@ -303,7 +309,7 @@ def last_good(revisions: Object, update: str, known: Collection[str], running: s
 
 
 def _held(status: Object, update: str) -> RolloutDecision:
-    """Stop a rollout that is under way; only report one that is done."""
+    """Pause a rollout that is in progress; only report a completed one."""
     if (status.get("revisions") or {}).get("current") == update:
         return RolloutDecision(update, action="Reported")
     return RolloutDecision(update, paused=True, action="Held")

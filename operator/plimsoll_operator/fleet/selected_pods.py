@@ -1,6 +1,6 @@
-"""The pods that policies select: which policy supervises a pod, and how far its supervision is.
+"""The pods that policies select: which policy supervises a pod, and the state of its supervision.
 
-Of the policies that select a pod, the oldest one supervises it.
+If several policies select a pod, the oldest one supervises it.
 
 Anyone who may create pods in the namespace can write these labels and annotations, so they never
 grant a pod rights on objects of another pod.
@@ -23,13 +23,13 @@ from plimsoll_operator.render.containers import Images, every_container, native_
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER, PROBE, SUPERVISOR
 
 STUCK_AFTER_S = 30.0
-"""Age from which a pod counts as stuck: a registry may fail for a moment."""
+"""Age from which a pod counts as stuck. A shorter failure may be the registry's."""
 MAX_IMAGES = 1026
 MAX_ENDS = 2
 """Failed starts after which a container counts as one that cannot start."""
 AT_ONCE_S = 3.0
-"""An engine that needs to be process 1 ends within this time; one that loads a model takes longer
-to import its libraries."""
+"""Maximum run time of an engine that fails because it is not process 1. An engine that loads a
+model takes longer to import its libraries."""
 
 
 class State(Enum):
@@ -45,9 +45,9 @@ class State(Enum):
 class Start:
     """Whether a pod has started the containers that an injection added.
 
-    ``images`` are their images, as recorded by the injection; empty without any. ``stuck`` says why
-    the pod cannot start them, or with ``engine`` why its engine ends at each start beside them;
-    empty if neither is so.
+    ``images`` are their images as recorded by the injection; empty if nothing was injected.
+    ``stuck`` says why the pod cannot start them; empty if it can. With ``engine``, it says why the
+    engine terminates at each start beside them.
     """
 
     images: str = ""
@@ -58,13 +58,13 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class SelectedPod:
-    """What the operator keeps of a pod that a policy selects.
+    """The operator's summary of a pod that a policy selects.
 
-    ``others`` names the other policies that select it, oldest first; ``mine`` says whether this
-    policy is older than they are. ``holds`` says whether the policy's supervisor in it may hold a
-    restart slot: also while it ends. ``created`` is RFC 3339: a StatefulSet gives the next pod the
-    same name. ``engine`` says what admission took for its engine. ``view`` is there while a
-    container of a supervised pod is not ready.
+    ``others`` names the other policies that select it, oldest first. ``mine`` says whether this
+    policy is older than all of them. ``holds`` says whether the policy's supervisor in it may hold
+    a restart slot, also while the pod terminates. ``created`` is RFC 3339, because a StatefulSet
+    reuses names. ``engine`` describes the container that admission took for its engine. ``view`` is
+    set while a container of a supervised pod is not ready.
     """
 
     name: str
@@ -89,10 +89,10 @@ def examine(
     images: Images,
     now: str = "",
 ) -> SelectedPod:
-    """Find out the state of ``pod`` under ``policy``.
+    """Return the state of ``pod`` under ``policy``.
 
-    ``selecting`` names all policies that select it, in the order in which they may have it. ``now``
-    is RFC 3339, empty if no time has passed.
+    ``selecting`` names all policies that select it, in order of precedence. ``now`` is RFC 3339;
+    empty means the time at which the status was written.
     """
     meta, spec = pod["metadata"], pod.get("spec") or {}
     name = policy.metadata.name
@@ -101,7 +101,7 @@ def examine(
     state, reason = _state(pod, name, "" if mine else selecting[0])
     mine = mine or state is State.SUPERVISED
     if state is State.WAITING and not _has_supervisor(pod):
-        # What admission would refuse does not wait for anything.
+        # A pod that admission would refuse waits for nothing.
         refusal = admit(pod, policy, images).refusal
         state, reason = (State.REFUSED, refusal) if refusal else (state, reason)
     account = str(spec.get("serviceAccountName") or "default")
@@ -127,7 +127,7 @@ def examine(
 
 
 def stuck_s(pods: Iterable[SelectedPod], now: str) -> float | None:
-    """Return the seconds until a pod that has not started counts as stuck, whatever it says."""
+    """Return the seconds until a pod that has not started counts as stuck; None if none will."""
     due = [
         STUCK_AFTER_S - age
         for one in pods
@@ -142,7 +142,7 @@ def _start(pod: Object, view: PodView, now: str) -> Start:
     own = [name for name in (SUPERVISOR, PROBE) if name in listed]
     images = str((pod["metadata"].get("annotations") or {}).get(INJECTED, ""))[:MAX_IMAGES]
     said = {one.name: one for one in view.inits if one.name in own}
-    # An engine that ran got past them once, whatever its supervisor does now.
+    # The engine has run, so its supervisor had started, whatever its state is now.
     begun = any(one.end or one.state == "running" for one in view.mains)
     natives = {one.get("name") for one in native_sidecars(pod["spec"])}
     engines = (*view.mains, *(one for one in view.inits if one.name in natives))
@@ -166,7 +166,7 @@ def _start(pod: Object, view: PodView, now: str) -> Start:
 
 
 def _ends_at_once(one: Container) -> bool:
-    """Whether a container failed at once at each start; not if it may have been ready before."""
+    """Report whether a container failed at once at each start and was never ready."""
     times = (one.end.get("startedAt"), one.end.get("finishedAt"))
     if one.ready or one.restarts < MAX_ENDS or not all(times) or one.done:
         return False
@@ -185,7 +185,7 @@ def _state(pod: Object, policy: str, older: str) -> tuple[State, str]:
         )
     has = _has_supervisor(pod)
     if has and labels.get(POLICY_LABEL) == policy:
-        return State.SUPERVISED, ""  # until it is recreated, also if another policy is older now
+        return State.SUPERVISED, ""  # until it is recreated, even if another policy is older now
     if older:
         return State.REFUSED, (
             f"SupervisionPolicy {older}, which is older, selects this pod too: narrow one of the"
@@ -209,7 +209,7 @@ def _has_supervisor(pod: Object) -> bool:
 
 
 def in_order(items: Iterable[Object]) -> list[SupervisionPolicy]:
-    """Read the policies of one namespace, oldest first; of two of the same second, by name.
+    """Parse the policies of one namespace, oldest first; by name if created in the same second.
 
     A policy that is invalid or is being deleted selects nothing.
     """
@@ -229,5 +229,5 @@ def in_order(items: Iterable[Object]) -> list[SupervisionPolicy]:
 def selecting(
     policies: Iterable[SupervisionPolicy], labels: Mapping[str, str]
 ) -> list[SupervisionPolicy]:
-    """Those of ``policies`` that select a pod with ``labels``; the first of them supervises it."""
+    """Return the ``policies`` that select a pod with ``labels``; the first one supervises it."""
     return [one for one in policies if one.spec.selector.matches(labels)]

@@ -1,16 +1,16 @@
-"""The fleet's circuit breaker: at most so many services under disruptive remediation at once.
+"""The fleet's circuit breaker: limits how many services are under disruptive remediation at once.
 
 A workload of a SupervisionPolicy counts as a service: it has slots of its own.
 
-A supervisor restarts nothing without a slot Lease. Where more incidents are on their way than the
-fleet may bear, the operator takes the free Leases of the services that must wait, and gives them
-back as others finish. Only services with an open incident are touched: a quiet fleet costs no
-write. The operator's hold expires like a supervisor's, so that without the operator each service's
-own limit is what holds.
+A supervisor restarts nothing without a slot Lease. If more incidents are open than the limit
+allows, the operator takes the free Leases of the services that must wait. It gives them back as
+others finish. Only services with an open incident are touched: a quiet fleet costs no writes. The
+operator's hold expires like a supervisor's, so without the operator only each service's own limit
+applies.
 
-Leases and incidents are written in the tenants' namespaces, so neither may shut the others out:
-a holder that is dead counts for nobody, a namespace and a service count for at most their share,
-and whose incident asks for no slot waits behind those that do.
+Leases and incidents are written in the tenants' namespaces, so neither may starve other tenants. A
+dead holder does not count. A namespace and a service count for at most their share. A service whose
+incidents ask for no slot waits behind those whose incidents do.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ HOLDER = "plimsoll-operator"
 DURATION_S = 120
 RENEW_S = 40.0
 SHARES = 2
-"""Where several namespaces have slots, one may use a limit's half; so may one service of several.
-What a fleet of one namespace may bear is not halved."""
+"""A namespace may use one half of the limit if several have slots, and so may a service. With a
+single namespace the limit is not halved."""
 
 AWAITING = "AwaitingSlot"
-"""The phase of an incident whose supervisor tries to take a slot."""
+"""Phase of an incident whose supervisor tries to take a slot."""
 
 ASKING, IDLE = 0, 1
 LAST = "~"
@@ -42,7 +42,7 @@ LAST = "~"
 
 
 class SlotSet(NamedTuple):
-    """The slots of one service, or of one workload of a policy, by what their names begin with."""
+    """The slots of one service, or of one workload of a policy, by their common name prefix."""
 
     namespace: str
     prefix: str
@@ -52,8 +52,8 @@ class SlotSet(NamedTuple):
 class Allocation:
     """Leases to ``close`` (or renew), to ``reopen``, and to leave open as ``granted``.
 
-    ``held`` counts slots that live supervisors hold, ``asking`` those of ``close`` that a
-    supervisor asks for.
+    ``held`` counts slots that live supervisors hold. ``asking`` counts the slots in ``close`` that
+    a supervisor asks for.
     """
 
     close: list[Object] = field(default_factory=list)
@@ -72,12 +72,12 @@ def allocate(
     overlong: Collection[str] = (),
     last_turn: Mapping[str, float] | None = None,
 ) -> Allocation:
-    """Allocate the slots. ``limit`` counts held slots and those left open for a service.
+    """Allocate the slots. ``limit`` includes held slots and those left open for a service.
 
-    ``dead`` has uids of Leases that are as good as free, ``overlong`` of those that are held and
-    count no more, ``last_turn`` when a Lease's last turn ended, by its uid. First come those whose
-    supervisor asks for a slot, then those whose last turn is longest ago, then the oldest incident
-    by the API server's clock.
+    ``dead`` has the UIDs of Leases that count as free. ``overlong`` has the UIDs of Leases that are
+    held but no longer count. ``last_turn`` has the end of each Lease's last turn by UID. Leases
+    whose supervisor asks for a slot come first, then the longest since their last turn, then the
+    oldest incident by the API server's clock.
     """
     ended = last_turn or {}
     slots = [one for one in leases if _is_slot(one)]
@@ -114,7 +114,7 @@ def allocate(
 
 
 class _Shares:
-    """Who uses how much of the limit."""
+    """The use of the limit by services and namespaces."""
 
     def __init__(self, slots: list[Object], limit: int) -> None:
         self._limit = limit
@@ -127,7 +127,7 @@ class _Shares:
         self._used = 0
 
     def admit(self, key: SlotSet) -> bool:
-        """Whether the service may have one slot more; it is counted then."""
+        """Count one more slot of the service and return True, if the limit allows it."""
         return self._used < self._limit and self.hold(key)
 
     def hold(self, key: SlotSet) -> bool:
@@ -143,10 +143,10 @@ class _Shares:
 
 
 def _waits(incidents: list[Object], slots: list[Object]) -> dict[SlotSet, tuple[int, str]]:
-    """Find the slot sets with an open incident: whether one asks for a slot, and the oldest's time.
+    """Return the slot sets with an open incident: whether one asks, and the oldest's creation time.
 
-    What an incident says of its beginning, or of its workload, is its writer's claim: whose slot
-    the pod of a policy may take is on the slot.
+    An incident's opening time and workload are claims of its writer. So the pods that may take a
+    policy's slot are read from the slot.
     """
     of_pods: dict[tuple[str, str], SlotSet] | None = None
     found: dict[SlotSet, tuple[int, str]] = {}
@@ -169,7 +169,7 @@ def _waits(incidents: list[Object], slots: list[Object]) -> dict[SlotSet, tuple[
 
 
 def _of_pods(slots: list[Object]) -> dict[tuple[str, str], SlotSet]:
-    """Whose slots a pod may take, by its namespace and name."""
+    """Return the slot set of each pod, by namespace and name."""
     return {
         (one["metadata"]["namespace"], pod): _key(one)
         for one in slots
@@ -179,14 +179,14 @@ def _of_pods(slots: list[Object]) -> dict[tuple[str, str], SlotSet]:
 
 
 def holder(lease: Object) -> str:
-    """Who has the Lease, empty where nobody."""
+    """Return the holder of the Lease; empty if it is free."""
     return str((lease.get("spec") or {}).get("holderIdentity") or "")
 
 
 def _is_slot(lease: Object) -> bool:
-    """Whether it has the name of a slot: anybody may put our label on a Lease of their own.
+    """Report whether the Lease has the name of a slot; anyone may put our label on a Lease.
 
-    A policy's slot that is free and that no pod may take has no part in anything.
+    A policy's slot that is free and that no pod may take does not count.
     """
     key, name = key_of(lease), lease["metadata"]["name"]
     if key is None:

@@ -1,6 +1,6 @@
 """The workloads that own a policy's pods: each has restart slots and a restart budget of its own.
 
-Pods that nothing controls belong together: they share the policy's own slots.
+Pods without a controller share the policy's own slots.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.kinds import Object
 
 MAX_WORKLOADS = 100
-"""Workloads of a policy that have restart slots."""
+"""Maximum number of workloads of a policy that have restart slots."""
 MAX_REPLICAS_BYTES = 1 << 16
-"""Of an annotation that names a workload's pods. All of an object may have 256 KiB, and the counts
-of restarts need up to 128 KiB of them."""
+"""Maximum size of an annotation that names a workload's pods. All annotations of an object may have
+256 KiB, and the counts of restarts need up to 128 KiB."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What owns some of a policy's pods.
+    """The owner of some of a policy's pods.
 
-    ``ref`` is None for pods that nothing controls, and ``api_group`` is empty if its pods name
+    ``ref`` is None for pods without a controller. ``api_group`` is empty if its pods name
     several.
     """
 
@@ -35,33 +35,33 @@ class Workload:
     pods: tuple[SelectedPod, ...]
 
     def count(self, state: State) -> int:
-        """How many of its pods are in ``state``."""
+        """Return how many of its pods are in ``state``."""
         return sum(one.state is state for one in self.pods)
 
     @property
     def needs_slots(self) -> bool:
-        """Whether a pod of it has a supervisor, or gets one when it is created anew."""
+        """Whether one of its pods has a supervisor, or gets one when it is recreated."""
         return any(one.holds or one.state in (State.SUPERVISED, State.WAITING) for one in self.pods)
 
     @property
     def order(self) -> tuple[bool, str, str]:
-        """Sorts workloads by kind and name; pods that nothing controls come first."""
+        """Sort key: kind and name, pods without a controller first."""
         return (self.ref is not None, *((self.ref.kind, self.ref.name) if self.ref else ("", "")))
 
     @property
     def ray_cluster(self) -> str:
-        """The RayCluster that it is, by its pods with a supervisor; empty where it is none."""
+        """Name of the RayCluster of its supervised pods; empty if it is not one."""
         named = (one.member.ray_cluster for one in self.pods if one.holds)
         return next(filter(None, named), "")
 
     def slots(self, policy: str, count: int) -> tuple[str, ...]:
-        """Names of its restart-slot Leases."""
+        """Return the names of its restart-slot Leases."""
         return slots_of(policy, self.ref, count)
 
     def replicas(self) -> str:
-        """Write which pods may take its slots, by replica, for a slot's annotation.
+        """Return the annotation of a slot that lists the pods that may take it, by replica.
 
-        The text is cut off after :data:`MAX_REPLICAS_BYTES`, between replicas.
+        The text is truncated to :data:`MAX_REPLICAS_BYTES`, between replicas.
         """
         found: dict[str, list[str]] = defaultdict(list)
         for one in sorted(self.pods, key=lambda one: one.name):
@@ -74,7 +74,7 @@ class Workload:
 
     @property
     def too_many(self) -> bool:
-        """Whether :meth:`replicas` leaves some out."""
+        """Report whether :meth:`replicas` is truncated."""
         return sum(len(one.name) + 1 for one in self.pods if one.holds) > MAX_REPLICAS_BYTES
 
 
@@ -93,10 +93,10 @@ def grouped(pods: Iterable[SelectedPod]) -> list[Workload]:
 def with_slots(
     policy: str, workloads: Sequence[Workload], leases: Collection[str]
 ) -> list[Workload]:
-    """Return those of ``workloads`` that have slots: at most :data:`MAX_WORKLOADS`.
+    """Return the ``workloads`` that have slots, at most :data:`MAX_WORKLOADS`.
 
-    One that has them already, by the names in ``leases``, keeps them; supervised ones come before
-    those that wait.
+    A workload that already has slots, by the names in ``leases``, keeps them. Supervised workloads
+    come before those that wait.
     """
     wanted = [one for one in workloads if one.needs_slots]
 
@@ -104,15 +104,17 @@ def with_slots(
         has = one.slots(policy, 1)[0] in leases
         return not has, not any(pod.holds for pod in one.pods)
 
-    chosen = sorted(wanted, key=rank)[:MAX_WORKLOADS]  # stable: else by kind and name
+    chosen = sorted(wanted, key=rank)[
+        :MAX_WORKLOADS
+    ]  # the sort is stable: ties stay ordered by kind and name
     return sorted(chosen, key=lambda one: one.order)
 
 
 def counting_slots(leases: Iterable[Object], window_s: float, now: str) -> list[str]:
-    """Name the slots that nobody needs now and whose restarts still count.
+    """Return the names of unused slots whose restarts still count.
 
-    A workload that is scaled to zero, or is created anew, does not get its restart budget back. The
-    time in a Lease is its last holder's claim. At most :data:`MAX_WORKLOADS` are kept, the newest.
+    A workload that is scaled to zero or recreated must not get its restart budget back. The time in
+    a Lease is its last holder's claim. The newest :data:`MAX_WORKLOADS` are kept.
     """
     found = []
     for one in leases:
@@ -129,7 +131,7 @@ def counting_slots(leases: Iterable[Object], window_s: float, now: str) -> list[
 
 
 def of_workloads(status: Object) -> dict[str, Object]:
-    """Return what a status says of each workload, by its :class:`WorkloadRef` as text."""
+    """Return the part of a status about each workload, by its :class:`WorkloadRef` as text."""
     shown = status.get("workloads") or ()
     return {
         str(WorkloadRef(one.get("kind", ""), one.get("name", ""), one.get("apiGroup", ""))): one

@@ -1,4 +1,4 @@
-"""Events of objects that the operator makes: changes by others are reverted."""
+"""Events of objects that the operator creates, so that changes by others are reverted."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What rules a supervisor out for a pod. Each check raises InjectionError, which names the field.
+"""Checks that a supervisor can run in a pod. Each raises InjectionError, which names the field.
 
-``at`` is the place of the pod spec, with which the message begins.
+``at`` is the path of the pod spec, with which the message begins.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from plimsoll_operator.render.probe import NAME as PROBE
 Object = dict[str, Any]
 
 PREFIX = "plimsoll-"
-"""Of the names of the supervisor's volumes in somebody else's pod."""
+"""Name prefix of the supervisor's volumes in a pod of another workload."""
 VOLUMES: dict[str, Object] = {
     "run": {"emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}},
     "state": {"emptyDir": {"sizeLimit": "256Mi"}},
@@ -34,10 +34,10 @@ OWN_CONTAINERS = frozenset({names.SUPERVISOR, PROBE})
 
 
 def supervisor_of(pod: Object) -> Object | None:
-    """Find the supervisor that an earlier injection added to the pod spec.
+    """Return the supervisor that an earlier injection added to the pod spec; None if there is none.
 
-    It is known by its name and by the volume that holds its configuration: another container may
-    have the name alone.
+    It is identified by its name and by the volume with its configuration: another container may
+    have the same name.
     """
     for one in pod.get("initContainers") or ():
         mounted = {mount.get("name") for mount in one.get("volumeMounts") or ()}
@@ -48,7 +48,7 @@ def supervisor_of(pod: Object) -> Object | None:
 
 
 def check_shape(pod: Object, at: str, fields: Fields) -> None:
-    """Fields of the pod that rule a supervisor out, whatever its engine is."""
+    """Refuse a pod whose fields rule a supervisor out, whatever its engine is."""
     if pod.get("hostPID"):
         raise InjectionError(
             f"{at}.hostPID: true: the supervisor would see, and could signal, every process of the"
@@ -66,7 +66,7 @@ def check_shape(pod: Object, at: str, fields: Fields) -> None:
 def check_names(pod: Object, at: str) -> None:
     """Refuse containers and volumes that have the names of the supervisor's.
 
-    Not for a pod that has one of ours already. Raises InjectionError.
+    Do not call this for a pod that already has our supervisor. Raises InjectionError.
     """
     for field in ("initContainers", "containers"):
         for one in pod.get(field) or ():
@@ -90,7 +90,7 @@ def places_in(pod: Object, engine: EngineContainer) -> SupervisorPlaces:
 def check_ports(
     containers: list[Object], engine: EngineContainer, at: str, places: SupervisorPlaces
 ) -> None:
-    """All containers of a pod share its ports, and two are the supervisor's."""
+    """Refuse a container that uses a port of the supervisor's: a pod's containers share ports."""
     own = (places.metrics_port, places.probe_port)
     if engine.port in own:
         raise InjectionError(
@@ -107,9 +107,9 @@ def check_ports(
 
 
 def check_user(pod: Object, container: Object, engine: EngineContainer, options: Options) -> None:
-    """Refuse an engine whose user is unknown, if the supervisor cannot run as it safely.
+    """Refuse an engine with an unknown user, unless the supervisor can safely run as root.
 
-    The supervisor needs the engine's user ID, and must not be root where the pod may not be. Raises
+    The supervisor needs the engine's user ID, and must not be root if the pod may not be. Raises
     InjectionError.
     """
     own, whole = container.get("securityContext") or {}, pod.get("securityContext") or {}
@@ -125,7 +125,7 @@ def check_user(pod: Object, container: Object, engine: EngineContainer, options:
 
 
 def check_mounts(container: Object, engine: EngineContainer, fields: Fields) -> None:
-    """Refuse a mount at a path of the probe's: the API server takes one a path.
+    """Refuse a mount at one of the probe's paths: the API server accepts one mount per path.
 
     Raises InjectionError.
     """
@@ -138,7 +138,7 @@ def check_mounts(container: Object, engine: EngineContainer, fields: Fields) -> 
 
 
 def check_budget(budget: MemoryBudget | None, engine: EngineContainer, fields: Fields) -> None:
-    """Refuse a host budget above the engine's memory limit, which could never be spent.
+    """Refuse a host budget above the engine's memory limit, which could never be exhausted.
 
     Raises InjectionError.
     """
@@ -151,7 +151,7 @@ def check_budget(budget: MemoryBudget | None, engine: EngineContainer, fields: F
 
 
 def memory_limit(engine: EngineContainer) -> int | None:
-    """Bytes of the engine's memory limit, None where it has none."""
+    """Return the engine's memory limit in bytes; None if it has none."""
     if engine.limit is None:
         return None
     try:
@@ -168,7 +168,7 @@ def check_engine(
     options: Options,
     places: SupervisorPlaces,
 ) -> None:
-    """Everything that depends on the engine, which is one of ``containers``."""
+    """Check everything that depends on the engine, which is one of ``containers``."""
     check_first_process(pod | {"containers": containers}, at, options.fields)
     running = [*containers, *native_sidecars(pod)]
     check_ports(running, engine, at, places)
@@ -181,9 +181,9 @@ def check_engine(
 
 
 def check_restarts(engine: EngineContainer, at: str, options: Options) -> None:
-    """Refuse to act, without the operator, on an engine that the kubelet does not start again.
+    """Refuse mode Recover without the operator if the kubelet does not restart the engine.
 
-    With it, such a pod's supervisor leaves out the rungs that end the engine. Raises
+    With the operator, such a pod's supervisor omits the actions that end the engine. Raises
     InjectionError.
     """
     if options.acts and not options.token and engine.ends:

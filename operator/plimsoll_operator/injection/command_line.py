@@ -1,7 +1,7 @@
-"""What a container's command line runs: its simple commands, also those within a shell script.
+"""The simple commands that a container's command line runs, including those in a shell script.
 
-A script of somebody else's is untrusted: it is read in one pass, up to a length. What it decides at
-run time is not known here; a command that only may run counts as one that does.
+The script is untrusted: it is parsed in one pass, up to a maximum length. Conditions are not
+evaluated: a command that may run counts as one that does.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ Object = dict[str, Any]
 
 
 def words_of(text: str) -> frozenset[str]:
-    """Return the words of ``text``, which bars separate."""
+    """Return the words of ``text``, which are separated by bars."""
     return frozenset(text.split("|"))
 
 
 MAX_COMMAND = 1 << 16
-"""Characters of a container's command and arguments that are searched."""
+"""Maximum length of a container's command and arguments, in characters. The rest is ignored."""
 MAX_COMMANDS = 2048
-"""Of a script: what comes after them is not read."""
+"""Maximum number of commands in a script. The rest is ignored."""
 MAX_NESTED = 4
-"""Shells within shells."""
+"""Maximum depth of shells within shells."""
 TOKEN = re.compile(
     r"""(?P<space>[ \t\r\f\v]++) | (?P<line>\n) | (?P<plain>[^\s'"\\;&|<>()#`$0-9]++)
     | (?P<redirect>[0-9]*+(?:<<<|<<-?|>>|>\||[<>]&|[<>]|&>>?)) | (?P<digits>[0-9]++)
@@ -33,7 +33,7 @@ TOKEN = re.compile(
     | \\(?P<escaped>.) | (?P<command>\$\(|`) | (?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
-"""Parts of words of a shell script, and what separates them. No part is looked at twice."""
+"""Parts of words in a shell script, and separators. No part is matched twice."""
 ESCAPED = re.compile(r"\\([\\\"$`\n])")
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh", "ksh", "busybox"})
@@ -46,13 +46,13 @@ WRAPPERS = words_of(
     "micromamba|nsys|xvfb-run|ddtrace-run|opentelemetry-instrument|mpirun|docker-|"
     "entrypoint.sh|entrypoint.sh|nvidia_entrypoint.sh"
 )
-"""Programs that run another one, which their own arguments name."""
+"""Programs that run another program, which their arguments name."""
 PROGRAM = re.compile(r"(vllm|sglang|ray|python[0-9.]*|(ba|da|a|z|k)?sh)")
 
 
 @dataclass
 class CommandLine:
-    """The commands that may run, in their order, and the variables that a script sets for them.
+    """The commands that may run, in order, and the variables that a script sets for them.
 
     ``is_script`` says whether a shell runs them.
     """
@@ -63,14 +63,14 @@ class CommandLine:
 
 
 def length(container: Object) -> int:
-    """Return the number of characters of command and arguments."""
+    """Return the number of characters in command and arguments."""
     return sum(map(len, _words(container)))
 
 
 def of_container(container: Object, scripts: Mapping[str, str] | None = None) -> CommandLine:
-    """Read command and arguments; what is beyond :data:`MAX_COMMAND` characters is left out.
+    """Parse command and arguments, up to :data:`MAX_COMMAND` characters.
 
-    ``scripts`` are files that it may run, by their paths. One that is longer is not read.
+    ``scripts`` has files that the container may run, by path. A longer file is not parsed.
     """
     words: list[str] = []
     left = MAX_COMMAND
@@ -82,7 +82,7 @@ def of_container(container: Object, scripts: Mapping[str, str] | None = None) ->
     if not container.get("command") and len(words) == 1 and not words[0].startswith("/"):
         words = words[0].split() if "'" in words[0] else _first(words[0])
     if not container.get("command") and words[:1] == ["-c"]:
-        words = ["sh", *words]  # Of an image whose entry point is a shell.
+        words = ["sh", *words]  # The image's entrypoint is a shell.
     made = CommandLine()
     _add(words, made, dict(scripts or {}), 0)
     return made
@@ -94,13 +94,13 @@ def _words(container: Object) -> Iterator[str]:
 
 
 def _first(text: str) -> list[str]:
-    """Return the words of one argument that holds several, as some charts write them."""
+    """Return the words of one argument that holds several, as in some charts."""
     commands = list(split(text))
     return commands[0] if len(commands) == 1 else [text]
 
 
 def _add(words: Sequence[str], line: CommandLine, scripts: dict[str, str], nested: int) -> None:
-    """Add a command, or in place of a shell with a script the commands of the script."""
+    """Add a command, or the commands of the script if it is a shell with one."""
     run = _unwrapped(words, line)
     if not run:
         return
@@ -117,7 +117,7 @@ def _add(words: Sequence[str], line: CommandLine, scripts: dict[str, str], neste
 
 
 def _unwrapped(words: Sequence[str], line: CommandLine) -> list[str]:
-    """Return a command without what only sets it up: keywords, assignments, other programs."""
+    """Return a command without its setup: keywords, assignments and wrapper programs."""
     left = list(words)
     while left:
         if left[0] in KEYWORDS:
@@ -135,7 +135,7 @@ def _unwrapped(words: Sequence[str], line: CommandLine) -> list[str]:
 
 
 def _wrapped(words: Sequence[str]) -> list[str]:
-    """Return the command within the arguments of a wrapper, empty if there is none."""
+    """Return the command in the arguments of a wrapper; empty if there is none."""
     for at, word in enumerate(words):
         if PROGRAM.fullmatch(program(word)) or (at == 0 and ASSIGNMENT.fullmatch(word)):
             return list(words[at:])
@@ -149,9 +149,9 @@ def program(word: str) -> str:
 
 
 def _script(words: Sequence[str]) -> list[str] | None:
-    """Return the script that a shell is given with ``-c``, its name and its arguments.
+    """Return the script that a shell gets with ``-c``, its name and its arguments.
 
-    None for another command.
+    Return None for any other command.
     """
     if program(words[0]) not in SHELLS:
         return None
@@ -172,10 +172,10 @@ SHEBANG = re.compile(r"#![^\n]*\b(ba|da|a|z|k)?sh\b")
 
 
 def _mounted(words: Sequence[str], scripts: dict[str, str]) -> list[str] | None:
-    """Take the script at the path that is run, directly or by a shell, with name and arguments.
+    """Return the script file that a command runs, directly or by a shell, with name and arguments.
 
-    None where no such file is known, or where another program than a shell reads it. A script is
-    taken once: one that runs itself would have no end.
+    Return None if the file is unknown or another program reads it. A script is removed from
+    ``scripts`` once it is returned, because a script that runs itself would never end.
     """
     at = 0
     if program(words[0]) in SHELLS:
@@ -189,7 +189,7 @@ def _mounted(words: Sequence[str], scripts: dict[str, str]) -> list[str] | None:
 def split(script: str) -> Iterator[list[str]]:
     """Yield the simple commands of a script, in one pass.
 
-    A script whose quotes do not end is one command, split at its spaces.
+    A script with an unterminated quote is one command, split at its spaces.
     """
     commands: list[list[str]] = []
     words: list[str] = []
@@ -251,7 +251,7 @@ def split(script: str) -> Iterator[list[str]]:
 
 
 def _end_of_substitution(script: str, at: int, opening: str) -> int | None:
-    """Return the place after a command substitution that begins before ``at``; None if open."""
+    """Return the position after a command substitution that begins before ``at``; None if open."""
     if opening == "`":
         found = script.find("`", at)
         return found + 1 if found >= 0 else None
@@ -271,7 +271,7 @@ MAX_EXPANDED = 4096
 
 
 def expand(word: str, variables: Mapping[str, str | None]) -> str:
-    """Return ``word`` with the values of those variables that are known.
+    """Return ``word`` with known variables replaced by their values.
 
     Kubernetes expands ``$(NAME)``, a shell ``$NAME`` and ``${NAME:-default}``.
     """

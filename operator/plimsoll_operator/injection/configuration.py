@@ -1,4 +1,4 @@
-"""The configuration of a supervisor that no operator manages, as a ConfigMap."""
+"""The configuration of a supervisor that no operator manages, in a ConfigMap."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True)
 class Injected:
-    """The changed document, its supervisor's ConfigMap, and what a person should know.
+    """The changed document, the ConfigMap of its supervisor, and notes for a person.
 
-    ``others`` are further objects that the document refers to. Without a ConfigMap nothing was
-    changed, and ``notes`` say why.
+    ``others`` are further objects that the document refers to. If there is no ConfigMap, nothing
+    was changed, and ``notes`` say why.
     """
 
     document: Object
@@ -40,13 +40,13 @@ class Injected:
 
 
 def config_map(name: str, namespace: object, engine: EngineContainer, options: Options) -> Object:
-    """Build the ConfigMap of the workload called ``name``; ``namespace`` is None if none is set."""
+    """Build the ConfigMap of the workload ``name``; ``namespace`` is None if none is set."""
     config = _config(name, str(namespace or "default"), engine, options)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(names.supervisor(name), namespace),
-        # On lines of its own, for those who review the file that it is written into.
+        # Several lines are easier to review in a file.
         "data": {CONFIG_FILE: msgspec.json.format(encode(config), indent=2).decode() + "\n"},
     }
 
@@ -57,10 +57,10 @@ def metadata(name: str, namespace: object) -> Object:
 
 
 def endpoint(engine: EngineContainer, name: str = "", serves: bool = True) -> EngineEndpoint:
-    """Describe where ``engine`` answers.
+    """Return where ``engine`` answers.
 
-    ``name`` is its model's if its arguments do not say it. The worker of a multi-node engine does
-    not serve.
+    ``name`` is its model's name if its arguments do not set it. The worker of a multi-node engine
+    does not serve.
     """
     url = f"{engine.scheme}://127.0.0.1:{engine.port}"
     return EngineEndpoint(
@@ -74,7 +74,7 @@ def endpoint(engine: EngineContainer, name: str = "", serves: bool = True) -> En
 
 
 def pod_engine(found: PodEngine) -> Object:
-    """Return the variable that tells a supervisor about the engine of its own pod."""
+    """Return the environment variable that describes the engine of its own pod to a supervisor."""
     text = msgspec.json.encode(found, order="sorted").decode()
     # Kubernetes expands $(NAME) in values; $$ stands for a dollar.
     return {"name": POD_ENGINE_ENV, "value": text.replace("$", "$$")}

@@ -1,4 +1,4 @@
-"""Adds a supervisor to each of a document's engines."""
+"""Adds a supervisor to each engine of a manifest document."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ MAX_LABEL = 63
 
 
 def inject(document: Object, options: Options) -> Injected:
-    """Return ``document`` with a supervisor in each of its engine's pods.
+    """Return ``document`` with a supervisor in each pod that runs an engine.
 
-    The argument stays as it is. Injecting again replaces what an earlier injection added.
+    The argument is not changed. Another injection replaces an earlier one.
     """
     changed = _copy(document)
     metadata = changed.get("metadata")
@@ -66,7 +66,7 @@ def inject(document: Object, options: Options) -> Injected:
         if isinstance(engine, str):
             notes.append(f"{at}: {left_alone(engine)}")
             continue
-        # Of one document's pods all but one are workers.
+        # All but one of a document's pods are workers.
         add_supervisor(
             pod.spec, engine, options, names.supervisor(name), at=places_in(pod.spec, engine)
         )
@@ -83,7 +83,7 @@ DEPLOYMENT_MODE = "serving.kserve.io/deploymentMode"
 
 
 def _check_knative(document: Object, where: str) -> None:
-    """Refuse what Knative runs: it admits neither shared process IDs nor init containers.
+    """Refuse pods of Knative, which allows neither a shared process namespace nor init containers.
 
     Raises InjectionError.
     """
@@ -101,7 +101,7 @@ def _check_knative(document: Object, where: str) -> None:
 
 
 def _elsewhere(document: Object, options: Options) -> str | None:
-    """Say why an object of another kind is left alone though it describes an engine; else None."""
+    """Return why an object of another kind is left unchanged although it describes an engine."""
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
     if document.get("kind") in ("ConfigMap", "Secret") or not any(map(_is_engine, _pods(document))):
         return None
@@ -114,7 +114,7 @@ def _elsewhere(document: Object, options: Options) -> str | None:
 
 
 def _pods(value: Any) -> Iterator[Object]:
-    """Yield what looks like a pod spec, wherever it stands."""
+    """Yield each object in ``value`` that looks like a pod spec."""
     if isinstance(value, dict):
         if isinstance(value.get("containers"), list):
             yield value
@@ -132,13 +132,13 @@ def _is_engine(pod: Object) -> bool:
 
 
 def _placeholder(pod: PodSpec) -> str | None:
-    """Return an image that a template is still to fill in; None if all are names."""
+    """Return an image that is still a template placeholder; None if all are names."""
     images = [str(one.get("image") or "") for one in every_container(pod.spec)]
     return next((one for one in images if "{{" in one or "$" in one), None)
 
 
 def _is_patch(pod: PodSpec) -> bool:
-    """Whether the pod spec is a patch for kustomize: the API server takes no such container."""
+    """Report whether the pod spec is a kustomize patch: the API server refuses such a container."""
     listed = pod.spec.get("containers")
     found = listed if isinstance(listed, list) else []
     names_only = [one for one in found if isinstance(one, dict) and not one.get("image")]
@@ -146,14 +146,14 @@ def _is_patch(pod: PodSpec) -> bool:
 
 
 def _copy(value: Any) -> Any:
-    """Copy without shared parts: what YAML aliases in one pod must not change in another."""
+    """Copy a manifest; each YAML alias becomes a copy of its own."""
     if isinstance(value, dict):
         return {key: _copy(held) for key, held in value.items()}
     return [_copy(held) for held in value] if isinstance(value, list) else value
 
 
 def _engine(pod: PodSpec, at: str, options: Options) -> EngineContainer | str:
-    """Find the engine in ``pod``, or why the pod is left alone. Raises InjectionError."""
+    """Return the engine in ``pod``, or why the pod is left unchanged. Raises InjectionError."""
     if pod.worker:
         return WORKERS
     if (why := unselected({**pod.inherited, **pod.labels}, options)) is not None:

@@ -1,7 +1,7 @@
-"""Which container of a pod is the engine, and by what it is known to be one.
+"""Finds the container of a pod that is the engine, and the evidence for it.
 
-The evidence, in order: the server's command, also in a script; the image's own name; options that
-only an engine has. Whoever asks about an engine, webhook or ``plimsoll inject``, asks :func:`find`.
+The evidence, strongest first: the server's command, also in a script; the image's own name; options
+that only an engine has. The webhook and ``plimsoll inject`` both use :func:`find`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from plimsoll_operator.render.supervisor import claims_of, shares_device
 Object = dict[str, Any]
 
 COMMAND, IMAGE, OPTIONS = 3, 2, 1
-"""How much the evidence is worth."""
+"""Strength of the evidence."""
 ENGINE_OPTIONS = {
     EngineType.VLLM: re.compile(
         r"--(gpu[-_]memory[-_]utilization|max[-_]model[-_]len|max[-_]num[-_]seqs"
@@ -33,9 +33,9 @@ ENGINE_OPTIONS = {
     EngineType.SGLANG: re.compile(r"--(mem[-_]fraction[-_]static|chunked[-_]prefill[-_]size)"),
 }
 BACKEND_FLAGS = ("--backend", "--engine", "--kind", "--framework")
-"""Options that say which engine a server is, such as those of KServe's huggingfaceserver."""
+"""Options that select the engine of a server, such as those of KServe's huggingfaceserver."""
 CLIENT_OPTIONS = re.compile(r"--(base[-_]url|url|endpoint|target|dataset|num[-_]prompts)\b")
-"""Options of what asks a server."""
+"""Options of clients that send requests to a server."""
 RAY_PORTS = frozenset({"gcs", "gcs-server", "redis", "dashboard"})
 
 
@@ -43,12 +43,12 @@ RAY_PORTS = frozenset({"gcs", "gcs-server", "redis", "dashboard"})
 class EngineContainer:
     """The engine's container.
 
-    ``container`` is its name and ``path`` its place in the document; ``limits`` are its resource
-    limits; ``uid`` is None where the manifest does not set it; ``hidden`` says whether only a
-    process with capabilities may look into it; ``shm`` is what it mounts at /dev/shm, None where
-    that is the pod's own; ``shares_device`` says whether others may use its devices, ``ends`` why
-    the kubelet does not start it again when it ends, empty if it does. ``evidence`` says by what it
-    was taken for an engine and its port for the port, ``notes`` what the supervisor will not see.
+    ``container`` is its name and ``path`` its path in the document; ``limits`` are its resource
+    limits. ``uid`` is None if the manifest does not set it. ``hidden`` says whether only a process
+    with capabilities may inspect it. ``shm`` is its mount at /dev/shm; None if it uses the pod's
+    own. ``shares_device`` says whether others may use its devices. ``ends`` says why the kubelet
+    does not restart it; empty if it does. ``evidence`` says how the engine and its port were found,
+    and ``notes`` what the supervisor will not see.
     """
 
     container: str
@@ -68,14 +68,17 @@ class EngineContainer:
 
     @property
     def limit(self) -> str | None:
-        """The memory limit as the manifest writes it; None where it has none."""
+        """The memory limit as the manifest writes it; None if it has none."""
         found = self.limits.get("memory")
         return None if found is None else str(found)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a container is taken for. ``kind`` is None for no engine, and ``why`` may say why."""
+    """The engine that a container seems to be.
+
+    ``kind`` is None if it is no engine; ``why`` may then say why.
+    """
 
     container: Object
     kind: EngineType | None = None
@@ -88,9 +91,9 @@ class Candidate:
 
 
 def candidate(container: Object, scripts: Mapping[str, str] | None = None) -> Candidate:
-    """Say what a container is, by its command, its image and its options.
+    """Classify a container by its command, its image and its options.
 
-    ``scripts`` are files that are mounted into it, by their paths.
+    ``scripts`` has files that are mounted into it, by path.
     """
     line = command_line.of_container(container, scripts)
     programs = [of_command(words) for words in line.commands]
@@ -142,7 +145,7 @@ def _of_options(words: list[str]) -> EngineType | None:
 
 
 def _is_ray(container: Object, line: CommandLine, image: str) -> bool:
-    """Whether a container starts Ray, which starts the engine later."""
+    """Report whether a container starts Ray, which starts the engine later."""
     ports = {str(one.get("name")) for one in container.get("ports") or ()}
     runs = any(command_line.program(words[0]) == "ray" for words in line.commands)
     return runs or bool(ports & RAY_PORTS) or "ray" in re.split(r"[^a-z0-9]+", image)
@@ -158,10 +161,10 @@ def find(
 ) -> EngineContainer | None:
     """Return the engine in a pod spec; None if no container runs vLLM or SGLang.
 
-    ``options`` say what a person says of it: its container, type and port, and whether a container
-    that runs something else counts as a custom engine. ``where`` begins the message of an
-    InjectionError: the document and the path of the pod spec. A ``worker`` of a group needs no
-    port. ``ray`` says that whatever starts the pod starts Ray in it; ``annotations`` are the pod's.
+    ``options`` may name its container, type and port, and say whether another program counts as a
+    custom engine. ``where`` begins the message of an InjectionError: the document and the path of
+    the pod spec. A ``worker`` of a group needs no port. ``ray`` says that KubeRay starts Ray in the
+    pod. ``annotations`` are the pod's.
     """
     kind, port = options.engine_type, options.engine.port
     chosen = _choose(pod, where, options)
@@ -218,7 +221,7 @@ def find(
 
 
 def names(pod: Object, options: Options) -> str:
-    """Return the names of the pod's containers as a list for a person, with what they run."""
+    """Return a list of the pod's containers for a message, with what they run."""
     listed = [
         (str(one.get("name")), candidate(one, scripts_of(pod, one, options.config_maps)).why)
         for one in [*(pod.get("containers") or ()), *native_sidecars(pod)]
@@ -251,7 +254,7 @@ def _choose(pod: Object, where: str, options: Options) -> Candidate | None:
             )
         return known[listed.index(named)]
     mains = known[: len(containers)]
-    # What runs beside the pod's own containers is its engine only if none of these is.
+    # A sidecar is the engine only if no regular container is.
     engines = [one for one in mains if one.kind is not None] or [
         one for one in known if one.kind is not None
     ]
@@ -286,10 +289,10 @@ def _uid(pod: Object, container: Object, where: str, path: str) -> int | None:
 
 
 def _hidden(pod: Object, container: Object) -> bool:
-    """Whether the kernel hides sockets and environment from a process without capabilities.
+    """Report whether the kernel hides sockets and environment from a process without capabilities.
 
-    ptrace_may_access(): the reader needs every capability that the process has. A process of
-    root has the runtime's default set unless the container drops it.
+    By ptrace_may_access(), the reader needs every capability that the process has. A root process
+    has the runtime's default set unless the container drops it.
     """
     context = container.get("securityContext") or {}
     capabilities = context.get("capabilities") or {}

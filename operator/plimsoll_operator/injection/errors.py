@@ -1,4 +1,4 @@
-"""What is said of a pod that cannot be injected."""
+"""The error of an injection."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from __future__ import annotations
 class InjectionError(Exception):
     """A workload that cannot be supervised safely.
 
-    The message names its field and says what to do.
+    The message names the field and says what to do.
     """

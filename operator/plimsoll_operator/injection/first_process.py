@@ -1,8 +1,8 @@
-"""What shows that a container must be process 1 of its own, or signals or reads that process.
+"""Finds containers that depend on process 1: they must be it, or they signal or read it.
 
-In a supervised pod the containers share their process IDs, and process 1 is the pod's sandbox: a
-``kill 1`` before the pod stops ends all containers at once, and an init system does not start.
-Only what a pod says is seen here. An entrypoint inside an image is not.
+The containers of a supervised pod share a process namespace, and its process 1 is the pod's
+sandbox. A ``kill 1`` ends all containers at once, and an init system does not start. Only the pod
+spec is checked; an entrypoint inside an image is not visible.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from plimsoll_operator.injection.options import Fields
 Object = dict[str, Any]
 
 _PARTS = re.compile(r"[;&|\n(){}`]")
-"""Ends of a command within a shell's script."""
+"""Ends of a command in a shell script."""
 _QUOTES = str.maketrans("", "", "\"'")
 _OWN = r"(?:getpid\s*\(\s*\)|\b[pP]rocess\.pid|\${2,4}|\$\{?BASHPID\}?)[\"'\]]*"
-"""The process ID of whoever asks, in Python, JavaScript, Ruby and a shell."""
+"""The caller's own process ID in Python, JavaScript, Ruby and shells."""
 _IS = r"\s*(?:!==?|===?|=|<>|>|-(?:eq|ne|gt)|\bis(?:\s+not)?\b)\s*"
 _NAMES = (
     r"/proc/1(?![0-9])",
@@ -43,22 +43,22 @@ INITS = frozenset(
         *("catatonit", "runit-init", "s6-linux-init", "s6-overlay-suexec", "systemd"),
     }
 )
-"""Programs that end, or do not do their work, where they are not process 1: by path, or by name
-where the name is not used for anything else."""
+"""Programs that exit or do not work unless they are process 1: by path, or by name if nothing else
+has that name."""
 INIT_IMAGES = re.compile(r"(^|/)linuxserver/|(^|/)ubi\d+(-minimal)?[-/](ubi-)?init(:|@|$)|systemd")
-"""Images that start such a program by themselves: s6-overlay and systemd."""
+"""Images that start such a program by default: s6-overlay and systemd."""
 S6 = "S6_"
-"""How the variables of s6-overlay begin."""
+"""Prefix of s6-overlay's variables."""
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 HOOKS = ("postStart", "preStop")
 
 
 def check_first_process(pod: Object, at: str, fields: Fields) -> None:
-    """Refuse a pod in which process 1 matters to a container that stays.
+    """Refuse a pod with a long-running container that depends on process 1.
 
-    Raises InjectionError, which names the field. Where the containers share their process IDs
-    already, the supervisor changes nothing.
+    Raises InjectionError, which names the field. A pod whose containers already share their process
+    namespace is accepted, because the supervisor does not change that.
     """
     if pod.get("shareProcessNamespace") is True:
         return
@@ -71,7 +71,7 @@ def check_first_process(pod: Object, at: str, fields: Fields) -> None:
 
 
 def first_process(pod: Object) -> str | None:
-    """Say which field of a pod spec names process 1, or must be it; None if nothing shows that."""
+    """Return the field of a pod spec that depends on process 1, and how; None if there is none."""
     listed = [("containers", one) for one in _list(pod.get("containers"))]
     listed += [
         ("initContainers", one)
@@ -85,7 +85,7 @@ def first_process(pod: Object) -> str | None:
 
 
 def _reasons(container: Object) -> Iterator[tuple[str, str]]:
-    """Yield each field that depends on process 1, and in which way."""
+    """Yield each field of a container that depends on process 1, and how it does."""
     for field, command in _commands(container):
         text = " ".join(command)
         if NAMES.search(text) or any(map(_kills, _PARTS.split(text))):
@@ -102,7 +102,7 @@ def _reasons(container: Object) -> Iterator[tuple[str, str]]:
 
 
 def _commands(container: Object) -> Iterator[tuple[str, list[str]]]:
-    """Yield each field of a container with a command, and the command."""
+    """Yield each field of a container that holds a command, and the command."""
     for key in ("command", "args"):
         yield key, [str(one) for one in _list(container.get(key))]
     for owner, prefix, keys in (
@@ -115,15 +115,15 @@ def _commands(container: Object) -> Iterator[tuple[str, list[str]]]:
 
 
 def _kills(part: str) -> bool:
-    """Whether a command of a shell signals process 1, or every process that it may (``-1``)."""
+    """Report whether a shell command signals process 1, or every process (``-1``)."""
     words = part.translate(_QUOTES).split()
     at = next((n for n, one in enumerate(words) if one.rpartition("/")[2] == "kill"), None)
-    # The first word after it may be a signal: -1 is a hangup there.
+    # The first argument may be a signal: there, -1 means SIGHUP.
     return at is not None and ("1" in words[at + 1 :] or "-1" in words[at + 2 :])
 
 
 def _starts_init(word: str) -> bool:
-    """Whether a word of a command, which may be a script, starts an init system."""
+    """Report whether a word of a command, which may be a script, starts an init system."""
     for part in _PARTS.split(word):
         program = part.translate(_QUOTES).strip().removeprefix("exec ").split()
         if program and (program[0] in INITS or program[0].rpartition("/")[2] in INITS):

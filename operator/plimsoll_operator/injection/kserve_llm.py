@@ -1,10 +1,10 @@
-"""KServe's LLMInferenceService: the supervisor in a configuration that the service refers to.
+"""KServe's LLMInferenceService: the supervisor is in a configuration that the service refers to.
 
-KServe merges a service's pods from presets, from the LLMInferenceServiceConfigs that ``baseRefs``
-name, and from the service itself, lists of containers and volumes by name. So the supervisor comes
-in a configuration of its own, and of the service only ``baseRefs`` changes. What the presets and
-other configurations say is not in the document: the engine is the preset's unless the service sets
-a command.
+KServe merges a service's pods from presets, from the LLMInferenceServiceConfigs in ``baseRefs``,
+and from the service. It merges lists of containers and volumes by name. So the supervisor is added
+by a separate configuration, and only ``baseRefs`` of the service changes. The presets and other
+configurations are not in the document, so the engine is the preset's unless the service sets a
+command.
 """
 
 from __future__ import annotations
@@ -47,17 +47,18 @@ KIND, CONFIG_KIND, VERSION = "LLMInferenceService", "LLMInferenceServiceConfig",
 MAIN = "main"
 """The engine's container in KServe's presets."""
 PORT, DECODE_PORT = 8000, 8001
-"""Of the engine in the presets. A decode pod has a proxy on the first one."""
+"""The engine's ports in the presets. In a decode pod, a proxy has the first one."""
 TLS = ".GlobalConfig.EnableTLS"
 SCHEME = f"{{{{ if {TLS} }}}}https{{{{ else }}}}http{{{{ end }}}}"
-"""KServe renders its configurations as Go templates, and its presets choose TLS by this field."""
+"""Template of the scheme. KServe renders its configurations as Go templates, and its presets choose
+TLS by this field."""
 PART_OF = "llminferenceservice"
 MAX_LABEL = 63
 
 
 @dataclass(frozen=True)
 class _Workload:
-    """``spec`` of the service or its ``prefill``: pods of one kind. ``at`` is its place."""
+    """The ``spec`` of the service or its ``prefill``: pods of one kind. ``at`` is its path."""
 
     spec: Object
     at: str
@@ -65,7 +66,7 @@ class _Workload:
 
 
 def is_service(document: Object) -> bool:
-    """Whether ``document`` is an LLMInferenceService."""
+    """Report whether ``document`` is an LLMInferenceService."""
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
     return group == KSERVE_API and document.get("kind") == KIND
 
@@ -73,7 +74,7 @@ def is_service(document: Object) -> bool:
 def inject(document: Object, changed: Object, options: Options) -> Injected:
     """Let ``changed``, a copy of ``document``, refer to a configuration that adds the supervisor.
 
-    Returns ``document`` itself if nothing in it can be supervised. Raises InjectionError.
+    Return ``document`` itself if nothing in it can be supervised. Raises InjectionError.
     """
     meta = changed.get("metadata")
     name = meta.get("name") if isinstance(meta, dict) else None
@@ -117,7 +118,7 @@ def inject(document: Object, changed: Object, options: Options) -> Injected:
     refs = spec.get("baseRefs") or []
     if not isinstance(refs, list) or not all(isinstance(one, dict) for one in refs):
         raise InjectionError(f"{where}: spec.baseRefs: must be a list of objects")
-    # The last reference overrides those before it.
+    # A later reference overrides an earlier one.
     spec["baseRefs"] = [*(one for one in refs if one.get("name") != ours), {"name": ours}]
     first = replace(engines[0], scheme="http", model=model)
     return Injected(
@@ -126,7 +127,7 @@ def inject(document: Object, changed: Object, options: Options) -> Injected:
 
 
 def _workloads(spec: Object, where: str) -> list[_Workload]:
-    """Return the parts of the service with pods of their own: with ``prefill``, two."""
+    """Return the parts of the service that have their own pods: two if it has ``prefill``."""
     at = f"{where}: spec"
     if spec.get("prefill") is None:
         return [_Workload(spec, at, PORT)]
@@ -137,7 +138,7 @@ def _workloads(spec: Object, where: str) -> list[_Workload]:
 def _supervised(
     workload: _Workload, name: str, model: str, options: Options
 ) -> tuple[EngineContainer, Object] | str:
-    """Find the engine, and what the configuration says of the workload; or why it is left alone."""
+    """Return the engine and its part of the configuration, or why the pods are left unchanged."""
     labels = _object(workload.spec, "labels", workload.at) if "labels" in workload.spec else {}
     generated = {"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": PART_OF}
     if (why := unselected({**generated, **labels}, options)) is not None:
@@ -177,10 +178,7 @@ def _supervised(
 
 
 def _pod(workload: _Workload) -> Object:
-    """Compose the pod as far as it is known.
-
-    It is what the service says, with the preset's user and port.
-    """
+    """Build the known part of the pod: the service's fields, with the preset's user and port."""
     template = workload.spec.get("template")
     found: Object = template if isinstance(template, dict) else {}
     listed = list(found.get("containers") or [])
@@ -194,7 +192,7 @@ def _pod(workload: _Workload) -> Object:
 
 
 def _preset(container: Object, port: int) -> Object:
-    """Put the engine's container over what every preset says of it."""
+    """Merge the engine's container over the fields that all presets set."""
     security = {"runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}
     return {
         **container,
@@ -209,7 +207,7 @@ def _engine(
     named = options.engine.container or MAIN
     container: Object = next((one for one in pod["containers"] if one.get("name") == named), {})
     own_command = bool(container.get("command"))
-    # The preset's engine is vLLM; only a name that a person gives makes a container a custom one.
+    # The preset's engine is vLLM; only a container that a person names is a custom engine.
     preset: Object = {"container": named}
     if options.engine_type is None and not own_command:
         preset["type"] = SelectedType.VLLM

@@ -1,4 +1,4 @@
-"""Where an engine listens, and what of it a supervisor will not see."""
+"""Finds where an engine listens, and what the supervisor will not see of it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from plimsoll_operator.injection.programs import Program, has, option
 
 Object = dict[str, Any]
 ConfigMaps = Mapping[str, Mapping[str, Any]]
-"""Data of the ConfigMaps that are known, by name."""
+"""Data of the known ConfigMaps, by name."""
 
 PORTS = {EngineType.VLLM: 8000, EngineType.SGLANG: 30_000}
-"""Ports of the OpenAI servers where no flag names one (vllm serve, sglang.launch_server)."""
+"""Default ports of the OpenAI servers (vllm serve, sglang.launch_server)."""
 MAX_PORT = 65_535
 KSERVE = "kserve-container"
 KSERVE_PORT = 8080
 PORT_FLAGS = ("--port", "--http-port")
 PORT_VARIABLES = ("PORT", "HTTP_PORT", "SERVER_PORT", "VLLM_PORT_NUMBER", "API_PORT")
-"""Variables by which start scripts of images take their port."""
+"""Variables from which the start scripts of images take their port."""
 MODEL_FLAGS = ("--served-model-name", "--model-name", "--model", "--model-path", "--model-id")
 PROBES = ("readinessProbe", "startupProbe", "livenessProbe")
 POD_IP = "\0"
-"""Value of a variable that holds the pod's own address, which nobody knows before it runs."""
+"""Placeholder for the pod's own address, which is unknown before the pod runs."""
 NOT_HTTP = re.compile(
     r"(^|[-_])(prom|prometheus|metrics?|monitoring|exporter|nccl|gcs|dist|distributed|dashboard|ray"
     r"|client|grpc|rpc|redis|nixl|kv|zmq|zeromq|debug|debugpy|pprof|ssh|master|rdzv|torch|bootstrap"
     r"|gloo|side|sidecar|proxy|p2p|worker|admin|serve|events?|transfer|lmcache|mooncake)([-_]|\d*$)"
 )
-"""Names of ports that speak something else, or are not the engine's own."""
+"""Names of ports that speak another protocol or belong to another server."""
 HTTP = re.compile(r"http|api|openai|web|server|vllm|sglang|llm|inference|main|engine")
 URL = re.compile(r"(https?)://(?:localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1?\]):([0-9]{1,5})")
 ANY_ADDRESS = frozenset({"0.0.0.0", "::", "[::]", "127.0.0.1", "localhost", "::1", "", "*"})
@@ -43,7 +43,10 @@ ANY_ADDRESS = frozenset({"0.0.0.0", "::", "[::]", "127.0.0.1", "localhost", "::1
 
 @dataclass(frozen=True)
 class Listening:
-    """The address, by what it is known, and notes for a person. No ``port`` is unknown."""
+    """An engine's address, the evidence for it, and notes for a person.
+
+    ``port`` is None if unknown.
+    """
 
     port: int | None
     by: str
@@ -53,7 +56,7 @@ class Listening:
 
 
 def variables_of(container: Object, config_maps: ConfigMaps) -> dict[str, str | None]:
-    """Return a container's environment: None for a value that only the cluster knows."""
+    """Return a container's environment; None for a value that only the cluster knows."""
     found: dict[str, str | None] = {}
     for source in container.get("envFrom") or ():
         name = (source.get("configMapRef") or {}).get("name")
@@ -76,7 +79,7 @@ def variables_of(container: Object, config_maps: ConfigMaps) -> dict[str, str | 
 
 
 def scripts_of(pod: Object, container: Object, config_maps: ConfigMaps) -> dict[str, str]:
-    """Return the files that known ConfigMaps mount into a container, by their paths."""
+    """Return the files that known ConfigMaps mount into a container, by path."""
     found: dict[str, str] = {}
     volumes = {one.get("name"): one for one in pod.get("volumes") or ()}
     for mount in container.get("volumeMounts") or () if config_maps else ():
@@ -101,9 +104,10 @@ def of_engine(
     variables: Mapping[str, str | None],
     path: str,
 ) -> Listening:
-    """Say where the engine in ``container`` listens. Raises InjectionError for an impossible port.
+    """Return where the engine in ``container`` listens.
 
-    ``server`` is its command, ``variables`` are those of its container and its script.
+    ``server`` is its command; ``variables`` are those of its container and its script. Raises
+    InjectionError for an impossible port.
     """
     words = [expand(word, variables) for word in server.words]
     port, by = _port(container, words, server, kind, variables, path)
@@ -135,7 +139,7 @@ def _port(
         return found
     if (found := _of_probes(container, path)) is not None:
         return found
-    # A program that is not known may serve anywhere, or not at all.
+    # An unknown program may serve on any port, or on none.
     known = server.shown != "" or not container.get("command")
     default = KSERVE_PORT if container.get("name") == KSERVE else PORTS.get(kind)
     if "huggingfaceserver" in server.shown:
@@ -173,7 +177,7 @@ def _of_probes(container: Object, path: str) -> tuple[int, str] | None:
 
 
 def _of_ports(container: Object, default: int | None, path: str) -> tuple[int, str] | None:
-    """Choose one of the declared ports: by its name, or the default, or the only one."""
+    """Choose one of the declared ports: by its name, else the default one, else the only one."""
     listed = [
         (
             str(one.get("name") or ""),
@@ -199,7 +203,7 @@ def _checked(port: object, where: str) -> int:
 
 
 def _model(words: Sequence[str]) -> str:
-    """Return the model's name as far as the manifest shows it."""
+    """Return the model's name if the manifest shows it; otherwise an empty text."""
     named = [option(words, flag) for flag in MODEL_FLAGS]
     named += [
         words[at + 1]
@@ -207,7 +211,7 @@ def _model(words: Sequence[str]) -> str:
         if word == "serve" and not words[at + 1].startswith("-")
     ]
     found = next(filter(None, named), "")
-    # A variable that only the cluster knows, or KServe's name for the service.
+    # A variable that only the cluster can resolve, or KServe's template for the service name.
     return "" if REFERENCE.search(found) or "{{" in found else found
 
 
@@ -218,7 +222,7 @@ def _notes(
     kind: EngineType,
     variables: Mapping[str, str | None],
 ) -> list[str]:
-    """Say what the supervisor will not see of the engine, and what to change."""
+    """Return notes on what the supervisor will not see of the engine, and what to change."""
     found: list[str] = []
     host = option(words, "--host")
     if host is not None and host.strip() not in ANY_ADDRESS:

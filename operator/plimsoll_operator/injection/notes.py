@@ -1,4 +1,4 @@
-"""What a person should know of a pod that was injected: what will not be seen, what is missing."""
+"""Notes on an injected pod for a person: what the supervisor will not see, and what is missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Object = dict[str, Any]
 
 
 def notes(where: str, pod: Object, engine: EngineContainer, options: Options) -> list[str]:
-    """Say what to know about an injection; each sentence begins with the pod's place."""
+    """Return the notes on an injection; each sentence begins with the pod's path."""
     known = engine.type is not EngineType.CUSTOM
     found = [shown(engine)]
     found += engine.notes
@@ -56,7 +56,7 @@ def notes(where: str, pod: Object, engine: EngineContainer, options: Options) ->
 
 
 def shown(engine: EngineContainer) -> str:
-    """Say what was taken for an engine, and by what."""
+    """Describe the engine that was found, and the evidence."""
     return f"{engine.type.value} in container {engine.container}, {engine.evidence}"
 
 
@@ -87,7 +87,7 @@ def _of_user(engine: EngineContainer, options: Options, known: bool) -> list[str
 
 
 def _of_mode(options: Options) -> list[str]:
-    """Say what ``Recover`` lacks without the operator."""
+    """Return the limits of mode ``Recover`` without the operator."""
     if not options.acts:
         return []
     found = [

@@ -1,4 +1,4 @@
-"""What is wanted of a supervisor that is added to somebody else's pods."""
+"""Settings of a supervisor that is added to a pod of another workload."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervision_policy import SelectedEngine, SelectedType, SupervisionPolicy
 
 WITHOUT_POLICY = MemoryPolicy(host=MemoryBudget(growth_bytes=2 << 30), warmup_s=300.0)
-"""Of ``plimsoll inject`` without a policy: other people's engines warm up for long."""
+"""Memory policy of ``plimsoll inject`` without a policy, with a long warm-up for unknown
+engines."""
 
 
 @dataclass(frozen=True)
 class Fields:
-    """How a person sets each option: a flag of the command line, or a field of a policy."""
+    """The name of each option for messages: a flag of the command line, or a field of a policy."""
 
     engine: str = "--engine"
     container: str = "--container"
@@ -38,14 +39,14 @@ class Fields:
 
 @dataclass(frozen=True)
 class Options:
-    """What is wanted, in the types of a SupervisionPolicy.
+    """The settings, in the types of a SupervisionPolicy.
 
-    ``selector`` chooses pods by their labels. Workloads that name a namespace other than
-    ``namespace`` are left out. None of either chooses all. ``named_is_custom`` says whether a
-    container counts as a custom engine because it is named. ``resources`` and ``pull_secrets`` are
-    the defaults for a ``supervisor`` that sets none. ``assigned_user`` leaves the supervisor's user
-    to the platform. ``config_maps`` has the data of those beside the workload, ``runtimes`` the
-    specifications of KServe's. ``fields`` says how messages name the options.
+    ``selector`` chooses pods by label, and ``namespace`` excludes workloads of other namespaces;
+    None means all. ``named_is_custom`` says whether a container counts as a custom engine because
+    it is named. ``resources`` and ``pull_secrets`` are the defaults for a ``supervisor`` that sets
+    none. ``assigned_user`` leaves the supervisor's user to the platform. ``config_maps`` has the
+    data of the ConfigMaps beside the workload, ``runtimes`` the specifications of KServe's
+    runtimes. ``fields`` names the options in messages.
     """
 
     image: str
@@ -71,13 +72,13 @@ class Options:
 
     @property
     def engine_type(self) -> EngineType | None:
-        """The engine's type, None where each pod shows it."""
+        """The engine's type; None if it is detected in each pod."""
         found = self.engine.type
         return None if found is SelectedType.AUTO else EngineType(found.value)
 
     @property
     def acts(self) -> bool:
-        """Whether the supervisor may act."""
+        """Whether the supervisor may take actions."""
         return self.supervision.mode is Mode.RECOVER
 
 

@@ -26,10 +26,11 @@ TEMPLATES: dict[tuple[str, str], tuple[str, ...]] = {
     ("batch", "Job"): TEMPLATE,
     ("batch", "CronJob"): ("spec", "jobTemplate", "spec", "template"),
 }
-"""API group and kind to the path of the pod template."""
+"""Path of the pod template, by API group and kind."""
 
 RECREATES_GROUP = frozenset({"RecreateGroupOnPodRestart", "RecreateGroupAfterStart"})
-"""Restart policies of a LeaderWorkerSet; the others restart one container."""
+"""Restart policies of a LeaderWorkerSet that recreate the group; the others restart one
+container."""
 AIBRIX_API = "orchestration.aibrix.ai"
 RAY_CLUSTERS: dict[tuple[str, str], tuple[str, ...]] = {
     (RAY_API, "RayCluster"): ("spec",),
@@ -38,7 +39,7 @@ RAY_CLUSTERS: dict[tuple[str, str], tuple[str, ...]] = {
     (AIBRIX_API, "RayClusterFleet"): ("spec", "template", "spec"),
     (AIBRIX_API, "RayClusterReplicaSet"): ("spec", "template", "spec"),
 }
-"""API group and kind to the path of the specification of a RayCluster."""
+"""Path of the specification of a RayCluster, by API group and kind."""
 KINDS = (
     "a Deployment, StatefulSet, DaemonSet, ReplicaSet, Job, CronJob, Pod, LeaderWorkerSet,"
     " RayCluster, RayService, RayJob, AIBrix's RayClusterFleet, or KServe's InferenceService or"
@@ -55,13 +56,13 @@ WORKERS = (
 class PodSpec:
     """A pod spec in a document. ``spec`` and ``labels`` are changed in place.
 
-    ``path`` is its place in the document. ``worker`` is true for the pods of a multi-node engine
+    ``path`` is its path in the document. ``worker`` is true for the pods of a multi-node engine
     that serve no port. ``restarts_group`` is the restart policy by which the restart of one
-    container restarts every pod of the group, empty if that is not so. ``inherited`` are labels
-    that the pods get from elsewhere in the document, or from the controller that makes them.
-    ``needs_images`` is false where a controller merges containers of its own into the pods. ``ray``
-    says whether KubeRay starts Ray in them, and ``ends`` why they are not restarted though the
-    document does not say so. ``annotations`` are the pods'.
+    container restarts every pod of the group; empty if there is none. ``inherited`` are labels that
+    the pods get from elsewhere in the document, or from their controller. ``needs_images`` is false
+    if a controller merges containers of its own into the pods. ``ray`` says whether KubeRay starts
+    Ray in them. ``ends`` says why they are not restarted although the document does not set that.
+    ``annotations`` are the pods'.
     """
 
     path: str
@@ -77,9 +78,10 @@ class PodSpec:
 
 
 def pods_of(document: Object, where: str) -> list[PodSpec]:
-    """Return the pod specs of ``document``, none for a kind without pods.
+    """Return the pod specs of ``document``; none for a kind without pods.
 
-    InjectionError, which begins with ``where``, if something stands where an object is due.
+    Raises InjectionError, which begins with ``where``, if a field is not the object that it should
+    be.
     """
     kind = str(document.get("kind", ""))
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
@@ -99,14 +101,14 @@ def pods_of(document: Object, where: str) -> list[PodSpec]:
 
 
 def _inheriting(document: Object, pods: Iterable[PodSpec]) -> list[PodSpec]:
-    """With the labels by which the pods of a group or of a predictor are known."""
+    """Add the labels that identify the pods of a group or of a predictor."""
     held = document.get("metadata")
     metadata = held if isinstance(held, dict) else {}
     name, own = str(metadata.get("name", "")), metadata.get("labels")
     labels: Object = {LWS_NAME: name}
     annotations: Object = {}
     if document["kind"] == SERVICE_KIND:
-        # KServe hands the service's own labels and annotations on.
+        # KServe copies the service's own labels and annotations to the pods.
         labels = {**(own if isinstance(own, dict) else {}), KSERVE_SERVICE: name}
         annotations = _annotations(metadata)
     return [
@@ -117,9 +119,8 @@ def _inheriting(document: Object, pods: Iterable[PodSpec]) -> list[PodSpec]:
 def containers_of(pod: Object, runtimes: Mapping[str, Object]) -> list[Object]:
     """Return the pod's containers.
 
-    For a KServe predictor with a model, those of its runtime are among them, if it is one of
-    ``runtimes``. Of a runtime that is not known, there is the one container that KServe merges with
-    what the predictor says.
+    A KServe predictor with a model also has those of its runtime, if it is one of ``runtimes``. An
+    unknown runtime counts as one container, which KServe merges with the predictor's fields.
     """
     listed: list[Object] = pod.get("containers") or []
     model = pod.get("model")
@@ -133,7 +134,7 @@ def containers_of(pod: Object, runtimes: Mapping[str, Object]) -> list[Object]:
     if base is None:
         runtime = model.get("runtime") or (model.get("modelFormat") or {}).get("name", "")
         base = {"image": str(runtime)}
-    # KServe appends arguments and merges variables by their names; what the model says comes last.
+    # KServe appends arguments and merges variables by name; the model's come last.
     merged = {**base, **model, "name": KSERVE}
     merged["args"] = [*(base.get("args") or ()), *(model.get("args") or ())]
     env = [*(base.get("env") or ()), *(model.get("env") or ())]
@@ -164,7 +165,7 @@ def _runtime_of(model: Object, runtimes: Mapping[str, Object]) -> Object | None:
 def engines_of(pod: Object) -> list[Object]:
     """Return the objects that become containers of the pod, to be changed in place.
 
-    These are the listed ones, native sidecars, and the model that KServe makes one of.
+    These are the listed containers, native sidecars, and the model from which KServe builds one.
     """
     model = pod.get("model")
     made = [model] if isinstance(model, dict) else []
@@ -172,7 +173,7 @@ def engines_of(pod: Object) -> list[Object]:
 
 
 def engine_of(pod: Object, container: str) -> Object | None:
-    """Find the container itself, or the model that KServe makes it of."""
+    """Return the container, or the model from which KServe builds it; None if there is neither."""
     model = pod.get("model")
     made = model if isinstance(model, dict) else None
     return next((one for one in engines_of(pod) if one.get("name") == container), made)
@@ -181,7 +182,8 @@ def engine_of(pod: Object, container: str) -> Object | None:
 def mark(pod: Object, container: str) -> None:
     """Put the container's name into its own environment.
 
-    The supervisor knows the engine's processes by it. KServe takes it from a predictor's model.
+    The supervisor identifies the engine's processes by it. KServe takes it from a predictor's
+    model.
     """
     made = engine_of(pod, container)
     if made is not None:
@@ -190,7 +192,7 @@ def mark(pod: Object, container: str) -> None:
 
 
 def _leader_worker_set(document: Object, where: str) -> Iterator[PodSpec]:
-    """Without a template for the leader, the template of the workers makes the leader, too."""
+    """Yield the pods of a LeaderWorkerSet; the workers' template is the default for the leader."""
     path = ("spec", "leaderWorkerTemplate")
     group = _object(document, path, where)
     # The default of the LeaderWorkerSet API.
@@ -223,7 +225,7 @@ def _ray_cluster(document: Object, path: tuple[str, ...], where: str) -> Iterato
 
 
 def _ends_of_ray(document: Object, path: tuple[str, ...], where: str) -> str:
-    """Say why KubeRay does not let the kubelet restart a head; empty if it does."""
+    """Return why KubeRay prevents the kubelet from restarting a head; empty if it does not."""
     cluster = _object(document, path, where)
     options = cluster.get("autoscalerOptions")
     version = options.get("version") if isinstance(options, dict) else None
@@ -235,7 +237,7 @@ def _ends_of_ray(document: Object, path: tuple[str, ...], where: str) -> str:
 
 
 def _predictor(document: Object, where: str) -> Iterator[PodSpec]:
-    """KServe merges the fields of a pod spec that stand in the predictor."""
+    """Yield the pod of a KServe predictor, whose own fields are those of a pod spec."""
     path = ("spec", "predictor")
     predictor = _object(document, path, where)
     yield PodSpec(
@@ -266,7 +268,7 @@ def _template(
 
 
 def _object(document: Object, path: tuple[str, ...], where: str) -> Object:
-    """Return the object at ``path``, made if it is absent."""
+    """Return the object at ``path``; create it if it is absent."""
     found = document
     for at, key in enumerate(path):
         if found.get(key) is None:

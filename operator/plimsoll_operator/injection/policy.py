@@ -1,7 +1,7 @@
-"""One pod that a SupervisionPolicy selects: with a supervisor, or with the reason why not.
+"""Injects one pod that a SupervisionPolicy selects, or records why it gets no supervisor.
 
-It adds what ``plimsoll inject`` adds, by the same function. The policy's ConfigMap is the same for
-all of its pods, so the supervisor's environment says what is this pod's own: its engine.
+The pod gets what ``plimsoll inject`` adds, by the same function. All pods of a policy share its
+ConfigMap, so the supervisor's environment describes the engine of its own pod.
 """
 
 from __future__ import annotations
@@ -48,22 +48,23 @@ from plimsoll_operator.render.paths import SUPERVISED
 Object = dict[str, Any]
 
 INJECTED = "plimsoll.dev/injected-images"
-"""Annotation of a pod: the images of its injection, as :func:`images_of` writes them."""
+"""Annotation of a pod: the images of its injection, in the format of :func:`images_of`."""
 TAKEN_FOR = "plimsoll.dev/engine"
-"""Annotation of a pod: what was taken for its engine, and by what."""
+"""Annotation of a pod: the engine that was found, and the evidence."""
 AT = "spec"
-"""Of a pod: where its messages begin."""
+"""Path of the pod spec at the beginning of messages."""
 ALLOW_GROUP_RESTARTS = "plimsoll.dev/allow-group-restarts"
-"""Annotation of the pods of a LeaderWorkerSet: ``true`` accepts that the group restarts whenever
-the supervisor does."""
+"""Annotation of the pods of a LeaderWorkerSet: ``true`` accepts that a restart of the supervisor
+restarts the group."""
 ALLOW_HOST_PORTS = "plimsoll.dev/allow-host-ports"
-"""Annotation of pods on their node's network: ``true`` accepts that a node runs one of them."""
+"""Annotation of pods on their node's network: ``true`` accepts that a node runs only one of
+them."""
 LWS_LEADER = "leaderworkerset.sigs.k8s.io/leader-name"
-"""Annotation of a LeaderWorkerSet's workers. The label with their index is there only after the
-admission of LeaderWorkerSets, which may be called after ours."""
+"""Annotation of a LeaderWorkerSet's workers. The label with their index may be missing at
+admission, because the webhook of LeaderWorkerSets may be called after ours."""
 MAX_LABEL = 63
 MAX_ANNOTATIONS = 1 << 18
-"""Bytes of all annotations: the API server refuses a pod that has more."""
+"""Maximum size of all annotations, in bytes: the API server refuses a pod that has more."""
 FIELDS = Fields(
     engine="the policy's spec.engine.type",
     container="the policy's spec.engine.container",
@@ -81,14 +82,14 @@ FIELDS = Fields(
 
 @dataclass(frozen=True)
 class Admitted:
-    """The pod as it is to be created. ``refusal`` says why it has no supervisor, None if it has."""
+    """The pod to create. ``refusal`` says why it has no supervisor; None if it has one."""
 
     pod: Object
     refusal: str | None = None
 
 
 def images_of(policy: SupervisionPolicy, images: Images) -> str:
-    """Return, as one text, the images that new pods of ``policy`` get."""
+    """Return the images that new pods of ``policy`` get, as one text."""
     probe = images.probe if policy.spec.probe.enabled else None
     return ", ".join(dict.fromkeys([images.supervisor, probe or images.supervisor]))
 
@@ -96,7 +97,7 @@ def images_of(policy: SupervisionPolicy, images: Images) -> str:
 def admit(pod: Object, policy: SupervisionPolicy, images: Images) -> Admitted:
     """Return ``pod`` with a supervisor, or with an annotation that says why it has none.
 
-    The argument stays as it is. A pod that has the supervisor already gets the same one again.
+    The argument is not changed. A pod that already has the supervisor gets the same one again.
     """
     changed = copy.deepcopy(pod)
     try:
@@ -109,7 +110,7 @@ def admit(pod: Object, policy: SupervisionPolicy, images: Images) -> Admitted:
             _put(refused["metadata"], "annotations", REFUSED, reason)
         return Admitted(refused, reason)
     _put(changed["metadata"], "labels", POLICY_LABEL, policy.metadata.name)
-    # Other admission may write the images differently, such as with a registry of its own.
+    # Another webhook may rewrite the images, for example to a private registry.
     _put(changed["metadata"], "annotations", INJECTED, images_of(policy, images))
     changed["metadata"]["annotations"].pop(REFUSED, None)
     _put(changed["metadata"], "annotations", TAKEN_FOR, shown(engine)[:MAX_REASON])
@@ -126,14 +127,14 @@ def _put(metadata: Object, field: str, key: str, value: str) -> None:
 
 
 def _check(pod: Object) -> None:
-    """InjectionError for a pod whose shape rules a supervisor out, whatever its engine is."""
+    """Refuse a pod whose shape rules a supervisor out, whatever its engine is."""
     meta, spec = pod["metadata"], pod["spec"]
     check_types(spec, AT)
     check_shape(spec, AT, FIELDS)
     annotations = meta.get("annotations") or {}
     grouped = bool(membership(meta).ray_cluster) or _in_group(meta.get("labels") or {})
     if spec.get("hostNetwork") and grouped and annotations.get(ALLOW_HOST_PORTS) != "true":
-        # The pods of a group ask each other at a port that all of them have.
+        # The supervisors of a group reach each other at the same port.
         raise InjectionError(
             f"{AT}.hostNetwork: true: in a multi-node group, the supervisor's ports {METRICS_PORT}"
             f" and {PROBE_PORT} would be the node's, and a second supervised pod on it could not"
@@ -146,10 +147,10 @@ def _check(pod: Object) -> None:
 
 
 def _check_group(metadata: Object) -> None:
-    """Refuse pods of groups that a supervisor would harm, or in which nobody speaks for it.
+    """Refuse pods of groups that a supervisor would harm, or that have no leader for it.
 
-    A pod does not say its LeaderWorkerSet's restart policy, whose default restarts the group. A Ray
-    worker without a RayCluster has no head whose supervisor could speak for it.
+    A pod does not show the restart policy of its LeaderWorkerSet, whose default restarts the group.
+    A Ray worker without a RayCluster has no head with a supervisor.
     """
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     if labels.get(RAY_NODE) == RAY_WORKER and not membership(metadata).ray_cluster:
@@ -168,9 +169,10 @@ def _in_group(labels: Object) -> bool:
 
 
 def group_of(metadata: Object) -> str:
-    """Name the multi-node group that a new pod belongs to; empty if it is a replica by itself.
+    """Return the multi-node group of a new pod; empty if the pod is a replica by itself.
 
-    The webhook of LeaderWorkerSets may add the group's index later. A worker names its leader.
+    The webhook of LeaderWorkerSets may add the group's index later, so a worker names its
+    leader.
     """
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     if cluster := membership(metadata).ray_cluster:
@@ -181,7 +183,7 @@ def group_of(metadata: Object) -> str:
 
 
 def _group(pod: Object, policy: str) -> GroupMember | None:
-    """Return the pod's place in a RayCluster or a LeaderWorkerSet; None if it is in none."""
+    """Return the pod's place in a RayCluster or LeaderWorkerSet; None if it has none."""
     meta = pod["metadata"]
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     cluster, node = membership(meta).ray_cluster, labels.get(RAY_NODE)
@@ -201,7 +203,7 @@ def _group(pod: Object, policy: str) -> GroupMember | None:
 
 
 def _has_ours(pod: Object) -> bool:
-    """Whether this function gave the pod its supervisor."""
+    """Report whether :func:`admit` gave the pod its supervisor."""
     return any(
         one.get("name") == names.SUPERVISOR
         and any(variable.get("name") == POD_ENGINE_ENV for variable in one.get("env") or ())
@@ -243,7 +245,7 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
 
 
 def _engine(pod: Object, group: GroupMember | None, options: Options) -> EngineContainer | None:
-    """Find the pod's engine. A Ray worker runs no server that would show what it is."""
+    """Find the pod's engine. A Ray worker runs no server command that would show its type."""
     is_worker = group is not None and group.worker
     if is_worker and membership(pod["metadata"]).ray_cluster:
         named = worker_container(pod["spec"], AT, options)

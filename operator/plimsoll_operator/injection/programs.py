@@ -1,4 +1,4 @@
-"""Which programs and images are engines, and which only have to do with one."""
+"""Known programs and images: engines, and programs that are related to engines."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from plimsoll_operator.injection.command_line import program, words_of
 
 
 class Program(NamedTuple):
-    """What a command is: an engine's server (``kind``), no engine (``why``), or neither is known.
+    """The classification of a command.
 
-    ``words`` are the server's own. ``unserved`` says why a server has no HTTP port to ask.
+    ``kind`` is the engine if it is one's server, and ``why`` says why it is none; both are empty if
+    unknown. ``words`` are the server's own. ``unserved`` says why a server has no HTTP port.
     """
 
     kind: EngineType | None = None
@@ -38,7 +39,7 @@ COMMANDS = {
     "vllm.entrypoints.cli.main": EngineType.VLLM,
     "sglang.cli.main": EngineType.SGLANG,
 }
-"""Programs and modules of which the command ``serve`` serves HTTP, and others nothing."""
+"""Programs and modules whose subcommand ``serve`` serves HTTP; their other subcommands do not."""
 WORKERS = re.compile(r"dynamo\.(vllm|sglang|trtllm)(\..*)?")
 GRPC = re.compile(r"vllm\.entrypoints\.grpc_server|sglang\.srt\.entrypoints\.grpc_server")
 SERVING_FILES = re.compile(r"(.*/)?(vllm/entrypoints/.*api_server|sglang/launch_server)\.py")
@@ -61,9 +62,9 @@ OTHERS = words_of(
     "gradio|streamlit|open-webui|litellm|vllm-router|sglang-router|epp|vllm_router|"
     "sglang_router|iperf|iperf3|nccl-tests|all_reduce_perf|mpirun|torchrun"
 )
-"""Programs that prepare a server, ask one, or stand before one."""
+"""Programs that prepare a server, send it requests, or are a proxy for one."""
 NOT_SERVING = frozenset({"bench", "chat", "complete", "run-batch", "collect-env", "launch-render"})
-"""Commands of vLLM that serve nothing."""
+"""Subcommands of vLLM that serve nothing."""
 
 TOKENS = re.compile(r"[^a-z0-9]+")
 OTHER_IMAGES = words_of(
@@ -76,11 +77,11 @@ OTHER_IMAGES = words_of(
     "store|cleaner|cleanup|puller|prefetch|watcher|reporter|notifier|loadgen|load|gradio|"
     "streamlit|extproc|lint|helm|chart|charts"
 )
-"""Words in the name of an image that has to do with an engine and is none."""
+"""Words in the name of an image that is related to an engine but does not contain one."""
 
 
 def of_command(words: Sequence[str]) -> Program:
-    """Say what a simple command is."""
+    """Classify a simple command."""
     name = program(words[0])
     if PYTHON.fullmatch(name):
         return _of_python(words)
@@ -148,7 +149,7 @@ def _of_huggingface(found: Program) -> Program:
 
 
 def _unserved(words: Sequence[str]) -> str:
-    """Say why a server with these options has no HTTP port; empty if it has one."""
+    """Return why a server with these options has no HTTP port; empty if it has one."""
     if "--headless" in words:
         return "--headless: this process of a multi-node engine serves no port"
     if "--grpc-mode" in words or "--grpc" in words:
@@ -164,9 +165,9 @@ def _unserved(words: Sequence[str]) -> str:
 
 
 def of_image(image: str) -> tuple[EngineType | None, str]:
-    """Say which engine an image's own name speaks of, and the name.
+    """Return the engine that an image's own name suggests, and that name.
 
-    Projects and registries, whose names stand before it, may have any name.
+    The names of registries and projects, which precede it, do not count.
     """
     name = image.partition("@")[0].rpartition("/")[2].partition(":")[0].lower()
     words = set(TOKENS.split(name))
@@ -181,9 +182,9 @@ def of_image(image: str) -> tuple[EngineType | None, str]:
 
 
 def option(words: Sequence[str], name: str) -> str | None:
-    """Return the last value of an option of vLLM or SGLang, None if it is absent.
+    """Return the last value of an option of vLLM or SGLang; None if it is absent.
 
-    Both take underscores for dashes.
+    Both accept underscores instead of dashes.
     """
     found = None
     for at, word in enumerate(words):
@@ -200,5 +201,5 @@ def option(words: Sequence[str], name: str) -> str | None:
 
 
 def has(words: Sequence[str], name: str) -> bool:
-    """Whether an option is given, with a value or without."""
+    """Report whether an option is given, with or without a value."""
     return any(word.partition("=")[0].replace("_", "-") == name for word in words)

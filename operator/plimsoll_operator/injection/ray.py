@@ -1,4 +1,4 @@
-"""Which container of a Ray worker is the engine: the one with Ray, which starts the processes."""
+"""Finds the container of a Ray worker in which Ray starts the engine's processes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Object = dict[str, Any]
 
 
 def worker_container(pod: Object, at: str, options: Options) -> str:
-    """Name the container of a Ray worker that runs the engine.
+    """Return the name of the container of a Ray worker that runs the engine.
 
     This is the one that ``options`` name if the worker has it, its only one, or the only one that
-    runs ``ray start``. A RayCluster may give the head's container another name than those of its
-    workers, so a name that the worker lacks is no error. Raises InjectionError, which begins with
-    ``at``, if nothing fits.
+    runs ``ray start``. A RayCluster may name the containers of its head and its workers
+    differently, so a name that the worker lacks is no error. Raises InjectionError, which begins
+    with ``at``, if no container matches.
     """
     named = options.engine.container
     containers: list[Object] = pod.get("containers") or []
@@ -36,7 +36,7 @@ def worker_container(pod: Object, at: str, options: Options) -> str:
 
 
 def _starts(container: Object) -> bool:
-    """Whether it runs ``ray start``, as KubeRay writes it into a shell script."""
+    """Report whether the container runs ``ray start``, as KubeRay writes it into a shell script."""
     commands = command_line.of_container(container).commands
     return any(
         program(word) == "ray" and verb == "start"

@@ -1,4 +1,4 @@
-"""The shape of a pod spec, as far as it is read: a file may have anything in its place."""
+"""Checks the types of the fields of a pod spec that are read: a file may contain anything."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ WORDS: dict[Any, str] = {str: "a text", dict: "an object", list: "a list"}
 
 
 def check_types(pod: Object, at: str) -> None:
-    """Refuse a pod spec in which something else stands where it is read.
+    """Refuse a pod spec with a field of the wrong type.
 
     Raises InjectionError, which begins with ``at`` and names the field.
     """

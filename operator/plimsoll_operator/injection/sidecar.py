@@ -1,4 +1,4 @@
-"""Adds the supervisor to one pod spec: container, volumes, probe, and what marks the engine."""
+"""Adds the supervisor to a pod spec: its container, volumes and probe, and the engine's name."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def add_supervisor(
 ) -> None:
     """Add the supervisor of ``engine`` to ``pod``, a pod spec, in place.
 
-    It replaces what an earlier call added. ``config_map`` has its configuration, ``env`` is added
-    to its environment, and ``at`` are its paths and ports.
+    It replaces an earlier injection. ``config_map`` has its configuration, ``env`` is added to its
+    environment, and ``at`` are its paths and ports.
     """
     supervisor = _container(pod, engine, options, at)
     supervisor["env"] = [*supervisor["env"], *env]
@@ -55,10 +55,10 @@ def _container(
     containers = containers_of(pod, options.runtimes)
     others = beside(pod | {"containers": containers})
     made = supervisor_container(options.supervisor, options.image, options.resources, others, at)
-    # It publishes nothing without a resource of ours, and then it needs no token of an account.
+    # Without a policy, the supervisor writes no objects and needs no service account token.
     unwanted = ("shm",) if options.token else ("token", "shm")
     mounts = [mount for mount in made["volumeMounts"] if mount["name"] not in unwanted]
-    # What the engine leaves in shared memory is seen there; the volume is the pod's.
+    # The supervisor looks for leftovers in the engine's own shared memory.
     shm = [engine.shm] if engine.shm is not None else []
     uid = options.run_as_user if options.run_as_user is not None else engine.uid
     same: Object = {"seccompProfile": {"type": "RuntimeDefault"}}
@@ -71,7 +71,7 @@ def _container(
         if isinstance(port, dict)
     }
     return made | {
-        # A Service finds a target port by its name in any container of the pod.
+        # A Service resolves a named target port in any container, so names must be unique.
         "ports": [
             port | {"name": f"{port['name']}-{port['containerPort']}"}
             if port["name"] in taken
@@ -87,7 +87,7 @@ def _add(pod: Object, container: Object, engine: str, config_map: str, options: 
     pod["shareProcessNamespace"] = True
     add_pull_secrets(pod, options.supervisor, options.pull_secrets)
     others = [c for c in pod.get("initContainers") or [] if c.get("name") != names.SUPERVISOR]
-    # Up before the engine, and down after it; downloads before that are not its concern.
+    # The supervisor starts before the engine and ends after it; earlier containers may download.
     at = next((n for n, one in enumerate(others) if one.get("name") == engine), len(others))
     pod["initContainers"] = [*others[:at], container, *others[at:]]
     volumes = {PREFIX + name: source for name, source in VOLUMES.items()}

@@ -1,4 +1,4 @@
-"""Why a pod is left alone: sentences for a person, after the pod's place."""
+"""Why a pod is left unchanged: sentences for a person that follow the pod's path."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from plimsoll_operator.injection.options import Options
 
 
 def left_alone(why: str) -> str:
-    """Write the note about a pod that stays as it is."""
+    """Return the note about a pod that is left unchanged."""
     return f"left unchanged: {why}"
 
 
 def unselected(labels: Mapping[str, Any], options: Options) -> str | None:
-    """Why a pod with ``labels`` is not chosen; None if it is."""
+    """Return why the selector does not match ``labels``; None if it does."""
     held = {str(key): str(value) for key, value in labels.items()}
     if options.selector is None or options.selector.matches(held):
         return None
@@ -23,7 +23,7 @@ def unselected(labels: Mapping[str, Any], options: Options) -> str | None:
 
 
 def restarts_group(options: Options, policy: str = "RecreateGroupOnPodRestart") -> str:
-    """Explain why a group that restarts as a whole, by its restart ``policy``, needs consent."""
+    """Explain why a group that its restart ``policy`` restarts as a whole needs consent."""
     return (
         f"restartPolicy {policy} recreates the whole group whenever a container"
         f" restarts, the supervisor's included; use {options.fields.group_restarts} if you want"

@@ -1,1 +1,1 @@
-"""What a service or a policy should have: pure functions from specs and observed objects."""
+"""Plans: which objects a service or policy should have. Pure functions of spec and observation."""

@@ -1,14 +1,14 @@
 """The circuit breaker of injection: whether the new pods of a policy get a supervisor.
 
-An engine starts after its supervisor, so a supervisor that cannot start costs the pod. Until one
-pod of a policy has run with the present images, only a few pods at a time get them. Once several
-pods are stuck with them, or the API server refuses pods for them, no further pod gets them until a
-person asks for another try. If it then refuses the same owner's pods without them, they were not
-why, and the injection goes on.
+An engine starts after its supervisor, so a pod is lost if its supervisor cannot start. Until one
+pod of a policy has run with the present images, only a few pods at a time get them. Injection stops
+if several pods are stuck with them, or if the API server refuses pods because of them. It resumes
+when a person requests another try. It also resumes if the API server refuses the same owner's pods
+without a supervisor too, because then the supervisor was not the reason.
 
 The operator decides and writes ``status.injection``, which the webhook of each replica reads.
-Anyone who may create pods or Events in a namespace can forge what they say here, and so stop or
-resume the injection of a policy of that namespace, but nothing else.
+Anyone who may create pods or Events in a namespace can forge the evidence. This can stop or resume
+the injection of a policy of that namespace, and nothing else.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.kinds import Object
 
 RETRY = "plimsoll.dev/retry-injection"
-"""Annotation of a policy: another value than at the stop asks for another try."""
+"""Annotation of a policy: any value other than that at the stop requests another try."""
 MAX_RETRY = 256
 SETTLED_S = 15.0
-"""After a stop, every webhook knows of it: they read the policies every 2 s."""
+"""Time after a stop by which every webhook knows of it: they read the policies every 2 s."""
 
 
 def known(status: Object | None) -> Injection | None:
-    """Read ``status.injection``; None if there is none that can be read."""
+    """Parse ``status.injection``; return None if it is absent or malformed."""
     try:
         return Injection.model_validate((status or {}).get("injection"))
     except ValidationError:
@@ -48,11 +48,11 @@ def decide(
     now: str,
     refused: Sequence[RefusedCreation] = (),
 ) -> Object:
-    """Return ``status.injection``, by the last one and the policy's pods. ``now`` is RFC 3339.
+    """Return ``status.injection`` from the last one and the policy's pods. ``now`` is RFC 3339.
 
     ``limit`` stuck pods stop the injection, and so does one of ``refused``, the recent refusals to
     create pods of the policy. It resumes with other images, another generation of the policy or
-    another value of :data:`RETRY`; after that, only younger pods and refusals count.
+    another value of :data:`RETRY`. After that, only younger pods and refusals count.
     """
     same = before if before is not None and before.images == images else Injection(images=images)
     stopped, since, proven = same.stopped, same.since, same.proven
@@ -68,7 +68,7 @@ def decide(
         and one.created >= (since or "")
     ]  # fmt: skip
     proven = proven or any(one.start.ran for one in ours)
-    # An engine that ends is its own affair where others run beside the same supervisor.
+    # If other engines run with this supervisor, a terminating engine is not evidence against it.
     stuck = sorted(
         (one for one in ours if one.start.stuck and not (one.start.engine and proven)),
         key=lambda one: one.name,
@@ -104,9 +104,10 @@ def decide(
 def held_back(
     policy: SupervisionPolicy, before: Injection | None, images: str, tried: int, limit: int
 ) -> str:
-    """Say why a new pod of ``policy`` is created without a supervisor; empty if it gets one.
+    """Return why a new pod of ``policy`` gets no supervisor; empty if it gets one.
 
-    ``tried`` replicas got one from this webhook so recently that the status may not count them yet.
+    ``tried`` replicas got one from this webhook so recently that the status may not count them
+    yet.
     """
     same = before if before is not None and before.images == images else Injection(images=images)
     if same.stopped is not None and _stands(same.stopped, policy):
@@ -120,22 +121,22 @@ def held_back(
 
 
 def because(stopped: InjectionStop) -> str:
-    """Say in a few words whom the injection was stopped for."""
+    """Return in a few words which pod or owner stopped the injection."""
     if stopped.refusal:
         return f"the API server refuses pods of {stopped.pod} with a supervisor"
     return f"pod {stopped.pod} does not start"
 
 
 def _without(stopped: InjectionStop, refused: RefusedCreation) -> bool:
-    """Whether the API server refuses the pods of the same owner without a supervisor, too."""
+    """Report whether the API server refuses the same owner's pods without a supervisor, too."""
     same = bool(stopped.refusal) and refused.key.split("/")[0] == stopped.refusal.split("/")[0]
     return same and bool(refused.at) and seconds(stopped.time, refused.at) > SETTLED_S
 
 
 def _count(stuck: Sequence[SelectedPod], ours: Sequence[SelectedPod]) -> int:
-    """Count the stuck pods; where others of ``ours`` run on another node, the nodes of the stuck.
+    """Count the stuck pods; if others of ``ours`` run on another node, count the nodes instead.
 
-    One broken node says nothing of the images.
+    A single broken node is no evidence against the images.
     """
     nodes = {one.node for one in stuck}
     elsewhere = {one.node for one in ours if one.start.ran} - nodes - {""}
@@ -147,5 +148,5 @@ def _retry(policy: SupervisionPolicy) -> str:
 
 
 def _stands(stopped: InjectionStop, policy: SupervisionPolicy) -> bool:
-    """Whether the policy is the same as at the stop, and no other try was asked for."""
+    """Report whether the policy is unchanged since the stop, without a request for another try."""
     return (stopped.generation, stopped.retry) == (policy.metadata.generation, _retry(policy))

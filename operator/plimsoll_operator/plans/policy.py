@@ -1,7 +1,7 @@
-"""The decision for a policy: from its spec and what was observed to what is applied and removed.
+"""The plan for a policy: from its spec and the observed objects to what is applied and removed.
 
-Pure, as the decision for a service is: no cluster, no clock. The objects of a policy are the
-configuration and the rights of its supervisors, their slots, and a Service for each RayCluster.
+Pure, like the plan for a service: no cluster, no clock. A policy has the configuration and the
+permissions of its supervisors, their slots, and a Service for each RayCluster.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from plimsoll_operator.render.objects import rule, supervisor_binding, superviso
 from plimsoll_operator.render.supervisor import peers_data
 
 MAX_ACCOUNTS = 100
-"""Accounts in one RoleBinding."""
+"""Maximum number of service accounts in a RoleBinding."""
 MAX_SHOWN = 320
 MAX_NAMED = 4
-"""Pods, workloads and policies that a message names."""
+"""Maximum number of pods, workloads or policies that a message names."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class PolicyPlan:
     """What to do for a policy.
 
     ``desired`` is in the order of application; ``surplus`` is removed afterwards. ``failure`` says
-    which limit is exceeded, ``suspects`` which workloads have a revision that leaks.
+    which limit is exceeded, and ``suspects`` lists the workloads with a revision that leaks.
     """
 
     desired: list[Object]
@@ -78,7 +78,7 @@ def reconcile(
     status: Object | None = None,
     peers: str = "",
 ) -> PolicyPlan:
-    """Plan what there should be, and which of the policy's own objects should go.
+    """Plan which objects to apply, and which of the policy's own objects to remove.
 
     ``status`` is the last one, ``now`` RFC 3339. ``peers`` is the file with the replicas' growth
     for their supervisors.
@@ -89,7 +89,7 @@ def reconcile(
     held = held_slots(leases.values(), {one.name for one in pods})
     workloads = grouped(pods)
     chosen = with_slots(name, workloads, leases)
-    # Also of one that ends: its supervisor gives its slot back and closes its incident.
+    # Includes terminating pods, whose supervisors release slots and close incidents.
     accounts = sorted({one.account for one in pods if one.holds or one.state is State.SUPERVISED})
     desired = render(policy, accounts[:MAX_ACCOUNTS], chosen, held, peers)
     wanted = {ref(one) for one in desired}
@@ -110,7 +110,7 @@ def reconcile(
 
 
 def too_many_accounts(accounts: Sequence[str]) -> Failure | None:
-    """Why supervisors of some pods may write nothing. ``accounts`` are those of all pods."""
+    """Return why the supervisors of some of the pods with ``accounts`` have no permissions."""
     if len(accounts) <= MAX_ACCOUNTS:
         return None
     text = (
@@ -122,7 +122,7 @@ def too_many_accounts(accounts: Sequence[str]) -> Failure | None:
 
 
 def too_many_workloads(workloads: Sequence[Workload], chosen: Sequence[Workload]) -> Failure | None:
-    """Why supervisors of some pods find no restart slot. ``chosen`` are those that have slots."""
+    """Return why supervisors of some pods have no restart slot. ``chosen`` are those with slots."""
     have = {one.ref for one in chosen}
     without = [one for one in workloads if one.needs_slots and one.ref not in have]
     if without:
@@ -140,7 +140,7 @@ def too_many_workloads(workloads: Sequence[Workload], chosen: Sequence[Workload]
 
 
 def name_of(ref: WorkloadRef | None) -> str:
-    """Name the workload in a message, cut and cleaned.
+    """Return the name of a workload for a message, truncated and cleaned.
 
     The creator of a pod may write any text as its owner's name.
     """
@@ -148,14 +148,14 @@ def name_of(ref: WorkloadRef | None) -> str:
 
 
 def named(names: Sequence[str]) -> str:
-    """List some of the names, and how many more there are."""
+    """List the first names, and how many more there are."""
     more = len(names) - MAX_NAMED
     return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 REPORT = "report"
-"""Verb on a SupervisionPolicy: to write incidents and to take slots in its name. The admission
-policies ask for it; the API server itself does not know it."""
+"""Verb on a SupervisionPolicy: permission to write incidents and take slots in its name. Only the
+admission policies check it; it has no meaning to the API server."""
 
 DEFAULT_PORT = 8000
 
@@ -166,9 +166,9 @@ def key_of(policy: SupervisionPolicy) -> Key:
 
 
 def supervisor_config(policy: SupervisionPolicy) -> SupervisorConfig:
-    """Write down what all of the policy's pods have in common.
+    """Build the configuration that all of the policy's pods share.
 
-    Each supervisor replaces ``engine`` with what was found in its pod
+    Each supervisor replaces ``engine`` with the engine found in its pod
     (:class:`plimsoll_api.supervisor_config.PodEngine`).
     """
     meta, spec = policy.metadata, policy.spec
@@ -195,11 +195,11 @@ def render(
     held: Collection[str] = (),
     peers: str = "",
 ) -> list[Object]:
-    """All objects of ``policy``, in the order in which they are to be applied.
+    """Return all objects of ``policy``, in the order of application.
 
     ``accounts`` are the ServiceAccounts of the pods that it supervises. ``workloads`` are those
-    that have slots. ``held`` names slots that are no longer wanted and still held: their holders
-    give them back. ``peers`` is what the supervisors are told of each other's growth.
+    that have slots. ``held`` names surplus slots that are still held: their holders release them.
+    ``peers`` is the file with the replicas' growth for their supervisors.
     """
     name = object_name(policy.metadata.name)
     config: Object = {
@@ -226,8 +226,8 @@ def render(
 def _leases(policy: SupervisionPolicy, workload: Workload) -> list[Object]:
     """Build the slots of one workload.
 
-    The admission policy for slots selects Leases by their label, and lets only the pods take one
-    that its annotation names.
+    The admission policy for slots selects Leases by their label, and lets only the pods in the
+    annotation take a slot.
     """
     name = policy.metadata.name
     annotations = {SLOT_REPLICAS: workload.replicas()}
@@ -250,8 +250,8 @@ def _leases(policy: SupervisionPolicy, workload: Workload) -> list[Object]:
 def _service(policy: SupervisionPolicy, cluster: str) -> Object:
     """Build a Service that lists the supervised pods of a RayCluster, ready or not.
 
-    The head's supervisor finds the addresses of its workers there. KubeRay makes a Service for the
-    head only.
+    The head's supervisor finds the addresses of its workers there. KubeRay creates a Service for
+    the head only.
     """
     name = policy.metadata.name
     return {
@@ -268,9 +268,9 @@ def _service(policy: SupervisionPolicy, cluster: str) -> Object:
 
 
 def role(policy: SupervisionPolicy, slots: Collection[str]) -> Object:
-    """Build the Role with what the supervisors use.
+    """Build the Role of the supervisors.
 
-    The admission policies hold each supervisor to what its own pod has.
+    The admission policies limit each supervisor to its own pod's objects.
     """
     name = policy.metadata.name
     report = rule(API_GROUP, [POLICY_PLURAL], [REPORT]) | {"resourceNames": [name]}

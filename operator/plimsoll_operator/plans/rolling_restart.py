@@ -1,6 +1,7 @@
-"""``spec.rollout: Restart``: which workloads are asked for a rolling restart, and how.
+"""``spec.rollout: Restart``: which workloads get a rolling restart, and how it is requested.
 
-Only the workload's own controller replaces pods, by its own strategy: nothing here deletes one.
+Only the workload's own controller replaces pods, by its own strategy: nothing here deletes a
+pod.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from plimsoll_operator.fleet.workloads import Workload
 from plimsoll_operator.kinds import Kind, Object
 
 MANAGER = "plimsoll-operator-rollout"
-"""Field manager of the restarts, so that they own nothing else of a workload."""
+"""Field manager of the restarts, which owns no other field of a workload."""
 RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
 RESTARTED_FOR = "plimsoll.dev/restarted-for"
-"""Annotation of a workload: the policy, by UID and generation, that it was last restarted for."""
+"""Annotation of a workload: UID and generation of the policy that it was last restarted for."""
 
 ASKED = "the operator asked for a rolling restart; if pods still wait after it, restart it yourself"
 WEBHOOK_OFF = "the operator runs without its webhook, so a restart would add no supervisor"
@@ -36,14 +37,15 @@ KINDS = {kind.kind: kind for kind in (DEPLOYMENT, STATEFUL_SET, DAEMON_SET)}
 
 
 def waiting(workloads: Sequence[Workload]) -> list[Workload]:
-    """Return the workloads with pods that would get a supervisor if they were created anew."""
+    """Return the workloads with pods that would get a supervisor if they were recreated."""
     return [one for one in workloads if one.count(State.WAITING)]
 
 
 def kind_of(workload: Workload) -> Kind | None:
-    """Return the kind that can be asked for a rolling restart; None if somebody must restart it.
+    """Return the kind to request a rolling restart of; None if a person must restart the workload.
 
-    The name becomes part of a URL, and whoever creates a pod may write any text as its owner's.
+    The name becomes part of a URL, and the creator of a pod may write any text as its owner's
+    name.
     """
     if workload.ref is None or workload.api_group != APPS or not NAME.fullmatch(workload.ref.name):
         return None
@@ -51,16 +53,17 @@ def kind_of(workload: Workload) -> Kind | None:
 
 
 def by_hand(ref: WorkloadRef | None) -> str:
-    """Say that a workload has no rolling restart, and what to do."""
+    """Explain that a workload has no rolling restart, and what to do."""
     if ref is None:
         return "no workload owns these pods: recreate them yourself"
     return f"a {ref.kind} has no rolling restart that the operator can ask for: restart it yourself"
 
 
 def was_asked(live: Object, policy: SupervisionPolicy, trial: bool = False) -> bool:
-    """Whether the workload was restarted for this generation of the policy already.
+    """Report whether a restart for this generation of the policy was already requested.
 
-    A restart in a ``trial``, while few pods get a supervisor, does not count after it.
+    A restart in a ``trial``, while only a few pods get a supervisor, does not count after the
+    trial.
     """
     annotations = live["metadata"].get("annotations") or {}
     marks = {_mark(policy), _mark(policy, trial)}
@@ -68,7 +71,7 @@ def was_asked(live: Object, policy: SupervisionPolicy, trial: bool = False) -> b
 
 
 def obstacle(live: Object, policy: SupervisionPolicy) -> str:
-    """Why a restart must wait, or would replace no pod; empty where it may begin."""
+    """Return why a restart must wait or would replace no pod; empty if it may begin."""
     meta, spec, status = live["metadata"], live.get("spec") or {}, live.get("status") or {}
     template = (spec.get("template") or {}).get("metadata") or {}
     strategy = (spec.get("updateStrategy") or {}).get("type")
@@ -86,9 +89,9 @@ def obstacle(live: Object, policy: SupervisionPolicy) -> str:
 
 
 def request(live: Object, policy: SupervisionPolicy, now: str, trial: bool = False) -> Object:
-    """Build what the operator applies to the workload, under a field manager of its own.
+    """Build the patch for the workload, to be applied under its own field manager.
 
-    The UID makes the API server refuse another object of the same name.
+    With the UID, the API server refuses another object of the same name.
     """
     meta = live["metadata"]
     return {

@@ -1,4 +1,4 @@
-"""The decision for a service: from its spec and what was observed to what is applied and removed.
+"""The plan for a service: from its spec and the observed objects to what is applied and removed.
 
 Pure: no cluster, no clock. The same observation always gives the same plan.
 """
@@ -28,7 +28,10 @@ CLAIM_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class Failure:
-    """Why the service cannot be made as its spec says. ``lasting``: trying again will not help."""
+    """Why the spec cannot be applied.
+
+    ``lasting`` says that another try will not help.
+    """
 
     reason: str
     message: str
@@ -39,9 +42,9 @@ class Failure:
 class Plan:
     """What to do for a service.
 
-    ``desired`` is in the order of application; ``surplus`` is removed afterwards. ``changed`` is
-    what a suspect revision differs in from the last good one. ``absent`` names, once all is
-    applied, the fields that the cluster did not take.
+    ``desired`` is in the order of application; ``surplus`` is removed afterwards. ``changed`` lists
+    how a suspect revision differs from the last good one. ``absent`` names, once everything is
+    applied, the fields that the cluster dropped.
     """
 
     desired: list[Object]
@@ -53,10 +56,10 @@ class Plan:
 
 
 def parse(item: Object) -> InferenceService:
-    """Parse the service; raise :class:`InvalidSpec` if it does not mean anything.
+    """Parse the service. Raises :class:`InvalidSpec` if it is invalid.
 
-    The API server refuses such specs by schema and CEL, except those stored before an upgrade, and
-    any depth of ``podTemplate``, whose schema is open.
+    The API server refuses such specs by schema and CEL, except those stored before an upgrade and a
+    deeply nested ``podTemplate``, whose schema is open.
     """
     if _nested((item.get("spec") or {}).get("podTemplate"), MAX_DEPTH):
         raise InvalidSpec(f"spec.podTemplate: nested more than {MAX_DEPTH} levels deep")
@@ -64,7 +67,7 @@ def parse(item: Object) -> InferenceService:
 
 
 def _nested(value: Any, limit: int) -> bool:
-    """Whether objects and lists are nested more than ``limit`` deep."""
+    """Report whether objects and lists are nested more than ``limit`` deep."""
     level = [value]
     for _ in range(limit + 1):
         held = [one for one in level if isinstance(one, dict | list) and one]
@@ -85,12 +88,12 @@ def reconcile(
     peers: str = "",
     shared: Collection[str] = (),
 ) -> Plan:
-    """Plan what there should be, and which of the service's own objects should go.
+    """Plan which objects to apply, and which of the service's own objects to remove.
 
-    ``pods`` are those that are not terminating, ``status`` is the last one, and ``restricted``
-    holds the service's ``podTemplate`` to the pod security standard. ``peers`` is what supervisors
-    are told of each other's growth. ``shared`` names claims that pods of several nodes may mount.
-    Raises :class:`InvalidSpec`.
+    ``pods`` are those that are not terminating, ``status`` is the last one. ``restricted`` holds
+    the service's ``podTemplate`` to the Pod Security Standard. ``peers`` is the file with the
+    replicas' growth for their supervisors. ``shared`` names claims that pods on several nodes may
+    mount. Raises :class:`InvalidSpec`.
     """
     before = status or {}
     update = pod_hash(service)
@@ -108,7 +111,7 @@ def reconcile(
         if restricted and service.spec.pod_template is not None:
             check(service, pod_template(service, images), rendered_template(service, images))
         if pinned is None and (found := first_process(pod_template(service, images)["spec"])):
-            # A revision that runs already is left alone.
+            # A revision that runs already may continue.
             raise InvalidSpec(
                 f"the pod's {found}, which is another one, for containers of a service share their"
                 " process IDs: signal the engine by its name, or start it without an init system"
@@ -121,7 +124,7 @@ def reconcile(
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if service.spec.pod_template is None:
             raise
-        # Its schema is open: what is no pod template at all shows here, the rest to the server.
+        # Its schema is open: only a malformed pod template fails here, the server checks the rest.
         raise InvalidSpec(
             "spec.podTemplate: a field is of another type than in a pod template: compare it with"
             " kubectl explain deployment.spec.template"
@@ -145,9 +148,10 @@ def reconcile(
 
 
 def claims_of(service: InferenceService) -> list[str]:
-    """Name the claims that pods of ``service`` mount, by its spec.
+    """Return the names of the claims that pods of ``service`` mount, by its spec.
 
-    The schema of its pod template is open: what cannot be the name of a claim is left out.
+    The schema of its pod template is open: a value that cannot be the name of a claim is left
+    out.
     """
     template = service.spec.pod_template or {}
     spec = template.get("spec")
@@ -163,7 +167,7 @@ def claims_of(service: InferenceService) -> list[str]:
 
 
 def _templates(service: InferenceService, owned: Mapping[Ref, Object]) -> dict[str, Any]:
-    """Pod templates of the service's own revisions, by hash."""
+    """Return the pod templates of the service's own revisions, by hash."""
     prefix = names.revision(service.metadata.name, "")
     return {
         where.name.removeprefix(prefix): item["data"]
@@ -173,15 +177,15 @@ def _templates(service: InferenceService, owned: Mapping[Ref, Object]) -> dict[s
 
 
 def _running(service: InferenceService, owned: Mapping[Ref, Object]) -> str:
-    """Return the revision that the Deployment has, empty if there is no Deployment yet."""
+    """Return the Deployment's revision; empty if there is no Deployment yet."""
     live = owned.get(Ref("Deployment", service.metadata.name)) or {"metadata": {}}
     return str((live["metadata"].get("annotations") or {}).get(POD_HASH, ""))
 
 
 def held_slots(owned: Iterable[Object], pods: Collection[str]) -> list[str]:
-    """Name the slot Leases that are in use: their holders still exist.
+    """Return the names of the slot Leases whose holders still exist.
 
-    Whether a holder renewed its Lease does not matter, for clocks are not compared.
+    The age of a renewal does not matter, because clocks are not compared.
     """
     return [
         item["metadata"]["name"]

@@ -1,6 +1,6 @@
-"""From an InferenceService to the objects that make it so: pure functions, no cluster, no clock.
+"""Renders an InferenceService into its objects: pure functions, no cluster, no clock.
 
-Called by the operator's reconcile and, for engine and supervisor alone, by local mode.
+Called by the operator's reconcile and, only for engine and supervisor, by local mode.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def render(
     peers: str = "",
     shared: Collection[str] = (),
 ) -> list[dict[str, Any]]:
-    """All objects of ``service``, in the order in which they are to be applied.
+    """Return all objects of ``service``, in the order of application.
 
-    ``pinned`` is the pod template of the spec's revision where one exists already,
-    ``held`` names slot Leases that supervisors hold, ``instead`` is another revision that runs in
-    place of the spec's, by its hash and template, ``paused`` stops a roll-out, ``peers`` is what
-    the supervisors are told of each other's growth. ``shared`` names claims that pods of several
-    nodes may mount.
+    ``pinned`` is the pod template of the spec's revision, if one exists already. ``held`` names
+    slot Leases that supervisors hold. ``instead`` is another revision that runs in place of the
+    spec's, by its hash and template. ``paused`` pauses a rollout. ``peers`` is the file with the
+    replicas' growth for their supervisors. ``shared`` names claims that pods on several nodes may
+    mount.
     """
     template = pinned or pod_template(service, images)
     of, running = instead or (pod_hash(service), template)

@@ -1,13 +1,13 @@
-"""Objects as the API server merges and compares them.
+"""Merges and compares objects as the API server does.
 
-``podTemplate`` merges over the rendered pod template as a strategic merge patch would: objects
-merge by key and null removes a key. A list in :data:`LIST_KEYS` merges by its key where all items
-have it; every other list is replaced as a whole.
+``podTemplate`` merges over the rendered pod template like a strategic merge patch: objects merge by
+key and null removes a key. A list in :data:`LIST_KEYS` merges by its key if all items have it;
+every other list is replaced as a whole.
 
-What was sent of an object is known by its hash, and what became of it by the fields that the API
-server lists as ours. A server that writes a quantity differently, a webhook that rewrites an image
-and a field that is dropped change neither, so the same wish is not sent again. Somebody who changes
-a field of ours takes it from that list.
+The operator compares the hash of an applied object, and the fields that the API server lists as
+ours afterwards. Neither changes if the server writes a quantity differently, drops a field, or if a
+webhook rewrites an image. So the same object is not applied again. A client that changes one of our
+fields removes it from that list.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ LIST_KEYS: dict[str, tuple[str, ...]] = {
     "volumeDevices": ("devicePath",),
     "ports": ("containerPort",),
     "hostAliases": ("ip",),
-    # The list map keys: there may be a hard and a soft constraint on one topology.
+    # Both keys, because a topology may have a hard and a soft constraint.
     "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
     "resourceClaims": ("name",),
 }
-"""Field of a pod -> what its items merge by (``patchMergeKey`` of core/v1)."""
+"""The keys by which the items of a pod's list merge (``patchMergeKey`` of core/v1), by field."""
 
 
 def item_key(item: Any, keys: tuple[str, ...]) -> tuple[str | int, ...] | None:
-    """Return what ``item`` merges by, None if it lacks it."""
+    """Return the values of ``keys`` in ``item``; None if it lacks one."""
     if not isinstance(item, dict):
         return None
     found = tuple(item.get(key) for key in keys)
@@ -78,8 +78,8 @@ def _merge_list(base: list[Any], patch: list[Any], keys: tuple[str, ...]) -> lis
 def merge_template(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
     """Merge ``patch`` over the pod template.
 
-    The supervisor runs as an init container (a native sidecar); a patch that names it under
-    ``containers``, where people look for it, means that one.
+    The supervisor is an init container (a native sidecar). A patch may also name it under
+    ``containers``, where people expect it.
     """
     spec = dict(patch.get("spec") or {})
     rendered_init = {item["name"] for item in base["spec"].get("initContainers", ())}
@@ -93,18 +93,18 @@ def merge_template(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any
 
 
 MAX_ABSENT = 8
-"""Fields that are named of one object."""
+"""Maximum number of missing fields to name per object."""
 _TEXTS = frozenset({"annotations", "args", "command", "data", "labels", "matchLabels", "value"})
-"""Fields whose values are texts, also where they look like quantities."""
+"""Fields whose values are texts, even if they look like quantities."""
 
 
 def needs_apply(
     desired: dict[str, Any], live: dict[str, Any] | None, fields: str | None = None
 ) -> bool:
-    """Whether ``live`` is absent, was applied with something else, or was changed by others.
+    """Report whether ``live`` is absent, was applied from another object, or was changed by others.
 
-    ``fields`` are those that were ours after the last application. Without them, as after a start,
-    the texts are compared.
+    ``fields`` is the hash of our fields after the last application. It is None after a start; the
+    contents are then compared.
     """
     if live is None or _applied_hash(desired) != _applied_hash(live):
         return True
@@ -114,7 +114,7 @@ def needs_apply(
 
 
 def owned_fields(live: dict[str, Any], desired: dict[str, Any]) -> str | None:
-    """Return what stands for the fields of ``live`` that are ours; None if it is not known.
+    """Return the hash of the fields of ``live`` that are ours; None if it is unknown.
 
     The replicas of a Deployment count if ``desired`` has them.
     """
@@ -125,9 +125,9 @@ def owned_fields(live: dict[str, Any], desired: dict[str, Any]) -> str | None:
 
 
 def absent(live: dict[str, Any], desired: dict[str, Any]) -> list[str]:
-    """Name fields of ``desired`` that ``live`` does not have at all; some if there are many.
+    """Return the fields of ``desired`` that are missing in ``live``, at most :data:`MAX_ABSENT`.
 
-    Values that the API server drops since they are defaults (false, 0, empty) do not count.
+    Default values that the API server drops (false, 0, empty) do not count.
     """
     found = list(_absent(live, desired, "", ""))
     more = [f"{len(found) - MAX_ABSENT} more"] if len(found) > MAX_ABSENT else []
@@ -158,10 +158,11 @@ def _absent(live: Any, wanted: Any, field: str, at: str) -> Iterator[str]:
 def with_replicas(
     desired: dict[str, Any], live: dict[str, Any] | None, first: int
 ) -> dict[str, Any]:
-    """Prepare a Deployment under an autoscaler for apply: with the replicas that it has.
+    """Prepare a Deployment under an autoscaler for an apply, with its present replicas.
 
-    Server-side apply takes a field away that its owner leaves out, and the default would be one
-    replica. The resource version makes the server refuse (409) when the autoscaler was quicker.
+    Server-side apply removes a field that its owner omits, and the default would be one replica.
+    With the resource version, the server refuses (409) if the autoscaler changed the Deployment
+    meanwhile.
     """
     if desired["kind"] != "Deployment" or "replicas" in desired["spec"]:
         return desired
@@ -180,10 +181,10 @@ def _applied_hash(item: dict[str, Any]) -> str | None:
 
 
 def contains(live: Any, wanted: Any, field: str = "", texts: bool = False) -> bool:
-    """Whether ``live`` holds all of ``wanted``; what it holds besides does not matter.
+    """Report whether ``live`` contains everything in ``wanted``, and possibly more.
 
-    Empty and absent are the same, for the API server drops empty values. Two quantities of the same
-    amount are the same: it writes ``1000m`` as ``1``, wherever the type is a quantity.
+    Empty and absent are equal, because the API server drops empty values. Two quantities of the
+    same amount are equal: the server writes ``1000m`` as ``1``.
     """
     if wanted in (None, "", [], {}) and live in (None, "", [], {}):
         return True

@@ -1,4 +1,4 @@
-"""What all containers of a pod have in common."""
+"""Settings that all containers of a pod have in common."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Object = dict[str, Any]
 PROBE_PERIOD_S = 2
 
 LAST_WORDS = {"terminationMessagePolicy": "FallbackToLogsOnError"}
-"""The end of the log of a container that fails stands in its pod's status, and so in ours."""
+"""On a failure, puts the end of the container's log into the pod's status, and so into ours."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Images:
     """Images for services and policies that name none, with their pull secrets and resources.
 
     Without an image for the probe, the supervisor's is used. ``pull_secrets`` names Secrets in the
-    namespace of each pod, and ``resources`` are the supervisor's. ``host`` is where engines listen
-    that take the addresses of one family: all addresses of the cluster's.
+    namespace of each pod, and ``resources`` are the supervisor's. ``host`` is the listen address
+    for engines that accept the addresses of one family only.
     """
 
     engine: str
@@ -38,7 +38,7 @@ class Images:
 
 
 def probe(path: str, port: int, scheme: str = "HTTP") -> dict[str, Any]:
-    """Build an HTTP or HTTPS probe; the caller adds thresholds.
+    """Build an HTTP or HTTPS probe without thresholds.
 
     The kubelet does not verify the certificate.
     """
@@ -50,7 +50,7 @@ def probe(path: str, port: int, scheme: str = "HTTP") -> dict[str, Any]:
 
 
 def restricted() -> dict[str, Any]:
-    """Return the security context that the restricted pod security standard asks for, and more."""
+    """Return a security context that satisfies the restricted Pod Security Standard, and more."""
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -59,24 +59,25 @@ def restricted() -> dict[str, Any]:
 
 
 def resources(wanted: Resources) -> dict[str, Any]:
-    """Limits and requests."""
+    """Return a container's limits and requests."""
     return wanted.model_dump(by_alias=True)
 
 
 QOS_RESOURCES = ("cpu", "memory")
 COUNTED = {"cpu": "200m", "memory": "256Mi", "ephemeral-storage": "512Mi"}
-"""Resources that a ResourceQuota may count, with the limit of our container if all others have
-one. The supervisor's volumes hold at most 320 MiB, and its log the rest."""
+"""Limits of our container for resources that a ResourceQuota may count, used if all other
+containers have one. The supervisor's volumes hold at most 320 MiB; the rest is for its log."""
 RESERVED = {"cpu": "20m", "memory": "96Mi", "ephemeral-storage": "64Mi"}
-"""The same for requests."""
+"""Requests of our container for the same resources."""
 
 
 def fitted(wanted: Resources, others: Iterable[Object]) -> Object:
-    """Return limits and requests for a container of ours, beside ``others`` of the same pod.
+    """Return limits and requests for one of our containers beside ``others`` in the same pod.
 
-    A ResourceQuota that counts a resource rejects a pod if one container lacks it, so ours has
-    what every other one has. A limit on ephemeral storage counts for the whole pod. The pod keeps
-    the class Guaranteed by requests that equal the limits.
+    A ResourceQuota that counts a resource refuses a pod if one container lacks it, so ours sets
+    each resource that every other one sets. A limit on ephemeral storage counts for the whole pod.
+    In a pod of the QoS class Guaranteed, the requests equal the limits, so that it keeps the
+    class.
     """
     others = list(others)
     each = [_resources(one) for one in others]
@@ -92,7 +93,7 @@ def fitted(wanted: Resources, others: Iterable[Object]) -> Object:
 
 
 def every_container(spec: Object) -> list[Object]:
-    """Return the init containers and containers of a pod's ``spec``."""
+    """Return all init containers and containers of a pod's ``spec``."""
     return [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
 
 
@@ -106,13 +107,13 @@ def beside(pod: Object) -> list[Object]:
 
 
 def native_sidecars(pod: Object) -> list[Object]:
-    """Return the init containers of ``pod`` that run as long as it does, without ours."""
+    """Return the native sidecars of ``pod``, a pod spec, except ours."""
     listed = beside({"initContainers": pod.get("initContainers")})
     return [one for one in listed if one.get("restartPolicy") == "Always"]
 
 
 def _resources(container: Object) -> dict[str, Object]:
-    """Return the container's limits and requests; in a manifest, anything may stand there."""
+    """Return the container's limits and requests; in a manifest, each may have any type."""
     found = container.get("resources")
     held = found if isinstance(found, dict) else {}
     return {
@@ -122,10 +123,10 @@ def _resources(container: Object) -> dict[str, Object]:
 
 
 def guaranteed(containers: Iterable[Object]) -> bool:
-    """Whether a pod of these containers has the QoS class Guaranteed.
+    """Report whether a pod of these containers has the QoS class Guaranteed.
 
-    Kubernetes adds a container's missing request from its limit, and compares the sums of all
-    containers: no request is above its limit, so equal sums are equal containers.
+    Kubernetes derives a missing request from the limit and compares the sums over all containers.
+    No request exceeds its limit, so equal sums mean that each container's values are equal.
     """
     found = [_resources(one) for one in containers]
     return bool(found) and all(map(_bounded, found))

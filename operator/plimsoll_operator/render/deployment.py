@@ -1,8 +1,8 @@
-"""The Deployment, and the revision that pins its pod template.
+"""The Deployment, and the ControllerRevision that pins its pod template.
 
-The template that was rendered first for a spec stays until the parts of the spec that concern pods
-change: a new operator renders other templates, and must not roll engines that hold requests.
-It is kept in a ControllerRevision, whose data the API server does not let anybody change.
+The first template rendered for a spec stays in use until the spec changes in a part about pods. An
+upgraded operator renders other templates, and must not restart engines with running requests. The
+template is kept in a ControllerRevision, whose data is immutable.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from plimsoll_operator.render import names
 from plimsoll_operator.render.names import digest
 
 PULL_S = 300
-"""Time on top of the startup budget for scheduling and pulling an image."""
+"""Time in addition to the startup timeout for scheduling and pulling an image, in seconds."""
 
 
 def pod_hash(service: InferenceService) -> str:
-    """Hash of what the spec says about pods.
+    """Return the hash of the parts of the spec that concern pods.
 
-    Defaults are left out, so that a field that a later version adds does not change it.
+    Defaults are omitted, so that a field added by a later version does not change the hash.
     """
     parts = {"model", "engine", "supervisor", "pod_template", "restart"}
     spec = service.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, include=parts)
@@ -38,7 +38,7 @@ def pod_hash(service: InferenceService) -> str:
 
 
 def _probe(service: InferenceService) -> dict[str, Any]:
-    """Return what the hash says about the probe: nothing without one, as before there was one."""
+    """Return the probe for the hash; nothing if it is off, because old hashes have no probe."""
     probe = service.spec.probe
     return {"probe": {"image": probe.image}} if probe.enabled else {}
 
@@ -62,9 +62,9 @@ def deployment(
     paused: bool = False,
     shared: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Build the Deployment with the template ``of`` a revision; ``paused`` holds a rollout.
+    """Build the Deployment with the ``template`` of revision ``of``; ``paused`` pauses a rollout.
 
-    ``shared`` names the claims whose volumes pods of several nodes may mount.
+    ``shared`` names the claims whose volumes pods on several nodes may mount.
     """
     return {
         "apiVersion": "apps/v1",
@@ -74,7 +74,7 @@ def deployment(
             "annotations": {POD_HASH: of, **_restart(service)},
         },
         "spec": {
-            # What an autoscaler set is not ours to say: see compare.with_replicas.
+            # An autoscaler owns the replicas: see compare.with_replicas.
             **({} if service.spec.autoscaling else {"replicas": service.spec.replicas}),
             "revisionHistoryLimit": 2,
             "progressDeadlineSeconds": _deadline(service),
@@ -90,7 +90,7 @@ def deployment(
 
 
 def _restart(service: InferenceService) -> dict[str, str]:
-    """Not on the pods: their hash holds it already."""
+    """Return the annotation of ``restart.id``, which pods do not need: their hash contains it."""
     restart_id = service.spec.restart.id
     return {RESTART_ID: restart_id} if restart_id else {}
 
@@ -105,7 +105,7 @@ def _deadline(service: InferenceService) -> int:
 def _rolling(
     service: InferenceService, template: dict[str, Any], shared: Collection[str]
 ) -> dict[str, Any]:
-    """Let one go before the next one comes where that one would wait for what the first holds."""
+    """Return the rolling-update limits; a pod goes first if the next one needs what it holds."""
     wanted = service.spec.rollout
     holds = _holds(template["spec"], shared)
     surge = "0" if holds else "1"
@@ -115,7 +115,7 @@ def _rolling(
         missing = "1" if surge in _NONE else missing
     if wanted.max_unavailable is not None:
         missing = wanted.max_unavailable
-        # Only one is given, and it is 0: the other must let the roll-out move.
+        # If only one is set and it is 0, the other must allow progress.
         surge = "1" if missing in _NONE and wanted.max_surge is None else surge
     return {"maxSurge": count(surge), "maxUnavailable": count(missing)}
 
@@ -124,10 +124,10 @@ _NONE = ("0", "0%")
 
 
 def _holds(spec: dict[str, Any], shared: Collection[str]) -> bool:
-    """Whether a pod holds what another one cannot have at the same time.
+    """Report whether a pod holds a resource that no other pod can have at the same time.
 
-    That are devices, by a device plugin or by a claim, ports of the node, and volumes of claims
-    that are not ``shared``.
+    These are devices, by a device plugin or a claim, ports of the node, and volumes of claims that
+    are not ``shared``.
     """
     containers = [*(spec.get("initContainers") or ()), *spec["containers"]]
     taken = any(_devices(one) or _node_ports(one) for one in containers)
@@ -136,13 +136,13 @@ def _holds(spec: dict[str, Any], shared: Collection[str]) -> bool:
 
 
 def claims(spec: dict[str, Any]) -> list[str]:
-    """Name the PersistentVolumeClaims that a pod spec mounts."""
+    """Return the names of the PersistentVolumeClaims that a pod spec mounts."""
     sources = [one.get("persistentVolumeClaim") or {} for one in spec.get("volumes") or ()]
     return [one["claimName"] for one in sources if one.get("claimName")]
 
 
 def _devices(container: dict[str, Any]) -> bool:
-    """Return whether the container asks for devices.
+    """Report whether the container requests devices.
 
     Extended resources (``nvidia.com/gpu``) have a domain; cpu and memory have none.
     """

@@ -1,8 +1,8 @@
-"""The engine: its arguments, its environment, and the container that runs it.
+"""The engine's arguments, environment and container.
 
 Arguments and environment are the same in a pod and in local mode. API keys are one key of a Secret,
-mounted as a directory, so that a rotated key arrives without a restart (the engine reads the file
-again when it changes). A pod whose Secret is missing waits, and its events name the Secret.
+mounted as a directory. So a rotated key arrives without a restart, because the engine reads the
+changed file again. A pod whose Secret is missing waits, and its Events name the Secret.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEYS_VOLUME = "api-keys"
 
 
 def key_volumes(service: InferenceService) -> list[dict[str, Any]]:
-    """At most one volume, with one file."""
+    """Return the volume with the API keys, if the service has any."""
     ref = service.spec.engine.api_key_secret_ref
     if ref is None:
         return []
@@ -39,7 +39,7 @@ def key_volumes(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def key_mounts(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the mount of the keys, which only the engine's container gets."""
+    """Return the mount of the API keys, which only the engine's container gets."""
     if service.spec.engine.api_key_secret_ref is None:
         return []
     return [{"name": KEYS_VOLUME, "mountPath": KEYS_DIR, "readOnly": True}]
@@ -76,7 +76,7 @@ def drain_args(service: InferenceService, places: Places | None = None) -> list[
 
 
 def engine_env(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the manifest's variables as a container takes them, in the manifest's order."""
+    """Return the manifest's variables in the format of a container, in the same order."""
     return [
         variable.model_dump(by_alias=True, exclude_none=True)
         for variable in service.spec.engine.env
@@ -84,7 +84,7 @@ def engine_env(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def plain_env(service: InferenceService) -> dict[str, str]:
-    """Return the manifest's variables as a process takes them.
+    """Return the manifest's variables in the format of a process.
 
     Raises ValueError if one of them, or the engine's API keys, refers to another object.
     """
@@ -105,15 +105,15 @@ def plain_env(service: InferenceService) -> dict[str, str]:
 
 
 def seconds(value: float) -> str:
-    """``30`` rather than ``30.0``, ``0.5`` where it is not whole."""
+    """Format a number of seconds: ``30`` rather than ``30.0``, but ``0.5``."""
     return f"{value:g}" if value < 1e6 else f"{value:.0f}"
 
 
 STARTUP_MARGIN_S = 30
-"""An engine gives up by itself, with a message, before the kubelet does."""
+"""The engine gives up with a message this long before the kubelet does, in seconds."""
 
 ENDPOINTS_S = 5
-"""An external engine keeps serving this long after its pod left the endpoints, before SIGTERM."""
+"""Seconds for which an external engine serves on before SIGTERM, while endpoints remove its pod."""
 
 
 def engine_container(service: InferenceService, images: Images) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def engine_container(service: InferenceService, images: Images) -> dict[str, Any
 
 
 def _environment(service: InferenceService) -> list[dict[str, Any]]:
-    """One variable of a name, for the API server refuses two: the manifest's wins."""
+    """Return the environment without duplicates; of two, the manifest's variable is kept."""
     variables = [
         {"name": "HOME", "value": paths.CACHE_DIR},
         {"name": "HF_HOME", "value": f"{paths.CACHE_DIR}/huggingface"},
@@ -165,7 +165,7 @@ def _environment(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def _start(service: InferenceService, host: str) -> dict[str, Any]:
-    """Command and arguments. What follows a known engine's arguments are the manifest's."""
+    """Return command and arguments; the manifest's arguments follow those of a known engine."""
     engine = service.spec.engine
     at = in_pod(service)
     match engine.type:
@@ -183,7 +183,7 @@ def _start(service: InferenceService, host: str) -> dict[str, Any]:
 
 
 def _coordinates(service: InferenceService) -> list[dict[str, Any]]:
-    """Return what a custom engine has to know; the others are told by arguments."""
+    """Return the variables that configure a custom engine; other engines get arguments."""
     if service.spec.engine.type is not EngineType.CUSTOM:
         return []
     at = in_pod(service)
@@ -197,10 +197,11 @@ def _coordinates(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def _before_stop(service: InferenceService) -> dict[str, Any]:
-    """Our engine drains by an exec: an HTTP hook cannot reach a loopback port.
+    """Return the preStop hook.
 
-    In an external engine's image nothing may be presumed to exist: it serves on while endpoints
-    follow, then SIGTERM drains it.
+    Our engine drains by an exec hook, because an HTTP hook cannot reach a loopback port. An
+    external engine's image may lack any program. So the hook sleeps while endpoints follow, and
+    SIGTERM then drains the engine.
     """
     if service.spec.engine.type is EngineType.PLIMSOLL:
         return {"exec": {"command": ["python", "-m", "plimsoll_engine", *drain_args(service)]}}

@@ -1,4 +1,4 @@
-"""Where a replica's weights come from: a claim, or a download before the engine starts."""
+"""The source of a replica's weights: a claim, or a download before the engine starts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DOWNLOAD = "model-download"
 
 
 def mounts(service: InferenceService) -> list[dict[str, Any]]:
-    """How the engine sees the checkpoint: read-only. Nothing for a path in its own image."""
+    """Return the engine's read-only mount of the checkpoint; nothing for a path in its image."""
     if service.spec.model.uri.startswith("file://"):
         return []
     return [{"name": VOLUME, "mountPath": paths.CLAIM_DIR, "readOnly": True}]
@@ -41,9 +41,9 @@ def volumes(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def download(service: InferenceService, images: Images) -> list[dict[str, Any]]:
-    """Return the init container that downloads, in our own engine's image whatever engine follows.
+    """Return the init container that downloads the model, with our own engine's image.
 
-    It goes on where an earlier one was cut off, and is done at once if everything is there.
+    It resumes an interrupted download, and exits at once if the download is complete.
     """
     model = service.spec.model
     if not model.uri.startswith(("hf://", "s3://")):
@@ -88,12 +88,15 @@ PASSED = frozenset(
         *("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DISABLE_XET"),
     }
 )
-"""Variables of the engine that the download gets, in capitals or, as proxies, in small letters.
-HF_HUB_OFFLINE is not among them: an engine whose model is there needs no hub."""
+"""Variables of the engine that the download gets, in upper case and, for proxies, also in lower
+case. HF_HUB_OFFLINE is not among them: an engine with a downloaded model needs no hub."""
 
 
 def _passed(name: str, secret: bool) -> bool:
-    """Whether the download gets this variable; ``secret``: a Secret has its credentials for S3."""
+    """Report whether the download gets this variable.
+
+    ``secret`` says that a Secret has its credentials for S3.
+    """
     aws = name.startswith("AWS_") and not secret
     return name.upper() in PASSED or name.startswith("HF_XET_") or aws
 
@@ -103,9 +106,9 @@ def _variables(listed: Iterable[EnvVar]) -> list[dict[str, Any]]:
 
 
 def _environment(service: InferenceService) -> dict[str, Any]:
-    """Environment of the download, which alone sees the Secrets of the model.
+    """Return the download's environment, the only one with the model's Secrets.
 
-    Of a variable that is set twice the last one counts, as in the API server's own merges.
+    If a variable is set twice, the last one counts, as in the API server's own merges.
     """
     source = service.spec.model
     keys = source.credentials_secret_ref

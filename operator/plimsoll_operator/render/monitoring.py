@@ -1,13 +1,13 @@
-"""PodMonitor and PrometheusRule, and alerts on leak budgets that burn too fast.
+"""PodMonitor, PrometheusRule, and the alerts on leak budgets that burn too fast.
 
-This is the one source of the rules for a whole cluster (``dashboards/``) and of those that one
-service asks for.
+The rules of a whole cluster (``dashboards/``) and those of one service both come from here.
 
-Burn rate = increase(growth over a range) / budget x window / range: at 1 the budget is spent
-exactly within its window. The multi-window form is the Site Reliability Workbook's (chapter 5): a
-long range that matters and a short one that says it still goes on. Its 14.4 and 6 assume a window
-of 30 days; here a factor is what spends ``share`` of the budget within ``window / part``, so factor
-= share x part, and the ranges follow from the window. PromQL needs literal ranges.
+Burn rate = increase(growth over a range) / budget x window / range: at 1 the budget is exhausted
+exactly within its window. The multi-window form is the Site Reliability Workbook's (chapter 5). A
+long range shows that the burn matters, and a short one that it continues. Its factors 14.4 and 6
+assume a window of 30 days. Here a factor is the rate that spends ``share`` of the budget within
+``window / part``, so factor = share x part. The ranges follow from the window. PromQL needs literal
+ranges.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_operator.render import names
 
 RUNBOOKS = "https://plimsoll.dev/runbooks"
-"""Where ``docs/runbooks/`` is published: an alert's page is ``NAME.md`` below it."""
+"""URL of the published ``docs/runbooks/``; an alert's page is ``NAME.md`` below it."""
 WINDOWS_S = (3600, 6 * 3600, 24 * 3600, 7 * 86_400, 30 * 86_400)
-"""Classes of windows: 1 h, 6 h, 1 d, 7 d, 30 d. A budget belongs to the one at or below its own."""
+"""Classes of windows: 1 h, 6 h, 1 d, 7 d, 30 d. A budget belongs to the largest one up to its own
+window."""
 SHORT_PART = 12
 MIN_RANGE_S = 120
 MIN_LONG_RANGE_S = 360
-"""A range must hold several scrapes of 15 to 30 s."""
+"""Minimum of the long range, in seconds: it must contain several scrapes of 15 to 30 s."""
 
 
 @dataclass(frozen=True)
 class Burn:
-    """Spending ``share`` of the budget within a ``part``-th of its window."""
+    """A burn that spends ``share`` of the budget within a ``part``-th of its window."""
 
     name: str
     share: float
@@ -45,9 +46,9 @@ SLOW = Burn("LeakBudgetBurnSlow", share=0.3, part=4, severity="warning")
 
 
 def burn_rate(range_s: int, matchers: str = "", window: str = "") -> str:
-    """How many times faster than allowed the budget is spent: each service's worst replica.
+    """Return the PromQL of the burn rate: each service's worst replica.
 
-    ``matchers`` are label matchers in braces, ``window`` chooses the budgets by their window in
+    ``matchers`` are label matchers in braces. ``window`` selects the budgets by their window in
     seconds, for example ``" >= 3600 < 21600"``.
     """
     growth = f"plimsoll_memory_unexplained_growth_bytes_total{matchers}"
@@ -60,14 +61,14 @@ def burn_rate(range_s: int, matchers: str = "", window: str = "") -> str:
 
 
 def burn(rule: Burn, window_s: int, matchers: str = "", window: str = "") -> dict[str, Any]:
-    """Write the rule with ranges for a window of ``window_s`` seconds.
+    """Build the rule with ranges for a window of ``window_s`` seconds.
 
-    Its ``window`` label is the class of the window, so that a service's own rule and the cluster's
-    give one alert: Alertmanager takes equal labels for the same.
+    Its ``window`` label is the class of the window. A service's own rule and the cluster's then
+    have equal labels, which are one alert to Alertmanager.
     """
     long_s = max(window_s // rule.part, MIN_LONG_RANGE_S)
     short_s = max(long_s // SHORT_PART, MIN_RANGE_S)
-    # A shortest range that had to be made longer keeps the share, so its factor is smaller.
+    # A range that was raised to the minimum keeps its share, so its factor is smaller.
     factor = round(rule.share * window_s / long_s, 2)
     long, short = (burn_rate(range_s, matchers, window) for range_s in (long_s, short_s))
     of_class = max((one for one in WINDOWS_S if one <= window_s), default=WINDOWS_S[0])
@@ -93,7 +94,7 @@ def alert(
     dashboard: str = "service",
     labels: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """One rule of a rules file; it fires when it held for ``wait`` (a PromQL range)."""
+    """Build one rule of a rules file; it fires after ``wait`` (a PromQL range)."""
     query = "?var-namespace={{ $labels.namespace }}&var-service={{ $labels.service }}"
     return {
         "alert": name,
@@ -110,7 +111,7 @@ def alert(
 
 
 def as_range(seconds: int) -> str:
-    """Seconds as PromQL writes them."""
+    """Format seconds as a PromQL range."""
     for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
         if seconds % size == 0:
             return f"{seconds // size}{unit}"
@@ -121,11 +122,11 @@ GROUP = "monitoring.coreos.com"
 
 
 def pod_monitor(service: InferenceService) -> list[dict[str, Any]]:
-    """At most one object: engine and supervisor are scraped by the names of their ports."""
+    """Return the PodMonitor, if enabled: it scrapes engine and supervisor by their port names."""
     wanted = service.spec.observability.pod_monitor
     if not wanted.enabled:
         return []
-    # Which service a series belongs to is what alerts and dashboards ask first.
+    # Alerts and dashboards select series by service.
     label = f"__meta_kubernetes_pod_label_{re.sub('[^a-zA-Z0-9_]', '_', SERVICE_LABEL)}"
     endpoint = {
         "path": "/metrics",
@@ -149,9 +150,10 @@ def pod_monitor(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def prometheus_rule(service: InferenceService) -> list[dict[str, Any]]:
-    """At most one object: alerts on this service's own budgets, by the ranges of their windows.
+    """Return the PrometheusRule, if enabled: alerts on this service's own budgets.
 
-    All other alerts need nothing of a service and are the cluster's (``dashboards/alerts.yaml``).
+    All other alerts are independent of a service and belong to the cluster
+    (``dashboards/alerts.yaml``).
     """
     wanted = service.spec.observability.prometheus_rule
     if not wanted.enabled:

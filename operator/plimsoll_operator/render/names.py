@@ -1,4 +1,4 @@
-"""Names, labels and owners of what the operator makes."""
+"""Names, labels and owners of the objects that the operator creates."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 OWNED_SELECTOR = f"{MANAGED_BY}={MANAGER}"
 
 OWNED_FIELDS = "ownedFields"
-"""In the metadata of an object that was read, in place of ``managedFields``: a hash of the fields
-that are ours by server-side apply. The API server never sees it."""
+"""Key in the metadata of an object that was read, in place of ``managedFields``: a hash of the
+fields that we own by server-side apply. It is never sent to the API server."""
 
 ENGINE, SUPERVISOR = ENGINE_CONTAINER, SUPERVISOR_CONTAINER
 PROBE = "plimsoll-probe"
 
 
 def selector(service: str) -> dict[str, str]:
-    """Labels that choose the service's pods. Never changes: a Deployment's selector cannot."""
+    """Return the labels that select the service's pods; a Deployment's selector is immutable."""
     return {SERVICE_LABEL: service}
 
 
 def labels(service: str) -> dict[str, str]:
-    """Labels of everything that belongs to ``service``."""
+    """Return the labels of all objects that belong to ``service``."""
     return selector(service) | {
         MANAGED_BY: MANAGER,
         "app.kubernetes.io/name": "inference-service",
@@ -45,32 +45,32 @@ def labels(service: str) -> dict[str, str]:
 
 
 def supervisor(service: str) -> str:
-    """Name of the ConfigMap, ServiceAccount, Role and RoleBinding of the supervisors."""
+    """Return the name of the supervisors' ConfigMap, ServiceAccount, Role and RoleBinding."""
     return f"{service}-supervisor"
 
 
 def replicas(service: str) -> str:
-    """Name of the headless Service."""
+    """Return the name of the headless Service."""
     return f"{service}-replicas"
 
 
 def slot(service: str, index: int) -> str:
-    """Name of one restart-slot Lease."""
+    """Return the name of one restart-slot Lease."""
     return f"{service}-restart-{index}"
 
 
 def slots(service: str, count: int) -> tuple[str, ...]:
-    """Names of the service's restart-slot Leases."""
+    """Return the names of the service's restart-slot Leases."""
     return tuple(slot(service, index) for index in range(count))
 
 
 def revision(service: str, pod_hash: str) -> str:
-    """Name of the ControllerRevision that pins a pod template."""
+    """Return the name of the ControllerRevision that pins a pod template."""
     return f"{service}-{pod_hash}"
 
 
 def digest(value: Any) -> str:
-    """Hash a JSON value, the same in every process; return 10 hex digits."""
+    """Return the hash of a JSON value, the same in every process, as 10 hexadecimal digits."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
@@ -78,7 +78,7 @@ def digest(value: Any) -> str:
 def owned(
     item: dict[str, Any], kind: str, owner: ObjectMeta, labels: dict[str, str]
 ) -> dict[str, Any]:
-    """Give ``item`` an ``owner`` of ``kind``, and ``labels`` beside its own."""
+    """Return ``item`` with an ``owner`` of ``kind``, and with ``labels`` added to its own."""
     meta = item["metadata"]
     reference = {
         "apiVersion": API_VERSION,

@@ -1,4 +1,4 @@
-"""The objects around the Deployment: Services, slots, network, scaling, rights of supervisors."""
+"""The objects around the Deployment: Services, slots, network, scaling, permissions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def service_object(service: InferenceService) -> dict[str, Any]:
 
 
 def headless_service(service: InferenceService) -> list[dict[str, Any]]:
-    """At most one object: by its name a client finds the address of each ready replica."""
+    """Return the headless Service, if enabled, whose name resolves to each ready replica."""
     if not service.spec.service.headless:
         return []
     base = service_object(service)
@@ -37,15 +37,15 @@ def headless_service(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def url(service: InferenceService) -> str:
-    """Where the OpenAI API answers inside the cluster."""
+    """Return the URL of the OpenAI API inside the cluster."""
     return f"http://{service.metadata.name}.{service.metadata.namespace}.svc"
 
 
 def disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
-    """Return at most one PodDisruptionBudget: evictions take no more replicas than restarts.
+    """Return the PodDisruptionBudget, if enabled: evictions take no more replicas than restarts.
 
-    Replicas that are not ready may always be evicted: a budget must not keep a node from being
-    drained for the sake of pods that serve nobody.
+    Replicas that are not ready may always be evicted: pods that serve no one must not prevent the
+    drain of a node.
     """
     wanted = service.spec.disruption
     if not wanted.enabled:
@@ -70,7 +70,8 @@ def disruption_budget(service: InferenceService) -> list[dict[str, Any]]:
 def slot_leases(service: InferenceService) -> list[dict[str, Any]]:
     """Return one Lease for each restart slot.
 
-    They are applied without ``spec``, which belongs to the supervisors that take and release them.
+    They are applied without ``spec``, which belongs to the supervisors that take and release
+    them.
     """
     wanted = names.slots(service.metadata.name, service.spec.supervision.max_unavailable)
     return [
@@ -80,11 +81,11 @@ def slot_leases(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def network_policy(service: InferenceService) -> list[dict[str, Any]]:
-    """At most one object: the serving port for clients, the metrics ports for monitoring.
+    """Return the NetworkPolicy, if enabled: clients reach the serving port, monitoring the metrics.
 
-    The admin port listens on loopback alone and is let in for nobody. The kubelet's probes come
-    from the pod's own node, which no policy holds back; the probe port is open to nobody else who
-    is not named.
+    The admin port listens on loopback only and is open to no one. The kubelet's probes come from
+    the pod's own node, which no policy blocks. The probe port is open to no one else unless
+    named.
     """
     wanted = service.spec.network_policy
     if not wanted.enabled:
@@ -112,13 +113,13 @@ def network_policy(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def _from(peers: list[dict[str, Any]], *ports: int) -> dict[str, Any]:
-    """Without peers everybody."""
+    """Build an ingress rule; without ``peers`` it admits everyone."""
     rule: dict[str, Any] = {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
     return rule | ({"from": peers} if peers else {})
 
 
 def autoscaler(service: InferenceService) -> list[dict[str, Any]]:
-    """At most one object; it scales the Deployment, whose replicas are its own from then on."""
+    """Return the HorizontalPodAutoscaler, if enabled, which then owns the Deployment's replicas."""
     wanted = service.spec.autoscaling
     if wanted is None:
         return []
@@ -151,7 +152,7 @@ def autoscaler(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def first_replicas(service: InferenceService) -> int:
-    """How many replicas a new Deployment begins with."""
+    """Return the number of replicas of a new Deployment."""
     scaling = service.spec.autoscaling
     if scaling is None:
         return service.spec.replicas
@@ -162,7 +163,7 @@ RBAC = "rbac.authorization.k8s.io"
 
 
 def service_account(service: InferenceService) -> dict[str, Any]:
-    """Build the identity of the pods; only the supervisor's container gets its token."""
+    """Build the ServiceAccount of the pods; only the supervisor's container gets its token."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -174,7 +175,7 @@ def service_account(service: InferenceService) -> dict[str, Any]:
 def role(service: InferenceService, held: Collection[str] = ()) -> dict[str, Any]:
     """Build the Role of the service's supervisors.
 
-    ``held`` names slots that are no longer wanted and still held: their holders give them back.
+    ``held`` names surplus slots that are still held: their holders release them.
     """
     slots = names.slots(service.metadata.name, service.spec.supervision.max_unavailable)
     return supervisor_role(
@@ -183,13 +184,13 @@ def role(service: InferenceService, held: Collection[str] = ()) -> dict[str, Any
 
 
 def role_binding(service: InferenceService) -> dict[str, Any]:
-    """Bind the role to the service account."""
+    """Build the RoleBinding of the service's supervisors."""
     name = names.supervisor(service.metadata.name)
     return supervisor_binding(name, [name], service.metadata.namespace)
 
 
 def supervisor_role(name: str, slots: Sequence[str], *more: dict[str, Any]) -> dict[str, Any]:
-    """Incidents and events, the readiness of the neighbours, the own slots, and ``more`` rules."""
+    """Build the supervisors' Role: incidents, Events, peers, ``slots``, and ``more`` rules."""
     return {
         "apiVersion": f"{RBAC}/v1",
         "kind": "Role",
@@ -207,7 +208,7 @@ def supervisor_role(name: str, slots: Sequence[str], *more: dict[str, Any]) -> d
 
 
 def supervisor_binding(name: str, accounts: Sequence[str], namespace: str) -> dict[str, Any]:
-    """Bind the role ``name`` to service accounts of its namespace."""
+    """Bind the Role ``name`` to service accounts of its namespace."""
     return {
         "apiVersion": f"{RBAC}/v1",
         "kind": "RoleBinding",
@@ -221,5 +222,5 @@ def supervisor_binding(name: str, accounts: Sequence[str], namespace: str) -> di
 
 
 def rule(group: str, resources: list[str], verbs: list[str]) -> dict[str, Any]:
-    """One rule of a Role."""
+    """Build one rule of a Role."""
     return {"apiGroups": [group], "resources": resources, "verbs": verbs}

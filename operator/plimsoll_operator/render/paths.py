@@ -1,7 +1,7 @@
-"""Where things are: directories, addresses and ports of one replica.
+"""Directories, addresses and ports of one replica.
 
-In a pod they are fixed (:func:`in_pod`); local mode makes a :class:`Places` of its own and hands it
-to the same functions that write the engine's and the supervisor's arguments.
+In a pod they are fixed (:func:`in_pod`). Local mode builds its own :class:`Places` for the same
+functions that write the engine's and the supervisor's arguments.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SupervisorPlaces:
 
 @dataclass(frozen=True, kw_only=True)
 class Places(SupervisorPlaces):
-    """What an engine uses beside it."""
+    """Paths and addresses of an engine, and those of its supervisor."""
 
     model_dir: str
     port: int
@@ -53,45 +53,46 @@ class Places(SupervisorPlaces):
 SUPERVISED = SupervisorPlaces(
     run_dir=RUN_DIR, state_dir=STATE_DIR, config_file=f"{CONFIG_DIR}/{CONFIG_FILE}"
 )
-"""The supervisor's places in a pod, whoever made the pod."""
+"""The supervisor's paths and ports in a pod, whether or not the operator created the pod."""
 
 HOST_PORTS = range(21_000, 29_000)
-"""The supervisors' ports of pods on a node's network: below NodePorts and ephemeral ports."""
+"""Ports of supervisors in pods on their node's network: below NodePorts and ephemeral ports."""
 HOST_SLOTS = 3_989
-"""Pairs of these ports. A prime, so that engines' ports with round distances get different ones."""
+"""Number of pairs of these ports. It is prime, so that engine ports with round distances get
+different pairs."""
 
 
 def on_node(engine_port: int) -> SupervisorPlaces:
-    """Return the supervisor's places in a pod that uses its node's network.
+    """Return the supervisor's paths and ports in a pod that uses its node's network.
 
-    The engine's port is its node's, too, so that no other pod there has it.
+    The engine's port is the node's as well, so no other pod on the node has it.
     """
     first = HOST_PORTS.start + 2 * (engine_port % HOST_SLOTS)
     return replace(SUPERVISED, metrics_port=first, probe_port=first + 1)
 
 
 def claim(uri: str) -> tuple[str, str]:
-    """Claim and path within it of a ``pvc://`` URI."""
+    """Return the claim, and the path within it, of a ``pvc://`` URI."""
     name, _, path = uri.removeprefix("pvc://").partition("/")
     return name, path
 
 
 def model_dir(model: ModelSource) -> str:
-    """Directory of the checkpoint as the containers see it."""
+    """Return the directory of the checkpoint in the containers."""
     scheme, _, rest = model.uri.partition("://")
     if scheme == "file":
         return rest
     if scheme == "pvc":
         return str(PurePosixPath(CLAIM_DIR) / claim(model.uri)[1])
-    if scheme == "s3":  # apart from the hub's organisations, whose names begin with no underscore
+    if scheme == "s3":  # no organisation of the hub has a name with a leading underscore
         return str(PurePosixPath(CLAIM_DIR) / "_s3" / rest)
-    # One directory a revision: services that share a cache may serve different ones.
+    # One directory per revision: services that share a cache may serve different ones.
     revision = (model.revision or DEFAULT_REVISION).replace("/", "--")
     return str(PurePosixPath(CLAIM_DIR) / rest / revision)
 
 
 def in_pod(service: InferenceService) -> Places:
-    """Return the places of a replica in a pod."""
+    """Return the paths and addresses of a replica in a pod."""
     return Places(
         model_dir=model_dir(service.spec.model),
         run_dir=SUPERVISED.run_dir,

@@ -1,4 +1,4 @@
-"""The pod template: engine and supervisor, under the restricted pod security standard."""
+"""The pod template: engine and supervisor, under the restricted Pod Security Standard."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ from plimsoll_operator.render.probe import add_probe
 from plimsoll_operator.render.supervisor import supervisor_args
 
 UID = 10001
-"""Of both containers: the supervisor reads smaps_rollup and signals only its own UID."""
+"""User ID of both containers: the supervisor can inspect and signal only processes of its own
+user."""
 
 STOP_S = 30
-"""After the drain: the engine frees its memory, then the supervisor writes its last record."""
+"""Seconds after the drain for the engine to free its memory and the supervisor to finish its
+journal."""
 
 TOKEN_LIFETIME_S = 3600
 
@@ -41,7 +43,7 @@ def pod_template(service: InferenceService, images: Images) -> dict[str, Any]:
     template = rendered_template(service, images)
     if service.spec.pod_template:
         template = merge_template(template, service.spec.pod_template)
-    # What the Service, the watches and the supervisor rely on is not for a merge to lose.
+    # A merge must not remove the labels that the Service, watches and supervisor rely on.
     own = names.labels(service.metadata.name) | {REVISION_LABEL: pod_hash(service)}
     template["metadata"]["labels"] = (template["metadata"].get("labels") or {}) | own
     return template
@@ -74,14 +76,14 @@ def rendered_template(service: InferenceService, images: Images) -> dict[str, An
 
 
 def _containers(service: InferenceService, images: Images) -> dict[str, Any]:
-    """Containers and volumes of the pod."""
+    """Return the containers and volumes of the pod."""
     engine, wanted = engine_container(service, images), service.spec.supervisor
     supervisor = supervisor_container(
         wanted, wanted.image or images.supervisor, images.resources, [engine]
     )
     downloads = model.download(service, images)
     pod = {
-        # Downloads come first: the supervisor's clock would run during them.
+        # Downloads come first, so that the supervisor does not wait for them.
         "initContainers": [*downloads, supervisor],
         "containers": [engine],
         "volumes": _volumes(service),
@@ -93,21 +95,21 @@ def _containers(service: InferenceService, images: Images) -> dict[str, Any]:
 
 
 def _group(service: InferenceService) -> dict[str, Any]:
-    """Return the group that may write to a new claim, which belongs to root, for the download."""
+    """Return the group with write access to a new claim, which root owns, for the download."""
     if service.spec.model.cache is None:
         return {}
     return {"fsGroup": UID, "fsGroupChangePolicy": "OnRootMismatch"}
 
 
 def grace_period(service: InferenceService) -> int:
-    """Seconds from the kubelet's first signal to its last: the drain and the stop after it."""
+    """Return the termination grace period in seconds: the drain and the stop after it."""
     return math.ceil(service.spec.supervision.drain.deadline_s) + STOP_S
 
 
 def add_pull_secrets(
     pod: dict[str, Any], supervisor: SupervisorSettings, default: Sequence[str]
 ) -> None:
-    """Add to ``pod`` the pull secrets of the supervisor's image: its own, else the ``default``.
+    """Add the pull secrets of the supervisor's image to ``pod``: its own, else the ``default``.
 
     The kubelet ignores a Secret that does not exist.
     """
@@ -126,7 +128,7 @@ def supervisor_container(
 ) -> dict[str, Any]:
     """Build the native sidecar for ``initContainers``.
 
-    Its resources are the ``default``, fitted to the ``others`` of the pod, unless ``supervisor``
+    Its resources are the ``default``, adapted to the ``others`` of the pod, unless ``supervisor``
     sets them.
     """
     own = supervisor.resources
@@ -146,10 +148,10 @@ def supervisor_container(
             {"name": "probe", "containerPort": at.probe_port, "protocol": "TCP"},
         ],
         "resources": fitted(default, others) if own is None else resources(own),
-        # The engine starts when this one has succeeded: then the admin token is there.
+        # The engine starts once this probe has succeeded: the admin token exists then.
         "startupProbe": probe("/live", at.probe_port)
         | {"periodSeconds": 1, "failureThreshold": 60},
-        # Unready while it drains an engine; a crash of the supervisor behind the launcher is not.
+        # Fails while it drains an engine, but not if the supervisor behind the launcher crashes.
         "readinessProbe": probe("/ready", at.probe_port)
         | {"periodSeconds": 1, "failureThreshold": 1},
         "livenessProbe": probe("/live", at.probe_port)
@@ -158,7 +160,7 @@ def supervisor_container(
         "securityContext": restricted(),
         "volumeMounts": [
             {"name": "run", "mountPath": paths.RUN_DIR},
-            # What an engine leaves there is seen, and swept, when the engine has ended.
+            # The supervisor deletes an engine's leftovers here after the engine has ended.
             {"name": "shm", "mountPath": "/dev/shm"},
             {"name": "state", "mountPath": paths.STATE_DIR},
             {"name": "config", "mountPath": paths.CONFIG_DIR, "readOnly": True},
@@ -185,7 +187,7 @@ def _volumes(service: InferenceService) -> list[dict[str, Any]]:
         {"name": "state", "emptyDir": {"sizeLimit": "256Mi"}},
         {"name": "cache", "emptyDir": {}},
         {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}},
-        # Optional, as in other people's pods: the engine never waits for a configuration.
+        # Optional, as in injected pods: the engine never waits for a ConfigMap.
         {"name": "config", "configMap": {"name": names.supervisor(name), "optional": True}},
         {"name": "token", "projected": {"sources": token_sources()}},
         *model.volumes(service),
@@ -194,7 +196,7 @@ def _volumes(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def token_sources() -> list[dict[str, Any]]:
-    """Return what ``automountServiceAccountToken`` would mount, for the supervisor alone."""
+    """Return what ``automountServiceAccountToken`` would mount, for the supervisor only."""
     field = {"apiVersion": "v1", "fieldPath": "metadata.namespace"}
     ca = [{"key": "ca.crt", "path": "ca.crt"}]
     return [

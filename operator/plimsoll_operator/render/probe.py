@@ -1,7 +1,7 @@
 """The probe in a pod: an init container copies it to where the engine's Python finds it.
 
-``plimsoll inject --probe`` adds it to pods that something else makes, ``spec.probe`` to the pods of
-an InferenceService.
+``plimsoll inject --probe`` adds it to pods of other workloads, ``spec.probe`` to the pods of an
+InferenceService.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from plimsoll_operator.render.containers import LAST_WORDS, beside, fitted
 Object = dict[str, Any]
 
 NAME = names.PROBE
-"""Of the init container, and of the volume that holds the code."""
+"""Name of the init container, and of the volume that holds the code."""
 SOCKETS = "plimsoll-probe-run"
 CODE_DIR = "/opt/plimsoll-probe"
 SOCKET_DIR = "/run/plimsoll-probe"
@@ -33,7 +33,7 @@ RESOURCES = Resources(
 def add_probe(pod: Object, engine: Object, supervisor: Object, image: str | None = None) -> None:
     """Add the probe to ``engine``, a container of ``pod``, to be read by ``supervisor``.
 
-    ``supervisor`` is one of the pod's init containers. ``image`` holds the probe's code; the
+    ``supervisor`` is one of the pod's init containers. ``image`` contains the probe's code; the
     supervisor's image does too. Raises ValueError if PYTHONPATH has a ``valueFrom``, because
     nothing can be appended to it.
     """
@@ -79,7 +79,7 @@ def remove_probe(pod: Object, engines: list[Object]) -> None:
 
 
 def _drop(owner: Object, key: str, dropped: set[str]) -> None:
-    """Named items of a list; a list that becomes empty by it goes."""
+    """Remove the named items from a list, and the list if it is then empty."""
     listed = owner.get(key) or []
     kept = [one for one in listed if one.get("name") not in dropped]
     if len(kept) == len(listed):
@@ -91,7 +91,7 @@ def _drop(owner: Object, key: str, dropped: set[str]) -> None:
 
 
 def _environment(env: list[Object]) -> list[Object]:
-    """``env`` with the probe's folders. What PYTHONPATH holds comes first, as it was."""
+    """Return ``env`` with the probe's folders after the present value of PYTHONPATH."""
     path = next((one for one in env if one.get("name") == PATH), None)
     if path is not None and "valueFrom" in path:
         raise ValueError(
@@ -99,11 +99,11 @@ def _environment(env: list[Object]) -> list[Object]:
             " value, or turn the probe off"
         )
     if path is not None and not path.get("value"):
-        # As good as none to Python, and :func:`remove_probe` leaves none.
+        # Python treats an empty value like none, and :func:`remove_probe` removes it.
         env, path = [one for one in env if one is not path], None
     folders = [*_folders(str((path or {}).get("value") or "")), CODE_DIR]
     with_probe = {"name": PATH, "value": ":".join(folders)}
-    # In its place: variables after it may refer to it.
+    # It keeps its position, because later variables may refer to it.
     kept = [with_probe if one is path else one for one in env]
     return [
         *kept,

@@ -1,9 +1,10 @@
-"""What a ``podTemplate`` may ask for: the pod security standard ``restricted``, and our own bounds.
+"""Checks a ``podTemplate`` against the restricted Pod Security Standard and our own limits.
 
-Who may create an InferenceService chooses its pod template, so without bounds they could create any
-pod: one on the node's network, one with somebody else's ServiceAccount. The admission policy in
-``config/pod-template-policy.yaml`` refuses such a template when it is written; this module looks at
-the whole template, as it would be applied, where that policy is not installed or was not yet.
+Anyone who may create an InferenceService chooses its pod template. Without limits, they could
+create any pod, for example on the node's network or with another ServiceAccount. The admission
+policy in ``config/pod-template-policy.yaml`` refuses such a template when it is written. This
+module checks the complete template before it is applied, in case that policy is not installed or
+was not yet.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from plimsoll_operator.render.engine import KEYS_VOLUME
 
 
 class NotAllowed(ValueError):
-    """The template asks for what its namespace may not. The message names each field."""
+    """A template that its namespace does not allow. The message names each field."""
 
 
 VOLUMES = frozenset(
@@ -32,7 +33,7 @@ VOLUMES = frozenset(
         "secret",
     }
 )
-"""Kinds of volumes in ``restricted``."""
+"""Volume types that the restricted standard allows."""
 
 SYSCTLS = frozenset(
     {
@@ -50,7 +51,7 @@ SYSCTLS = frozenset(
         "net.ipv4.tcp_wmem",
     }
 )
-"""Those that the standard calls safe."""
+"""Sysctls that the standard calls safe."""
 
 SELINUX = frozenset(
     {"", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"}
@@ -74,7 +75,7 @@ IDENTITY_FIELDS = ("serviceAccountName", "serviceAccount", "automountServiceAcco
 def check(service: InferenceService, template: dict[str, Any], rendered: dict[str, Any]) -> None:
     """Raise :class:`NotAllowed` if ``template`` goes beyond the restricted standard.
 
-    It is also raised if it changes what is ``rendered`` of the pod's identity and of the volumes
+    It is also raised if the template changes the ``rendered`` identity of the pod or the volumes
     with tokens.
     """
     found = list(_problems(service, template, rendered))
@@ -146,9 +147,9 @@ def _container(one: dict[str, Any], pod: dict[str, Any], at: str) -> Iterator[st
 
 
 def _context(context: dict[str, Any], pod: dict[str, Any], at: str) -> Iterator[str]:
-    """Check what a pod's and a container's security context have in common.
+    """Check the fields that the security contexts of pods and containers share.
 
-    ``pod`` is what a container inherits, empty for the pod itself.
+    ``pod`` is the context that a container inherits, empty for the pod itself.
     """
     whole = pod | {key: value for key, value in context.items() if value is not None}
     if whole.get("runAsNonRoot") is not True:
@@ -186,7 +187,7 @@ def _volume(one: dict[str, Any], kept: dict[str, Any], secrets: set[str], at: st
 def _reads(
     one: dict[str, Any], rendered: dict[str, Any], secrets: set[str], at: str
 ) -> Iterator[str]:
-    """Mounts and variables by which a container that is not meant would read a credential."""
+    """Yield the mounts and variables that let the wrong container read a credential."""
     for mount in one.get("volumeMounts") or ():
         allowed = OWN_VOLUMES.get(mount.get("name", ""))
         if allowed is not None and one.get("name") not in allowed:
@@ -202,7 +203,7 @@ def _reads(
 
 
 def _secrets(service: InferenceService) -> set[str]:
-    """Names of the Secrets that the spec gives to one container each."""
+    """Return the names of the Secrets that the spec assigns to one container each."""
     source, engine = service.spec.model, service.spec.engine
     refs = (engine.api_key_secret_ref, source.token_secret_ref, source.credentials_secret_ref)
     return {ref.name for ref in refs if ref is not None}

@@ -31,9 +31,9 @@ from plimsoll_operator.render.paths import Places, SupervisorPlaces, in_pod
 def supervisor_config(
     service: InferenceService, places: Places | None = None, container: str = ENGINE
 ) -> SupervisorConfig:
-    """Translate the manifest into bytes and seconds. Without a uid there are no slot Leases.
+    """Convert the manifest to bytes and seconds. Without a UID there are no slot Leases.
 
-    ``container`` is the engine's own, which local mode does not have.
+    ``container`` is the engine's container, which local mode does not have.
     """
     at = places or in_pod(service)
     meta, spec = service.metadata, service.spec
@@ -53,7 +53,7 @@ def supervisor_config(
 
 
 def _contract(engine: Engine) -> EngineType:
-    """By which verbs the supervisor speaks to the engine."""
+    """Return the type of engine whose calls the supervisor uses."""
     return EngineType.PLIMSOLL if engine.admin_contract == "Plimsoll" else engine.type
 
 
@@ -62,15 +62,15 @@ PARTS = re.compile(
     r"|gpu\.intel\.com/(memory|millicores)",
     re.IGNORECASE,
 )
-"""Resources of which a pod gets a part of a device: NVIDIA's time-slicing and MPS, and what HAMi,
-Volcano, Alibaba, Tencent, AWS and Intel name memory, cores and virtual GPUs."""
+"""Names of resources that give a pod part of a device: NVIDIA's time-slicing and MPS, and the names
+for memory, cores and virtual GPUs of HAMi, Volcano, Alibaba, Tencent, AWS and Intel."""
 SHARING_LABELS = frozenset(
     {"cloud.google.com/gke-gpu-sharing-strategy", "nvidia.com/gpu.sharing-strategy"}
 )
-"""Labels of nodes whose devices are shared, unless the value is ``none``: of GKE, and of NVIDIA's
+"""Labels of nodes with shared devices, unless the value is ``none``: GKE's, and those of NVIDIA's
 feature discovery."""
 SHARING_ANNOTATIONS = frozenset({"gpu-fraction", "gpu-memory"})
-"""Of the KAI scheduler and Run:ai."""
+"""Annotations of the KAI scheduler and Run:ai for part of a device."""
 
 
 def shares_device(
@@ -79,11 +79,11 @@ def shares_device(
     pod: Mapping[str, Any],
     annotations: Collection[str] = (),
 ) -> bool:
-    """Return whether a container's manifest says that others may use its devices.
+    """Report whether a container's manifest says that others may use its devices.
 
-    ``resources`` are the names that it asks for, ``claims`` those of the ``pod`` spec's
-    resourceClaims. A claim that exists by itself may be other pods' as well; one made of a template
-    is the pod's, and shared if two of its containers use it.
+    ``resources`` are the names of its resources, ``claims`` those of the ``pod`` spec's
+    resourceClaims. A claim that exists by itself may belong to other pods too. A claim from a
+    template belongs to the pod, and is shared if two of its containers use it.
     """
     given = {
         one.get("name") for one in _each(pod, "resourceClaims") if one.get("resourceClaimName")
@@ -100,7 +100,7 @@ def shares_device(
 
 
 def _placed(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the labels and values that a pod spec wants of its node."""
+    """Yield the labels and values that a pod spec requires of its node."""
     found = pod.get("nodeSelector")
     yield from ((str(k), str(v)) for k, v in (found if isinstance(found, dict) else {}).items())
     for key in ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"):
@@ -120,7 +120,7 @@ def claims_of(container: Mapping[str, Any]) -> list[str]:
 
 
 def _each(found: Mapping[str, Any], field: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the objects of a list in a manifest, which nobody has checked."""
+    """Yield the objects in a list of an unchecked manifest."""
     listed = found.get(field)
     yield from (
         one for one in (listed if isinstance(listed, list) else ()) if isinstance(one, dict)
@@ -136,7 +136,7 @@ def _shares(service: InferenceService) -> bool:
 
 
 def _admin_url(engine: Engine, at: Places) -> str:
-    """Our protocol has a port of its own; an external engine's verbs are on the serving port."""
+    """Return the URL for admin calls: the admin port, or an external engine's serving port."""
     own = _contract(engine) is EngineType.PLIMSOLL
     if own:
         return f"http://127.0.0.1:{at.admin_port}"
@@ -148,7 +148,7 @@ def _scheme(engine: Engine) -> str:
 
 
 def _memory(memory: MemoryPolicy, service: InferenceService) -> MemoryPolicy:
-    """Complete the policy with the engine's resources where the manifest says nothing."""
+    """Return the policy, with missing limits taken from the engine's resources."""
     return replace(
         memory,
         host=_limited(memory.host, service.spec.engine.resources.limits.get("memory")),
@@ -163,7 +163,7 @@ def _limited(budget: MemoryBudget | None, limit: str | None) -> MemoryBudget | N
 
 
 def peers_data(peers: str) -> dict[str, str]:
-    """Return what a ConfigMap has besides the configuration: the file of ``peers``, if any."""
+    """Return the ConfigMap's data for the file of ``peers``; empty if there is none."""
     return {PEERS_FILE: peers} if peers else {}
 
 
@@ -180,7 +180,7 @@ def supervisor_args(at: SupervisorPlaces) -> list[str]:
 
 
 def config_map(service: InferenceService, peers: str = "") -> dict[str, Any]:
-    """Build the ConfigMap with ``supervisor.json``, and with ``peers`` where there are any.
+    """Build the ConfigMap with ``supervisor.json``, and with ``peers`` if there are any.
 
     It is mounted as a directory, so that changes need no restart.
     """

@@ -1,21 +1,21 @@
-"""Parts that work in the background, and what becomes of the operator when one fails.
+"""Background parts of the operator, and what a failure of each means.
 
-A part that raises begins again, later each time. What each failure means:
+A failed part is restarted after a growing delay.
 
 ==================  ============================================================================
 part                a failure
 ==================  ============================================================================
 scrape, breaker     never ends the operator: figures are unknown, and without the circuit breaker
-                    each service's own limit holds. Tried again for as long as it takes
+                    each service's own limit holds. Retried without a limit
 reconcile, resync,  ends the operator after :data:`MAX_FAILURES` in a row: nothing works without
-canary              them, and a new process may do better
-watch               ends the operator at once: kopf retries each watch by itself, and raises only
+canary              them, and a new process may recover
+watch               ends the operator at once: kopf retries each watch itself, and raises only
                     for what a new process has to set up
-election            ends the operator at once: another one may work already
+election            ends the operator at once: another one may lead already
 ==================  ============================================================================
 
-The failure of one service's reconcile is not a part's: the queue tries that service again.
-Before the first list of everything, a server that cannot be asked ends the operator, too.
+A failed reconcile of one service is not a failure of the part: the queue retries that service.
+Before the first full list, an API server that does not answer ends the operator, too.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from collections.abc import Awaitable, Callable
 log = logging.getLogger(__name__)
 
 MAX_FAILURES = 8
-"""In a row: some two minutes of back-off."""
+"""Consecutive failures that end the operator: about two minutes of back-off."""
 FIRST_DELAY_S, MAX_DELAY_S = 1.0, 60.0
 RECOVERED_S = 300.0
-"""A part that ran this long had recovered: its failures are counted from zero."""
+"""A part that ran this long counts as recovered: its failures are counted from zero."""
 
 
 class Background:
-    """``failures`` counts by part."""
+    """Runs background parts. ``failures`` counts by part."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class Background:
     async def keep(
         self, name: str, part: Callable[[], Awaitable[None]], needed: bool = True
     ) -> None:
-        """Run ``part`` again and again, with growing pauses after failures.
+        """Run ``part`` again and again, with a growing delay after failures.
 
         Raises its last exception if it is ``needed`` and failed :data:`MAX_FAILURES` times in a
-        row; a part that is not needed never ends this.
+        row. A part that is not needed is retried without a limit.
         """
         row = 0
         while True:

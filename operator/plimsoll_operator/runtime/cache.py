@@ -1,4 +1,4 @@
-"""What the operator has seen of the cluster, by service. Fed by watches, lists and own writes."""
+"""The operator's cache of the cluster, by service. Fed by watches, lists and its own writes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from plimsoll_operator.kinds import INCIDENT, POLICY, SERVICE, Key, Object, Ref,
 
 
 class _Packed(NamedTuple):
-    """An object as it is kept: what decides which of two versions is newer, and all of it packed.
+    """A stored object: UID and resource version, and the object itself, compressed.
 
-    As Python objects a service with its ten children takes 115 KiB, packed it takes 9.
+    As Python objects, a service with its ten children takes 115 KiB; compressed, it takes 9 KiB.
     """
 
     uid: str
@@ -34,11 +34,11 @@ class _Packed(NamedTuple):
         return found
 
     def is_of(self, meta: Object) -> bool:
-        """Whether this is the version that ``meta``, an object's metadata, is of."""
+        """Report whether this is the version with the metadata ``meta``."""
         return self.uid == meta.get("uid", "") and self.version == str(meta.get("resourceVersion"))
 
     def older(self, than: _Packed) -> bool:
-        """Return whether this is an older version of the same object (uid).
+        """Report whether this is an older version of the same object (UID).
 
         Resource versions are comparable (officially since 1.35, and in fact always: they are etcd
         revisions).
@@ -48,13 +48,13 @@ class _Packed(NamedTuple):
         return int(self.version) < int(than.version)
 
     def after(self, version: str) -> bool:
-        """Whether it was written after ``version``."""
+        """Report whether the object was written after the resource version ``version``."""
         digits = self.version.isdigit() and version.isdigit()
         return digits and int(self.version) > int(version)
 
 
 class Listed(NamedTuple):
-    """One object of a list, packed."""
+    """One object of a list, compressed."""
 
     key: Key
     where: Ref
@@ -63,18 +63,18 @@ class Listed(NamedTuple):
 
 OWNERS = (SERVICE.kind, POLICY.kind)
 MAX_OWNED_BYTES = 16 << 20
-"""Packed size of the objects that one service or policy may have: some thousand pods."""
+"""Maximum compressed size of the objects of a service or policy: some thousand pods."""
 
 MAX_PASSED_OVER = 10_000
 
 
 class Store:
-    """Newest known version of each object. Callers get copies.
+    """The newest known version of each object. Callers get copies.
 
-    Anybody may create objects with our labels. So an object of a watch or a list is stored only if
+    Anyone may create objects with our labels. So an object from a watch or a list is stored only if
     it is :meth:`expected`: if its owner is known and has room left.
 
-    ``changes`` counts by kind the objects that were stored or forgotten.
+    ``changes`` counts by kind the objects that were stored or removed.
     """
 
     def __init__(self) -> None:
@@ -82,13 +82,13 @@ class Store:
         self._gone: set[str] = set()
         self._bytes: Counter[Key] = Counter()
         self._passed_over: tuple[set[Key], set[Key]] = (set(), set())
-        """Keys with objects that were not expected: since the list before, and in this one."""
+        """Keys of unexpected objects: those before the present list, and those since it began."""
         self.changes: Counter[str] = Counter()
 
     def expected(self, item: Object, owners: Container[Key] = ()) -> bool:
-        """Whether ``item`` is a service, a policy or an incident, or belongs to a known one.
+        """Report whether ``item`` is a service, policy or incident, or belongs to a known one.
 
-        ``owners`` are known besides those in the store.
+        ``owners`` are known in addition to those in the store.
         """
         key = key_of(item)
         if key is None or item["kind"] in OWNERS or item["kind"] == INCIDENT.kind:
@@ -98,22 +98,22 @@ class Store:
         return ref(item) in known or (owned and self._bytes[key] < MAX_OWNED_BYTES)
 
     def pass_over(self, item: Object) -> None:
-        """Note that ``item`` is not stored, so that a later list does not call it missed.
+        """Remember that ``item`` is not stored, so that a later list does not count it as missed.
 
-        Otherwise, objects created before their owner would make a good watch look stale.
+        Otherwise, objects created before their owner would make a working watch look stale.
         """
         key = key_of(item)
         if key is not None and len(self._passed_over[1]) < MAX_PASSED_OVER:
             self._passed_over[1].add(key)
 
     def knows(self, item: Object) -> bool:
-        """Whether just this version of ``item`` is known."""
+        """Report whether exactly this version of ``item`` is stored."""
         key = key_of(item)
         kept = self._objects.get(key, {}).get(ref(item)) if key is not None else None
         return kept is not None and kept.is_of(item["metadata"])
 
     def put(self, item: Object) -> Key | None:
-        """Store ``item`` unless a newer version is known; return its service."""
+        """Store ``item`` unless a newer version is stored; return its service."""
         key = key_of(item)
         if key is not None:
             self._put(key, ref(item), _Packed.of(item))
@@ -128,7 +128,7 @@ class Store:
             self.changes[where.kind] += 1
 
     def drop(self, item: Object) -> Key | None:
-        """Forgets ``item``, unless another object has its name by now; returns its service."""
+        """Remove ``item``, unless another object has its name by now; return its service."""
         key = key_of(item)
         if key is not None:
             self._drop(key, ref(item), item["metadata"].get("uid", ""))
@@ -147,12 +147,12 @@ class Store:
             self._bytes.pop(key, None)
 
     def begin_listing(self) -> None:
-        """Begin a list: :meth:`replace` does not take back in what is deleted from now on."""
+        """Start a list: :meth:`replace` will not restore objects that are deleted from now on."""
         self._gone = set()
         self._passed_over = (self._passed_over[1], set())
 
     def listed(self, items: Iterable[Object], owners: Container[Key] = ()) -> list[Listed]:
-        """Pack some objects of a list for :meth:`replace`; known ones take no more room.
+        """Compress the objects of a list for :meth:`replace`; stored ones are reused.
 
         ``owners`` were listed before.
         """
@@ -170,10 +170,10 @@ class Store:
         return found
 
     def replace(self, kind: str, items: Iterable[Listed], version: str) -> int:
-        """Store a list of all objects of ``kind``, which was current at ``version``.
+        """Store a list of all objects of ``kind`` that was current at resource version ``version``.
 
-        Returns how many of them were not known, or known in an older version. Objects that are
-        newer than the list stay: watches go on while it is read.
+        Returns the number of objects that were missing or outdated. Objects newer than the list
+        stay, because watches continue while it is read.
         """
         listed: set[tuple[Key, Ref]] = set()
         present: set[str] = set()
@@ -194,11 +194,11 @@ class Store:
                 stale = where.kind == kind and (key, where) not in listed
                 if stale and not kept.after(version):
                     self._drop(key, where, kept.uid)
-                    behind += kept.uid not in present  # else its labels name another owner now
+                    behind += kept.uid not in present  # present: its labels name another owner now
         return behind
 
     def get(self, key: Key, wanted: Ref) -> Object | None:
-        """One object of a service."""
+        """Return one object of a service; None if it is not stored."""
         kept = self._objects.get(key, {}).get(wanted)
         return kept.item if kept else None
 
@@ -208,7 +208,7 @@ class Store:
         return [kept.item for where, kept in known if where.kind in kinds]
 
     def of_kind(self, kind: str) -> list[Object]:
-        """All objects of a kind, of all services."""
+        """Return all objects of a kind, of all services."""
         return [
             kept.item
             for known in self._objects.values()
@@ -217,14 +217,14 @@ class Store:
         ]
 
     def count(self, kind: str, namespace: str) -> int:
-        """How many objects of a kind the services of a namespace have."""
+        """Return the number of objects of a kind that belong to the services of a namespace."""
         some = (known for key, known in self._objects.items() if key.namespace == namespace)
         return sum(where.kind == kind for known in some for where in known)
 
     def known(self) -> list[Key]:
-        """All services, also those of which only leftovers are known."""
+        """Return all services, including those of which only children are stored."""
         return list(self._objects)
 
     def services(self) -> list[Key]:
-        """Services whose InferenceService exists."""
+        """Return the services whose InferenceService is stored."""
         return [key for key, known in self._objects.items() if Ref(SERVICE.kind, key.name) in known]

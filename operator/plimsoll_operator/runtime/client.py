@@ -1,6 +1,6 @@
-"""The API server as the operator needs it: list, get, server-side apply, delete.
+"""The operator's client of the API server: list, get, server-side apply, delete.
 
-Objects are plain dictionaries on their way in and out. Nothing is read, changed and written back.
+Objects are plain dictionaries. No object is read, changed and written back.
 """
 
 from __future__ import annotations
@@ -30,26 +30,27 @@ METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 WATCH_S = 300
 SILENT_S = 120.0
-"""A watch sends a bookmark each minute: one that is silent for longer is broken."""
+"""Time without an event after which a watch is broken. The API server sends a bookmark each
+minute."""
 MAX_EVENT_BYTES = 4 << 20
-"""Metadata of one object: its annotations have 256 KiB at most."""
+"""Maximum size of a watch event: metadata of one object, whose annotations have up to 256 KiB."""
 METADATA_PAGE = 50
-"""Objects of a page of metadata: 75 MiB at the very worst, which are labels of 1.5 MiB each."""
+"""Objects per page of metadata: 75 MiB at most, with labels of 1.5 MiB each."""
 KEPT = ("name", "labels", "resourceVersion")
 MAX_ANSWER_BYTES = 32 << 20
-"""Of one answer, as JSON. Anybody may create objects of 1.5 MiB with our labels, and an object of a
-list takes some five times as much once it is parsed."""
+"""Maximum size of an answer, as JSON. Anyone may create objects of 1.5 MiB with our labels, and a
+parsed object takes about five times as much."""
 MAX_EVENTS = 50
 MATCHES_NOTHING = "1"
 """A resource version that no object has: etcd's first revision is the cluster's own."""
 
 MAX_TRIES = 5
 MAX_WAIT_S = 10.0
-"""A server that asks for patience (429) is given this many turns of at most this length."""
+"""Maximum ``Retry-After`` that is honoured, in seconds, if the server throttles requests (429)."""
 
 
 class ApiError(Exception):
-    """The API server refused. ``message`` is its own sentence, which names the field."""
+    """A refusal by the API server. ``message`` is its own text, which names the field."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(f"{status} {reason}: {message}")
@@ -57,29 +58,30 @@ class ApiError(Exception):
 
     @property
     def lasting(self) -> bool:
-        """Whether the same request gets the same answer until somebody changes something.
+        """Whether the same request fails again until someone changes something.
 
-        A field that a type does not have is answered with 500 by server-side apply.
+        Server-side apply answers a field that a type does not have with 500.
         """
         malformed = self.message.startswith("failed to create typed patch object")
         return malformed or self.status in (400, 403, 404, 422)
 
 
 class TooLargeError(OSError):
-    """An answer of more than :data:`MAX_ANSWER_BYTES`."""
+    """An answer larger than :data:`MAX_ANSWER_BYTES`."""
 
 
 class Conflict(ApiError):
-    """Another version of the object is there than the one that the request was made for."""
+    """The object changed: its version is not the one that the request was made for."""
 
 
 class Api:
     """Client of the API server with one connection pool.
 
     Every call raises :class:`ApiError`, or OSError or TimeoutError if the server does not answer
-    within ``timeout_s``. ``writes`` counts the writes for services by verb and kind, ``requests``
-    all requests, and ``refusals`` how often the server asked the client to wait. A request is sent
-    at most ``tries`` times. Writes have to end within ``left_s``, and none is sent if that is 0.
+    within ``timeout_s``. ``writes`` counts writes for services by verb and kind, ``requests``
+    counts all requests, and ``refusals`` counts answers that throttled the client. A request is
+    sent at most ``tries`` times. Writes must complete within ``left_s``, and none is sent if that
+    is 0.
     """
 
     def __init__(
@@ -96,14 +98,14 @@ class Api:
     async def connect(
         cls, kubeconfig: str | None, timeout_s: float, limit: RateLimit, tries: int = MAX_TRIES
     ) -> Api:
-        """Through ``kubeconfig``, else the pod's own account, else the user's default file.
+        """Connect with ``kubeconfig``, else the pod's account, else the user's default kubeconfig.
 
-        OSError where the file is missing or names no cluster.
+        Raises OSError if the file is missing or names no cluster.
         """
         settings = client.Configuration()
-        # As kubectl: Python 3.13 also demands key identifiers, which many clusters' CAs lack.
+        # As kubectl: Python 3.13 also requires key identifiers, which many clusters' CAs lack.
         settings.disable_strict_ssl_verification = True
-        settings.connection_pool_maxsize = 0  # each watch keeps one
+        settings.connection_pool_maxsize = 0  # each watch keeps a connection
         try:
             if kubeconfig:
                 raise config.ConfigException("a file was named")
@@ -130,10 +132,11 @@ class Api:
     async def pages(
         self, kind: Kind, namespace: str | None, name: str = ""
     ) -> AsyncIterator[tuple[list[Object], str]]:
-        """List all objects that the operator is concerned with, page by page.
+        """List all objects of a kind that concern the operator, page by page.
 
-        Each page comes with the version that the whole list is of. With ``name``, that object alone
-        is listed, for accounts that may list and not get. If objects are large, pages are shorter.
+        Each page comes with the resource version of the whole list. With ``name``, only that object
+        is listed, for accounts that may list but not get. If objects are large, pages are
+        shorter.
         """
         query = {"labelSelector": kind.selector} if kind.selector else {}
         query |= {"fieldSelector": f"metadata.name={name}"} if name else _fields(kind)
@@ -148,7 +151,7 @@ class Api:
                 limit = max(1, limit // 4)
                 continue
             limit = min(kind.page, 2 * limit)
-            # Items of a list lack these two.
+            # Items of a list lack these two fields.
             about = {"apiVersion": kind.api_version, "kind": kind.kind}
             yield [about | item for item in items], version
             if not following:
@@ -156,9 +159,9 @@ class Api:
             query["continue"] = following
 
     async def metadata(self, kind: Kind, namespace: str) -> tuple[list[Object], str]:
-        """List name, labels and version of a namespace's objects, and the version of the list.
+        """List name, labels and version of a namespace's objects; also return the list's version.
 
-        It is read page by page: anybody may create objects with megabytes of metadata.
+        The list is paged, because anyone may create objects with megabytes of metadata.
         """
         query, first = {"limit": str(METADATA_PAGE)} | _fields(kind), ""
         items: list[Object] = []
@@ -174,14 +177,17 @@ class Api:
     async def _page(
         self, path: str, query: dict[str, str], accept: str = WHOLE
     ) -> tuple[list[Object], str, str]:
-        """Read a page of a list: its objects, the list's version, and what continues it, if any.
+        """Read a page of a list: its objects, the list's version, and the continue token.
 
-        OSError where it is none: a proxy answers so, and a watch must outlive that.
+        Raises OSError if the answer is not a page: a proxy may answer so, and a watch must survive
+        that.
         """
         page = await self._call("GET", path, query, accept=accept)
         try:
             meta = page["metadata"]
-            items = [_with_owned_fields(one) for one in page["items"] or ()]  # null for none
+            items = [
+                _with_owned_fields(one) for one in page["items"] or ()
+            ]  # null if there are none
             return items, meta["resourceVersion"], meta.get("continue") or ""
         except (KeyError, TypeError, AttributeError) as error:
             raise OSError(f"GET {path}: the answer is not a list: {error!r}") from error
@@ -189,9 +195,9 @@ class Api:
     async def watch(
         self, kind: Kind, namespace: str | None, version: str, accept: str = METADATA
     ) -> AsyncIterator[tuple[str, Object]]:
-        """Watch objects, or their metadata alone, until the API server ends it, in minutes.
+        """Watch objects, or only their metadata, until the API server ends the watch after minutes.
 
-        Yields the type of each event, ``BOOKMARK`` included, and its object.
+        Yields the type of each event, including ``BOOKMARK``, and its object.
         """
         query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
         query |= {"timeoutSeconds": str(WATCH_S)} | _fields(kind)
@@ -224,7 +230,7 @@ class Api:
             answer.response.close()
 
     async def serves(self, kind: Kind) -> bool:
-        """Whether the cluster has this API now."""
+        """Report whether the cluster serves this API now."""
         try:
             found = await self._call("GET", kind.group_path)
         except ApiError as error:
@@ -234,17 +240,17 @@ class Api:
         return any(one["name"] == kind.plural for one in found.get("resources") or ())
 
     async def events_of(self, namespace: str, uid: str) -> list[Object]:
-        """Warnings on the object ``uid``: some of them where there are many."""
+        """Return Warning Events on the object ``uid``; a limited number of them."""
         of = f"involvedObject.uid={uid},type=Warning"
         query = {"limit": str(MAX_EVENTS), "fieldSelector": of}
         return (await self._page(EVENT.path(namespace), query))[0]
 
     async def probe(self, kind: Kind, namespace: str | None) -> None:
-        """Read at most one object, to know whether reading works."""
+        """Read at most one object, to check whether reads work."""
         await self._call("GET", kind.path(namespace), {"limit": "1"})
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Object | None:
-        """Read the object, None if there is none."""
+        """Read an object; return None if there is none."""
         try:
             return await self._call("GET", kind.path(namespace, name))
         except ApiError as error:
@@ -253,17 +259,17 @@ class Api:
             raise
 
     async def create(self, kind: Kind, item: Object) -> Object:
-        """Create an object; raise :class:`Conflict` if one of its name exists."""
+        """Create an object. Raises :class:`Conflict` if the name is taken."""
         return await self._call("POST", kind.path(item["metadata"]["namespace"]), body=item)
 
     async def replace(self, kind: Kind, item: Object) -> Object:
-        """Replace the version that ``item`` names; raise :class:`Conflict` if that has passed."""
+        """Replace the version that ``item`` names. Raises :class:`Conflict` if it has changed."""
         meta = item["metadata"]
         path = kind.path(meta["namespace"], meta["name"])
         return await self._call("PUT", path, body=_sent(item))
 
     async def evict(self, namespace: str, pod: str) -> bool:
-        """Evict the pod; return False if a disruption budget keeps it for now."""
+        """Evict the pod; return False if a disruption budget prevents it for now."""
         self.writes["evict", "Pod"] += 1
         body = {
             "apiVersion": "policy/v1",
@@ -281,16 +287,20 @@ class Api:
         return True
 
     async def apply_new(self, kind: Kind, item: Object) -> Object:
-        """As :meth:`apply`, but :class:`Conflict` where an object of that name exists already."""
+        """Apply a new object; otherwise like :meth:`apply`.
+
+        Raises :class:`Conflict` if an object of that name exists.
+        """
         meta = item["metadata"] | {"resourceVersion": MATCHES_NOTHING}
         return await self.apply(kind, item | {"metadata": meta})
 
     async def apply(
         self, kind: Kind, item: Object, subresource: str = "", manager: str = MANAGER
     ) -> Object:
-        """Server-side apply: what we name is ours from now on, the rest stays as it is.
+        """Apply server-side: the operator owns the fields in ``item``; other fields stay unchanged.
 
-        :class:`Conflict` where ``item`` names a resource version that is not the present one.
+        Raises :class:`Conflict` if ``item`` names a resource version that is not the present
+        one.
         """
         meta = item["metadata"]
         self.writes["apply", kind.kind] += 1
@@ -299,12 +309,12 @@ class Api:
             kind.path(meta["namespace"], meta["name"], subresource),
             {"fieldManager": manager, "force": "true", "fieldValidation": "Strict"},
             yaml_of(_sent(item)),
-            # With a parameter the client leaves the body as it is.
+            # With a parameter in the content type, the client does not encode the body.
             "application/apply-patch+yaml; charset=utf-8",
         )
 
     async def delete(self, kind: Kind, item: Object) -> bool:
-        """Delete exactly what was seen; return False if it changed since: a Lease was taken."""
+        """Delete exactly the version that was read; return False if it changed since."""
         meta = item["metadata"]
         seen = {key: meta[key] for key in ("uid", "resourceVersion")}
         self.writes["delete", kind.kind] += 1
@@ -346,14 +356,14 @@ class Api:
             raise _error(status, data)
         try:
             found: Object = json.loads(data)
-        except ValueError as error:  # something between us and the server answered
+        except ValueError as error:  # a proxy may have answered
             raise OSError(f"{method} {path}: the answer is not JSON: {error}") from error
         if not isinstance(found, dict):
             raise OSError(f"{method} {path}: the answer is not an object")
         return _with_owned_fields(found) if isinstance(found.get("metadata"), dict) else found
 
     def _bounded(self, method: str, path: str) -> dict[str, str]:
-        """Return the parameter that bounds how long the API server keeps a write waiting."""
+        """Return the query parameter that limits how long the API server keeps a write waiting."""
         left_s = self.left_s()
         if left_s <= 0.0:
             raise OSError(f"{method} {path}: not sent, because another operator may lead now")
@@ -363,7 +373,7 @@ class Api:
         context.method, context.path = params.method, params.url.path
 
     async def _connected(self, _: Any, context: Any, __: Any) -> None:
-        """Raise OSError where a write has waited for its connection for too long.
+        """Raise OSError if a write waited too long for its connection.
 
         The process may also have been paused meanwhile.
         """
@@ -374,7 +384,7 @@ class Api:
         self, method: str, path: str, query: dict[str, str] | None, body: Any, content_type: str,
         accept: str,
     ) -> tuple[int, bytes, float]:  # fmt: skip
-        """Status, body and the seconds that the server asks to wait before another try."""
+        """Send a request; return status, body and the ``Retry-After`` in seconds."""
         answer = await self._open(method, path, query, body, content_type, accept)
         data = bytearray()
         try:
@@ -396,7 +406,7 @@ class Api:
         content_type: str = "application/json", accept: str = WHOLE,
         limits: aiohttp.ClientTimeout | None = None,
     ) -> Any:  # fmt: skip
-        """Send a request; the answer's body is not read yet."""
+        """Send a request, and return the response before its body is read."""
         headers = {"Accept": accept, "Content-Type": content_type}
         method, url, headers, body, _ = await self._client.param_serialize(
             method, path, header_params=headers, body=body, auth_settings=["BearerToken"]
@@ -411,9 +421,9 @@ class Api:
 
 
 def with_owned_fields(metadata: Object) -> Object:
-    """Replace ``managedFields``, which may be larger than the rest, by a hash of our own.
+    """Replace ``managedFields``, which may be larger than the rest, by a hash of our own fields.
 
-    An autoscaler may take over the replicas of a Deployment, so these stand apart.
+    The replicas of a Deployment are hashed separately, because an autoscaler may own them.
     """
     made = {name: value for name, value in metadata.items() if name != "managedFields"}
     for one in metadata.get("managedFields") or ():
@@ -432,7 +442,7 @@ def _with_owned_fields(item: Object) -> Object:
 
 
 def _sent(item: Object) -> Object:
-    """Return ``item`` as the API server knows it."""
+    """Return ``item`` without what the operator adds to it, as the API server expects it."""
     meta = {name: value for name, value in item["metadata"].items() if name != OWNED_FIELDS}
     return item | {"metadata": meta}
 
@@ -442,10 +452,10 @@ def _fields(kind: Kind) -> dict[str, str]:
 
 
 def yaml_of(item: Object) -> bytes:
-    """JSON that is YAML, too: server-side apply parses it as that.
+    """Return JSON that is also valid YAML, because server-side apply parses it as YAML.
 
-    YAML knows no surrogate pairs, so characters stand for themselves; those that YAML calls not
-    printable (1.2.2, section 5.1) or takes for ends of lines are escaped.
+    YAML has no surrogate pairs, so characters are not escaped. The exceptions are characters that
+    YAML calls not printable (1.2.2, section 5.1) or treats as line breaks.
     """
     text = json.dumps(item, ensure_ascii=False)
     return _NOT_PRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()

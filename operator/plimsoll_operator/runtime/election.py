@@ -1,11 +1,11 @@
-"""Leader election by a Lease: of several operators, one works.
+"""Leader election by a Lease: of several operators, one leads.
 
-As in client-go, a holder counts as dead when its Lease did not change for its duration by the
+As in client-go, a holder counts as dead if its Lease did not change for its duration by the
 observer's own clock; clocks of two machines are never compared. A leader that cannot renew in time
-ends its process. A renewal counts from before it was sent, each try ends within the time that is
-left, and :meth:`Election.left_s` bounds each write: a process that was paused writes nothing after
-it continues, even before it ends, and the API server gives up writes that wait there for too long.
-So two operators never write at once.
+exits. A renewal counts from the time before it was sent, and each try ends within the time that is
+left. :meth:`Election.left_s` limits each write. So a process that was paused writes nothing after
+it continues, even before it exits, and the API server drops writes that wait there for too long. So
+two operators never write at once.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from plimsoll_operator.runtime.client import Api, ApiError, Conflict
 log = logging.getLogger(__name__)
 
 MAX_DURATION_S = 120
-"""Longest duration that a Lease can claim for itself. Otherwise, a typing error of a holder could
-keep the others out forever."""
+"""Maximum lease duration that is respected. Without it, a holder's typing error could keep the
+others out forever."""
 
 
 class LeadershipLost(Exception):
-    """The Lease could not be renewed in time, or somebody else has it."""
+    """The Lease could not be renewed in time, or another process holds it."""
 
 
 class Election:
-    """``acquire``, then ``keep`` from that moment on, then ``release``."""
+    """Call ``acquire``, then immediately ``keep``, and ``release`` at the end."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Election:
         clock: Callable[[], float] = time.monotonic,
         clocks: Clocks = CLOCKS,
     ) -> None:
-        """Elect through ``api``, which must not wait when the server asks for it."""
+        """Prepare the election through ``api``, which must not wait when the server throttles."""
         self._api, self._namespace, self._name = api, namespace, name
         self._identity, self._clock, self._clocks = identity, clock, clocks
         self._seen: tuple[Object, float] = ({}, -math.inf)
@@ -54,14 +54,14 @@ class Election:
         self.leading = False
 
     def holds(self) -> bool:
-        """Whether this process leads, and no other can have taken its place yet."""
+        """Report whether this process leads and no other can have taken over yet."""
         return self.left_s() > 0
 
     def left_s(self) -> float:
-        """Seconds for which no other process can take over without a renewal; 0 for a standby.
+        """Return the seconds for which no other process can take over; 0 for a standby.
 
-        They end before the Lease does: a write that is sent in them has the difference of ``lease``
-        and ``renew`` to take effect.
+        They end before the Lease does: a write sent within them has the difference of ``lease`` and
+        ``renew`` to take effect.
         """
         if not self.leading:
             return 0.0
@@ -84,9 +84,9 @@ class Election:
             await asyncio.sleep(self._clocks.retry * (1.0 + 0.2 * random.random()))
 
     async def keep(self) -> None:
-        """Renew until canceled; raise :class:`LeadershipLost` if that failed for too long.
+        """Renew until cancelled. Raises :class:`LeadershipLost` if that failed for too long.
 
-        It may be called again after it was canceled: the time of the last renewal is kept.
+        It may be called again after it was cancelled: the time of the last renewal is kept.
         """
         while self.holds():
             await asyncio.sleep(min(self._clocks.retry, self.left_s()))
@@ -103,7 +103,7 @@ class Election:
         raise LeadershipLost(f"not renewed for {self._clock() - self._renewed:.0f} s")
 
     async def release(self) -> None:
-        """Give the Lease back, so that the next one need not wait; a failure only costs time."""
+        """Release the Lease, so that the next leader need not wait; a failure only costs time."""
         if not self.leading:
             return
         self.leading = False
@@ -117,9 +117,9 @@ class Election:
             log.warning("releasing the leader's lease: %s", str(error) or repr(error))
 
     async def _try(self, within_s: float) -> str:
-        """Take or renew the Lease if possible; return who holds it.
+        """Acquire or renew the Lease if possible; return its holder.
 
-        TimeoutError if that takes longer than ``within_s``, or than half the time of a renewal.
+        Raises TimeoutError if that takes longer than ``within_s`` or half the time of a renewal.
         """
         async with asyncio.timeout(min(within_s, self._clocks.renew / 2)):
             lease = await self._api.get(LEASE, self._namespace, self._name)
@@ -144,7 +144,10 @@ class Election:
         }
 
     async def _write(self, lease: Object) -> str:
-        """Write it for this process; return who holds it, "" if another process was quicker."""
+        """Write the Lease for this process; return its holder.
+
+        The holder is empty if another process was faster.
+        """
         began = self._clock()
         try:
             if "resourceVersion" in lease["metadata"]:
@@ -152,8 +155,8 @@ class Election:
             else:
                 await self._api.create(LEASE, lease)
         except Conflict:
-            # The next read shows who it was. Somebody else may also have edited a leader's own
-            # Lease; the leader has the rest of its time to find out.
+            # The next read shows who it was. If someone edited the leader's own Lease, the leader
+            # has the rest of its time to read it again.
             return ""
         self.leading, self._renewed = True, began
         return self._identity
@@ -163,9 +166,9 @@ class Election:
         return math.ceil(self._clocks.lease)
 
     def _expired(self, lease: Object) -> bool:
-        """Whether its holder has not written it for its duration, by this process's clock.
+        """Report whether the spec did not change for the Lease's duration, by this process's clock.
 
-        Others write its metadata, too: only the spec shows that a holder lives.
+        Other clients write the Lease's metadata, so only the spec shows that a holder is alive.
         """
         spec, now = lease.get("spec") or {}, self._clock()
         if self._seen[0] != spec:
@@ -178,7 +181,7 @@ class Election:
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            # The label lets the operator's own watch of Leases see the renewals: its heartbeat.
+            # With this label, the operator's watch of Leases receives the renewals as a heartbeat.
             "metadata": {
                 "name": self._name,
                 "namespace": self._namespace,

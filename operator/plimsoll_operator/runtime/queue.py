@@ -1,4 +1,4 @@
-"""What waits for its turn: keys for a worker, and requests for what an API server bears."""
+"""The work queue of the reconciles, and the rate limit of API requests."""
 
 from __future__ import annotations
 
@@ -18,20 +18,27 @@ BACKOFF_MAX_S = 120.0
 
 
 def backoff(failures: int, jitter: float) -> float:
-    """Seconds until the next try after ``failures`` in a row; ``jitter`` in [0, 1) spreads them."""
+    """Return the seconds until the next try after ``failures`` in a row, from 0.5 s to 120 s.
+
+    ``jitter`` in [0, 1) shortens the delay by up to half.
+    """
     full = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** min(failures - 1, 30))
     return full * (0.5 + 0.5 * jitter)
 
 
 class WorkQueue(Generic[K]):
-    """A key that is added while it is being handled is handled once more afterwards."""
+    """A queue of keys. A key added while it is handled is handled once more afterwards."""
 
     def __init__(
         self,
         workers: int,
         done: Callable[[float, float, Exception | None], None] = lambda *_: None,
     ) -> None:
-        """``done`` is told of each turn: seconds it waited, seconds it took, how it failed."""
+        """Prepare the queue.
+
+        ``done`` is called after each turn with the seconds waited, the seconds taken, and the
+        error.
+        """
         self._workers, self._done = workers, done
         self._ready: asyncio.Queue[K] = asyncio.Queue()
         self._waiting: dict[K, float] = {}
@@ -57,7 +64,7 @@ class WorkQueue(Generic[K]):
             self._ready.put_nowait(key)
 
     def add_later(self, key: K, delay_s: float) -> None:
-        """Handle ``key`` after ``delay_s``, unless it is added before."""
+        """Handle ``key`` after ``delay_s`` seconds, unless it is added before."""
         timer = self._timers.pop(key, None)
         if timer:
             timer.cancel()
@@ -68,14 +75,14 @@ class WorkQueue(Generic[K]):
         self.add(key)
 
     def idle(self) -> bool:
-        """Whether nothing waits, runs or is due to come again."""
+        """Report whether nothing waits, runs or is scheduled."""
         return not (self._waiting or self._running or self._timers)
 
     async def run(self, handle: Callable[[K], Awaitable[None]]) -> None:
-        """Works until cancelled; what is being handled then is cancelled with it.
+        """Handle keys until cancelled, which also cancels the running handlers.
 
-        ``handle`` may raise anything: the key comes again later. May be called again after it
-        ended: what was being handled or due to come again then comes first.
+        ``handle`` may raise anything: the key is retried later. ``run`` may be called again after
+        it ended. Keys that were running or scheduled then come first.
         """
         for key in list(self._timers):
             self.add(key)
@@ -99,7 +106,7 @@ class WorkQueue(Generic[K]):
             except asyncio.CancelledError:
                 self._again.add(key)
                 raise
-            except Exception as error:  # one service's failure is its own
+            except Exception as error:  # the failure of one key must not stop the worker
                 failure = error
                 self.failed += 1
                 self._failures[key] += 1
@@ -116,15 +123,15 @@ class WorkQueue(Generic[K]):
                     self._again.discard(key)
                     self.add(key)
                 self._done(began - since, time.monotonic() - began, failure)
-            # A reconcile that finds nothing to do waits for nothing: a thousand of them would keep
-            # probes, watches and the leader's lease waiting.
+            # A reconcile without requests never yields: a thousand of them would delay probes,
+            # watches and the renewal of the leader's Lease.
             await asyncio.sleep(0)
 
 
 class RateLimit:
-    """At most ``rate`` requests a second in the long run, and ``burst`` at once.
+    """Limits requests to ``rate`` a second in the long run, with bursts of ``burst``.
 
-    Waiters are let through in the order in which they came: each books its turn when it asks.
+    Callers proceed in the order in which they called :meth:`turn`.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""A list, then a watch, of one kind in one namespace or in all: nothing in between is missed.
+"""Lists and then watches one kind, in one namespace or in all, without a gap between the two.
 
-kopf's watches cover what the leader reconciles. These serve two other needs. Every replica knows
-the policies, by which its webhook decides; and in a namespace with policies, the leader watches the
-pods of everybody, of which it asks for the metadata only.
+kopf's watches cover what the leader reconciles. Reflectors serve two other needs. Every replica
+watches the policies for its webhook. In a namespace with policies, the leader watches the metadata
+of all pods.
 """
 
 from __future__ import annotations
@@ -19,12 +19,16 @@ from plimsoll_operator.runtime.queue import backoff
 log = logging.getLogger(__name__)
 
 GONE = 410
-"""The version to continue from is too old: everything is listed again, at once the first time. An
-API server whose cache is behind another's may keep listing versions that are too old."""
+"""HTTP status for a resource version that is too old: everything is listed again, at once the first
+time. An API server whose cache lags behind may keep listing versions that are too old."""
 
 
 class Reflector:
-    """``listed`` takes each full list, ``seen`` an object and whether it is gone."""
+    """Lists and watches one kind.
+
+    Calls ``listed`` with each full list, and ``seen`` with each changed object and whether it is
+    gone.
+    """
 
     def __init__(
         self,
@@ -35,17 +39,17 @@ class Reflector:
         seen: Callable[[Object, bool], None],
         whole: bool = False,
     ) -> None:
-        """Prepare to list and watch metadata, or with ``whole`` all of each object."""
+        """Prepare to list and watch metadata, or with ``whole`` the complete objects."""
         self._api, self._kind, self._namespace, self._whole = api, kind, namespace, whole
         self._listed, self._seen = listed, seen
         self.error: ApiError | OSError | TimeoutError | None = None
-        """Why the last try failed, while it is so."""
+        """The last failure; None while the watch works."""
         self.tried = asyncio.Event()
-        """Set once there is a list, or a reason why there is none."""
+        """Set after the first list or failure."""
         self._failures = 0
 
     async def run(self) -> None:
-        """List and watch until canceled; begin again, later each time until there is an event."""
+        """List and watch until cancelled; after a failure, list again with a growing delay."""
         while True:
             try:
                 version = await self._list()
@@ -76,7 +80,7 @@ class Reflector:
         return version
 
     async def _watch(self, version: str) -> str:
-        """Watch until the server ends it; return the version to continue from."""
+        """Watch until the server ends the watch; return the version to continue from."""
         accept = WHOLE if self._whole else METADATA
         async for event, item in self._api.watch(self._kind, self._namespace, version, accept):
             version, self._failures = item["metadata"]["resourceVersion"], 0

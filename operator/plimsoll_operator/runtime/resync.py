@@ -1,6 +1,6 @@
-"""Full lists beside the watches: they heal what a watch missed, and show that it did.
+"""Full lists in addition to the watches: they repair what a watch missed, and count it.
 
-kopf does not report an object that is gone from the list with which it begins a watch, so each
+kopf does not report an object that is missing from the list with which it starts a watch. So each
 such list is followed by one of ours. See ``docs/decisions/0001-operator-runtime.md``.
 """
 
@@ -19,13 +19,14 @@ from plimsoll_operator.runtime.watches import Watches
 log = logging.getLogger(__name__)
 
 MAX_WAITS = 20
-"""A watch that begins again all the time does not delay the list for ever."""
+"""Maximum number of delays of a list. A watch that restarts all the time must not delay it
+forever."""
 
 
 class Resync:
-    """List every kind, compare with the cache, and queue every service.
+    """Lists every kind, compares the list with the cache, and queues every service.
 
-    ``served`` has the optional kinds that the cluster had at the last list.
+    ``served`` has the optional kinds that the cluster served at the last list.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Resync:
         self.served: set[str] = set()
 
     async def run(self, every_s: float) -> None:
-        """List for ever: each ``every_s`` seconds, and soon after a watch failed or went stale."""
+        """List every ``every_s`` seconds, and soon after a watch restarted or went stale."""
         while True:
             period = min(every_s, self._clocks.suspicious) if self._watches.stale(1) else every_s
             interrupted = await _within(period, self._watches.listing)
@@ -58,10 +59,10 @@ class Resync:
                 log.warning("resync: %s", str(error) or repr(error))
 
     async def list_all(self, count_missed: bool = True) -> None:
-        """List all kinds and queue all services; look for the kinds that a cluster may lack.
+        """List all kinds and queue all services; check for the kinds that a cluster may lack.
 
-        Where ``count_missed``, changes without an event are counted against their watch, once
-        events had ``clocks.event`` to arrive. The first list has nothing to compare with.
+        With ``count_missed``, changes without an event count against their watch. Events have
+        ``clocks.event`` seconds to arrive. The first list is not compared.
         """
         self._store.begin_listing()
         optional = [kind for kind in OPTIONAL if await self._api.serves(kind)]
@@ -85,19 +86,22 @@ class Resync:
             self._add(key)
 
     async def _list(self, kind: Kind, owners: Container[Key]) -> tuple[list[Listed], str]:
-        """All objects of a kind, and the version of the list: the oldest one of several lists."""
+        """Return all objects of a kind, and the resource version of the list.
+
+        If there are several lists, the version is the oldest one's.
+        """
         items: list[Listed] = []
         versions = []
         for namespace in self._namespaces or (None,):
             async for page, version in self._api.pages(kind, namespace):
-                # Packed at once: unpacked, all of them are ten times as large.
+                # Compressed at once: uncompressed, the whole list would be ten times as large.
                 items += self._store.listed(page, owners)
                 versions.append(version)
         return items, min(versions, key=lambda text: int(text) if text.isdigit() else 0)
 
 
 async def quiet(listing: asyncio.Event, for_s: float) -> None:
-    """Return with ``listing`` cleared, once it was not set for ``for_s`` seconds."""
+    """Clear ``listing`` and return once it was not set for ``for_s`` seconds."""
     for _ in range(MAX_WAITS):
         listing.clear()
         await asyncio.sleep(for_s)
@@ -107,7 +111,7 @@ async def quiet(listing: asyncio.Event, for_s: float) -> None:
 
 
 async def _within(seconds: float, event: asyncio.Event) -> bool:
-    """Whether ``event`` was set in time."""
+    """Report whether ``event`` was set within ``seconds``."""
     try:
         await asyncio.wait_for(event.wait(), seconds)
     except TimeoutError:

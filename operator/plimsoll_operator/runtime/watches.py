@@ -1,7 +1,7 @@
 """Watches of every kind, which feed the store and the queue. No handler writes.
 
-All but those of policies are kopf's, whose handlers are in ``handlers``; kopf logs in to the API
-server with the pod's own account or by a kubeconfig.
+All watches but those of policies are kopf's, whose handlers are in ``handlers``. kopf logs in to
+the API server with the pod's service account or a kubeconfig.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ CHUNK = 100
 IDLE_S = 0.02
 
 registry = kopf.OperatorRegistry()
-"""The handlers. A plain one: kopf's default imports client libraries for logins."""
+"""Registry of the handlers. kopf's default registry would import client libraries for logins."""
 
 
 def settings() -> kopf.OperatorSettings:
-    """Return settings of kopf without events, annotations, finalizers and namespace discovery."""
+    """Return kopf's settings, without Events, annotations, finalizers and namespace discovery."""
     made = kopf.OperatorSettings()
     made.posting.enabled = False
     made.posting.loggers = False
@@ -43,11 +43,11 @@ def settings() -> kopf.OperatorSettings:
     made.scanning.disabled = True
     made.watching.server_timeout = SERVER_TIMEOUT_S
     made.watching.client_timeout = CLIENT_TIMEOUT_S
-    # Each object has a task that holds its event until it has been idle: a list of everything in
-    # small pieces, whose tasks end at once, is never held as a whole.
+    # kopf keeps each object's event in a task until the task was idle. Lists in small pieces,
+    # whose tasks end at once, are never in memory as a whole.
     made.watching.chunk_size = CHUNK
     made.queueing.idle_timeout = IDLE_S
-    # Handlers take microseconds: nothing is worth waiting for at the end.
+    # Handlers take microseconds, so the exit need not wait for them.
     made.queueing.exit_timeout = 0.5
     made.persistence.finalizer = f"plimsoll.dev/{MANAGER}"
     made.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix="kopf.plimsoll.dev")
@@ -59,7 +59,10 @@ def settings() -> kopf.OperatorSettings:
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """No handler asks what changed: copies of each object for that were a third of the work."""
+    """Stores no last-handled configuration, because no handler needs a diff.
+
+    A copy of each object would be a third of the work.
+    """
 
     def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
         return kopf.BodyEssence()
@@ -68,7 +71,7 @@ class _NoDiffs(kopf.DiffBaseStorage):
         return None
 
     def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
 
 class Watches:
@@ -81,8 +84,8 @@ class Watches:
         self._misses: Counter[str] = Counter()
         self.missed: Counter[str] = Counter()
         self.listing = asyncio.Event()
-        """Set by a list that kopf began a watch with: what was deleted before it is in no event."""
-        self.listing.set()  # the first ones are still to come
+        """Set when kopf lists, because deletions before that list have no event."""
+        self.listing.set()  # kopf's first lists are still to come
         self.events = 0
 
     @property
@@ -91,28 +94,28 @@ class Watches:
         return min(self.ages().values())
 
     def ages(self) -> dict[str, float]:
-        """Seconds since the last event, by kind."""
+        """Return the seconds since the last event, by kind."""
         now = time.monotonic()
         return {kind: now - last for kind, last in self._last.items()}
 
     def count_missed(self, kind: str, missed: int) -> None:
-        """Record a full list that showed ``missed`` changes of which there was no event."""
+        """Record a full list with ``missed`` changes that had no event."""
         self.missed[kind] += missed
         self._misses[kind] = self._misses[kind] + 1 if missed else 0
 
     def stale(self, lists: int) -> list[str]:
-        """Kinds of which the last ``lists`` full lists all showed changes without an event."""
+        """Return the kinds whose last ``lists`` full lists all showed changes without an event."""
         return sorted(kind for kind, count in self._misses.items() if count >= lists)
 
     def __copy__(self) -> Watches:
-        """Return itself: kopf copies the memo for each object that it knows."""
+        """Return itself: kopf copies the memo for each object."""
         return self
 
     def take(self, kind: Kind, event: str | None, item: Object) -> None:
-        """Take an event in; one of a list that a watch began with has no type.
+        """Store the object of an event and queue its service.
 
-        What is known in just this version asks for no reconcile: it is the echo of an own write, or
-        an object of a list that repeats another.
+        An event without a type is from the list that starts a watch. A version that is already
+        stored needs no reconcile: the operator wrote it itself, or a repeated list has it.
         """
         self._last[kind.kind] = time.monotonic()
         self.events += 1
@@ -132,9 +135,9 @@ class Watches:
 
 
 class PolicyWatch:
-    """Watches the policies in every replica: a standby, in which kopf does not run, has a webhook.
+    """Watches the policies in every replica, because a standby has a webhook but does not run kopf.
 
-    ``also`` is told of each policy, and whether it is gone.
+    Calls ``also`` with each policy and whether it is gone.
     """
 
     def __init__(self, api: Api, store: Store, watches: Watches, namespaces: Sequence[str]) -> None:
@@ -146,11 +149,11 @@ class PolicyWatch:
         self.also: Callable[[Object, bool], None] = lambda *_: None
 
     def current(self) -> bool:
-        """Whether all policies are known, and their changes arrive."""
+        """Report whether all policies are known and the watch works."""
         return all(one.tried.is_set() and one.error is None for one in self._reflectors)
 
     async def run(self) -> None:
-        """Watch until canceled."""
+        """Watch until cancelled."""
         async with asyncio.TaskGroup() as group:
             for one in self._reflectors:
                 group.create_task(one.run())
@@ -173,8 +176,8 @@ class PolicyWatch:
 class Login(kopf.ConnectionInfo):
     """A login that verifies the API server's certificate as kubectl does.
 
-    Python 3.13 also demands key identifiers, which the CAs of many clusters, EKS's among them,
-    lack.
+    Python 3.13 also demands key identifiers, which the CAs of many clusters lack, for example
+    EKS's.
     """
 
     def as_ssl_context(self) -> ssl.SSLContext:
@@ -185,23 +188,23 @@ class Login(kopf.ConnectionInfo):
 
     @classmethod
     def of(cls, found: kopf.ConnectionInfo) -> Login:
-        """Copy a login so that it verifies like this."""
+        """Return a copy of a login with this verification."""
         return cls(
             **{field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
         )
 
 
 def in_pod(**given: Any) -> Login | None:
-    """Log in with the pod's own account, else with the user's default file."""
+    """Log in with the pod's service account, else with the user's default file."""
     account = kopf.login_with_service_account(**given)
     return Login.of(by_address(account, os.environ)) if account else by_file(**given)
 
 
 def by_address(account: kopf.ConnectionInfo, environ: Mapping[str, str]) -> kopf.ConnectionInfo:
-    """Return the same account at the address that the kubelet gives every container.
+    """Return the same account with the API server's address in place of its name.
 
-    kopf asks for the server by its name: without the cluster's DNS no watch would begin, while
-    everything else that the operator sends goes to the address.
+    The kubelet sets the address in each container. kopf would use the name, and without the
+    cluster's DNS no watch would start then.
     """
     host = environ.get("KUBERNETES_SERVICE_HOST")
     if not host:

@@ -1,21 +1,21 @@
-"""Conditions of an InferenceService, each with its life.
+"""Conditions of an InferenceService.
 
 ===========================  ==================================================================
 ``Ready``                    enough replicas take requests, of whichever revision
 ``EngineReady``              every replica's engine container is ready; if not, why
 ``SupervisorReady``          every replica's supervisor container is ready
-``MemoryWithinBudget``       no replica has spent a growth budget; Unknown without figures
-``RestartBudgetExhausted``   a supervisor may restart nothing any more until a person resets it
-``Progressing``              a roll-out is under way, or replicas are missing
-``Reconciling``              the same, where it is True; tools that know kstatus wait for its end
-``Stalled``                  nothing will move until somebody changes something
-``OOMKilled``                the last end of a replica's container was a kill for memory
-``CrashLooping``             a replica's container ends again and again
-``SuspectRevision``          the same leak is in most replicas of the present revision
-``SlowLeak``                 memory of a replica grows without an end; nothing acts on it
-``MemoryNearLimit``          little is left of a replica's memory limit; nothing acts on it
+``MemoryWithinBudget``       no replica has exhausted a growth budget; Unknown without figures
+``RestartBudgetExhausted``   a supervisor may restart nothing until a person resets its budget
+``Progressing``              a rollout is in progress, or replicas are missing
+``Reconciling``              the same, if it is True; tools that know kstatus wait for its end
+``Stalled``                  nothing will change until someone changes something
+``OOMKilled``                the last termination of a replica's container was an OOM kill
+``CrashLooping``             a replica's container terminates again and again
+``SuspectRevision``          most replicas of the present revision have the same leak
+``SlowLeak``                 memory of a replica grows without a limit; nothing acts on it
+``MemoryNearLimit``          a replica is near its memory limit; nothing acts on it
 ``EngineObserved``           every supervisor sees its engine, its memory and its metrics
-``ObjectsComplete``          every enabled object exists with all that was asked for
+``ObjectsComplete``          every enabled object exists with all requested fields
 ===========================  ==================================================================
 """
 
@@ -39,7 +39,7 @@ from plimsoll_operator.render import names
 
 MAX_MESSAGE = 1024
 MAX_SLOW = 8
-"""Slow leaks that a message names."""
+"""Maximum number of slow leaks that a message names."""
 NOT_READY = "ContainersNotReady"
 """Reason of ``EngineReady`` while the engine only needs more time."""
 NO_SUSPECT, SAME_LEAK = "NoSuspect", "SameLeakInMostReplicas"
@@ -48,7 +48,7 @@ NO_SUSPECT, SAME_LEAK = "NoSuspect", "SameLeakInMostReplicas"
 
 @dataclass(frozen=True)
 class Verdict:
-    """A condition without its times. ``status`` None is Unknown."""
+    """A condition without its times. ``status`` None means Unknown."""
 
     type: Type | PolicyCondition
     status: bool | None
@@ -57,7 +57,10 @@ class Verdict:
 
 
 def failed(failure: Failure) -> list[Verdict]:
-    """Conditions while the spec cannot be carried out; those of running pods stay as they were."""
+    """Return the conditions while the spec cannot be applied.
+
+    Those of running pods do not change.
+    """
     message = failure.message[:MAX_MESSAGE]
     return [
         Verdict(Type.READY, False, failure.reason, message),
@@ -70,12 +73,12 @@ def rollout(
     deployment: Object | None, wanted: int, may_miss: int, engines: Verdict | None = None,
     drained: Sequence[str] = (),
 ) -> list[Verdict]:  # fmt: skip
-    """``Ready``, ``Progressing`` and ``Stalled`` by the Deployment's status.
+    """Return ``Ready``, ``Progressing`` and ``Stalled``, from the Deployment's status.
 
     Like a Deployment's ``Available``, ``Ready`` counts replicas of all revisions: it stays True
-    through a roll-out that keeps enough of them. If they are too few, it names the first cause of
+    through a rollout that keeps enough of them. If they are too few, it names the first cause from
     ``engines``, the verdict on ``EngineReady``. So does ``Progressing`` while a new pod waits, for
-    example for what an old one holds. ``drained`` names the pods that a person keeps out
+    example for a device that an old one holds. ``drained`` names the pods that a person keeps out
     of service.
     """
     trouble = engines if engines is not None and engines.status is False else None
@@ -128,7 +131,7 @@ def rollout(
 
 
 def reconciling(verdicts: Sequence[Verdict]) -> Verdict:
-    """``Reconciling`` by the last word on ``Progressing``, which kstatus does not know."""
+    """Return ``Reconciling``, which kstatus knows, from the last verdict on ``Progressing``."""
     seen = [one for one in verdicts if one.type is Type.PROGRESSING]
     if not (seen and seen[-1].status):
         return Verdict(Type.RECONCILING, False, "AsExpected")
@@ -136,7 +139,7 @@ def reconciling(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def _refused(status: Object) -> Cause | None:
-    """Why pods cannot be made: quota, pod security, a template that the server refuses."""
+    """Return why pods cannot be created: a quota, Pod Security, or a template that is refused."""
     for one in status.get("conditions") or ():
         if one["type"] == "ReplicaFailure" and one["status"] == "True":
             return Cause(str(one.get("reason") or "FailedCreate"), str(one.get("message", "")))
@@ -146,7 +149,7 @@ def _refused(status: Object) -> Cause | None:
 def completeness(
     service: InferenceService, missing: Sequence[str], absent: Sequence[str] = ()
 ) -> list[Verdict]:
-    """``ObjectsComplete``: which enabled objects this cluster cannot have, and which fields.
+    """Return ``ObjectsComplete``: which enabled objects this cluster cannot have, and which fields.
 
     ``absent`` names objects with the fields that they lack after they were applied.
     """
@@ -175,9 +178,9 @@ def completeness(
 
 
 def containers(pods: Sequence[PodView], events: Events, now: str) -> list[Verdict]:
-    """``EngineReady`` and ``SupervisorReady`` by the containers of the pods.
+    """Return ``EngineReady`` and ``SupervisorReady`` from the containers of the pods.
 
-    ``events`` are those of pods that wait for a volume or a sandbox, by the pod's name.
+    ``events`` are the Events of pods that wait for a volume or a sandbox, by the pod's name.
     """
     found = ((Type.ENGINE_READY, names.ENGINE), (Type.SUPERVISOR_READY, names.SUPERVISOR))
     return [_container(type_, pods, not_ready(pods, name, events, now)) for type_, name in found]
@@ -195,7 +198,7 @@ def _container(type_: Type, pods: Sequence[PodView], causes: list[tuple[str, Cau
 
 
 def ends(pods: Sequence[PodView], now: str) -> list[Verdict]:
-    """``OOMKilled`` and ``CrashLooping`` by what containers last ended with."""
+    """Return ``OOMKilled`` and ``CrashLooping`` from the last terminations of the containers."""
     killed = sorted(pod.name for pod in pods if any(one.killed for one in pod.containers))
     looping = sorted(pod.name for pod in pods if any(one.looping(now) for one in pod.containers))
     return [
@@ -215,7 +218,7 @@ def ends(pods: Sequence[PodView], now: str) -> list[Verdict]:
 
 
 def suspicion(suspect: Suspect | None, decision: RolloutDecision) -> list[Verdict]:
-    """``SuspectRevision``; while a roll-out is held or rolled back for it, it is stalled."""
+    """Return ``SuspectRevision``, and ``Stalled`` while a rollout is held or rolled back."""
     acts = decision.action in ("Held", "RolledBack") and not decision.requested
     if suspect is None and not acts:
         return [Verdict(Type.SUSPECT_REVISION, False, NO_SUSPECT)]
@@ -238,14 +241,14 @@ def suspicion(suspect: Suspect | None, decision: RolloutDecision) -> list[Verdic
 
 
 def same_leak(leak: str, leaking: int, replicas: int, revision: str, since: str) -> str:
-    """Say what makes a revision suspect."""
+    """Explain why a revision is suspect."""
     return f"{leak} in {leaking} of {replicas} replicas of revision {revision} since {since}"
 
 
 def requested(decision: RolloutDecision, complete: bool) -> list[Verdict]:
-    """``rollout.revision`` is ``LastGood``: a roll-back that was asked for is no failure.
+    """Return ``Progressing`` for ``rollout.revision: LastGood``, which is not a failure.
 
-    ``complete`` says that the revision which is to run does so in all replicas.
+    ``complete`` says that all replicas run the requested revision.
     """
     if not decision.requested:
         return []
@@ -260,7 +263,7 @@ def requested(decision: RolloutDecision, complete: bool) -> list[Verdict]:
 
 
 def budgets(figures: Mapping[str, Figures]) -> list[Verdict]:
-    """``MemoryWithinBudget`` and ``RestartBudgetExhausted`` by the supervisors' figures."""
+    """Return ``MemoryWithinBudget`` and ``RestartBudgetExhausted`` from the figures."""
     spent = sorted(
         pod for pod, one in figures.items() if max(one.host or 0.0, one.device or 0.0) >= 1.0
     )
@@ -284,7 +287,7 @@ def budgets(figures: Mapping[str, Figures]) -> list[Verdict]:
 
 
 def slow_leak(type_: Type | PolicyCondition, figures: Mapping[str, Figures]) -> Verdict:
-    """``SlowLeak`` by the supervisors' figures, the replica with the least time left first."""
+    """Return ``SlowLeak``, with the replica first that has the least time left."""
     judged = [pod for pod, one in figures.items() if one.slow is not None]
     if not judged:
         text = "no supervisor has watched its engine for long enough, which takes about 9 hours"
@@ -309,7 +312,7 @@ def slow_leak(type_: Type | PolicyCondition, figures: Mapping[str, Figures]) -> 
 def near_limit(
     type_: Type | PolicyCondition, figures: Mapping[str, Figures], already: bool
 ) -> Verdict:
-    """``MemoryNearLimit`` by the supervisors' figures; ``already`` says that it was true before."""
+    """Return ``MemoryNearLimit``; ``already`` says that it was True before."""
     if all(one.limit is None for one in figures.values()):
         text = "no supervisor knows its engine's memory limit and how much of it is in use"
         return Verdict(type_, None, "NoMetrics", text)
@@ -321,7 +324,7 @@ def near_limit(
 
 
 def observed(type_: Type | PolicyCondition, figures: Mapping[str, Figures]) -> Verdict:
-    """``EngineObserved`` by the supervisors' figures, with the reason that supervisors give."""
+    """Return ``EngineObserved``, with the reason that the supervisors give."""
     if all(one.unseen is None for one in figures.values()):
         return Verdict(type_, None, "NoMetrics", "no supervisor reports what it sees")
     lost = unseen_pods(figures)
@@ -335,9 +338,9 @@ def observed(type_: Type | PolicyCondition, figures: Mapping[str, Figures]) -> V
 def of_figures(
     figures: Mapping[str, Figures], before: Object, types: type[Type] | type[PolicyCondition]
 ) -> list[Verdict]:
-    """Conditions that services and policies share, by the supervisors' figures.
+    """Return the conditions that services and policies share, from the supervisors' figures.
 
-    ``before`` is the status until now.
+    ``before`` is the previous status.
     """
     already = any(
         one["type"] == types.MEMORY_NEAR_LIMIT and one["status"] == "True"

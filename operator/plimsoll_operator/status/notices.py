@@ -1,6 +1,6 @@
-"""What is worth an Event on an InferenceService: pure comparison of before and after.
+"""Changes of an InferenceService or SupervisionPolicy that deserve an Event: pure comparison.
 
-A notice belongs to a change, so a service at rest has none.
+A notice belongs to a change, so an unchanged object has none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Notice:
 
 
 def applied(live: Object | None, desired: Object, decision: RolloutDecision) -> list[Notice]:
-    """After a Deployment was applied over ``live``: a roll-out or a roll-back has begun."""
+    """Return the notices of a Deployment applied over ``live``: a rollout or rollback began."""
     before, after = _revision(live), _revision(desired)
     found = []
     restart_id, had = _restart_id(desired), _restart_id(live)
@@ -40,7 +40,7 @@ def applied(live: Object | None, desired: Object, decision: RolloutDecision) -> 
     paused, was_paused = _paused(desired), live is not None and _paused(live)
     if decision.action == "RolledBack" and before != after:
         found.append(_rollback(before, after, decision))
-    elif live is not None and before != after:  # a new service speaks for itself
+    elif live is not None and before != after:  # a new service needs no notice
         found.append(Notice("RolloutStarted", f"rollout from revision {before} to {after} started"))
     if paused and not was_paused:
         text = f"rollout of revision {after} is on hold: most of its replicas have the same leak"
@@ -51,7 +51,7 @@ def applied(live: Object | None, desired: Object, decision: RolloutDecision) -> 
 
 
 def _rollback(before: str, after: str, decision: RolloutDecision) -> Notice:
-    """Tell of a rollback; a person's own is no warning."""
+    """Return the notice of a rollback, which is a warning unless a person requested it."""
     if decision.requested:
         text = (
             f"rolling back from revision {before} to {after}"
@@ -63,7 +63,7 @@ def _rollback(before: str, after: str, decision: RolloutDecision) -> Notice:
 
 
 def finished(before: Object, after: Object) -> list[Notice]:
-    """By two statuses, one after the other: a roll-out or a roll-back is complete."""
+    """Return the notice of a rollout or rollback that completed between two statuses."""
     was, now = before.get("revisions") or {}, after.get("revisions") or {}
     current = now.get("current")
     if not current or current == was.get("current"):
@@ -74,18 +74,18 @@ def finished(before: Object, after: Object) -> list[Notice]:
 
 
 def refused(failure: Failure) -> Notice:
-    """Tell of a refusal: the API server's own sentence, or what is wrong with the spec."""
+    """Return the notice of a failure, with the API server's message or the fault in the spec."""
     return Notice(failure.reason, failure.message, "Warning")
 
 
 def restart_asked(workload: str) -> Notice:
-    """Tell that a policy's workload was asked to recreate its pods."""
+    """Return the notice that a policy's workload was asked for a rolling restart."""
     text = f"asked {workload} for a rolling restart, because some of its pods have no supervisor"
     return Notice("RestartRequested", text)
 
 
 def suspected(before: Object, after: Object) -> list[Notice]:
-    """By two statuses of a policy, one after the other: workloads whose revision is suspect now."""
+    """Return the notices of workloads whose revision became suspect between two statuses."""
     known, found = _suspects(before), _suspects(after)
     return [
         Notice(
@@ -100,7 +100,7 @@ def suspected(before: Object, after: Object) -> list[Notice]:
 
 
 def not_starting(before: Object, after: Object) -> list[Notice]:
-    """Tell, by two statuses of a policy in a row, that pods do not start with a supervisor."""
+    """Return the notice that pods do not start with a supervisor, from two statuses of a policy."""
     was, now = (_condition(one, PolicyCondition.INJECTION_STOPPED) for one in (before, after))
     if now.get("reason") == was.get("reason"):
         return []

@@ -1,4 +1,4 @@
-"""``status`` of a SupervisionPolicy as a whole, ready to be applied on the subresource."""
+"""The complete ``status`` of a SupervisionPolicy, for an apply to the subresource."""
 
 from __future__ import annotations
 
@@ -47,12 +47,13 @@ def status(
     events: Events = MappingProxyType({}),
     injection: Object | None = None,
 ) -> Object:
-    """Compute the status that ``item`` should have.
+    """Return the status that ``item`` should have.
 
-    ``pods`` is None if the spec is invalid: what the last status says of pods stays. ``figures`` is
-    None until the supervisors were asked for the first time. ``now`` is RFC 3339. ``said`` is what
-    waiting pods of a workload wait for, if they are to be recreated. ``events`` are those of pods
-    whose containers are not created, by the pod's name. ``injection`` is what was decided about it.
+    ``pods`` is None if the spec is invalid: the last status's facts about pods then stay.
+    ``figures`` is None until the supervisors were first scraped. ``now`` is RFC 3339. ``said``
+    explains why the waiting pods of a workload wait, if they are to be recreated. ``events`` are
+    the Events of pods whose containers are not created, by the pod's name. ``injection`` is the
+    decision about it.
     """
     before: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
@@ -110,8 +111,8 @@ def _counts(pods: Sequence[SelectedPod], blind: Mapping[str, str]) -> Object:
 def _open(pods: Sequence[SelectedPod], incidents: Sequence[Object]) -> Counter[str]:
     """Count the open incidents by pod.
 
-    One counts only for a pod that the policy supervises: whoever has the account of such a pod may
-    write one in the policy's name.
+    An incident counts only if the policy supervises its pod. Anyone with the service account of
+    such a pod may write one in the policy's name.
     """
     supervised = {one.name for one in pods if one.state is State.SUPERVISED}
     return Counter(
@@ -131,7 +132,7 @@ def _workloads(
     said: Mapping[WorkloadRef | None, str],
     blind: Mapping[str, str],
 ) -> Object:
-    """``workloads``: of more than a status can show, those that matter most."""
+    """Return ``workloads``; if there are too many for a status, those that matter most."""
     there = [one for one in pods if one.state is not State.LEAVING]
     known = of_workloads(before)
     workloads = grouped(there)
@@ -170,7 +171,7 @@ def _workloads(
 
 
 def _named(ref: WorkloadRef | None) -> Object:
-    """Group, kind and name. The creator of a pod may write any text there."""
+    """Return group, kind and name. The creator of a pod may write any text there."""
     if ref is None:
         return {"kind": "Pod"}
     group = {"apiGroup": clean(ref.api_group, 253)} if ref.api_group else {}
@@ -180,9 +181,9 @@ def _named(ref: WorkloadRef | None) -> Object:
 def _consumed(
     workload: Workload, figures: Mapping[str, Figures] | None, before: Object
 ) -> int | None:
-    """Return the largest spent share of a budget in the workload's pods, in percent.
+    """Return the largest consumed share of a budget in the workload's pods, in percent.
 
-    None is unknown.
+    None means unknown.
     """
     if figures is None:
         return before.get("consumedPercent")
@@ -250,7 +251,7 @@ def _ready(
 
 
 def _progress(failure: Failure | None) -> list[Verdict]:
-    """``Reconciling`` and ``Stalled``, as kstatus knows them: whether trying again may help."""
+    """Return ``Reconciling`` and ``Stalled`` for kstatus: whether another try may help."""
     trying = failure is not None and not failure.lasting
     return [
         Verdict(
@@ -267,7 +268,7 @@ def _progress(failure: Failure | None) -> list[Verdict]:
 
 
 def _troubles(pods: Sequence[SelectedPod], events: Events, now: str) -> list[tuple[str, Cause]]:
-    """Supervised pods that will not become ready just by waiting, with the cause."""
+    """Return the supervised pods that will not become ready just by waiting, with the cause."""
     return [
         (one.name, why)
         for one in sorted(pods, key=lambda one: one.name)

@@ -1,4 +1,4 @@
-"""``status`` as a whole, ready to be applied on the subresource."""
+"""The complete ``status`` of an InferenceService, for an apply to the subresource."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from plimsoll_operator.status.conditions import Verdict
 
 RESTARTS = frozenset({"WorkerRestart", "EngineRestart"})
 RENAMED = frozenset({"OutOfMemoryKilled"})
-"""Types of conditions that earlier operators wrote: nothing judges them any more."""
+"""Types of conditions that earlier operators wrote. They are removed."""
 
 
 def status(
@@ -38,12 +38,12 @@ def status(
     plan: Plan | None = None,
     events: Events = MappingProxyType({}),
 ) -> Object:
-    """Compute the status that ``item`` should have.
+    """Return the status that ``item`` should have.
 
-    ``service`` is None if the spec is invalid. ``figures`` is None until the supervisors were asked
-    for the first time: then what a status says about memory stays. ``now`` is RFC 3339, ``missing``
-    names kinds that the cluster does not have; ``plan`` is None if there is none. ``events`` are
-    those of pods whose containers are not created, by the pod's name.
+    ``service`` is None if the spec is invalid. ``figures`` is None until the supervisors were first
+    scraped: the last status's memory facts then stay. ``now`` is RFC 3339. ``missing`` names kinds
+    that the cluster does not have. ``plan`` is None if there is none. ``events`` are the Events of
+    pods whose containers are not created, by the pod's name.
     """
     before: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
@@ -64,7 +64,7 @@ def status(
     if failure is not None:
         verdicts += conditions.failed(failure)
     if figures is not None or "conditions" not in before:
-        # Unknown from the beginning: a condition that came only now would be one more write.
+        # Set to Unknown from the beginning: adding the condition later would cost a write.
         verdicts += conditions.budgets(figures or {})
         verdicts += conditions.of_figures(figures or {}, before, ConditionType)
     verdicts.append(conditions.reconciling(verdicts))
@@ -89,7 +89,7 @@ def status(
 
 
 def reported(before: Object, figures: Mapping[str, Figures] | None) -> Object:
-    """``memory`` and ``drained`` by the supervisors' figures; without figures, as before."""
+    """Return ``memory`` and ``drained`` from the figures; without figures, the previous values."""
     if figures is None:
         return {key: before[key] for key in ("memory", "drained") if key in before}
     found: Object = {"memory": memory(figures), "drained": drained(figures)}
@@ -103,13 +103,13 @@ def _revisions(
     plan: Plan | None,
     service: InferenceService | None,
 ) -> Object:
-    """``revisions`` and ``suspectRevision``; without a plan what was known of them."""
+    """Return ``revisions`` and ``suspectRevision``; without a plan, the previous values."""
     if plan is None or service is None:
         kept = ("revisions", "suspectRevision")
         return {key: before[key] for key in kept if key in before}
     update = pod_hash(service)
     annotations = ((deployment or {}).get("metadata") or {}).get("annotations") or {}
-    # Without a replica a roll-out is complete and proves nothing.
+    # Without a replica, a rollout is complete but proves nothing.
     proven = _wanted(service, deployment) and any(
         one.reason == "RolloutComplete" for one in verdicts
     )
@@ -121,7 +121,7 @@ def _revisions(
 
 
 def _wanted(service: InferenceService, deployment: Object | None) -> int:
-    """Replicas that there should be; an autoscaler says so in the Deployment."""
+    """Return the wanted number of replicas; an autoscaler sets it in the Deployment."""
     if service.spec.autoscaling is None:
         return service.spec.replicas
     spec = (deployment or {}).get("spec") or {}
@@ -133,7 +133,8 @@ def merged(
 ) -> list[dict[str, Any]]:
     """Merge the verdicts into the conditions, with the time of the last change.
 
-    What nobody judged stays as it was, and of two verdicts on one condition the later counts.
+    A condition without a verdict stays unchanged. Of two verdicts on one condition, the later
+    counts.
     """
     known: dict[str, Any] = {
         one["type"]: one for one in before.get("conditions") or () if one["type"] not in RENAMED
