@@ -2,8 +2,9 @@
 
 ``.vale.ini`` names the rules, which are ours, in ``styles/Plimsoll``. Errors exit with 1, warnings
 are printed. Texts outside of documents count too: alerts, dashboards, CRDs, the help of commands,
-messages and log lines (``docs.tools.texts``). The texts of values, metrics and faults are checked
-in the pages generated from them. ``python -m docs.prose FILE...`` checks other files.
+messages, log lines, and the docstrings and comments of code (``docs.tools.texts``). The texts of
+values, metrics and faults are checked in the pages generated from them. Code has stricter rules in
+addition: ``styles/Code``. ``python -m docs.prose FILE...`` checks other files.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ def check(paths: Sequence[str]) -> int:
 def check_texts() -> int:
     """Do the same for the texts outside of documents. Name each finding's source."""
     with tempfile.TemporaryDirectory(prefix="plimsoll-prose-") as name:
-        page = Path(name) / "texts.md"
-        sources = texts.write(page)
-        done = _vale([f"--config={ROOT / '.vale.ini'}", str(page)])
+        pages = {Path(name) / "texts.md": texts.texts(), Path(name) / "code.md": texts.code_texts()}
+        sources = {str(page): texts.write(page, found) for page, found in pages.items()}
+        done = _vale([f"--config={ROOT / '.vale.ini'}", *sources])
     for finding in done.stdout.splitlines():
-        place, line, rest = finding.removeprefix(str(page)).split(":", 2)
-        sys.stdout.write(f"{place}{sources[int(line) - 1]}: {rest}\n")
+        page, line, rest = finding.split(":", 2)
+        sys.stdout.write(f"{sources[page][int(line) - 1]}: {rest}\n")
     sys.stderr.write(done.stderr)
     return min(done.returncode, 1)
 

@@ -17,17 +17,16 @@ them.
 ``POST /standby``           :class:`StandbyRequest` -> 200 :class:`Status`
 ==========================  =======================================================
 
-Every failure answers with an :class:`ErrorBody`: 400 for a malformed body, 401 for a missing or
-wrong token, 404 for an unknown operation, 409 for a call that names another epoch, or while another
-operation is in progress.
+Every failure answers with an :class:`ErrorBody`. The status is 400 for a malformed body, 401 for a
+missing or wrong token, and 404 for an unknown operation. It is 409 for a call that names another
+epoch, or while another operation is in progress.
 
 A key that is absent or null is unknown, never zero. Sizes are bytes, times are seconds.
 
-Engine and supervisor may have different versions. An answer may have fields, states and
-capabilities that the supervisor does not know (:mod:`plimsoll_api.open_enum`), and lack every field
-that has a default. A request names only what differs from the defaults, which never change; an
-engine refuses a request with an unknown field or word (400), because it cannot do what was
-requested.
+Engine and supervisor may have different versions. An answer may have unknown fields, states and
+capabilities (:mod:`plimsoll_api.open_enum`), and may lack every field that has a default. A request
+names only what differs from the defaults, which never change. An engine refuses a request with an
+unknown field or word (400), because it cannot do what was requested.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class EngineState(OpenEnum):
 
 
 class Capability(OpenEnum):
-    """What an engine can do. The supervisor skips actions that the engine lacks."""
+    """A capability of an engine. The supervisor skips actions that the engine lacks."""
 
     TRIM = "trim"
     DRAIN = "drain"
@@ -318,7 +317,7 @@ class Scope(StrEnum):
 
 
 class DrainMode(StrEnum):
-    """What happens to running requests: they finish, are carried over a restart, or are aborted."""
+    """The fate of running requests: they finish, are carried over a restart, or are aborted."""
 
     FINISH = "finish"
     CARRY = "carry"

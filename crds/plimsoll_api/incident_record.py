@@ -18,7 +18,7 @@ JOURNAL_FILE = "journal.sqlite"
 
 
 class Reason(OpenEnum):
-    """How an incident ended (LeakIncident ``status.outcome``)."""
+    """The outcome of an incident (LeakIncident ``status.outcome``)."""
 
     CLEARED = "Cleared"
     TRIM = "Trim"
@@ -79,7 +79,7 @@ class StepRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Attribution(msgspec.Struct, omit_defaults=True):
-    """Which memory grew, how fast, and the evidence.
+    """The memory that grew, its rate, and the evidence.
 
     ``pod`` is None if the memory is that of the incident's own pod.
     """
@@ -96,7 +96,7 @@ class Attribution(msgspec.Struct, omit_defaults=True):
 
 
 class IncidentRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What was observed and what was done. Times are Unix seconds.
+    """An incident's observations and actions. Times are Unix seconds.
 
     ``baseline_bytes`` and ``before_bytes`` are the replica's memory of this kind after warm-up and
     before the last action; null if unknown (a stall has none). ``rung`` is the action reached on

@@ -104,7 +104,7 @@ class Story(NamedTuple):
 
     @property
     def headline(self) -> str:
-        """What grew, how much and how fast, in one line."""
+        """The memory that grew, its growth and its rate, in one line."""
         size = [format_bytes(self.seen.bytes)] if self.seen.bytes else []
         return ", ".join([f"{self.kind}{self.where}", *size, *self.rates])
 

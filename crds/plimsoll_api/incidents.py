@@ -9,7 +9,7 @@ from plimsoll_api.open_enum import OpenEnum
 
 
 class IncidentKind(OpenEnum):
-    """What went wrong, or that a person took an action (``ManualAction``)."""
+    """The kind of problem, or ``ManualAction`` for a person's action."""
 
     HOST_GROWTH = "HostGrowth"
     DEVICE_GROWTH = "DeviceGrowth"
@@ -45,7 +45,7 @@ ENDED = frozenset({IncidentPhase.RESOLVED, IncidentPhase.UNRESOLVED, IncidentPha
 
 
 class WaitReason(OpenEnum):
-    """Why an incident waits before a restart (``status.waitingReason``)."""
+    """The reason why an incident waits before a restart (``status.waitingReason``)."""
 
     SERVICE_RESTART_BUDGET = "ServiceRestartBudgetExhausted"
     REPLICA_RESTART_BUDGET = "ReplicaRestartBudgetExhausted"

@@ -129,7 +129,7 @@ class IncidentTrigger(msgspec.Struct, rename="camel"):
 
 
 class IncidentAttribution(msgspec.Struct, rename="camel", omit_defaults=True):
-    """Which memory grew."""
+    """The memory that grew."""
 
     segment: Annotated[_Name | None, written("Memory segment that grew.")] = None
     process: Annotated[

@@ -182,7 +182,7 @@ def unwrap(hint: Any) -> tuple[Any, list[msgspec.Meta]]:
 
 
 class ProblemKind(StrEnum):
-    """What kind of problem a field has."""
+    """The kind of a problem."""
 
     UNKNOWN = "unknown"
     MISSING = "missing"

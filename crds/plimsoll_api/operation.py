@@ -125,7 +125,7 @@ AUTOSCALING_RULES = validations(
 
 
 class OnLeak(StrEnum):
-    """What happens to a rollout whose new revision leaks in most of its replicas."""
+    """The reaction to a rollout whose new revision leaks in most of its replicas."""
 
     CONTINUE = "Continue"
     HOLD = "Hold"
@@ -133,14 +133,14 @@ class OnLeak(StrEnum):
 
 
 class RunRevision(StrEnum):
-    """Which revision of the pods runs."""
+    """The revision that the pods run."""
 
     SPEC = "Spec"
     LAST_GOOD = "LastGood"
 
 
 class Rollout(ResourceModel):
-    """How new pods replace old ones."""
+    """The way in which new pods replace old ones."""
 
     max_surge: Count | None = Field(
         default=None,

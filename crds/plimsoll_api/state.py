@@ -14,7 +14,7 @@ from plimsoll_api.supervision import Action
 
 
 class SignalReason(StrEnum):
-    """Why a supervisor lacks a signal; the same word in each log, metric, status and command."""
+    """The reason why a supervisor lacks a signal; the same word in logs, metrics and status."""
 
     ENGINE_NOT_FOUND = "EngineNotFound"
     ENGINE_SILENT = "EngineSilent"

@@ -89,7 +89,7 @@ configuration, which an older supervisor may read, it is in lower case."""
 
 
 class Drain(msgspec.Struct, frozen=True):
-    """What happens to running requests before a disruptive action."""
+    """The treatment of running requests before a disruptive action."""
 
     mode: Annotated[
         DrainMode,
@@ -155,7 +155,7 @@ LADDER = FieldForm(
 
 
 class Supervision(msgspec.Struct, frozen=True):
-    """What the supervisor may do about a leak or a stall."""
+    """The supervisor's permitted actions on a leak or a stall."""
 
     mode: Annotated[
         Mode,

@@ -38,7 +38,7 @@ class SelectedType(StrEnum):
 
 
 class PolicyRollout(StrEnum):
-    """What happens to selected pods that have no supervisor yet."""
+    """The treatment of selected pods that have no supervisor yet."""
 
     ON_DELETE = "OnDelete"
     RESTART = "Restart"

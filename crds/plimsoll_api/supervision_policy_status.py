@@ -83,7 +83,7 @@ class PolicyWorkload(ResourceModel):
 
 
 class InjectionStop(ResourceModel):
-    """Why new pods no longer get a supervisor."""
+    """The reason why new pods no longer get a supervisor."""
 
     pod: Annotated[str, StringConstraints(max_length=253)] = Field(
         description="One of the pods that do not start, or the owner of those that the API server "

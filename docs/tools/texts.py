@@ -1,11 +1,14 @@
-"""Texts for people that stand in no document: alerts, dashboards, CRDs, command lines, messages."""
+"""Texts for people outside of documents: alerts, CRDs, command lines, messages, docstrings."""
 
 from __future__ import annotations
 
 import ast
+import inspect
+import io
 import json
 import re
-from collections.abc import Callable, Iterator
+import tokenize
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,10 +22,15 @@ from plimsoll_cli.main import app
 Text = tuple[str, str]
 """Where a text comes from, for a person, and the text."""
 PACKAGES = ("operator", "sidecar", "cli", "engine_image", "probe", "crds/plimsoll_api")
+REVISED = ("crds/plimsoll_api", "operator")
+"""Packages whose docstrings and comments are checked. Add a package once it has no findings."""
 MIN_WORDS = 3
 """Shorter strings are keys, formats and names."""
 NO_PROSE = re.compile(r"</?[a-z]|\{[a-z-]+:[^ ]|\b(?:SELECT|INSERT|UPDATE|DELETE|CREATE|PRAGMA)\b")
 """HTML, CSS and SQL."""
+DIRECTIVE = re.compile(r"#\s*(?:noqa|type:|fmt:|mypy:|pragma)")
+ROLE = re.compile(r":[a-z]+:(?=`)")
+TABLE = re.compile(r"^=+ ", re.MULTILINE)
 
 
 def texts() -> Iterator[Text]:
@@ -35,6 +43,14 @@ def texts() -> Iterator[Text]:
     for package in PACKAGES:
         for file in sorted((ROOT / package).rglob("*.py")):
             yield from literals(file.read_text(), str(file.relative_to(ROOT)))
+
+
+def code_texts() -> Iterator[Text]:
+    """Yield the docstrings and comments of the packages in :data:`REVISED`."""
+    for package in REVISED:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            source, name = file.read_text(), str(file.relative_to(ROOT))
+            yield from chain(docstrings(source, name), comments(source, name))
 
 
 def _manifests(folder: str, pattern: str, keys: set[str]) -> Iterator[Text]:
@@ -94,9 +110,33 @@ def _text(node: ast.Constant | ast.JoinedStr) -> str:
     return "".join(_text(part) if isinstance(part, ast.Constant) else "X" for part in node.values)
 
 
-def write(target: Path) -> list[str]:
-    """Write one text a paragraph to ``target``. Return the source of each of its lines."""
-    found = {text: source for source, text in texts() if text.strip()}
+def docstrings(source: str, name: str) -> Iterator[Text]:
+    """Yield the docstrings of a module, including those of its constants, without tables."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            text = ROLE.sub("", inspect.cleandoc(str(node.value.value)))
+            parts = (part for part in text.split("\n\n") if not TABLE.search(part))
+            yield f"{name}:{node.lineno}", "\n\n".join(parts)
+
+
+def comments(source: str, name: str) -> Iterator[Text]:
+    """Yield the comments of a module; consecutive lines are one text."""
+    first, last, lines = 0, 0, list[str]()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT or DIRECTIVE.match(token.string):
+            continue
+        if lines and token.start[0] != last + 1:
+            yield f"{name}:{first}", " ".join(lines)
+            lines = []
+        first, last = (first if lines else token.start[0]), token.start[0]
+        lines.append(token.string.lstrip("# "))
+    if lines:
+        yield f"{name}:{first}", " ".join(lines)
+
+
+def write(target: Path, found_texts: Iterable[Text]) -> list[str]:
+    """Write one text per paragraph to ``target``. Return the source of each of its lines."""
+    found = {text: source for source, text in found_texts if text.strip()}
     lines: list[str] = []
     sources: list[str] = []
     for text, source in sorted(found.items(), key=lambda item: item[1]):

@@ -93,7 +93,7 @@ class Clocks:
     """Interval between checks for changed policies: a pod created this long after its policy gets a
     supervisor."""
     webhook_current: float = 10.0
-    """How long the webhook's configuration counts as current after a check."""
+    """Time after a check for which the webhook's configuration counts as current."""
     webhook_check: float = 30.0
     """Interval between reads of the webhook's Secret and configuration, which anyone may change."""
     lease: float = 15.0

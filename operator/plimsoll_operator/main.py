@@ -63,9 +63,9 @@ UNBOUND = (
 async def run(config: Config, stop: asyncio.Event) -> None:
     """Run the operator until ``stop``.
 
-    Raises ApiError, OSError or TimeoutError if the API server cannot be listed at the start,
-    LeadershipLost if the Lease is lost, and an ExceptionGroup if a part failed for good: see
-    :mod:`background`.
+    Raises ApiError, OSError or TimeoutError if the API server cannot be listed at the start. Raises
+    LeadershipLost if the Lease is lost, and an ExceptionGroup if a part failed for good (see
+    :mod:`background`).
     """
     if config.without_admission_policies:
         log.warning(UNBOUND)

@@ -19,7 +19,7 @@ AUTHORITY_VALID = datetime.timedelta(days=3 * 365)
 LEAF_VALID = datetime.timedelta(days=30)
 """Lifetime of a leaf. A certificate is replaced when a third of its lifetime is left."""
 BACKDATED = datetime.timedelta(minutes=5)
-"""How far ``notBefore`` lies in the past, for clients whose clocks are behind."""
+"""Offset of ``notBefore`` into the past, for clients whose clocks are behind."""
 
 
 @dataclass(frozen=True)

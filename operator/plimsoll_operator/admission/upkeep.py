@@ -49,7 +49,7 @@ CONFIGURATION = Kind(
     "",
 )
 OVERLAP = datetime.timedelta(days=1)
-"""How long the API server also trusts the previous bundle."""
+"""Time for which the API server also trusts the previous bundle."""
 KEYS = ("tls.crt", "tls.key", "ca.crt")
 
 

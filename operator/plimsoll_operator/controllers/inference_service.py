@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Seen:
-    """What one reconcile learned. ``pods`` are those that are not terminating."""
+    """The observations of one reconcile. ``pods`` are those that are not terminating."""
 
     pods: list[PodView] = field(default_factory=list)
     service: InferenceService | None = None

@@ -1,4 +1,4 @@
-"""What the operator reads from a service's pods, and what it does about them.
+"""Reads a service's pods and acts on them.
 
 It records incidents that only a pod's status shows and deletes old incidents. It evicts pods at the
 request of their supervisors, and reads the Events of pods whose status does not show a cause.

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 EVENTS = tuple(replace(EVENT, fields=fields) for fields in EVENT_FIELDS)
 RECENT_S = 60.0
-"""How long a refusal counts: an owner that still fails tries again within this time."""
+"""Time for which a refusal counts: an owner that still fails tries again within it."""
 MAX_EVENTS = 400
 """Maximum number of Events read from a namespace at once."""
 MAX_OWNERS = 256

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Seen:
-    """What one reconcile learned.
+    """The observations of one reconcile.
 
     ``pods`` is None until they are known. ``said`` has the reason why each workload's pods wait.
     """

@@ -1,4 +1,4 @@
-"""What the operator writes for a service or a policy: its objects, its status, its Events.
+"""Writes the objects, status and Events of a service or a policy.
 
 :class:`Refusals` decides what a failure means for the status. Events only inform people: if one
 cannot be written, everything else continues.
@@ -38,8 +38,8 @@ REPORT_AFTER = 3
 
 MAX_KNOWN = 1024
 CLAIM_S = 600.0
-"""How long a claim's access modes are cached. They never change, but another claim may get the
-name."""
+"""Time for which a claim's access modes are cached. They never change, but a new claim may reuse
+the name."""
 QUIET_S = 600.0
 """An Event that repeats within this time is only counted: a refusal repeats with each try."""
 

@@ -1,4 +1,4 @@
-"""What pods, incidents and Leases mean for the services and policies. Pure functions.
+"""Evaluates pods, incidents and Leases for the services and policies. Pure functions.
 
 Controllers and the circuit breaker act on the results.
 """

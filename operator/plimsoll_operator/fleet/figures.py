@@ -1,4 +1,4 @@
-"""What supervisors report: the memory figures in a status, and the growth that peers compare.
+"""The figures that supervisors report: memory for the status, and growth for the peers.
 
 A page of metrics comes from a pod, so it is untrusted: a value that no supervisor would write
 counts as unknown.

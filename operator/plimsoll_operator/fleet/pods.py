@@ -49,7 +49,7 @@ Events = Mapping[str, Sequence[Object]]
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Why a container is not ready.
+    """The reason why a container is not ready.
 
     ``blocking`` says that it will not become ready just by waiting.
     """
@@ -97,12 +97,12 @@ class Container:
 
     @property
     def done(self) -> bool:
-        """Whether it completed successfully."""
+        """Whether the container completed successfully."""
         return self.state == "terminated" and self.end.get("exitCode") == 0
 
     @property
     def creating(self) -> bool:
-        """Whether it was never created."""
+        """Whether the container was never created."""
         return self.reason in _CREATING and not self.restarts and not self.end
 
     @property
@@ -220,11 +220,11 @@ class PodView:
 
     @property
     def creating(self) -> bool:
-        """Whether it is scheduled and none of its containers was created yet."""
+        """Whether the pod is scheduled and none of its containers was created yet."""
         return bool(self.containers) and all(one.creating for one in self.containers)
 
     def creating_s(self, now: str) -> float | None:
-        """Return the seconds since it was scheduled while it is :attr:`creating`; else None."""
+        """Return the seconds since it was scheduled, while :attr:`creating`; else None."""
         return seconds(self.placed or self.created or now, now) if self.creating else None
 
     def cause(self, name: str, events: Sequence[Object] = (), now: str = "") -> Cause | None:

@@ -226,7 +226,7 @@ def _in_set(pod: SelectedPod) -> bool:
 
 @dataclass(frozen=True)
 class RolloutDecision:
-    """What a rollout does about a bad revision.
+    """The decision of a rollout about a bad revision.
 
     ``revision`` is the one to run. ``requested`` says that a person requested the last good one,
     and no leak caused the decision.

@@ -1,4 +1,4 @@
-"""Why a pod is left unchanged: sentences for a person that follow the pod's path."""
+"""Reasons why a pod is left unchanged: sentences for a person that follow the pod's path."""
 
 from __future__ import annotations
 

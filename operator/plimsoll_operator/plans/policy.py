@@ -56,7 +56,7 @@ MAX_NAMED = 4
 
 @dataclass(frozen=True)
 class PolicyPlan:
-    """What to do for a policy.
+    """The changes to make for a policy.
 
     ``desired`` is in the order of application; ``surplus`` is removed afterwards. ``failure`` says
     which limit is exceeded, and ``suspects`` lists the workloads with a revision that leaks.

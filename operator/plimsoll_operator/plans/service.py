@@ -28,7 +28,7 @@ CLAIM_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class Failure:
-    """Why the spec cannot be applied.
+    """The reason why the spec cannot be applied.
 
     ``lasting`` says that another try will not help.
     """
@@ -40,7 +40,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do for a service.
+    """The changes to make for a service.
 
     ``desired`` is in the order of application; ``surplus`` is removed afterwards. ``changed`` lists
     how a suspect revision differs from the last good one. ``absent`` names, once everything is

@@ -91,8 +91,7 @@ def network_policy(service: InferenceService) -> list[dict[str, Any]]:
     if not wanted.enabled:
         return []
     port = service.spec.engine.port
-    # Engines show their metrics on the serving port: named scrapers may use it, too. Scrapers that
-    # nobody named must not open it to those who are no clients.
+    # Engines have their metrics on the serving port, which must not be open to everyone.
     scraped = (port, METRICS_PORT) if wanted.monitoring else (METRICS_PORT,)
     return [
         {

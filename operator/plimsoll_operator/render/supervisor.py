@@ -62,8 +62,8 @@ PARTS = re.compile(
     r"|gpu\.intel\.com/(memory|millicores)",
     re.IGNORECASE,
 )
-"""Names of resources that give a pod part of a device: NVIDIA's time-slicing and MPS, and the names
-for memory, cores and virtual GPUs of HAMi, Volcano, Alibaba, Tencent, AWS and Intel."""
+"""Names of resources that give a pod part of a device. They are NVIDIA's time-slicing and MPS, and
+the names for memory, cores and virtual GPUs of HAMi, Volcano, Alibaba, Tencent, AWS and Intel."""
 SHARING_LABELS = frozenset(
     {"cloud.google.com/gke-gpu-sharing-strategy", "nvidia.com/gpu.sharing-strategy"}
 )

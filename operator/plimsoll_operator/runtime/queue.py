@@ -27,7 +27,7 @@ def backoff(failures: int, jitter: float) -> float:
 
 
 class WorkQueue(Generic[K]):
-    """A queue of keys. A key added while it is handled is handled once more afterwards."""
+    """A queue of keys. A key added while it is handled is handled again afterwards."""
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ class Verdict:
 def failed(failure: Failure) -> list[Verdict]:
     """Return the conditions while the spec cannot be applied.
 
-    Those of running pods do not change.
+    The other conditions do not change.
     """
     message = failure.message[:MAX_MESSAGE]
     return [

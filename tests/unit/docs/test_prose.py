@@ -86,7 +86,48 @@ def test_an_odd_message_names_its_line(
 ) -> None:
     source = '"""What nobody reads."""\n\nraise ValueError(f"the engine {name} starts anew")\n'
     monkeypatch.setattr(texts, "texts", lambda: texts.literals(source, "part/file.py"))
+    monkeypatch.setattr(texts, "code_texts", lambda: iter(()))
     assert prose.check_texts() == 1
     out = capfd.readouterr().out
     assert "part/file.py:3: " in out
     assert "nobody" not in out
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "finding"),
+    [
+        ('"""Whether it is there."""', 1, "Code.Openings"),
+        ('X = 1\n"""Of one namespace: its policies."""', 2, "Code.Openings"),
+        ('def f():\n    """Return it.\n\n    What it lacks is empty."""', 2, "Code.Openings"),
+        ('"""Return the objects; everybody may write them."""', 1, "Code.Words"),
+        ("x = 1\n# a list that a lock guards\n# for ever", 2, "Code.Words"),
+        (f'"""Return {"one and " * 15}none."""', 1, "Code.Sentences"),
+        ('"""Return the suprevisor."""', 1, "Plimsoll.Spelling"),
+    ],
+)
+def test_odd_docstrings_and_comments_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    source: str,
+    line: int,
+    finding: str,
+) -> None:
+    found = [*texts.docstrings(source, "part/file.py"), *texts.comments(source, "part/file.py")]
+    monkeypatch.setattr(texts, "texts", lambda: iter(()))
+    monkeypatch.setattr(texts, "code_texts", lambda: iter(found))
+    assert prose.check_texts() == 1
+    out = capfd.readouterr().out
+    assert f"part/file.py:{line}: " in out
+    assert finding in out
+
+
+def test_tables_roles_and_directives_are_left_out() -> None:
+    source = '"""Return :class:`X`.\n\n===  ===\na    b\n===  ===\n"""\nx = 1  # noqa: E501\n'
+    assert list(texts.docstrings(source, "f")) == [("f:1", "Return `X`.")]
+    assert not list(texts.comments(source, "f"))
+
+
+def test_revised_packages_exist() -> None:
+    sources = [source for source, _ in texts.code_texts()]
+    for package in texts.REVISED:
+        assert any(source.startswith(f"{package}/") for source in sources)
