@@ -96,6 +96,19 @@ def workload(name: str, seed: int, scale: float = 1.0) -> Workload:
 WORKLOADS = ("mixed256", "decode1", "decode256", "prefill", "prefix256")
 
 
+def pool_blocks(model: Decoder, dtype: torch.dtype, free: int) -> int:
+    """Return the blocks of the KV pool beside which the outputs can be checked.
+
+    All sequences of mixed256 at their longest, where ``free`` bytes of the device have room for
+    them, for the reference's weights in float32 and for a tenth of the device's rest: activations,
+    graphs and logits.
+    """
+    reference = sum(4 * tensor.numel() for tensor in model.parameters_by_name().values())
+    block_bytes = BLOCK * model.kv.bytes_per_token(dtype)
+    room = int(0.9 * max(0, free - reference))
+    return max(1, min(MAX_SEQS * 2112 // BLOCK, room // block_bytes))
+
+
 class Bench:
     """One model on one device, and the engine over it."""
 
@@ -107,10 +120,8 @@ class Bench:
         length = 4096
         blocks = 4096
         if device.type == "cuda":
-            # All sequences of mixed256 at their longest, where the device has room for them.
-            block_bytes = BLOCK * self.model.kv.bytes_per_token(self.dtype)
             free, _ = torch.cuda.mem_get_info(device)
-            blocks = min(MAX_SEQS * 2112 // BLOCK, int(0.8 * free) // block_bytes)
+            blocks = pool_blocks(self.model, self.dtype, free)
         self.runner = Runner(self.model, blocks, BLOCK)
         scheduler = Scheduler(BlockPool(blocks, BLOCK), MAX_SEQS, budget, length)
         self.engine = EngineCore(self.runner, scheduler)
