@@ -1,11 +1,12 @@
 """All features of the engine at once: each request has its own text, and every book adds up.
 
-Images, drafts, host memory, grammars, adapters, priorities and tenants meet aborts, stops and steps
-that fail. The runner here computes no model. It stores, for each token, a number of all tokens
-before it, and draws the next token from that number: wherever keys and values are another
-request's, old or never written, a text is wrong.
+Images, drafts, host memory, grammars, adapters, priorities and tenants meet aborts, stops, steps
+that fail and restarts of the worker that carry keys and values over. The runner here computes no
+model. It stores, for each token, a number of all tokens before it, and draws the next token from
+that number: wherever keys and values are another request's, old or never written, a text is wrong.
 
-Tests ``core/engine_core.py``, ``core/scheduler.py`` and ``core/encoder_cache.py``.
+Tests ``core/engine_core.py``, ``core/scheduler.py``, ``core/encoder_cache.py`` and
+``core/hand_over.py``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
+import msgspec
 import pytest
 import torch
 from hypothesis import settings
@@ -28,9 +30,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from plimsoll_engine.core import hand_over
 from plimsoll_engine.core.encoder_cache import EncoderCache
 from plimsoll_engine.core.engine_core import EngineCore, StepOutput
 from plimsoll_engine.core.grammar import GrammarError
+from plimsoll_engine.core.inheritance import Inheritance
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.runner import Landed, NextToken
 from plimsoll_engine.core.scheduler import Chunk, Scheduler
@@ -40,6 +44,8 @@ from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.memory import audit
 from plimsoll_engine.memory.ledger import Ledger
+from plimsoll_engine.messages import handover
+from plimsoll_engine.messages.handover import Layout, Table
 from plimsoll_engine.messages.worker_ipc import Grammar, Media, Sampling, Submit
 from tests.unit.engine.core.test_offload_machine import SlowCopies
 
@@ -147,6 +153,9 @@ class Runner:
                 self.newest[id(request)] = own[0]
                 flight.found.append((ref(request), own, len(chunk.drafts)))
         return flight
+
+    def block_sums(self, blocks: Sequence[int]) -> list[int]:
+        return [0 for _ in blocks]
 
     def _check(self, right: bool, what: str) -> None:
         if not right:
@@ -261,21 +270,28 @@ class EngineMachine(RuleBasedStateMachine):
 
     @initialize(drafts=st.booleans(), offload=st.booleans())
     def begin(self, drafts: bool, offload: bool) -> None:
-        pool = BlockPool(BLOCKS, BLOCK)
-        kv = torch.zeros(2, 1, BLOCKS * BLOCK, 1, 1, dtype=torch.int64)
-        self.copies = SlowCopies(kv, BLOCK, SLOTS)
-        self.runner, self.grammars = Runner(kv), SlowGrammars()
-        scheduler = Scheduler(
-            pool, SEQS, BUDGET, LENGTH, self.encoder_type(ENCODER_TOKENS),
-            Offload(pool, self.copies, SLOTS) if offload else None,
-        )  # fmt: skip
-        speculation = Speculation(Guesses(), DRAFTS, BUDGET) if drafts else None
-        runner, grammars = self.runner, self.grammars
-        self.engine = EngineCore(runner, scheduler, grammars, 1 << 20, speculation)  # type: ignore[arg-type]
+        self.kv = torch.zeros(2, 1, BLOCKS * BLOCK, 1, 1, dtype=torch.int64)
+        self.drafts, self.offload = drafts, offload
         self.asked: dict[str, Submit] = {}
         self.texts: dict[str, list[int]] = {}
         self.dropped: set[str] = set()
         self.number = 0
+        self._make([])
+
+    def _make(self, tables: list[Table]) -> None:
+        """Begin a worker over the same memory, with what its predecessor left."""
+        pool = BlockPool(BLOCKS, BLOCK, [table.blocks for table in tables])
+        self.copies = SlowCopies(self.kv, BLOCK, SLOTS)
+        self.runner, self.grammars = Runner(self.kv), SlowGrammars()
+        scheduler = Scheduler(
+            pool, SEQS, BUDGET, LENGTH, self.encoder_type(ENCODER_TOKENS),
+            Offload(pool, self.copies, SLOTS) if self.offload else None,
+        )  # fmt: skip
+        speculation = Speculation(Guesses(), DRAFTS, BUDGET) if self.drafts else None
+        runner, grammars = self.runner, self.grammars
+        self.engine = EngineCore(runner, scheduler, grammars, 1 << 20, speculation)  # type: ignore[arg-type]
+        if tables:
+            self.engine.inheritance = Inheritance(tables, pool)
 
     @rule(data=st.data(), count=st.integers(1, 4))
     def several(self, data: st.DataObject, count: int) -> None:
@@ -286,7 +302,6 @@ class EngineMachine(RuleBasedStateMachine):
         self, family: int, length: int, max_tokens: int, priority: int, tenant: str, salt: str,
         adapter: int, grammar: bool, image: bytes | None, poison: int,
     ) -> None:  # fmt: skip
-        self.number += 1
         prompt = [family + place for place in range(length)]
         media = []
         if image is not None:
@@ -298,13 +313,61 @@ class EngineMachine(RuleBasedStateMachine):
         sampling = Sampling(
             max_tokens, ignore_eos=True, grammar=Grammar("regex", ".*") if grammar else None
         )
-        one = Submit(
-            str(self.number), prompt, sampling, priority=priority, tenant=tenant, cache_salt=salt,
-            media=media, adapter=adapter,
+        self._ask(
+            Submit(
+                "", prompt, sampling, priority=priority, tenant=tenant, cache_salt=salt,
+                media=media, adapter=adapter,
+            )
         )  # fmt: skip
+
+    def _ask(self, like: Submit, **changes: Any) -> None:
+        self.number += 1
+        one = msgspec.structs.replace(like, request_id=str(self.number), **changes)
         self.asked[one.request_id] = one
         if self.engine.submit(one) is not None:
             self.dropped.add(one.request_id)
+
+    def _half_seen(self) -> list[str]:
+        """The running requests that have computed a part of their image."""
+        return [
+            request.request_id
+            for request in self.engine.scheduler.running
+            for media in request.media
+            if media.start < request.computed < media.start + media.length
+        ]
+
+    @precondition(lambda self: self._half_seen())
+    @rule(data=st.data())
+    def more_urgent_ones_with_an_image_that_is_half_seen(self, data: st.DataObject) -> None:
+        """They stop it, or another one of its tenant, and want the output that it gives back.
+
+        They share no block with it, so they need all of the image.
+        """
+        seen = self.asked[data.draw(st.sampled_from(self._half_seen()))]
+        for number in range(SEQS):
+            self._ask(seen, priority=seen.priority - 1, cache_salt=f"twin {number}")
+        self.steps(3)
+
+    def _restart(self, here: list[str]) -> None:
+        """Let another worker go on, for the clients that are still ``here``."""
+        self._take(self.engine.rest())
+        for copy in self.copies.held:
+            copy.end()
+        layout = Layout(b"", b"", "int64", (1, 1, 1), BLOCK, BLOCKS, 1)
+        left = handover.unseal(hand_over.leave(self.engine, layout)).tables
+        self.dropped.update(set(self.engine.requests).difference(here))
+        here = [name for name in here if name in self.engine.requests]
+        self.engine.close()
+        self._make(left)
+        for name in here:
+            one = msgspec.structs.replace(self.asked[name], output_ids=self.texts.get(name, []))
+            if self.engine.submit(one) is not None:
+                self.dropped.add(name)
+
+    @precondition(lambda self: self.engine.inheritance)
+    @rule()
+    def nobody_else_comes(self) -> None:
+        self.engine.settle_inheritance()
 
     @precondition(lambda self: self.engine.requests)
     @rule(data=st.data())
@@ -321,10 +384,11 @@ class EngineMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.engine.has_work)
     @rule(
-        what=st.sampled_from(["a step fails", "rest", "poll", "reset the prefix cache"]),
+        data=st.data(),
+        what=st.sampled_from(["a step fails", "rest", "poll", "reset the prefix cache", "restart"]),
         steps=st.integers(0, 2),
     )
-    def seldom(self, what: str, steps: int) -> None:
+    def seldom(self, data: st.DataObject, what: str, steps: int) -> None:
         match what:
             case "a step fails":
                 self.runner.fails = True
@@ -334,6 +398,9 @@ class EngineMachine(RuleBasedStateMachine):
                 self._take(self.engine.rest())
             case "poll":
                 self.engine.poll(idle=True)
+            case "restart":
+                names = st.sampled_from(list(self.engine.requests))
+                self._restart(data.draw(st.lists(names, unique=True)))
             case _:
                 self.engine.reset_prefix_cache()
         for _ in range(steps):
@@ -372,7 +439,7 @@ class EngineMachine(RuleBasedStateMachine):
         for one in RULES:
             assert one(self.engine, Ledger()) == [], one.__name__
         assert len(self.engine.scheduler.running) <= SEQS
-        if not self.engine.has_work:
+        if not self.engine.has_work and self.engine.inheritance is None:
             assert audit.idle_holds_no_block(self.engine, Ledger()) == []
 
     @invariant()
@@ -388,6 +455,7 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
+        self.engine.settle_inheritance()
         for _ in range(2_000):
             if not self.engine.has_work:
                 break
@@ -418,5 +486,5 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_features_together() -> None:
     run_state_machine_as_test(
-        EngineMachine, settings=settings(max_examples=100, stateful_step_count=50, deadline=None)
+        EngineMachine, settings=settings(max_examples=150, stateful_step_count=50, deadline=None)
     )
