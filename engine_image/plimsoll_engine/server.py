@@ -26,6 +26,7 @@ import msgspec
 import uvicorn
 import uvloop
 
+from plimsoll_api.admin_token import write_token
 from plimsoll_api.listening import bound
 from plimsoll_engine.api import admin, answer_sizes, serving
 from plimsoll_engine.api.answer import error_body, overloaded
@@ -88,7 +89,17 @@ class _Server(uvicorn.Server):
 
 
 def read_token(file: Path, timeout_s: float) -> str:
-    """Return the admin token, which the supervisor writes; waits for it. Raises UsageError."""
+    """Return the admin token. Raises UsageError.
+
+    In a pod the supervisor writes it, and is waited for. Elsewhere there may be no supervisor:
+    where the file is missing it is made.
+    """
+    if "KUBERNETES_SERVICE_HOST" not in os.environ:
+        try:
+            if write_token(str(file.parent)):
+                log.info("admin token written", extra={"file": str(file), "mode": "0600"})
+        except OSError as error:
+            raise UsageError(f"admin token {file}: cannot be written: {error}") from None
     deadline = time.monotonic() + timeout_s
     while True:
         try:

@@ -16,8 +16,9 @@ import sys
 import time
 from collections.abc import Callable
 
+from plimsoll_api.admin_token import write_token
 from plimsoll_api.listening import EVERY_ADDRESS
-from plimsoll_api.names import PROBE_PORT, RESET_FILE, TOKEN_FILE
+from plimsoll_api.names import PROBE_PORT, RESET_FILE
 from plimsoll_sidecar import web
 from plimsoll_sidecar.act.readiness import is_ready
 
@@ -46,24 +47,6 @@ def option(arguments: list[str], name: str, default: str | None = None) -> str:
         sys.stderr.write(f"{name} is missing\n{USAGE}")
         raise SystemExit(2)
     return default
-
-
-def write_token(run_dir: str) -> None:
-    """Write a random token with mode 0600 unless there is one. Raises OSError."""
-    path = os.path.join(run_dir, TOKEN_FILE)
-    if os.path.exists(path) and os.path.getsize(path) > 0:
-        return
-    temporary = f"{path}.{os.getpid()}"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        os.write(descriptor, os.urandom(32).hex().encode())
-        os.fsync(descriptor)
-        os.replace(temporary, path)
-    except OSError as error:
-        os.unlink(temporary)
-        raise OSError(error.errno, error.strerror, path) from error
-    finally:
-        os.close(descriptor)
 
 
 class Launcher:

@@ -315,8 +315,15 @@ def _probes(api: FastAPI, engine: AsyncEngine) -> None:
         return {"version": version()}
 
     @api.api_route("/health", methods=["GET", "HEAD"])
-    async def health() -> dict[str, str]:
-        return {"status": "alive"}
+    async def health() -> JSONResponse:
+        """Answer 503 until the first worker serves, and 200 whatever becomes of it later.
+
+        So a client that waits for it waits for no kernel, and a liveness probe behind a startup
+        probe ends no engine that restarts its worker or drains.
+        """
+        if engine.lifecycle.warming:
+            return JSONResponse({"status": "warming", "doing": engine.stage}, 503)
+        return JSONResponse({"status": "alive"})
 
     @api.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> JSONResponse:

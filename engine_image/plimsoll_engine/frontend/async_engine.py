@@ -106,6 +106,9 @@ class AsyncEngine:
         self.idle.set()
         self._holding = False
         self.ready: worker_ipc.Ready | None = None
+        self.stage = "processes"
+        """What the newest worker did last in its start: ``processes`` until there is one, then a
+        name of its ``stages_s``."""
         self.kv_handover: str | None = None
         """What became of the keys and values in the last planned restart."""
         self.report: worker_ipc.Report | None = None
@@ -278,6 +281,8 @@ class AsyncEngine:
 
     def _received(self, message: worker_ipc.FromWorker) -> None:
         match message:
+            case worker_ipc.Starting(stage=stage):
+                self.stage = stage
             case worker_ipc.Tokens(tokens=tokens):
                 self._tokens(tokens)
             case worker_ipc.PromptScores():

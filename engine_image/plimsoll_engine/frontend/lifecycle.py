@@ -18,6 +18,7 @@ FOLLOWS: dict[S, frozenset[S]] = {
     S.FAILED: frozenset(),
 }
 ADMITS = frozenset({S.WARMING, S.SERVING, S.RESTARTING})
+WARMING = frozenset({S.STARTING, S.WARMING})
 READY = frozenset({S.SERVING, S.RESTARTING})
 
 
@@ -55,6 +56,11 @@ class Lifecycle:
     def ready(self) -> bool:
         """The service may route here. A worker restart does not take the replica out."""
         return self.state in READY
+
+    @property
+    def warming(self) -> bool:
+        """No worker has served yet: a request would wait for the whole start."""
+        return self.state in WARMING
 
     @property
     def ended(self) -> bool:

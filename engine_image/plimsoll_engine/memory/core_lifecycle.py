@@ -14,7 +14,7 @@ import logging
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -79,8 +79,11 @@ class CoreLifecycle:
         vocabulary: Vocabulary | None = None,
         ranks: Leader | Link | None = None,
         trials: TrialServer | None = None,
+        on_stage: Callable[[str], None] = lambda name: None,
     ) -> None:
+        """``on_stage`` gets the name of each stage of the start as it begins."""
         self.config = config
+        self._on_stage = on_stage
         self.member = Member(ranks)
         self.engine_type = engine_type
         self.vocabulary = vocabulary
@@ -379,6 +382,7 @@ class CoreLifecycle:
             raise
 
     def _stage(self, name: str) -> AbstractContextManager[None]:
+        self._on_stage(name)
         return _timed(self.stages_s, name)
 
     def _ending(self, name: str) -> AbstractContextManager[None]:

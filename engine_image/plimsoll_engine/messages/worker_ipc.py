@@ -234,6 +234,12 @@ class Hello(msgspec.Struct, tag="hello"):
     pid: int
 
 
+class Starting(msgspec.Struct, tag="starting"):
+    """The worker begins a stage of its start: a name of ``Ready.stages_s``."""
+
+    stage: str
+
+
 class Prepared(msgspec.Struct, tag="prepared"):
     """Context, weights and kernels are there; TakeOver is waited for.
 
@@ -454,6 +460,7 @@ class Failed(msgspec.Struct, tag="failed"):
 
 FromWorker = (
     Hello
+    | Starting
     | Prepared
     | Ready
     | Tokens

@@ -79,7 +79,13 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
         return 1
     size = config.tensor_parallel_size
     ranks = Leader(config.run_dir, epoch, size) if size > 1 else None
-    lifecycle = CoreLifecycle(config, vocabulary=vocabulary, ranks=ranks, trials=trials)
+    lifecycle = CoreLifecycle(
+        config,
+        vocabulary=vocabulary,
+        ranks=ranks,
+        trials=trials,
+        on_stage=lambda stage: channel.send(worker_ipc.Starting(stage)),
+    )
     try:
         channel.send(worker_ipc.Hello(epoch, os.getpid()))
         begun = time.monotonic()

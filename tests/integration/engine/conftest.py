@@ -49,12 +49,18 @@ class Engine:
     """One engine process and what tests do with it. A ``warm`` one has a short start."""
 
     def __init__(
-        self, model: Path, run_dir: Path, *flags: str, inject: str = "", warm: bool = False
+        self,
+        model: Path,
+        run_dir: Path,
+        *flags: str,
+        inject: str = "",
+        warm: bool = False,
+        token: str | None = TOKEN,
     ) -> None:
         self.run_dir = run_dir
         run_dir.mkdir(parents=True, exist_ok=True)
-        if not (run_dir / "admin-token").exists():
-            (run_dir / "admin-token").write_text(TOKEN)
+        if token is not None and not (run_dir / "admin-token").exists():
+            (run_dir / "admin-token").write_text(token)
         environment = dict(os.environ)
         environment.pop("PLIMSOLL_INJECT", None)
         if inject:
@@ -277,9 +283,10 @@ def start_engine(tiny: Path, tmp_path: Path) -> Iterator[StartEngine]:
         run_dir: Path | None = None,
         model: Path = tiny,
         warm: bool = True,
+        token: str | None = TOKEN,
     ) -> Engine:
         folder = run_dir or tmp_path / f"run{len(started)}"
-        one = Engine(model, folder, *flags, inject=inject, warm=warm)
+        one = Engine(model, folder, *flags, inject=inject, warm=warm, token=token)
         started.append(one)
         return one
 

@@ -63,12 +63,22 @@ def test_faults_need_leave(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_a_missing_token_file_is_named(tiny: Path, tmp_path: Path) -> None:
+    """In a pod, where the supervisor writes it."""
     done = serve(
         "serve", "--model", str(tiny), "--run-dir", str(tmp_path), "--startup-timeout", "0.5",
-        "--port", "0", "--admin-port", "0",
+        "--port", "0", "--admin-port", "0", KUBERNETES_SERVICE_HOST="10.0.0.1",
     )  # fmt: skip
     assert done.returncode == 2
     assert str(tmp_path / "admin-token") in done.stderr
+
+
+def test_outside_a_pod_an_engine_writes_its_own_token_and_says_where(start_engine: Any) -> None:
+    engine = start_engine(token=None).wait_ready()
+    token = engine.run_dir / "admin-token"
+    assert token.stat().st_mode & 0o777 == 0o600
+    assert f'"file": "{token}"' in engine.log_tail()
+    assert engine.admin("GET", "/status", token=token.read_text())[0] == 200
+    assert engine.admin("GET", "/status")[0] == 401
 
 
 def test_a_full_run_directory_is_named(tiny: Path, tmp_path: Path) -> None:
@@ -114,6 +124,10 @@ def test_sigterm_ends_an_engine_that_is_still_loading(
     os.mkfifo(stuck / "model.safetensors")
     engine = start_engine(model=stuck, warm=reached != "state")
     engine.until(lambda: f'"message": "{reached}"' in engine.log_tail(), reached, 180)
+    if reached == "worker forked":
+        warming = (503, '{"status":"warming","doing":"weights"}')
+        engine.until(lambda: engine.get("/health") == warming, "the stage of the start", 180)
+        assert engine.get("/ready")[0] == 503
     family = engine.family()
     engine.process.send_signal(signal.SIGTERM)
     assert engine.process.wait(60) == 0

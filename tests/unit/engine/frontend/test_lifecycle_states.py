@@ -45,6 +45,14 @@ def test_a_worker_restart_keeps_the_replica_in_service() -> None:
     assert lifecycle.admits
 
 
+@pytest.mark.parametrize("state", list(S))
+def test_an_engine_is_warming_until_it_has_served_once(state: S) -> None:
+    """Its liveness must not depend on what comes later: restarts, drains, its end."""
+    lifecycle = Lifecycle()
+    lifecycle.state = state
+    assert lifecycle.warming == (state in {S.STARTING, S.WARMING})
+
+
 @pytest.mark.parametrize("state", [S.DRAINING, S.DRAINED, S.STOPPING, S.FAILED])
 def test_a_closed_engine_admits_nobody(state: S) -> None:
     lifecycle = Lifecycle()

@@ -1,0 +1,39 @@
+"""The token of an engine's admin API, which the supervisor and the engine share through a file.
+
+Imports are few on purpose: the supervisor's launcher uses this, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from plimsoll_api.names import TOKEN_FILE
+
+
+def write_token(run_dir: str) -> bool:
+    """Write a random token with mode 0600 unless there is one. Raises OSError.
+
+    Returns whether it was written. Where two processes do this at once, the token of one of them
+    holds for both.
+    """
+    path = os.path.join(run_dir, TOKEN_FILE)
+    if os.path.exists(path):
+        if os.path.getsize(path) > 0:
+            return False
+        os.unlink(path)
+    temporary = f"{path}.{os.getpid()}"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.write(descriptor, os.urandom(32).hex().encode())
+        os.fsync(descriptor)
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
+    finally:
+        os.close(descriptor)
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+    return True
