@@ -29,7 +29,7 @@ from plimsoll_engine.core.runner import Flight, NextToken, Runner
 from plimsoll_engine.core.sampling import NO_TOKEN
 from plimsoll_engine.core.scheduler import Chunk, Scheduler
 from plimsoll_engine.core.speculation import Speculation
-from plimsoll_engine.distributed.leader import RanksLost
+from plimsoll_engine.errors import DeviceLost, WorkerEnds
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.worker_ipc import (
     Dropped,
@@ -55,10 +55,6 @@ computed again."""
 
 RESET_WAIT_S = 1.0
 """Longer than the transfer of a whole pool's blocks in flight takes (25 GB/s over PCIe 5)."""
-
-
-class DeviceLostError(RuntimeError):
-    """The device answers no more (a CUDA fault is sticky): only a new process helps."""
 
 
 @dataclass(slots=True)
@@ -204,7 +200,7 @@ class EngineCore:
         """Take in the step under way and launch no other.
 
         What the running requests count as computed is in the pool then. Raises
-        :class:`DeviceLostError`.
+        :class:`DeviceLost`.
         """
         output = StepOutput()
         self._land(output)
@@ -213,7 +209,7 @@ class EngineCore:
             try:
                 torch.cuda.synchronize(self.runner.device)
             except RuntimeError as error:
-                raise DeviceLostError(f"the device is lost: {error}") from None
+                raise DeviceLost(f"the device is lost: {error}") from None
         return output
 
     def _adapt(self, request: Request, number: int) -> str | None:
@@ -256,8 +252,8 @@ class EngineCore:
     def step(self) -> StepOutput:
         """Launch one batch and take in the tokens of the one before.
 
-        The device computed that one meanwhile. Raises :class:`DeviceLostError` when no further step
-        can work, and RanksLost when the ranks of this one do not come together again.
+        The device computed that one meanwhile. Raises :class:`WorkerEnds` when no further step can
+        work.
         """
         if (now := time.monotonic()) >= self._next_expiry:
             self._next_expiry = now + EXPIRY_INTERVAL_S
@@ -286,7 +282,7 @@ class EngineCore:
         self.counters.steps += 1
         try:
             flight = self.runner.launch(chunks)
-        except RanksLost:
+        except WorkerEnds:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a model raises, neighbours live on
             message = f"{type(error).__name__}: {error}"
@@ -303,6 +299,8 @@ class EngineCore:
         """Give drafts to ``chunks``. Where that fails they do without, their requests for good."""
         try:
             speculation.add(chunks, self.scheduler)
+        except WorkerEnds:
+            raise
         except Exception as error:  # noqa: BLE001 - a guess may fail, and the step goes on
             message = f"no drafts: {type(error).__name__}: {error}"
             self._check_device(message)
@@ -335,7 +333,7 @@ class EngineCore:
             output.scores += flight.scores()
             landed = flight.land()
         except RuntimeError as error:
-            raise DeviceLostError(f"the device is lost: {error}") from None
+            raise DeviceLost(f"the device is lost: {error}") from None
         self.waited_s += time.perf_counter() - begun
         for request, tokens, drafts in landed:
             token_id, logprobs = tokens[0]
@@ -429,6 +427,7 @@ class EngineCore:
             self._end(request)
             output.dropped.append(Dropped(request.request_id, request.attempt, "error", message))
             return
+        log.warning("a step of %d requests failed, each is tried alone: %s", len(chunks), message)
         for request in requests:
             self.scheduler.preempt(request)
         self._suspects.extend(request.request_id for request in requests)
@@ -446,7 +445,7 @@ class EngineCore:
         try:
             torch.cuda.synchronize(self.runner.device)
         except RuntimeError as error:
-            raise DeviceLostError(f"{message}; the device is lost: {error}") from None
+            raise DeviceLost(f"{message}; the device is lost: {error}") from None
 
     def _end(self, request: Request) -> None:
         del self.requests[request.request_id]

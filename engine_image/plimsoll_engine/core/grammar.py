@@ -40,10 +40,9 @@ from plimsoll_engine.core.grammar_trial import (
     Trial,
     TrialFailed,
     TrialServer,
-    TrialsLost,
 )
 from plimsoll_engine.core.matcher import LIMIT_CPU_S, Masks, Matcher, short
-from plimsoll_engine.errors import UsageError
+from plimsoll_engine.errors import TrialsLost, UsageError
 from plimsoll_engine.messages.worker_ipc import Grammar
 from plimsoll_engine.process import host_memory
 

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import msgspec
 
+from plimsoll_engine.errors import TrialsLost
 from plimsoll_engine.messages.worker_ipc import Grammar
 from plimsoll_engine.process.parent_death import die_with_parent
 
@@ -45,10 +46,6 @@ TOO_MUCH = (
     f"it takes more than {CPU_S} s of CPU time or {BYTES >> 20} MiB to compile; make it smaller or"
     " less ambiguous"
 )
-
-
-class TrialsLost(RuntimeError):
-    """The server is gone; only another worker has one again."""
 
 
 class TrialFailed(Exception):

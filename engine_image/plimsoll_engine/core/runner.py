@@ -141,7 +141,7 @@ class Runner(Forward):
         """Compute ``chunks``; those that end get a token, which the flight brings.
 
         Decode rows must not be mixed in behind prefill chunks, so the order here is this method's.
-        Raises :class:`plimsoll_engine.distributed.leader.RanksLost` where several ranks are at work
+        Raises :class:`plimsoll_engine.errors.RanksLost` where several ranks are at work
         on the step and it fails; whatever else it raises concerns this step alone.
         """
         chunks = sorted(chunks, key=place)

@@ -20,6 +20,7 @@ from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
 from plimsoll_engine.core.speculation import Drafted
 from plimsoll_engine.distributed.leader import Leader
+from plimsoll_engine.errors import WarmUpError
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.worker_ipc import Media, Sampling, Submit
 from plimsoll_engine.models.decoder import Decoder
@@ -29,10 +30,6 @@ SMALL_BLOCKS, SMALL_BLOCK_SIZE = 32, 16
 """A pool of 512 tokens: 64 MiB for an 8B model."""
 SMALL_WIDTH = 4
 """Rows of a decode step there."""
-
-
-class WarmUpError(RuntimeError):
-    """The model cannot compute a throw-away request; the message is the model's."""
 
 
 def load_kernels(

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from plimsoll_engine.distributed.group import Shard
 from plimsoll_engine.distributed.link import CONNECT_TIMEOUT_S, SEND_TIMEOUT_S
-from plimsoll_engine.errors import LoadError
+from plimsoll_engine.errors import LoadError, RanksLost
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.framing import FrameReader
 from plimsoll_engine.messages.zygote_ipc import meeting_place
@@ -28,17 +28,6 @@ GONE_TIMEOUT_S = 1.0
 """After a collective has failed: how long a rank's last word or end is looked for."""
 
 Answer = TypeVar("Answer", bound=rank_ipc.Reply)
-
-
-class RanksLost(RuntimeError):
-    """The ranks no longer compute together: only a new group helps.
-
-    ``gone``: one of them ended, and whoever has started it hears why.
-    """
-
-    def __init__(self, message: str, gone: bool = False) -> None:
-        super().__init__(message)
-        self.gone = gone
 
 
 class _Peer:

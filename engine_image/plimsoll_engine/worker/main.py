@@ -18,13 +18,12 @@ import torch
 
 from plimsoll_api.admin import STANDBY, Load, Role
 from plimsoll_engine import injection
-from plimsoll_engine.core.engine_core import DeviceLostError, EngineCore, StepOutput
+from plimsoll_engine.core.engine_core import EngineCore, StepOutput
 from plimsoll_engine.core.grammar import Vocabulary
-from plimsoll_engine.core.grammar_trial import TrialServer, TrialsLost
+from plimsoll_engine.core.grammar_trial import TrialServer
 from plimsoll_engine.core.speculation import Drafted
-from plimsoll_engine.core.warmup import WarmUpError
-from plimsoll_engine.distributed.leader import Leader, RanksLost
-from plimsoll_engine.errors import LoadError, SettingsError
+from plimsoll_engine.distributed.leader import Leader
+from plimsoll_engine.errors import LoadError, RanksLost, SettingsError, WorkerEnds
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.memory.device_memory import device_memory
@@ -118,12 +117,10 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
         return 1
     except PERMANENT as error:
         return _fail(channel, str(error), permanent=True)
-    except RanksLost as error:
-        if error.gone:  # the frontend hears from the zygote which one ended, and how
-            log.error("%s", error)
+    except (WorkerEnds, MappingLost) as error:
+        if isinstance(error, RanksLost) and error.gone:
+            log.error("%s", error)  # the frontend hears from the zygote which one ended, and how
             return 1
-        return _fail(channel, str(error))
-    except (WarmUpError, DeviceLostError, MappingLost, TrialsLost) as error:
         return _fail(channel, str(error))
     except Exception as error:
         log.exception("the worker failed")
@@ -214,7 +211,7 @@ class Worker:
         self._next_report = self._next_capture = time.monotonic() + FIRST_MESSAGES_S
 
     def serve(self) -> None:
-        """Until Stop. Raises :class:`FrontendGoneError` and :class:`DeviceLostError`."""
+        """Until Stop. Raises :class:`FrontendGoneError` and :class:`WorkerEnds`."""
         while not self.stopping:
             due = min(self._next_report, self._next_capture)
             wait_s = 0.0 if self.engine.has_work else due - time.monotonic()
@@ -378,7 +375,7 @@ class Worker:
     def _handover(self) -> bytes | Refusal:
         """Finish the step under way, and say what is in the KV pool then.
 
-        Raises DeviceLostError: then nobody knows what is in it.
+        Raises DeviceLost: then nobody knows what is in it.
         """
         begun = time.monotonic()
         self._answer(self.engine.rest())
@@ -387,7 +384,7 @@ class Worker:
             return self.lifecycle.hand_over()
         except HandoverRefused as error:
             return Refusal(error.outcome, str(error))
-        except (DeviceLostError, RanksLost):
+        except WorkerEnds:
             raise
         except Exception as error:  # a successor can do without
             log.exception("no handover")

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.distributed.leader import RanksLost
+from plimsoll_engine.errors import RanksLost
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit

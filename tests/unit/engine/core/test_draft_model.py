@@ -25,7 +25,7 @@ from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
 from plimsoll_engine.core.speculation import Proposer, Speculation
-from plimsoll_engine.errors import LoadError
+from plimsoll_engine.errors import DeviceLost, LoadError, RanksLost, WorkerEnds
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
@@ -228,6 +228,29 @@ def test_a_draft_model_that_fails_stops_no_request(
     assert engine.speculation is not None
     assert isinstance(engine.speculation.proposer, Broken)
     assert engine.speculation.proposer.asked <= len(KINDS)  # each request tries once
+
+
+@pytest.mark.parametrize("error", [DeviceLost("no device"), RanksLost("rank 1 is gone")])
+def test_what_ends_the_worker_is_no_draft_s_failure(
+    engines: Engines, tiny_model: Any, helpers: Any, error: WorkerEnds
+) -> None:
+    """Nor a request's: whatever is computed next fails as well."""
+
+    def fails(*_: Any) -> Any:
+        raise error
+
+    for broken in ("drafts", "step"):
+        engine = engines(tiny_model)
+        engine.submit(helpers.submit("one", [5, 6, 7], NEW_TOKENS))
+        engine.step()
+        assert engine.speculation is not None
+        if broken == "drafts":
+            engine.speculation.proposer.propose = fails  # type: ignore[method-assign,assignment]
+        else:
+            engine.runner.launch = fails  # type: ignore[method-assign,assignment]
+        with pytest.raises(type(error), match=str(error)):
+            helpers.finish(engine)
+        engine.close()
 
 
 @pytest.fixture

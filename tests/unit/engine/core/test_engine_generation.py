@@ -187,7 +187,11 @@ def test_a_request_that_can_never_fit_is_refused_by_name(make_engine: Any, helpe
 
 
 def test_a_failing_request_leaves_its_neighbours(
-    prompts: dict[str, list[int]], expected: dict[str, list[int]], make_engine: Any, helpers: Any
+    prompts: dict[str, list[int]],
+    expected: dict[str, list[int]],
+    make_engine: Any,
+    helpers: Any,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     engine = make_engine(num_blocks=200)
     launch = engine.runner.launch
@@ -211,6 +215,7 @@ def test_a_failing_request_leaves_its_neighbours(
     assert tokens == {name: expected[name] for name in good}
     assert [(d.request_id, d.reason) for d in dropped] == [("poison", "error")]
     assert "this prompt breaks the model" in dropped[0].message
+    assert "requests failed, each is tried alone: RuntimeError: this prompt" in caplog.text
 
 
 def test_a_deadline_ends_running_and_waiting_requests(make_engine: Any, helpers: Any) -> None:

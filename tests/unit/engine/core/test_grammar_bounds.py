@@ -18,7 +18,8 @@ import pytest
 from plimsoll_engine.core import matcher
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.grammar import GrammarError, Grammars, Vocabulary
-from plimsoll_engine.core.grammar_trial import Passed, TrialServer, TrialsLost
+from plimsoll_engine.core.grammar_trial import Passed, TrialServer
+from plimsoll_engine.errors import TrialsLost
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.worker_ipc import Dropped, Grammar, Token

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from plimsoll_engine.core import engine_sizes as sizes
-from plimsoll_engine.core import warmup
 from plimsoll_engine.core.runner import Runner
+from plimsoll_engine.errors import WarmUpError
 from plimsoll_engine.memory import core_lifecycle as lifecycle_module
 from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
@@ -155,7 +155,7 @@ def test_a_warm_up_that_the_model_fails_gives_everything_back(
         raise RuntimeError("no kernel for this")
 
     monkeypatch.setattr(Runner, "launch", fails)
-    with pytest.raises(warmup.WarmUpError, match="no kernel for this"):
+    with pytest.raises(WarmUpError, match="no kernel for this"):
         CoreLifecycle(config).start()
     assert [reference for reference in tensors if reference() is not None] == []
 

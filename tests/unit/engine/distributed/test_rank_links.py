@@ -15,10 +15,10 @@ import pytest
 
 from plimsoll_api.admin import ProcessMemory, Role
 from plimsoll_engine.distributed.group import Shard
-from plimsoll_engine.distributed.leader import Leader, RanksLost
+from plimsoll_engine.distributed.leader import Leader
 from plimsoll_engine.distributed.link import LeaderGone, Link
 from plimsoll_engine.distributed.member import Member
-from plimsoll_engine.errors import LoadError, SettingsError
+from plimsoll_engine.errors import LoadError, RanksLost, SettingsError
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig, meeting_place
