@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from plimsoll_api.engines import EngineType
-from tests.conformance import published
+from tests.conformance import chat_templates, published
 from tests.conformance.peers import CHECKPOINT, FOLDER, KERNEL_STUB, PEERS, PLUGIN, Peer
 
 PYTHON = "3.12"
@@ -24,6 +24,7 @@ def main() -> int:
         install(PEERS[name])
     checkpoint()
     published.make()
+    chat_templates.make()
     return 0
 
 

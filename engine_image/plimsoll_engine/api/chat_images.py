@@ -31,18 +31,17 @@ def urls(messages: list[Message]) -> list[str]:
     return found
 
 
-def parts(message: Message) -> list[dict[str, Any]]:
-    """Return a message's content as templates of models that see read it. Raises ApiError."""
-    content = message.content or ""
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    found: list[dict[str, Any]] = []
-    for part in content:
-        if part.get("type") == "image_url":
-            found.append({"type": "image"})
-        else:
-            found.append({"type": "text", "text": part_text(part)})
-    return found
+def parts(content: list[dict[str, Any]], sees: bool) -> list[dict[str, Any]]:
+    """Return a message's content as chat templates read parts; images where the model ``sees``.
+
+    Raises ApiError for a part of another type.
+    """
+    return [
+        {"type": "image"}
+        if sees and part.get("type") == "image_url"
+        else {"type": "text", "text": part_text(part)}
+        for part in content
+    ]
 
 
 def files(urls: list[str]) -> list[bytes]:

@@ -1,7 +1,10 @@
 """A conversation as its chat template writes it. Pure.
 
-A message reaches the template as it was sent, without its nulls. What a template does not take is
-written in a form that it does take where one says the same:
+Messages and tools reach the template as they were sent, without their nulls. What a template does
+not take is written in a form that it does take where one says the same:
+
+- content in parts is one text where the template reads texts, and a text is a part where it reads
+  parts alone;
 
 - a developer's message is one of the system where the template knows no developer;
 - instructions that it drops, or refuses where they stand, go to the front, as one message;
@@ -13,14 +16,13 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
-
-import msgspec
 
 from plimsoll_engine.api import chat_images
 from plimsoll_engine.api.errors import ApiError, invalid
-from plimsoll_engine.api.protocol import Message, Tool, text_content
+from plimsoll_engine.api.protocol import Message, Tool
 from plimsoll_engine.api.tool_calls import NoCall, load
 from plimsoll_engine.frontend.requests.tokenizer import TemplateError, Tokenizer, TooLong
 
@@ -38,7 +40,9 @@ class ChatPrompt:
     def __init__(self, tokenizer: Tokenizer, image: str | None) -> None:
         self._tokenizer = tokenizer
         self._image = image
-        self._parts = image is not None and _takes_parts(tokenizer)
+        parts = [{"type": "text", "text": MARK}]
+        self._takes_parts = _takes(tokenizer, parts)
+        self._takes_texts = not self._takes_parts or _takes(tokenizer, MARK)
 
     @staticmethod
     def variables(given: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:
@@ -99,7 +103,7 @@ class ChatPrompt:
                 if one["role"] == "developer":
                     one["role"] = "system"
         refused, text, lost = None, "", list[Plain]()
-        for form in (plain, _filled(plain)):
+        for form in self._forms(plain):
             try:
                 text = write(form)
             except TooLong:
@@ -107,39 +111,41 @@ class ChatPrompt:
             except TemplateError as error:
                 refused = refused or error
                 continue
-            refused, plain = None, form
-            lost = _lost(form, text)
+            if _spelled(form, text):
+                continue
+            refused, plain, lost = None, form, _lost(form, text)
+            if not lost:
+                return text
             break
-        if refused is None and not lost:
-            return text
-        if refused is None or developer:
+        if developer or _instructs(lost):
             try:
                 gathered = _gathered(plain)
+                gathered[0]["content"] = self._text(gathered[0]["content"])
                 first = write(gathered)
-                if not _lost(gathered, first):
+                if not _instructs(rest := _lost(gathered, first)):
+                    refused, text, lost = None, first, rest
                     told.append(
                         "the chat template takes one message of the system, which comes first: all"
                         " instructions are in it"
                     )
-                    return first
             except TooLong:
                 raise
             except TemplateError:
                 pass
         if refused is not None:
             raise refused
-        roles = ", ".join(sorted({one["role"] for one in lost}))
-        told.append(f"the chat template leaves out messages of role {roles}")
+        if lost:
+            roles = ", ".join(sorted({one["role"] for one in lost}))
+            told.append(f"the chat template leaves text out of messages of role {roles}")
         return text
 
     def _plain(self, message: Message, number: int) -> Plain:
         """Return a message as chat templates read it; raise ApiError that names it."""
         plain: Plain = {"role": message.role}
-        more = {name: value for name, value in message.more.items() if value is not None}
         try:
             content = self._content(message)
-            if content is None and isinstance(more.get("refusal"), str):
-                content = more["refusal"]
+            if content is None and isinstance(message.more.get("refusal"), str):
+                content = message.more["refusal"]
             if content is not None:
                 plain["content"] = content
             if message.name:
@@ -151,18 +157,42 @@ class ChatPrompt:
         except ApiError as error:
             error.param = f"{error.param}[{number}]" if error.param == "messages" else error.param
             raise
-        return more | plain
+        return _as_sent(message.more, plain)
 
     def _content(self, message: Message) -> str | list[dict[str, Any]] | None:
-        if message.content is None:
+        content = message.content
+        if isinstance(content, str):
+            return self._text(content)
+        if content is None:
             return None
-        if self._image is None:
-            return text_content(message)
-        parts = chat_images.parts(message)
-        if self._parts:
-            return parts
-        image = self._image
-        return "\n".join(image if one["type"] == "image" else one["text"] for one in parts)
+        return chat_images.parts(content, self._image is not None)
+
+    def _text(self, text: str) -> str | list[dict[str, Any]]:
+        return text if self._takes_texts else [{"type": "text", "text": text}]
+
+    def _forms(self, plain: list[Plain]) -> Iterator[list[Plain]]:
+        """Yield the messages in the forms that a template may take, the closest one first."""
+        texts = [one | self._joined(one.get("content")) for one in plain]
+        for form in (plain, texts) if self._takes_parts and texts != plain else (texts,):
+            yield form
+            yield self._filled(form)
+
+    def _filled(self, plain: list[Plain]) -> list[Plain]:
+        """Return the messages with contents, and with objects as the arguments of all calls."""
+        filled = copy.deepcopy(plain)
+        for message in filled:
+            message.setdefault("content", self._text(""))
+            for call in message.get("tool_calls", ()):
+                arguments = call["function"].get("arguments")
+                if not isinstance(arguments, dict):
+                    call["function"]["arguments"] = {"arguments": arguments}
+        return filled
+
+    def _joined(self, content: Any) -> Plain:
+        """Return the content of a message whose parts are one text, with the image's token."""
+        if not isinstance(content, list):
+            return {}
+        return {"content": "\n".join(one.get("text", self._image) for one in content)}
 
 
 def text_of(message: Message) -> str:
@@ -172,24 +202,35 @@ def text_of(message: Message) -> str:
     return message.content or ""
 
 
-def _takes_parts(tokenizer: Tokenizer) -> bool:
-    """Whether the chat template reads content in parts: of models that see, some take texts."""
+def _takes(tokenizer: Tokenizer, content: object) -> bool:
+    """Whether the chat template writes the text of a user's ``content``, MARK, and that alone."""
     try:
-        parts = [{"type": "text", "text": MARK}]
-        text = tokenizer.render([{"role": "user", "content": parts}])
+        text = tokenizer.render([{"role": "user", "content": content}])
     except TemplateError:
         return False
-    return MARK in text and "'text'" not in text and '"text"' not in text
+    return MARK in text and not _JSON.search(text)
 
 
-def _function(tool: Tool) -> dict[str, Any]:
+_JSON = re.compile(rf'"text": ?"{MARK}')
+
+
+def _spelled(plain: list[Plain], text: str) -> bool:
+    """Whether a prompt may have contents in parts as Python or JSON write lists."""
+    return any(isinstance(one.get("content"), list) for one in plain) and any(
+        sign in text for sign in ("'type': 'text'", '"type": "text"', '"type":"text"')
+    )
+
+
+def _as_sent(more: Plain, known: Plain) -> Plain:
+    """Return all fields in the order in which they were sent, without nulls."""
+    return {name: value for name, value in (more | known).items() if value is not None}
+
+
+def _function(tool: Tool) -> Plain:
     """Return a tool as the client wrote it. ``strict`` is for the engine, not for the model."""
-    function = {
-        name: value
-        for name, value in msgspec.to_builtins(tool.function).items()
-        if value is not None and name != "strict"
-    }
-    return {"type": tool.type, "function": function}
+    given = tool.function
+    known = {name: getattr(given, name) for name in ("name", "description", "parameters")}
+    return _as_sent(tool.more, {"type": tool.type, "function": _as_sent(given.more, known)})
 
 
 def _mark(message: Plain) -> None:
@@ -197,40 +238,48 @@ def _mark(message: Plain) -> None:
     content = message.get("content", "")
     if isinstance(content, str):
         message["content"] = content + MARK
-        return
-    message["content"] = [*content, {"type": "text", "text": MARK}]
-
-
-def _filled(plain: list[Plain]) -> list[Plain]:
-    """Return the messages with contents, and with objects as the arguments of all calls."""
-    filled = copy.deepcopy(plain)
-    for message in filled:
-        message.setdefault("content", "")
-        for call in message.get("tool_calls", ()):
-            arguments = call["function"].get("arguments")
-            if not isinstance(arguments, dict):
-                call["function"]["arguments"] = {"arguments": arguments}
-    return filled
+    elif content and "text" in content[-1]:
+        message["content"] = [*content[:-1], {"type": "text", "text": content[-1]["text"] + MARK}]
+    else:
+        message["content"] = [*content, {"type": "text", "text": MARK}]
 
 
 def _gathered(plain: list[Plain]) -> list[Plain]:
     """Return the messages with all instructions in one message of the system at the front."""
-    contents = [one.get("content", "") for one in plain if one["role"] in INSTRUCTS]
-    if not all(isinstance(one, str) for one in contents):
-        raise TemplateError("instructions in parts cannot be gathered")
+    contents = ["\n".join(_texts(one)) for one in plain if one["role"] in INSTRUCTS]
     rest = [one for one in plain if one["role"] not in INSTRUCTS]
     return [{"role": "system", "content": "\n\n".join(contents)}, *rest]
 
 
 def _lost(plain: list[Plain], text: str) -> list[Plain]:
-    """Return the instructions that are not in the prompt ``text``."""
+    """Return the messages to the model that are not in the prompt ``text``."""
     return [
         one
         for one in plain
-        if one["role"] in INSTRUCTS
-        and isinstance(content := one.get("content"), str)
-        and content.strip() not in text
+        if one["role"] != "assistant" and not all(_within(part, text) for part in _texts(one))
     ]
+
+
+def _instructs(messages: list[Plain]) -> bool:
+    return any(one["role"] in INSTRUCTS for one in messages)
+
+
+def _within(part: str, text: str) -> bool:
+    """Whether ``text`` has ``part``, which templates trim, indent, or write as JSON."""
+    return part.strip() in text or _letters(part) in _letters(text)
+
+
+def _letters(text: str) -> str:
+    plain = re.sub(r"\\u([0-9a-f]{4})", lambda found: chr(int(found[1], 16)), text)
+    return re.sub(r"\\[nrt]|[\W_]", "", plain)
+
+
+def _texts(message: Plain) -> list[str]:
+    """Return the texts of a message's content."""
+    content = message.get("content", "")
+    if isinstance(content, str):
+        return [content]
+    return [one["text"] for one in content if "text" in one]
 
 
 def _plain_call(call: dict[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,10 @@ from plimsoll_engine.api.protocol import (
     BatchChatRequest,
     ChatRequest,
     CompletionRequest,
+    Function,
     Message,
     NamedTool,
+    Tool,
 )
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -38,8 +40,9 @@ def decode(
         given = msgspec.json.decode(body, type=_FIELDS)
         unknown = _without_unknown(given, kind)
         request = msgspec.json.decode(msgspec.json.encode(given), type=kind)
-        if "messages" in given:
-            _keep_more(request, given["messages"])
+        for name in ("messages", "tools"):
+            if name in given:
+                _keep_more(getattr(request, name), msgspec.json.decode(given[name]))
     except msgspec.ValidationError as error:
         match = _FIELD.search(str(error))
         if match is None:
@@ -82,7 +85,6 @@ UNSUPPORTED = frozenset(
 """Fields of other engines, and of OpenAI, that would change the answer."""
 LENIENT = ("stream_options", "text", "reasoning")
 """Fields that are objects, and in which unknown fields are of no weight either."""
-MESSAGE_FIELDS = frozenset(Message.__struct_fields__)
 
 
 def _without_unknown(given: dict[str, msgspec.Raw], kind: type[Any], inner: str = "") -> list[str]:
@@ -114,15 +116,16 @@ def _struct(annotation: Any) -> type[Any] | None:
     return next((one for one in kinds if isinstance(one, type(msgspec.Struct))), None)
 
 
-def _keep_more(request: Any, raw: msgspec.Raw) -> None:
-    """Give the messages of ``request`` the fields that only chat templates know."""
-    texts = msgspec.json.decode(raw, type=list[Any])
-    lists = zip(request.messages, texts, strict=True)
-    for messages, given in lists if isinstance(texts[0], list) else [(request.messages, texts)]:
-        for message, fields in zip(messages, given, strict=True):
-            message.more = {
-                name: value for name, value in fields.items() if name not in MESSAGE_FIELDS
-            }
+def _keep_more(found: Any, given: Any) -> None:
+    """Give messages and tools the fields that only chat templates know, and the order of all."""
+    if isinstance(found, list):
+        for one, fields in zip(found, given, strict=True):
+            _keep_more(one, fields)
+    elif isinstance(found, Message | Tool | Function):
+        known = found.__struct_encode_fields__
+        found.more = {name: None if name in known else value for name, value in given.items()}
+        if isinstance(found, Tool):
+            _keep_more(found.function, given["function"])
 
 
 # Field, the values that ask for nothing.

@@ -132,6 +132,11 @@ class CompletionRequest(_Common, kw_only=True):
     suffix: str | None = None
 
 
+def _more() -> Any:
+    # Decoding replaces what a client may send under this name.
+    return msgspec.field(default_factory=dict, name="\ue000more")
+
+
 Role = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
 
 
@@ -139,7 +144,8 @@ class Message(msgspec.Struct, kw_only=True):
     """One message of a conversation; ``content`` may hold images where the model sees.
 
     Which roles there are is the chat template's matter, and so are ``more``: all other fields, by
-    name (``reasoning_content``).
+    name (``reasoning_content``). It has the names of the known ones, too, so that all keep the
+    order in which they were sent.
     """
 
     role: Role
@@ -147,26 +153,31 @@ class Message(msgspec.Struct, kw_only=True):
     name: str | None = None
     tool_calls: ToolCalls | None = None
     tool_call_id: str | None = None
-    more: dict[str, Any] = msgspec.field(default_factory=dict, name="\ue000more")
+    more: Any = _more()
 
 
 Messages = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=4096)]
 
 
 class Function(msgspec.Struct, kw_only=True):
-    """A function that the model may call; ``parameters`` is its JSON schema."""
+    """A function that the model may call; ``parameters`` is its JSON schema.
+
+    ``more`` is as in messages.
+    """
 
     name: Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    more: Any = _more()
 
 
 class Tool(msgspec.Struct, kw_only=True):
-    """OpenAI's wrapper of a function."""
+    """OpenAI's wrapper of a function; ``more`` is as in messages."""
 
     type: Literal["function"]
     function: Function
+    more: Any = _more()
 
 
 Tools = Annotated[list[Tool], msgspec.Meta(max_length=128)]
@@ -260,16 +271,6 @@ class UnloadAdapterRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=T
 
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 """Types of parts that are texts, in chats and in ``/v1/responses``."""
-
-
-def text_content(message: Message) -> str:
-    """Return a message's text; its parts in order where it has several.
-
-    Parts are joined with line breaks, as in vLLM. Null is empty.
-    """
-    if message.content is None or isinstance(message.content, str):
-        return message.content or ""
-    return "\n".join(part_text(part) for part in message.content)
 
 
 def part_text(part: dict[str, Any]) -> str:

@@ -151,9 +151,19 @@ def test_what_the_template_leaves_out_is_told(written: Any) -> None:
     found, warnings = written(template, SAY | {"role": "system"}, USER_SAYS, tools=[tool])
     assert found == "hi"
     assert warnings == [
-        "the chat template leaves out messages of role system",
+        "the chat template leaves text out of messages of role system",
         "the chat template writes no tools: the model does not know of them",
     ]
+
+
+def test_a_result_that_the_template_leaves_out_is_told(written: Any) -> None:
+    result = {"role": "tool", "content": '{"port": "\u00c5rhus"}', "tool_call_id": "c"}
+    users = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    warned = ["the chat template leaves text out of messages of role tool"]
+    assert written(users, USER_SAYS, result) == ("hi", warned)
+    for escaped in ("tojson", "tojson(ensure_ascii=True)", "upper | lower | trim"):
+        template = "{% for m in messages %}{{ m.content | " + escaped + " }}{% endfor %}"
+        assert written(template, USER_SAYS, result | {"content": '{"port": "\u00e5rhus"}'})[1] == []
 
 
 def test_a_message_reaches_the_template_as_it_was_sent(written: Any) -> None:
@@ -178,6 +188,39 @@ def test_parts_are_texts_of_lines(written: Any) -> None:
     with pytest.raises(ApiError) as error:
         written("", USER_SAYS, {"role": "user", "content": [{"type": "input_file"}]})
     assert error.value.param == "messages[1]"
+
+
+PARTS_ONLY = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}"
+USERS_PARTS = (
+    "{% for m in messages %}{% if m.role == 'user' and m.content is not string %}"
+    "{% for p in m.content %}[{{ p.text }}]{% endfor %}{% else %}{{ m.content }}{% endif %}"
+    "{% endfor %}"
+)
+TWO_PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "role", "content", "text"),
+    [
+        (PARTS_ONLY, "user", TWO_PARTS, "[a][b]"),
+        (PARTS_ONLY, "user", "Ahoy", "[Ahoy]"),  # transformers writes nothing
+        (USERS_PARTS, "user", TWO_PARTS, "[a][b]"),
+        (USERS_PARTS, "user", "Ahoy", "Ahoy"),
+        (USERS_PARTS, "system", TWO_PARTS, "a\nb"),
+    ],
+)
+def test_contents_are_texts_or_parts_as_the_template_reads_them(
+    written: Any, template: str, role: str, content: Any, text: str
+) -> None:
+    assert written(template, {"role": role, "content": content}) == (text, [])
+
+
+def test_a_developer_is_gathered_where_the_template_reads_parts_alone(written: Any) -> None:
+    template = PARTS_ONLY.replace(
+        "{% for p in", "{% if m.role == 'system' and not loop.first %}"
+        "{{ raise_exception('first') }}{% endif %}{% for p in",
+    )  # fmt: skip
+    assert written(template, USER_SAYS, SAY)[0] == "[Speak French.][hi]"
 
 
 @pytest.mark.parametrize(
@@ -224,6 +267,15 @@ def test_a_call_that_was_cut_short_does_not_end_the_conversation(
 
 
 def test_a_tool_is_written_as_the_client_sent_it(written: Any) -> None:
-    tools = [{"type": "function", "function": {"name": "f", "strict": True, "parameters": None}}]
+    function = {"strict": True, "description": "d", "name": "f", "parameters": None, "returns": {}}
+    tools = [{"function": function, "type": "function", "cache": 1}]
     found = written("{{ tools | tojson }}", USER_SAYS, tools=tools)[0]
-    assert found == '[{"type": "function", "function": {"name": "f"}}]'
+    kept = '[{"function": {"description": "d", "name": "f", "returns": {}}, "type": "function"'
+    assert found == kept + ', "cache": 1}]'
+
+
+def test_fields_keep_their_order(written: Any) -> None:
+    sent = {"tool_call_id": "c", "weather": 1, "content": "a", "role": "tool", "more": 2}
+    more = {"\ue000more": 2}  # our own name, which no template knows
+    found = json.loads(written("{{ messages[0] | tojson }}", sent | more)[0])
+    assert list(found.items()) == list(sent.items())
