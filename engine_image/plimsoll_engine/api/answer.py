@@ -33,6 +33,9 @@ from plimsoll_engine.http.budget import BodyBudget, OverBudget
 log = logging.getLogger(__name__)
 
 
+UNREAD = "the text has what begins like a tool call and is none that can be read"
+
+
 def error_body(status: int, message: str, code: str) -> bytes:
     """Return the body of an error that is answered before there is a request."""
     return ApiError(status, message, code=code).body()
@@ -163,7 +166,7 @@ class Answer(Response):
                 break
             new = await self._next(open_choices)
         if self._failure is not None:
-            await last(send, self.failed(self._failure))
+            await self._break_off(send, self._failure)
             return
         await self._end(send)
 
@@ -196,6 +199,7 @@ class Answer(Response):
         while open_choices:
             for choice, delta in await self._next(open_choices):
                 self.collect(choice, delta)
+        self.warnings = [*self.warnings, *dict.fromkeys(self.unread())]
         if self.of_prompts is not None:
             await self.of_prompts.tell(self._batch, self._choices)
         encoded = self.encoded()
@@ -220,6 +224,10 @@ class Answer(Response):
         """Take in what is new of an answer in one piece."""
         choice.add(delta)
 
+    def unread(self) -> list[str]:
+        """Return what the client should know of an answer in one piece."""
+        return [UNREAD for one in self._choices if isinstance(one, ChatChoice) and one.unread]
+
     def encoded(self) -> bytes:
         """Return the body of an answer in one piece."""
         wholes = [choice.whole() for choice in self._choices]
@@ -242,7 +250,11 @@ class Answer(Response):
         if not self._begun:
             await error_response(error)(scope, receive, send)
             return
-        # The status is gone out; clients read an error event as the stream's failure.
+        await self._break_off(send, error)
+
+    async def _break_off(self, send: Send, error: ApiError) -> None:
+        """End a stream with an event of ``error``: its status is gone out."""
+        self._engine.metrics.stream_failed()
         await last(send, self.failed(error))
 
     def failed(self, error: ApiError) -> bytes:

@@ -116,6 +116,11 @@ class ChatChoice:
             "token_ids": self._ids,
         }
 
+    @property
+    def unread(self) -> bool:
+        """Whether what began like a tool call stayed text."""
+        return self._parts.unread
+
     def _parse(self, delta: Delta) -> Parsed:
         parsed = self._parts.read(delta)
         if self._hidden:
@@ -164,6 +169,11 @@ class AnswerParts:
     def answers(self) -> bool:
         """Whether what the model thinks has ended."""
         return self._reasoning is None or self._reasoning.over
+
+    @property
+    def unread(self) -> bool:
+        """Whether what began like a tool call stayed text."""
+        return self._calls is not None and self._calls.unread
 
     def read(self, delta: Delta) -> Parsed:
         """Return what ``delta`` makes certain."""

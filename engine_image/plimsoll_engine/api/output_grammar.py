@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from plimsoll_engine.api import tool_families
+from plimsoll_engine.api import forced_calls, tool_families
 from plimsoll_engine.api.errors import invalid
 from plimsoll_engine.api.protocol import (
     ChatRequest,
@@ -107,7 +107,8 @@ def _tools(body: ChatRequest, tokenizer: Tokenizer, family: str) -> Grammar | No
 
     named = [(one.function.name, one.function.parameters or {"type": "object"}) for one in tools]
     try:
-        text = tool_families.grammar(family, tokenizer.chat_template or "", named, several, tag)
+        template = tokenizer.template_source(tools=True)
+        text = forced_calls.grammar(family, template, named, several, tag)
     except RecursionError:
         raise invalid("the parameters of a tool are nested too deeply", "tools") from None
     return Grammar("lark", text, "tools")

@@ -103,7 +103,9 @@ class Preparation:
         self._tokenizer = tokenizer
         self._prompt = ChatPrompt(tokenizer, image)
         self._sees = image is not None
-        self._family = tool_families.of_template(tokenizer.template_source(tools=True))
+        template = tokenizer.template_source(tools=True)
+        self._family = tool_families.of_template(template)
+        self._writes_tools = "tools" in template
 
     def completion(self, raw: bytes | bytearray, of: Context) -> PreparedBody[CompletionRequest]:
         """Return the batch of a completion's body; raise ApiError where the body is wrong."""
@@ -185,13 +187,18 @@ class Preparation:
     ) -> PreparedBody[ChatRequest]:
         if (body.n or 1) > of.max_queued:
             raise too_many(body.n or 1, of.max_queued, "n")
-        family = of.tool_call_parser or self._family
+        family = of.tool_call_parser or self._family or tool_families.DEFAULT
         must_match = output_grammar.of(body, self._tokenizer, family)
         prompts, echoes, reasons = [], [], []
         variables = self._prompt.variables(body.chat_template_kwargs, body.reasoning_effort)
         if body.documents is not None:
             variables["documents"] = body.documents
         tools = [] if body.tool_choice == "none" else body.tools or []
+        if tools and self._writes_tools and not (of.tool_call_parser or self._family):
+            warnings.append(
+                "the chat template's form of tool calls is not known: they are read as those of"
+                f" {family}, and others stay text (--tool-call-parser)"
+            )
         # A grammar holds from the first token on, so it leaves no room for reasoning.
         thinking = must_match is None and variables.get("enable_thinking") is not False
         for number, conversation in enumerate(conversations):

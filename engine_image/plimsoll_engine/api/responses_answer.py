@@ -10,7 +10,7 @@ import msgspec
 from starlette.types import Send
 
 from plimsoll_engine.api import logprobs
-from plimsoll_engine.api.answer import Answer, last
+from plimsoll_engine.api.answer import UNREAD, Answer, last
 from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.chat_choice import AnswerParts, ChatChoice
 from plimsoll_engine.api.errors import ApiError
@@ -80,6 +80,10 @@ class ResponsesAnswer(Answer):
         for _ in self._output.add(delta):
             pass
 
+    def unread(self) -> list[str]:
+        """Return what the client should know of an answer in one piece."""
+        return [UNREAD] if self._output.unread else []
+
     def _response(self) -> dict[str, Any]:
         reason = self._output.finish_reason
         status = {None: "in_progress", "length": "incomplete"}.get(reason, "completed")
@@ -132,6 +136,11 @@ class Output:
         self._texts: list[str] | None = None
         """Of the message that is open."""
         self._logprobs: list[msgspec.Raw] = []
+
+    @property
+    def unread(self) -> bool:
+        """Whether what began like a tool call stayed text."""
+        return self._parts.unread
 
     def event(self, kind: str, body: dict[str, Any]) -> bytes:
         """Return a typed server-sent event with the next number."""

@@ -6,7 +6,8 @@ What a family of models writes is in :mod:`plimsoll_engine.api.tool_families`. T
 - A tag inside a string of a call's arguments is part of the string.
 - Repaired are raw line breaks in strings, missing or spare closing brackets before a closing tag,
   arguments that are an object written as a text, and numbers that JSON lacks (NaN becomes null).
-- Whatever else only looks like a call stays text, so that nothing is lost.
+- Whatever else only looks like a call stays text, so that nothing is lost. Behind a tag, this is
+  noted, and told in a header of an answer in one piece.
 """
 
 from __future__ import annotations
@@ -76,6 +77,10 @@ class Reader:
         self._layout = False
         """Whether white space follows a call: it is layout, and kept back until text follows."""
         self._retries = RETRIES
+        self._tagged = False
+        """Whether a tag began what is read."""
+        self.unread = False
+        """Whether what a tag began stayed text."""
 
     def content(self, marks: Sequence[str], thoughts: bool = False) -> Steps[str | None]:
         """Give out text up to the first of ``marks`` and take that; None at the text's end.
@@ -89,7 +94,7 @@ class Reader:
                 at, mark = min(found)
                 say(self.text[:at])
                 self.text = self.text[at:]
-                self._raw = []
+                self._raw, self._tagged = [], True
                 self.take(len(mark))
                 return mark
             keep = 0 if self.ended else max((overlap(self.text, mark) for mark in marks), default=0)
@@ -212,6 +217,8 @@ class Reader:
         try:
             found = yield from reading
         except NoCall:
+            self.unread |= self._tagged
+            self._tagged = False
             first, rest = (self._raw or [""])[0], "".join(self._raw[1:])
             if self.ended and not self.text and self._retries:
                 self._retries -= 1
@@ -219,7 +226,7 @@ class Reader:
             self._raw = []
             self._say(first + rest)
             return False
-        self._raw = []
+        self._raw, self._tagged = [], False
         if found:
             self._blank, self._layout = "", True
             self.out.calls += found
@@ -241,6 +248,11 @@ class ToolCallParser:
         self._steps: Steps[None] | None = family(self._reader)
         self._parallel = parallel
         self._given = 0
+
+    @property
+    def unread(self) -> bool:
+        """Whether what a tag of the family began is no call, and stayed text."""
+        return self._reader.unread
 
     def again(self) -> ToolCallParser:
         """Return a parser like this one for another text."""

@@ -1,17 +1,17 @@
-"""How families of models write tool calls: read, and prescribed where a call is forced.
+"""How families of models write tool calls, and how each is read.
 
-The names are vLLM's of its parsers (``--tool-call-parser``).
+The names are vLLM's of its parsers (``--tool-call-parser``). What is prescribed where a call is
+forced is in :mod:`plimsoll_engine.api.forced_calls`.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 import re
 import secrets
 import string
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from plimsoll_engine.api.tool_calls import (
     NoCall,
@@ -34,6 +34,9 @@ PYTHON_TAG = "<|python_tag|>"
 MISTRAL, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"
+SEED, END_SEED = "<seed:tool_call>", "</seed:tool_call>"
+KEY, END_KEY = "<arg_key>", "</arg_key>"
+VALUE, END_VALUE = "<arg_value>", "</arg_value>"
 DEEPSEEK = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 DEEPSEEK_CALL = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"
@@ -66,13 +69,24 @@ def llama3_json(text: Reader, texts: Texts) -> Steps[None]:
             raise NoCall
         return (yield from _json_calls(text))
 
-    found = yield from text.attempt(_json_calls(text))
+    found = yield from text.attempt(_json_or_python(text))
     while True:
         while found:
             found = yield from text.attempt(another())
         if (yield from text.content([PYTHON_TAG])) is None:
             return
-        found = yield from text.attempt(_json_calls(text))
+        found = yield from text.attempt(_json_or_python(text))
+
+
+def _json_or_python(text: Reader) -> Steps[list[ToolCall]]:
+    """Read what Llama writes: 3 was taught JSON, 4 Python, but its template asks for JSON."""
+    if (yield from text.next()) != "[":
+        return (yield from _json_calls(text))
+    given, _ = yield from text.bracketed(python=True)
+    try:
+        return calls_of(load(given))
+    except NoCall:
+        return _python_calls(given)
 
 
 def mistral(text: Reader, texts: Texts) -> Steps[None]:
@@ -101,15 +115,39 @@ def qwen3_coder(text: Reader, texts: Texts) -> Steps[None]:
         yield from text.next()
         if begun or (yield from text.takes(FUNCTION)):
             name, _ = yield from text.up_to(">")
-            found = [(yield from _parameters(text, name.strip(), texts))]
+            if (yield from text.next()) == "{":  # as Functionary writes them
+                given, closers = yield from text.bracketed()
+                found = [call(name.strip(), load(given + closers))]
+                yield from text.next()
+                yield from text.takes(END_FUNCTION)
+            else:
+                found = [(yield from _parameters(text, name.strip(), texts))]
         else:
             found = yield from _json_calls(text)  # as the family's other models write them
+        yield from text.next()
+        yield from text.takes(END_HERMES, END_SEED)
+        return found
+
+    while (mark := (yield from text.content([HERMES, SEED, FUNCTION]))) is not None:
+        yield from text.attempt(function(begun=mark == FUNCTION))
+
+
+def glm45(text: Reader, texts: Texts) -> Steps[None]:
+    """Read ``NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>`` in the tags of Hermes."""
+
+    def function() -> Steps[list[ToolCall]]:
+        if (yield from text.next()) in ("{", "["):
+            found = yield from _json_calls(text)  # as the family's other models write them
+        else:
+            name, _ = yield from text.up_to(KEY, END_HERMES)
+            text.back()
+            found = [(yield from _keys(text, name.strip(), texts))]
         yield from text.next()
         yield from text.takes(END_HERMES)
         return found
 
-    while (mark := (yield from text.content([HERMES, FUNCTION]))) is not None:
-        yield from text.attempt(function(begun=mark == FUNCTION))
+    while (yield from text.content([HERMES])) is not None:
+        yield from text.attempt(function())
 
 
 def deepseek_v3(text: Reader, texts: Texts) -> Steps[None]:
@@ -144,10 +182,7 @@ def pythonic(text: Reader, texts: Texts) -> Steps[None]:
     def body() -> Steps[list[ToolCall]]:
         yield from text.next()
         yield from text.takes("<|python_start|>")
-        if (yield from text.next()) != "[":
-            raise NoCall
-        given, _ = yield from text.bracketed(python=True)
-        found = _python_calls(given) if "(" in given else calls_of(load(given))
+        found = yield from _json_or_python(text)
         yield from text.next()
         yield from text.takes("<|python_end|>")
         return found
@@ -209,19 +244,34 @@ def _parameters(text: Reader, name: str, texts: Texts) -> Steps[ToolCall]:
                 raise NoCall
             return call(name, arguments)
         key, _ = yield from text.up_to(">")
-        value, _ = yield from text.up_to(END_PARAMETER)
-        # The tag ends the value only where another parameter or the function's end follows.
-        while (yield from text.next()) and not (
-            yield from text.follows(PARAMETER, END_FUNCTION, END_HERMES)
-        ):
-            value += END_PARAMETER + text.skipped
-            more, _ = yield from text.up_to(END_PARAMETER)
-            value += more
+        value = yield from _value(text, END_PARAMETER, PARAMETER, END_FUNCTION, END_HERMES)
+        value = value.removeprefix("\n").removesuffix("\n")
         arguments[key.strip()] = _typed(value, key.strip() in texts.get(name, ()))
 
 
+def _keys(text: Reader, name: str, texts: Texts) -> Steps[ToolCall]:
+    arguments: dict[str, Any] = {}
+    while (yield from text.next()) and (yield from text.takes(KEY)):
+        key, _ = yield from text.up_to(END_KEY)
+        yield from text.next()
+        if not (yield from text.takes(VALUE)):
+            raise NoCall
+        value = yield from _value(text, END_VALUE, KEY, END_HERMES)
+        arguments[key.strip()] = _typed(value, key.strip() in texts.get(name, ()))
+    return call(name, arguments)
+
+
+def _value(text: Reader, end: str, *following: str) -> Steps[str]:
+    """Take a value up to the tag ``end``, which ends it only where one of ``following`` comes."""
+    value, _ = yield from text.up_to(end)
+    while (yield from text.next()) and not (yield from text.follows(*following)):
+        value += end + text.skipped
+        more, _ = yield from text.up_to(end)
+        value += more
+    return value
+
+
 def _typed(value: str, is_text: bool) -> Any:
-    value = value.removeprefix("\n").removesuffix("\n")
     if is_text:
         return value
     try:
@@ -270,81 +320,6 @@ def _literal(node: ast.expr) -> Any:
     return value
 
 
-# ---- forced calls, in llguidance's notation
-
-Tag = Callable[[str], str]
-"""What stands for a tag in a grammar: the token, where one is added for it, else its text."""
-
-
-class Shape(NamedTuple):
-    """Forced calls: ``begin``, calls that are parted by ``between``, ``end``.
-
-    A call is its arguments in JSON between ``head`` and ``tail``, which are strings and tags. In
-    them ``{}`` stands for the name of the tool, and ``{"…"}`` for that name in JSON.
-    """
-
-    head: Sequence[str]
-    tail: Sequence[str]
-    begin: Sequence[str] = ()
-    between: str = ""
-    end: Sequence[str] = ()
-
-
-_HERMES = Shape([HERMES, '\n{"name": {"…"}, "arguments": '], ["}\n", END_HERMES], between="\n")
-
-
-def _shape(family: str, template: str) -> Shape:
-    match family:
-        case "llama3_json":
-            return Shape(['{"name": {"…"}, "parameters": '], ["}"], between="; ")
-        case "mistral" if ARGS in template:
-            return Shape([MISTRAL, "{}", ARGS], [])
-        case "mistral" | "pythonic":
-            begin = [MISTRAL, "["] if family == "mistral" else ["["]
-            head = ['{"name": {"…"}, "arguments": ']
-            return Shape(head, ["}"], begin, ", ", ["]"])
-        case "deepseek_v3":
-            block = "```json" in template
-            head = [DEEPSEEK_CALL[0], "{}", DEEPSEEK_SEPARATOR]
-            tail = [DEEPSEEK_CALL[1]]
-            if block:
-                head[1:] = ["function", DEEPSEEK_SEPARATOR, "{}\n```json\n"]
-                tail = ["\n```", *tail]
-            between = "\n" if block else ""
-            return Shape(head, tail, [DEEPSEEK[0]], between, [DEEPSEEK[1]])
-        case "openai":
-            head = [CHANNEL, "commentary to=functions.{} ", CONSTRAIN, "json", MESSAGE]
-            return Shape(head, ["<|call|>"])
-    return _HERMES
-
-
-def grammar(
-    family: str, template: str, tools: Sequence[tuple[str, dict[str, Any]]], several: bool, tag: Tag
-) -> str:
-    """Return the grammar of one call, or of one or more, of ``tools`` (name and schema).
-
-    Each schema is a grammar of its own, so that its references mean what they say. Raises
-    RecursionError where one is nested too deeply.
-    """
-    shape = _shape(family, template)
-    several = several and family != "openai"  # whose first call ends the text
-
-    def row(texts: Sequence[str], name: str = "") -> str:
-        named = (one.replace('{"…"}', json.dumps(name)).replace("{}", name) for one in texts)
-        return " ".join(map(tag, named))
-
-    rules = [f"tool_{number}" for number in range(len(tools))]
-    more = f" ({row([shape.between]) if shape.between else ''} call)*" if several else ""
-    lines = [
-        " ".join(filter(None, ["start:", row(shape.begin), f"call{more}", row(shape.end)])),
-        f"call: {' | '.join(rules)}",
-    ]
-    for rule, (name, schema) in zip(rules, tools, strict=True):
-        lines.append(f"{rule}: {row(shape.head, name)} {rule}_arguments {row(shape.tail)}")
-        lines.append(f"{rule}_arguments: %json {json.dumps(schema, ensure_ascii=False)}")
-    return "\n".join(lines)
-
-
 # ---- which family
 
 _READERS: Mapping[str, Callable[[Reader, Texts], Steps[None]]] = {
@@ -352,27 +327,35 @@ _READERS: Mapping[str, Callable[[Reader, Texts], Steps[None]]] = {
     "llama3_json": llama3_json,
     "mistral": mistral,
     "qwen3_coder": qwen3_coder,
+    "glm45": glm45,
     "deepseek_v3": deepseek_v3,
     "pythonic": pythonic,
     "openai": openai,
 }
 NAMES = tuple(_READERS)
-_SIGNS = (
-    (CHANNEL, "openai"),
-    (DEEPSEEK[0], "deepseek_v3"),
-    (MISTRAL, "mistral"),
-    (FUNCTION, "qwen3_coder"),
-    (HERMES, "hermes"),
-    ("[func_name1(", "pythonic"),
-    ("<|header_start|>", "pythonic"),
-    (PYTHON_TAG, "llama3_json"),
-    ('"parameters"', "llama3_json"),
+DEFAULT = "hermes"
+"""The family of templates that write no calls, or calls of an unknown form."""
+_SIGNS = tuple(
+    (re.compile(sign), family)
+    for sign, family in (
+        (re.escape(CHANNEL) + "(analysis|commentary)", "openai"),
+        (re.escape(DEEPSEEK[0]), "deepseek_v3"),
+        (re.escape(MISTRAL), "mistral"),
+        (KEY, "glm45"),
+        (FUNCTION, "qwen3_coder"),
+        (HERMES, "hermes"),
+        (r"\[func_name1\(", "pythonic"),
+        (r'"name\\?": [^{}]{0,40}"parameters', "llama3_json"),
+        (r"<\|header_start\|>", "pythonic"),
+        (re.escape(PYTHON_TAG), "llama3_json"),
+    )
 )
 """What a chat template holds, and the family that it is of; the first one counts."""
 MARKS = frozenset(
     {
         HERMES, END_HERMES, PYTHON_TAG, "<|python_start|>", "<|python_end|>", MISTRAL, ARGS,
-        CALL_ID, *DEEPSEEK, *DEEPSEEK_CALL, DEEPSEEK_SEPARATOR, CHANNEL, MESSAGE, CONSTRAIN, START,
+        CALL_ID, SEED, END_SEED, KEY, END_KEY, VALUE, END_VALUE, *DEEPSEEK, *DEEPSEEK_CALL,
+        DEEPSEEK_SEPARATOR, CHANNEL, MESSAGE, CONSTRAIN, START,
         *HARMONY_ENDS,
     }
 )  # fmt: skip
@@ -380,8 +363,8 @@ MARKS = frozenset(
 
 
 def of_template(template: str) -> str:
-    """Return the family whose calls a chat template writes; ``hermes`` where it writes none."""
-    return next((family for sign, family in _SIGNS if sign in template), "hermes")
+    """Return the family whose calls a chat template writes; empty where none is known."""
+    return next((family for sign, family in _SIGNS if sign.search(template)), "")
 
 
 def parser(family: str, texts: Texts, parallel: bool = True) -> ToolCallParser:

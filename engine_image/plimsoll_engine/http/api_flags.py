@@ -10,7 +10,7 @@ import msgspec
 from plimsoll_engine.errors import UsageError
 
 TOOL_CALL_PARSERS = (
-    "hermes", "llama3_json", "mistral", "qwen3_coder", "deepseek_v3", "pythonic", "openai",
+    "hermes", "llama3_json", "mistral", "qwen3_coder", "glm45", "deepseek_v3", "pythonic", "openai",
 )  # fmt: skip
 """vLLM's names of the families of tool calls."""
 

@@ -80,6 +80,9 @@ class Metrics:
         self._accepted_tokens = self._counter(
             model, "spec_decode_num_accepted_tokens", "Drafts of tokens that were right."
         )
+        self._failed_streams = self._counter(
+            model, "stream_errors", "Streams that ended with an error event after a part of a text."
+        )
         self._ttft = self._histogram(
             model, "time_to_first_token_seconds", "Time from admission to the first token.", _TTFT_S
         )
@@ -189,6 +192,10 @@ class Metrics:
         self._requests.labels(self._model, reason).inc()
         if generation.times.last_token is not None and reason in ("stop", "length"):
             self._e2e.observe(generation.times.last_token - generation.times.arrived)
+
+    def stream_failed(self) -> None:
+        """Count a stream whose client was told of an error in it."""
+        self._failed_streams.inc()
 
     def _counter(self, model: str, name: str, text: str) -> Counter:
         family = Counter(PREFIX + name, text, ["model_name"], registry=self.registry)

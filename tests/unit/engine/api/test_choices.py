@@ -15,19 +15,22 @@ from typing import Any
 import msgspec
 import pytest
 
+from plimsoll_api.admin import EngineState, Load
 from plimsoll_engine.api import tool_families
-from plimsoll_engine.api.answer import Answer
+from plimsoll_engine.api.answer import UNREAD, Answer
 from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.api.logprobs import completion
 from plimsoll_engine.api.reasoning import ReasoningParser
 from plimsoll_engine.api.responses import CompletionChoice, usage
+from plimsoll_engine.frontend.observability.metrics import Metrics
 from plimsoll_engine.frontend.requests.request_log import (
     Delta,
     Generation,
     RequestFailed,
     TokenLogprobs,
 )
+from plimsoll_engine.http.budget import BodyBudget
 from plimsoll_engine.messages.worker_ipc import Logprobs, Sampling
 from tests.byte_text import bytes_text
 
@@ -148,12 +151,24 @@ def test_candidates_with_one_text_do_not_merge() -> None:
     assert msgspec.json.decode(top) == {"�": -0.1, "token_id:8": -2.0, "x": -3.0}
 
 
-def streamed(*choices: ChatChoice, ends: Sequence[str]) -> list[str]:
-    """The events of a stream of two tokens a choice; ``ends`` says how each ends."""
+def failed_streams(metrics: Metrics) -> float | None:
+    return metrics.registry.get_sample_value(
+        "plimsoll_engine_stream_errors_total", {"model_name": "m"}
+    )
+
+
+def played(
+    *choices: ChatChoice, ends: Sequence[str], stream: bool = True
+) -> tuple[list[tuple[bytes, bytes]], str, Metrics]:
+    """Headers, body and metrics of an answer of two tokens a choice.
+
+    ``ends`` says how each ends.
+    """
+    metrics = Metrics("m", lambda: EngineState.SERVING, Load, list, list, lambda: None)
     wake = asyncio.Event()
     made = [Generation(str(n), [1], Sampling(9), bytes_text(), wake=wake) for n in range(len(ends))]
-    engine: Any = SimpleNamespace(running=lambda *_: contextlib.nullcontext())
-    answer = Answer(engine, Batch("r", 1, made, wake, "m"), choices, stream=True, usage=False)
+    engine: Any = SimpleNamespace(running=lambda *_: contextlib.nullcontext(), metrics=metrics)
+    answer = Answer(engine, Batch("r", 1, made, wake, "m"), choices, stream=stream, usage=False)
     sent: list[dict[str, Any]] = []
 
     async def play() -> None:
@@ -166,7 +181,7 @@ def streamed(*choices: ChatChoice, ends: Sequence[str]) -> list[str]:
 
         for one in made:
             one.push(ord("a"), None)
-        app = SimpleNamespace(state=SimpleNamespace(answers=None))
+        app = SimpleNamespace(state=SimpleNamespace(answers=BodyBudget(lambda: 1 << 20, 1)))
         scope = {"type": "http", "app": app, "client": ("c", 1), "headers": []}
         task = asyncio.create_task(answer(scope, receive, send))
         await asyncio.sleep(0.01)
@@ -180,7 +195,29 @@ def streamed(*choices: ChatChoice, ends: Sequence[str]) -> list[str]:
 
     asyncio.run(play())
     body = b"".join(one.get("body", b"") for one in sent).decode()
+    return sent[0]["headers"], body, metrics
+
+
+def streamed(*choices: ChatChoice, ends: Sequence[str]) -> list[str]:
+    """The events of a stream; one that breaks off is counted."""
+    _, body, metrics = played(*choices, ends=ends)
+    assert failed_streams(metrics) == body.count('{"error":')
     return [event.removeprefix("data: ") for event in body.split("\n\n") if event]
+
+
+@pytest.mark.parametrize("family", ["llama3_json", "mistral"])
+def test_a_call_that_cannot_be_read_is_told_in_a_header(family: str) -> None:
+    """The text is what begins a call of the one family, and text of the other."""
+
+    class Tagged(ChatChoice):
+        def add(self, delta: Delta) -> None:
+            super().add(delta._replace(text="[TOOL_CALLS]" if delta.finish_reason else ""))
+
+    choice = Tagged(0, str, tool_families.parser(family, {}))
+    headers, body, metrics = played(choice, ends=["stop"], stream=False)
+    assert json.loads(body)["choices"][0]["message"]["content"] == "[TOOL_CALLS]"
+    assert ((b"x-plimsoll-warning", UNREAD.encode()) in headers) is (family == "mistral")
+    assert failed_streams(metrics) == 0
 
 
 def test_a_choice_that_fails_leaves_the_others_of_its_stream_alone() -> None:

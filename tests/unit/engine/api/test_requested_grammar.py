@@ -172,6 +172,102 @@ def test_what_is_prescribed_is_what_the_family_reads(
     assert {(one.name, one.arguments) for one in calls} == {("tide", '{"port": "Hull"}')}
 
 
+TIDE: dict[str, Any] = {
+    "type": "object",
+    "$defs": {"unit": {"enum": ["m", "ft"]}},
+    "properties": {
+        "port": {"type": "string", "description": "Where"},
+        "hour": {"type": "integer"},
+        "unit": {"$ref": "#/$defs/unit"},
+        "kind": {"type": "string", "enum": ["high", "low"]},
+        "where": {"type": "object", "properties": {"lat": {"type": "number"}}},
+    },
+    "required": ["port", "unit"],
+    "additionalProperties": False,
+}
+OWN_FORMS = {
+    "qwen3_coder": (
+        "<tool_call>\n<function=tide>\n<parameter=port>\nKing's </tool_call> Lynn\n\n</parameter>\n"
+        '<parameter=unit>\n"ft"\n</parameter>\n<parameter=kind>\nlow\n</parameter>\n'
+        '<parameter=where>\n{"lat": 1.5}\n</parameter>\n</function>\n</tool_call>'
+    ),
+    "glm45": (
+        "<tool_call>tide<arg_key>port</arg_key><arg_value>King's </tool_call> Lynn\n</arg_value>"
+        '<arg_key>unit</arg_key><arg_value>"ft"</arg_value><arg_key>kind</arg_key><arg_value>low'
+        '</arg_value><arg_key>where</arg_key><arg_value>{"lat": 1.5}</arg_value></tool_call>'
+    ),
+    "pythonic": (
+        '[tide(port="King\'s </tool_call> Lynn\\n", unit="ft", kind="low", where={"lat": 1.5})]'
+    ),
+}
+TIDE_CALL = {
+    "port": "King's </tool_call> Lynn\n", "unit": "ft", "kind": "low", "where": {"lat": 1.5},
+}  # fmt: skip
+
+
+def accepts(grammar: Grammar, text: str, tokenizer: Tokenizer) -> bool:
+    vocabulary = Vocabulary.load(tokenizer.checkpoint.folder)
+    assert vocabulary is not None
+    matcher = vocabulary.compile(grammar)
+    ids = tokenizer.encode_rendered(text)
+    return matcher.try_consume_tokens(ids) == len(ids) and bool(matcher.is_accepting())
+
+
+@pytest.mark.parametrize("family", OWN_FORMS)
+def test_forced_calls_have_the_form_of_their_family(
+    family: str, ask: Ask, tokenizers: list[Tokenizer]
+) -> None:
+    tools = [{"type": "function", "function": {"name": "tide", "parameters": TIDE}}]
+    found = ask(family, tools=tools, tool_choice="required")
+    assert found is not None
+    text = OWN_FORMS[family]
+    assert accepts(found, text, tokenizers[0])
+    several = {"pythonic": f"{text[:-1]}, {text[1:]}"}.get(family, f"{text}\n{text}")
+    assert accepts(found, several, tokenizers[0])
+    for wrong in ("ft", "low", "tide"):
+        assert not accepts(found, text.replace(wrong, "x"), tokenizers[0])
+    parsed = tool_families.parser(family, {"tide": ["port", "kind"]}).push(several, last=True)
+    assert [json.loads(one.arguments) for one in parsed.calls] == [TIDE_CALL] * 2
+
+
+@pytest.mark.parametrize(
+    ("properties", "more", "families"),
+    [
+        ({"a": {"type": "string", "pattern": "^a+$"}}, {}, "qwen3_coder glm45"),
+        ({"a": {"type": "string", "enum": [" x ", "</a>"]}}, {}, "qwen3_coder glm45"),
+        ({"class": {"type": "string"}}, {}, "pythonic"),
+        ({"a b": {"type": "string"}}, {}, "qwen3_coder glm45 pythonic"),
+        ({"a": {"$ref": "#/properties/b"}, "b": {}}, {}, "qwen3_coder glm45 pythonic"),
+        ({"a": {}}, {"additionalProperties": {}}, "qwen3_coder glm45 pythonic"),
+        ({"a": {}}, {"anyOf": [{"required": ["a"]}]}, "qwen3_coder glm45 pythonic"),
+    ],
+)
+def test_schemas_that_a_form_cannot_say_are_json(
+    properties: dict[str, Any], more: dict[str, Any], families: str, ask: Ask
+) -> None:
+    schema = {"type": "object", "properties": properties} | more
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    for family in OWN_FORMS:
+        found = ask(family, tools=tools, tool_choice="required")
+        assert found is not None
+        assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(found.text)) == ""
+        assert (f"%json {json.dumps(schema)}" in found.text) == (family in families.split())
+
+
+def test_calls_without_arguments_are_of_their_form(ask: Ask, tokenizers: list[Tokenizer]) -> None:
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    for family, text in (
+        ("qwen3_coder", "<tool_call>\n<function=now>\n</function>\n</tool_call>"),
+        ("glm45", "<tool_call>now</tool_call>"),
+        ("pythonic", "[now()]"),
+    ):
+        found = ask(family, tools=tools, tool_choice="required")
+        assert found is not None
+        assert accepts(found, text, tokenizers[0])
+        (call,) = tool_families.parser(family, {}).push(text, last=True).calls
+        assert (call.name, call.arguments) == ("now", "{}")
+
+
 @pytest.mark.parametrize("more", [{}, {"$id": "https://example.com/now"}])
 def test_parameters_go_in_as_they_were_sent(more: dict[str, Any], ask: Ask) -> None:
     """References are to the root of the schema that they stand in; a constant is no schema."""

@@ -60,6 +60,21 @@ def qwen_coder(calls: list[Call]) -> str:
     )
 
 
+def glm(calls: list[Call]) -> str:
+    def value(one: object) -> str:
+        return one if isinstance(one, str) else json.dumps(one)
+
+    return "".join(
+        f"\n{HERMES}{name}\n"
+        + "".join(
+            f"<arg_key>{key}</arg_key>\n<arg_value>{value(one)}</arg_value>\n"
+            for key, one in given.items()
+        )
+        + END_HERMES
+        for name, given in calls
+    )
+
+
 def deepseek(calls: list[Call]) -> str:
     return (
         DEEPSEEK[0]
@@ -99,12 +114,13 @@ def harmony(calls: list[Call]) -> str:
 
 WRITERS: list[tuple[str, Callable[[list[Call]], str]]] = [
     ("hermes", hermes), ("llama3_json", llama), ("mistral", mistral), ("mistral", tekken),
-    ("qwen3_coder", qwen_coder), ("deepseek_v3", deepseek), ("deepseek_v3", deepseek_31),
-    ("pythonic", pythonic), ("openai", harmony),
+    ("qwen3_coder", qwen_coder), ("glm45", glm), ("deepseek_v3", deepseek),
+    ("deepseek_v3", deepseek_31), ("pythonic", pythonic), ("openai", harmony),
 ]  # fmt: skip
 WORDS = [
     "Hull", "say </tool_call> now", "a\nb", 'quoted "text"', "back\\slash", "漢字 é 😀", "{", "]",
-    "</parameter>", "x</parameter>\ny", "it's", "[TOOL_CALLS]", "", " ", "<|call|>", "; {", "(1)",
+    "</parameter>", "</arg_value>", "x</parameter>\ny",
+    "it's", "[TOOL_CALLS]", "", " ", "<|call|>", "; {", "(1)",
     "<function=f>", "```", "null", "7", "true",
 ]  # fmt: skip
 
@@ -154,7 +170,10 @@ def test_no_call_is_lost_however_the_text_is_cut(
             name: [key for _, given in calls for key, one in given.items() if isinstance(one, str)]
             for name, _ in calls
         }
-        if family == "qwen3_coder":  # a name is text in one call and a number in another: no schema
+        if family in (
+            "qwen3_coder",
+            "glm45",
+        ):  # a name is text in one call and a number in another: no schema
             calls = [calls[0]]
             texts = {calls[0][0]: [k for k, one in calls[0][1].items() if isinstance(one, str)]}
         count += len(calls)
@@ -255,6 +274,40 @@ def test_what_only_looks_like_a_call_stays_text() -> None:
         assert parse("hermes", [text]) == (text, "", [])
 
 
+def test_what_a_tag_began_and_stayed_text_is_noted() -> None:
+    for family, text, noted in (
+        ("hermes", HERMES + "not json" + END_HERMES, True),
+        ("hermes", "text", False),
+        ("hermes", hermes([("f", {})]) + " {", False),
+        ("llama3_json", '{"name": 1}', False),  # an answer may be JSON
+        ("llama3_json", '<|python_tag|>{"name": 1}', True),
+        ("deepseek_v3", deepseek([("f", {}), ("g", {})]), False),
+        ("openai", harmony([("f", {})]), False),
+        ("mistral", "[TOOL_CALLS]", True),
+    ):
+        parser = tool_families.parser(family, {})
+        parser.push(text, last=True)
+        assert parser.unread is noted, text
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("qwen3_coder", '<function=f>{"a": "x</function>"}</function>'),
+        ("qwen3_coder", "<seed:tool_call>\n<function=f>\n<parameter=a>x</function></parameter>\n"
+         "</function>\n</seed:tool_call>"),
+        ("pythonic", '[{"name": "f", "parameters": {"a": "x</function>"}}]'),
+        ("pythonic", '{"name": "f", "parameters": {"a": "x</function>"}}'),
+        ("llama3_json", '[f(a="x</function>")]'),
+        ("glm45", WHOLE.join((HERMES, END_HERMES)).replace("1}", '"x</function>"}')),
+    ],
+)  # fmt: skip
+def test_forms_of_other_checkpoints_of_a_family_are_read(family: str, text: str) -> None:
+    for pieces in ([text], list(text)):
+        found = parse(family, pieces, {"f": ["a"]})
+        assert found == ("", "", [("f", {"a": "x</function>"})])
+
+
 def test_mistral_has_ids_that_its_templates_take() -> None:
     (call,) = tool_families.parser("mistral", {}).push(mistral([("f", {})])).calls
     assert len(call.id) == 9
@@ -266,13 +319,17 @@ def test_mistral_has_ids_that_its_templates_take() -> None:
     [
         ("{{ '<tool_call>' }}", "hermes"),
         ("<tool_call>\n<function=example_function_name>", "qwen3_coder"),
+        ("<tool_call>{name}\n<arg_key>{key}</arg_key>", "glm45"),
+        ('<|header_start|> {\\"name\\": function name, \\"parameters\\": …}', "llama3_json"),
+        ('{"tool_name": "search", "parameters": {}} <|START_ACTION|>', ""),
+        ("<|tool_calls_section_begin|> {{ tools }}", ""),
         ("{{ '[TOOL_CALLS] [' }}", "mistral"),
         ('Respond in the format {"name": function name, "parameters": …}', "llama3_json"),
         ("<|python_tag|>", "llama3_json"),
         ("<｜tool▁calls▁begin｜>", "deepseek_v3"),
         ("[func_name1(params_name1=params_value1)]", "pythonic"),
         ("<|channel|>analysis <tool_call>", "openai"),
-        ("", "hermes"),
+        ("", ""),
     ],
 )
 def test_the_template_tells_the_family(template: str, family: str) -> None:
