@@ -32,17 +32,18 @@ def chat(
     """Entries of a chat's ``logprobs.content``, one a token.
 
     ``bytes_of`` gives the bytes of a token, which may be part of a character; None for those of its
-    text.
+    text. A token without a text has none, so that the bytes of all are those of the answer.
     """
 
-    def entry(token_id: int, logprob: float) -> dict[str, Any]:
+    def entry(token_id: int, logprob: float, shown: bool = True) -> dict[str, Any]:
         text = text_of(token_id)
         data = text.encode() if bytes_of is None else bytes_of(token_id)
+        data = data if shown else b""
         return {"token": text, "logprob": max(logprob, LOWEST), "bytes": list(data)}
 
     return [
         _encoded(
-            entry(token_id, logprobs.chosen)
+            entry(token_id, logprobs.chosen, shown)
             | {
                 "top_logprobs": [
                     entry(top_id, value)
@@ -50,7 +51,7 @@ def chat(
                 ]
             }
         )
-        for token_id, logprobs, _ in tokens
+        for token_id, logprobs, _, shown in tokens
     ]
 
 
@@ -103,7 +104,7 @@ def completion(
         "top_logprobs": [],
         "text_offset": [],
     }
-    for token_id, logprobs, place in tokens:
+    for token_id, logprobs, place, _ in tokens:
         text = text_of(token_id)
         top = zip(logprobs.top_ids, logprobs.top, strict=True)
         # The chosen token is among them, as with OpenAI: there may be one more than asked for. It

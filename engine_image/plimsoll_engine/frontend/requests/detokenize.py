@@ -60,11 +60,17 @@ class Detokenizer:
 
     def finish(self) -> str:
         """Return what is left when no token follows: an unfinished character, as replacements."""
+        if not self._pending:
+            return ""
         before = self._decode(self._context)
         text = self._decode(self._context + self._pending)
         if text.startswith(before):
             return text[len(before) :]
         return self._decode(self._pending)
+
+    def shows(self, token_id: int) -> bool:
+        """Whether the token has a text."""
+        return token_id not in self._skipped
 
     def _restart(self, context: list[int]) -> None:
         self._context, self._pending = context, []

@@ -50,12 +50,14 @@ class RequestFailed(Exception):
 class TokenLogprobs(NamedTuple):
     """A token with the log probabilities of its place.
 
-    ``offset`` is the number of characters of the text before the token's.
+    ``offset`` is the number of characters of the text before the token's. A token that is not
+    ``shown`` has no text there, as one that ends it.
     """
 
     token_id: int
     logprobs: Logprobs
     offset: int = 0
+    shown: bool = True
 
 
 class Delta(NamedTuple):
@@ -206,16 +208,22 @@ class Generation:
         if self.done:
             return
         self.output_ids.append(token_id)
-        if logprobs is not None:
-            self._logprobs.append(TokenLogprobs(token_id, logprobs, self._characters))
-            self.answer_bytes += (1 + len(logprobs.top)) * LOGPROB_BYTES
         ends = finish_reason == "stop" and token_id in self.sampling.stop_token_ids
         if ends:
             self.stop_reason = token_id
-        piece, stopped = "", False
-        if self._include or not ends:  # as in vLLM a stop token is no text
+        piece, stopped, offset = "", False, self._characters
+        shown = self._include or not ends  # as in vLLM a stop token is no text
+        if shown:
+            # Bytes that no character follows are text before the token's own.
+            before = "" if logprobs is None else self._detokenizer.finish()
+            shown = self._detokenizer.shows(token_id)
             piece = self._detokenizer.push(token_id)
             self._characters += len(piece)
+            if len(piece) > len(before) and piece.startswith(before):
+                offset += len(before)
+        if logprobs is not None:
+            self._logprobs.append(TokenLogprobs(token_id, logprobs, offset, shown))
+            self.answer_bytes += (1 + len(logprobs.top)) * LOGPROB_BYTES
         if len(self.output_ids) > self.sampling.min_tokens:
             piece, stopped = self._stops.push(piece)
         if not stopped and finish_reason is not None:

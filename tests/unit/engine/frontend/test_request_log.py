@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_engine.api.chat_choice import ChatChoice
+from plimsoll_engine.frontend.requests.detokenize import Detokenizer
 from plimsoll_engine.frontend.requests.request_log import (
     Delta,
     Generation,
@@ -27,7 +28,7 @@ from plimsoll_engine.frontend.requests.request_log import (
 from plimsoll_engine.frontend.workers.outbox import Outbox
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.worker_ipc import Abort, Logprobs, Sampling, Stop, Submit
-from tests.byte_text import bytes_text
+from tests.byte_text import FIRST_BYTE, byte_level, bytes_text, llama_2
 
 
 def generation(name: str = "a", stops: Sequence[str] = ()) -> Generation:
@@ -172,18 +173,63 @@ def test_stop_overtakes_what_the_next_worker_gets_anyway() -> None:
     assert (outbox.take(), outbox.take()) == (Stop(), None)
 
 
-def test_log_probabilities_say_where_in_the_text_their_token_begins() -> None:
-    async def run() -> list[tuple[int, int]]:
-        one = generation(stops=["never"])
-        for byte in "a€b".encode():
-            one.push(byte, None, worker_ipc.Logprobs(-0.5, [], []))
+@pytest.mark.parametrize("strip", [None, True, False])
+@pytest.mark.parametrize(
+    ("data", "offsets", "text"),
+    [
+        ("a€b".encode(), [0, 1, 1, 1, 2], "a€b"),
+        ("🦭x🦭".encode(), [0, 0, 0, 0, 1, 2, 2, 2, 2], "🦭x🦭"),
+        (b"a\xf0\x9fb", [0, 1, 1, None], None),  # no character: what replaces it is before b
+        (b"\xe2\x82\xe2\x82\xacz", None, None),
+        (b"\x80\x80a", None, None),
+    ],
+)
+def test_log_probabilities_say_where_in_the_text_their_token_begins(
+    strip: bool | None, data: bytes, offsets: list[int | None] | None, text: str | None
+) -> None:
+    """Tokens are bytes: of a byte-level vocabulary, or of SentencePiece's with letters of it."""
+    library = byte_level() if strip is None else llama_2(strip=strip)
+
+    def token(byte: int) -> int:
+        if strip is None:
+            return byte
+        letter = library.token_to_id(chr(byte)) if byte < 0x80 else None
+        return FIRST_BYTE + byte if letter is None else int(letter)
+
+    async def run() -> None:
+        one = Generation("a", [1], Sampling(99), Detokenizer(library), TextRules(["never"]))
+        for number, byte in enumerate(data):
+            ends = "length" if number == len(data) - 1 else None
+            one.push(token(byte), ends, worker_ipc.Logprobs(-0.5, [], []))
         delta = one.take()
         assert delta is not None
-        assert delta.text == "a€b"
-        return [(token.token_id, token.offset) for token in delta.logprobs]
+        assert text is None or delta.text == text
+        found = [entry.offset for entry in delta.logprobs]
+        assert found == sorted(found)
+        for byte, place, wanted in zip(data, found, offsets or [None] * len(data), strict=True):
+            assert wanted is None or place == wanted
+            if byte < 0x80:
+                assert delta.text[place] == chr(byte)
+            else:
+                assert place < len(delta.text)
 
-    found = asyncio.run(run())
-    assert found == list(zip("a€b".encode(), [0, 1, 1, 1, 2], strict=True))
+    asyncio.run(run())
+
+
+def test_a_token_that_is_no_text_is_marked() -> None:
+    async def run(skipped: frozenset[int], ends: str) -> list[bool]:
+        sampling = Sampling(9, stop_token_ids=[98])
+        one = Generation(
+            "a", [1], sampling, Detokenizer(byte_level(), skipped=skipped), TextRules()
+        )
+        for byte in (97, 99, 98):
+            one.push(byte, ends if byte == 98 else None, worker_ipc.Logprobs(-0.5, [], []))
+        delta = one.take()
+        assert delta is not None
+        return [entry.shown for entry in delta.logprobs]
+
+    assert asyncio.run(run(frozenset(), "stop")) == [True, True, False]
+    assert asyncio.run(run(frozenset({99}), "length")) == [True, False, True]
 
 
 @pytest.mark.parametrize("streamed", [True, False])
