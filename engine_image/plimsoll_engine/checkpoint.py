@@ -3,7 +3,8 @@
 Where several files say the same, the order is that of transformers and vLLM:
 
 - The ends of a text are those of generation_config.json, else of config.json, else of its
-  text_config, and always the tokenizer's eos_token as well (vLLM).
+  text_config, and always the tokenizer's eos_token as well (vLLM). Of a file that another one
+  overrules, ends count that are special tokens: what is left there of a default may be a word.
 - A token is special where tokenizer.json or tokenizer_config.json says so or names it, as in
   transformers.
 - Truncation and padding of tokenizer.json are left behind by training scripts and are off
@@ -185,7 +186,9 @@ def _text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 def _ends(folder: Path, tokenizer: Tokenizer, eos: str | None) -> tuple[list[int], str]:
     config = read_json(folder / CONFIG)
-    ids, sources = [], []
+    added = tokenizer.get_added_tokens_decoder()
+    ids: list[int] = []
+    sources: list[str] = []
     for name, where, settings in (
         (GENERATION, "", read_json(folder / GENERATION)),
         (CONFIG, "", config),
@@ -193,17 +196,20 @@ def _ends(folder: Path, tokenizer: Tokenizer, eos: str | None) -> tuple[list[int
     ):
         if (value := settings.get("eos_token_id")) is None:
             continue
-        ids = list(value) if isinstance(value, list) else [value]
-        if not all(type(one) is int and one >= 0 for one in ids):
+        named = list(value) if isinstance(value, list) else [value]
+        if not all(type(one) is int and one >= 0 for one in named):
             field = f"{where}eos_token_id"
             raise UsageError(f"{folder / name}: field {field}: {value!r} is no token number")
-        sources.append(name)
-        break
+        if ids:
+            named = [one for one in named if one in added and added[one].special]
+        if more := [one for one in named if one not in ids]:
+            ids += more
+            sources.append(name)
     own = None if eos is None else tokenizer.token_to_id(eos)
     if own is not None and own not in ids:
         ids.append(own)
         sources.append(TOKENIZER_CONFIG)
-    return ids, ", ".join(sources)
+    return ids, ", ".join(dict.fromkeys(sources))
 
 
 def _defaults(folder: Path) -> dict[str, float]:

@@ -62,7 +62,7 @@ def test_templates_get_tools_and_variables_and_cannot_be_nested_to_death(folder:
         tokenizer.render([], [deep])
 
 
-def test_the_ends_of_a_text_are_of_the_first_file_that_says_them_and_the_tokenizer_s(
+def test_the_ends_of_a_text_are_of_the_first_file_and_special_ones_of_all(
     folder: Path,
 ) -> None:
     def ends() -> tuple[list[int], str]:
@@ -73,6 +73,11 @@ def test_the_ends_of_a_text_are_of_the_first_file_that_says_them_and_the_tokeniz
     assert ends() == ([2, 0], "generation_config.json")
     edit(folder, "generation_config.json", eos_token_id=[0])
     assert ends() == ([0, end], "generation_config.json, tokenizer_config.json")
+    start = tiny_text.train().token_to_id(tiny_text.CHAT_START)
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": [start, 7]}))  # 7 is a letter
+    sources = "generation_config.json, config.json, tokenizer_config.json"
+    assert ends() == ([0, start, end], sources)
+    (folder / "config.json").write_text("{}")
     (folder / "generation_config.json").unlink()
     assert ends() == ([end], "tokenizer_config.json")
     (folder / "config.json").write_text('{"text_config": {"eos_token_id": [7, 8]}}')
