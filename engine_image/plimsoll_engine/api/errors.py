@@ -38,6 +38,8 @@ class ApiError(Exception):
         """OpenAI's error type for the status."""
         if self.status == 401:
             return "authentication_error"
+        if self.status == 403:
+            return "permission_error"
         if self.status == 404:
             return "not_found_error"
         if self.status in (408, 504):

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp
 
 from plimsoll_api.version import version
 from plimsoll_engine.api import (
@@ -73,12 +74,17 @@ def app(
         _adapters(api, engine, bodies)
     _probes(api, engine)
     _errors(api)
-    if origins := engine.settings.api.allowed_origins:
-        api.add_middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"],
-            expose_headers=["x-plimsoll-warning"],
-        )  # fmt: skip
     return api
+
+
+def for_pages(inner: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Return ``inner`` with the headers that let web pages of ``origins`` read what it answers."""
+    if not origins:
+        return inner
+    return CORSMiddleware(
+        inner, allow_origins=origins, allow_methods=["*"], allow_headers=["*"],
+        expose_headers=["retry-after", "x-plimsoll-warning", "x-should-retry"],
+    )  # fmt: skip
 
 
 @asynccontextmanager

@@ -6,6 +6,8 @@ Tests ``api/prepare.py``.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +179,61 @@ def test_memory_that_runs_out_is_the_bodys_own_error(
     outcome = perform(preparation, Job("chat", CONTEXT), body())
     assert isinstance(outcome, PreparationRefused)
     assert outcome.code == "body_too_complex"
+
+
+PAGE = Path(__file__).parents[4] / "docs" / "engine.md"
+FUNCTION = {"name": "tide", "parameters": {"type": "object", "properties": {}}}
+ROW = re.compile(r"^\| `({?\".*)` \| [^|]+ \| (used|taken|warning|400) \|$", re.MULTILINE)
+
+
+def rows() -> Iterator[tuple[str, str, str]]:
+    """Each row of "Fields of clients": its path, its fields in JSON, and what they do."""
+    _, _, section = PAGE.read_text().partition("\n## Fields of clients\n")
+    section, _, _ = section.partition("\n## ")
+    for table in section.split("| In ")[1:]:
+        path = table.split("`")[1]
+        for fields, does in ROW.findall(table):
+            tool = {"type": "function", "function": FUNCTION}
+            flat = {"type": "function"} | FUNCTION
+            given = fields.replace("[TOOL]", json.dumps([tool]))
+            yield path, "{" + given.replace("[FUNCTION]", json.dumps([flat])) + "}", does
+
+
+@pytest.mark.parametrize(("path", "fields", "does"), list(rows()))
+def test_fields_of_clients_do_what_the_page_says(
+    preparation: Preparation, path: str, fields: str, does: str
+) -> None:
+    chat = path == "/v1/chat/completions"
+    least = {"messages": [{"role": "user", "content": "Ahoy"}]} if chat else {"input": "Ahoy"}
+    prepare_one = preparation.chat if chat else preparation.responses
+    sent = json.loads(fields)
+
+    def prepared(more: dict[str, Any], context: Context = CONTEXT) -> PreparedBody[ChatRequest]:
+        return prepare_one(bytearray(json.dumps(least | more).encode()), context)
+
+    strict = msgspec.structs.replace(CONTEXT, strict=True)
+    if does == "400":
+        with pytest.raises(ApiError) as error:
+            prepared(sent)
+        assert error.value.status == 400
+        assert (error.value.param or "").split("[")[0] in sent
+        assert "unknown" not in str(error.value)
+        return
+    with_it, without = prepared(sent), prepared({})
+    unknown = [one for one in with_it.warnings if "unknown" in one]
+    assert bool(unknown) is (does == "warning")
+    if does == "warning":
+        with pytest.raises(ApiError):
+            prepared(sent, strict)
+    else:
+        prepared(sent, strict)
+    with_it.warnings, without.warnings = [], []
+    if does != "used":  # what the answer repeats of it apart
+        with_it.told = without.told
+        for name in {*sent} & {"store", "metadata", "service_tier", "stop", "logit_bias"}:
+            setattr(with_it.body, name, None)
+    assert (with_it == without) is (does != "used")
+
+
+def test_the_page_has_the_fields_of_all_clients() -> None:
+    assert len(list(rows())) > 45
