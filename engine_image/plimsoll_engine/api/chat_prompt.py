@@ -29,6 +29,7 @@ from plimsoll_engine.frontend.requests.tokenizer import TemplateError, Tokenizer
 MARK = "\ue000\uf8ff\ue000"
 """Added to the message that the model is to continue: the prompt ends where it is."""
 INSTRUCTS = ("system", "developer")
+MAX_LOST = 8
 
 Plain = dict[str, Any]
 """A message as chat templates read it."""
@@ -252,21 +253,32 @@ def _gathered(plain: list[Plain]) -> list[Plain]:
 
 
 def _lost(plain: list[Plain], text: str) -> list[Plain]:
-    """Return the messages to the model that are not in the prompt ``text``."""
-    return [
-        one
-        for one in plain
-        if one["role"] != "assistant" and not all(_within(part, text) for part in _texts(one))
-    ]
+    """Return messages to the model that are not in the prompt ``text``, the first of each role.
+
+    Templates trim texts, indent them, or write them as JSON. At most MAX_LOST roles are looked for.
+    """
+    lost: dict[str, Plain] = {}
+    letters, at = "", 0
+    for one in plain:
+        role = one["role"]
+        if role == "assistant" or role in lost:
+            continue
+        for part in map(str.strip, _texts(one)):
+            # Messages come in order, mostly: all are found in one pass.
+            if (found := text.find(part, at)) >= 0:
+                at = found
+            elif part not in text:
+                letters = letters or _letters(text)
+                if _letters(part) not in letters:
+                    lost[role] = one
+                    break
+        if len(lost) == MAX_LOST:
+            break
+    return list(lost.values())
 
 
 def _instructs(messages: list[Plain]) -> bool:
     return any(one["role"] in INSTRUCTS for one in messages)
-
-
-def _within(part: str, text: str) -> bool:
-    """Whether ``text`` has ``part``, which templates trim, indent, or write as JSON."""
-    return part.strip() in text or _letters(part) in _letters(text)
 
 
 def _letters(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,19 @@ def test_parts_are_texts_of_lines(written: Any) -> None:
     with pytest.raises(ApiError) as error:
         written("", USER_SAYS, {"role": "user", "content": [{"type": "input_file"}]})
     assert error.value.param == "messages[1]"
+
+
+def test_what_is_left_out_is_looked_for_in_linear_time(written: Any) -> None:
+    users = (
+        "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}" + "é\u0301" * 500
+    )
+    given = [{"role": f"r{n % 1000}", "content": f'{{"result {n}": "é"}}'} for n in range(4000)]
+    begin = time.process_time()
+    _, warnings = written(users, USER_SAYS, *given)
+    assert time.process_time() - begin < 1
+    assert warnings == [
+        "the chat template leaves text out of messages of role r0, r1, r2, r3, r4, r5, r6, r7"
+    ]
 
 
 PARTS_ONLY = "{% for m in messages %}{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endfor %}"
