@@ -7,6 +7,7 @@ import base64
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 from bench.abuse_connections import connections
 from bench.abuse_scene import Answer, Class, Played, Scene, ask, at_once, request
@@ -126,6 +127,58 @@ def png(width: int, height: int) -> bytes:
     )
 
 
+async def conversations(scene: Scene) -> Played:
+    """Messages of every form that is rewritten, looked for in the prompt, or told in a header."""
+
+    def one(number: int) -> dict[str, Any]:
+        parts = [{"type": "text", "text": f"{number}"}] * 8
+        forms: list[dict[str, Any]] = [
+            {"role": "developer", "content": "Speak French."},
+            {"role": f"role-{number}", "content": parts},
+            {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [
+                {"id": "c", "function": {"name": "f", "arguments": '{"a": "x\ny'}}]},
+            {"role": "tool", "tool_call_id": "c", "content": '{"é": "' + "\\" * 40 + '"}'},
+        ]  # fmt: skip
+        return forms[number % len(forms)]
+
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    bodies = [
+        (path, {"model": scene.model, "max_tokens": 1, "tools": [tool], "messages": [
+            one(number) for number in range(count)]})
+        for path in (CHAT, "/tokenize")
+        for count in (24, 400, 4_000)
+    ]  # fmt: skip
+    played = Played()
+    for _ in range(scene.many(8, 1)):
+        played.saw(await at_once(ask(scene, path, body) for path, body in bodies))
+    return played
+
+
+async def forced_calls(scene: Scene) -> Played:
+    """Tools that must be called, with schemas that are wide, deep, or refer to themselves."""
+    wide = {f"p{number}": {"type": "string"} for number in range(400)}
+    deep: dict[str, Any] = {"type": "object", "properties": {"a": {"$ref": "#"}}}
+    for _ in range(60):
+        deep = {"type": "object", "properties": {"a": deep}, "required": ["a"]}
+    patterns = {f"p{n}": {"type": "string", "pattern": "(a|b|ab)*" * 20} for n in range(20)}
+    schemas = ({"type": "object", "properties": wide}, deep,
+               {"type": "object", "properties": patterns}, {"type": "object"})  # fmt: skip
+    played = Played()
+    for tools in (1, 128):
+        for schema in schemas:
+            listed = [
+                {"type": "function", "function": {"name": f"f{n}", "parameters": schema}}
+                for n in range(tools)
+            ]
+            body = {
+                "model": scene.model, "messages": [{"role": "user", "content": "a"}],
+                "tools": listed, "tool_choice": "required", "max_tokens": 32,
+            }  # fmt: skip
+            count = scene.many(8, 1)
+            played.saw(await at_once(ask(scene, CHAT, body) for _ in range(count)))
+    return played
+
+
 async def large_answers(scene: Scene) -> Played:
     """As many log probabilities as the context allows, in one piece."""
     played = Played()
@@ -159,6 +212,7 @@ CLASSES: dict[str, Class] = {
     one.__name__: one
     for one in (
         unfinished_bodies, empty_prompts, template_arguments, tool_schemas, long_texts,
-        tokens_to_text, deep_bodies, decompression_bombs, large_answers, garbage,
+        tokens_to_text, deep_bodies, decompression_bombs, conversations, forced_calls,
+        large_answers, garbage,
     )
 }  # fmt: skip
