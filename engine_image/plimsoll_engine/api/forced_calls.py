@@ -213,7 +213,9 @@ def _arguments(schema: dict[str, Any], texts: bool) -> list[_Argument] | None:
     ):
         return None
     found = []
-    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    shared: dict[str, Any] = {
+        name: schema[name] for name in ("$defs", "definitions") if name in schema
+    }
     for key, given in properties.items():
         if (
             not _NAME.fullmatch(key)
