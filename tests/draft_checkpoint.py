@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 MORE_TOKENS = 24
-NOISE = 0.5
-"""Of the head's own deviation."""
+NOISE = 1.0
+"""Of the head's own deviation. With half of it the draft model guessed all 217 tokens of a test: it
+draws with the noise of the large one."""
 
 
 def write_draft_checkpoint(source: Path, folder: Path) -> None:

@@ -94,7 +94,7 @@ class FailedCaptureDefect(Defect[kinds.FailedCapture]):
         try:
             DecodeGraphs(
                 model, runner.kv, runner.block_size, rows, self.blocks, runner.kv_scales
-            ).capture_next()
+            )._capture(rows)  # `capture_next` takes a size that fails for one that is not to be had
         except torch.OutOfMemoryError as error:
             self.kept.append(error)  # the defect: its frames hold the graph
 

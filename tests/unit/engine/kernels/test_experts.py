@@ -76,7 +76,11 @@ def narrow(weight: torch.Tensor) -> Quantized:
     return Quantized(*quantized.quantize(weight))
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-3), (NARROW, 2e-2)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, 2e-3), (NARROW, 5e-2 if torch.bfloat16 == NARROW else 2e-2)],
+    ids=str,
+)
 @pytest.mark.parametrize("which", ["both", "gate_up", "down"])
 @pytest.mark.parametrize(
     ("tokens", "count", "chosen", "hidden", "width"), [(1, 5, 3, 70, 42), (30, 4, 2, 40, 17)]
