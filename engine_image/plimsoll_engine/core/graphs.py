@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import numpy as np
 import torch
 
 from plimsoll_engine.distributed.group import ALONE
 from plimsoll_engine.kernels.choose import ops_for
-from plimsoll_engine.kernels.decode_cut import Cut, cut_for, row_bytes_of
+from plimsoll_engine.kernels.decode_cut import cut_for, row_bytes_of
+from plimsoll_engine.kernels.sizes import few_padded
 from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.models.decoder import Decoder
@@ -40,19 +41,19 @@ def sizes_up_to(rows: int) -> list[int]:
     return [size for size in SIZES if size < rows] + [rows]
 
 
-def in_order(sizes: list[int], cut: Callable[[int], Cut]) -> tuple[list[int], list[int]]:
+def in_order(sizes: list[int], kind: Callable[[int], Hashable]) -> tuple[list[int], list[int]]:
     """Return the ``sizes`` to capture before the engine serves, and those while it does.
 
-    The first are the largest, the smallest, some between, and the largest of each ``cut`` that none
-    of these has: it has kernels of its own, and streams would wait while they are compiled. The
-    largest size comes first: the others then fit into the memory that it took.
+    The first are the largest, the smallest, some between, and the largest of each ``kind`` that
+    none of these has: it has kernels of its own, and streams would wait while they are compiled.
+    The largest size comes first: the others then fit into the memory that it took.
     """
     step = max(1, len(sizes) // (FIRST - 1))
     first = [sizes[-1], *sizes[:-1:step]][:FIRST]
-    known = {cut(size) for size in first}
+    known = {kind(size) for size in first}
     for size in reversed(sizes):
-        if cut(size) not in known:
-            known.add(cut(size))
+        if kind(size) not in known:
+            known.add(kind(size))
             first.append(size)
     return first, [size for size in reversed(sizes) if size not in first]
 
@@ -77,7 +78,10 @@ class DecodeGraphs:
         row_bytes = row_bytes_of(model.kv.dim, kv.element_size())
         first, rest = in_order(
             sizes_up_to(max_num_seqs),
-            lambda size: cut_for(size, model.kv.heads, row_bytes, self.context_limit),
+            lambda size: (
+                cut_for(size, model.kv.heads, row_bytes, self.context_limit),
+                size == 1 or few_padded(size),
+            ),
         )
         self._first, self._missing = len(first), first + rest
         rows, device = max_num_seqs, kv.device

@@ -13,7 +13,7 @@ MAX_SPLITS = 32
 SHORT = 8192
 """Tokens that one program may walk alone while the others have ended: 4 MiB of them, at the some
 25 GB/s that one program reads, are .2 ms."""
-SOME, MANY = 256, 1024
+FEW, SOME, MANY = 32, 256, 1024
 PROGRAMS = 1536
 """Otherwise so many are started at least, as far as the contexts allow it."""
 
@@ -37,7 +37,9 @@ def cut_for(sequences: int, kv_heads: int, row_bytes: int, limit: int) -> Cut:
     unknown. By times on an H200, contexts of 300 to 1,700 tokens: from 128 sequences of 8 kv heads
     on, one program each is at 99 to 102 % of the copy bandwidth, and parts cost 7 %. Fewer programs
     run all at once and end with the longest: wider tiles, two programs a processor instead of four,
-    even that out (64 sequences: 62 µs, with parts of narrow ones 70). With few sequences latency
+    even that out (64 sequences: 62 µs, with parts of narrow ones 70). By times of whole layers on
+    an H100, contexts of 300 to 4,000 tokens: from 24 sequences on parts cost 1 to 2 %, and with
+    fewer, more programs than run all at once (8 sequences: 3 %). With one or two sequences latency
     counts, and where one context may be a hundred times as long as the others, what it takes
     alone: parts.
     """
@@ -45,7 +47,7 @@ def cut_for(sequences: int, kv_heads: int, row_bytes: int, limit: int) -> Cut:
     short = 0 < limit <= SHORT
     if short and programs >= MANY:
         return Cut(TILE, 1)
-    if short and programs >= SOME and row_bytes <= WIDE_BYTES:
-        return Cut(WIDE_TILE, 1 if 2 * programs >= MANY else 2)
+    if short and programs >= FEW and row_bytes <= WIDE_BYTES:
+        return Cut(WIDE_TILE, next_power_of_2(max(1, SOME // programs)))
     wanted = next_power_of_2(cdiv(PROGRAMS, programs))
     return Cut(TILE, min(MAX_SPLITS, wanted))

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 import torch
 from torch.nn.functional import linear
 
-from plimsoll_engine.kernels import activation, argmax, gated_product, norm, rotary
+from plimsoll_engine.kernels import activation, argmax, few_rows, gated_product, norm, rotary
 from plimsoll_engine.kernels import experts as mixture
 from plimsoll_engine.kernels import rows as by_row
 from plimsoll_engine.kernels.decode_attention import decode_attention
@@ -16,6 +16,7 @@ from plimsoll_engine.kernels.project import project
 from plimsoll_engine.kernels.quantized import Weight
 from plimsoll_engine.kernels.reference import write_quantized
 from plimsoll_engine.kernels.scaled_product import quantize, scaled_product
+from plimsoll_engine.kernels.sizes import FEW_ROWS
 from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.kernels.whole_prompts import (
     EqualPrompts,
@@ -60,11 +61,15 @@ def _attend_paged(
 class FusedOps:
     """See :class:`plimsoll_engine.kernels.ops.Ops`."""
 
-    projects = True
     adds_from = 1024
 
     def __init__(self) -> None:
         self._equal = EqualPrompts()
+
+    def projects(self, weight: Weight) -> int:
+        """Return how many rows there are kernels for: one, or some where ``weight`` allows it."""
+        several = isinstance(weight, torch.Tensor) and few_rows.fits(weight)
+        return FEW_ROWS if several else 1
 
     def computing(self, plan: StepPlan) -> AbstractContextManager[None]:
         """Return a context in which the library's attention is the fastest that it has."""
@@ -222,11 +227,17 @@ class FusedOps:
         silu: bool = False,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return one row ``x`` [1, columns] times ``weight`` [size, columns]; [1, size].
+        """Return ``x`` [rows, columns] times ``weight`` [size, columns]; [rows, size].
 
-        Norm and activation are in the same kernel. The row is not quantized.
+        Activation and addition are in the same kernel; for one row the norm is, too. Rows are not
+        quantized.
         """
-        return project(x, weight, bias, norm, eps, silu, into)
+        if x.shape[0] == 1:
+            return project(x, weight, bias, norm, eps, silu, into)
+        assert isinstance(weight, torch.Tensor)
+        if norm is not None:
+            x = self.rms_norm(x, norm, eps)
+        return few_rows.few_rows(x, weight, bias, silu, into)
 
     def experts(
         self,

@@ -14,12 +14,15 @@ from plimsoll_engine.kernels.step_plan import StepPlan
 class Ops(Protocol):
     """Rows are tokens. Every method allocates its result; inputs stay as they are, unless said.
 
-    ``projects`` says that :meth:`project` is faster than its parts. From ``adds_from`` rows on
-    :meth:`add_product` and :meth:`add_attended` are.
+    From ``adds_from`` rows on :meth:`add_product` and :meth:`add_attended` are faster than their
+    parts.
     """
 
-    projects: bool
     adds_from: int
+
+    def projects(self, weight: Weight) -> int:
+        """Return up to how many rows :meth:`project` by ``weight`` is faster than its parts."""
+        ...
 
     def computing(self, plan: StepPlan) -> AbstractContextManager[None]:
         """Return the context to compute a step of ``plan`` in. Without it, attention is slower."""
@@ -134,11 +137,11 @@ class Ops(Protocol):
         silu: bool = False,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return one row ``x`` [1, columns] times ``weight`` [size, columns]; [1, size].
+        """Return ``x`` [rows, columns] times ``weight`` [size, columns]; [rows, size].
 
-        With ``norm`` it is times :meth:`rms_norm` of the row; with ``silu`` :meth:`silu_mul`
-        follows. Added to ``into`` in place where given. A quantized weight may leave the row as it
-        is.
+        At most as many rows as :meth:`projects` says. With ``norm`` it is :meth:`rms_norm` of ``x``
+        times ``weight``; with ``silu`` :meth:`silu_mul` follows. Added to ``into`` in place where
+        given. A quantized weight may leave the rows as they are.
         """
         ...
 

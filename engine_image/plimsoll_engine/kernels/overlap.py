@@ -38,3 +38,16 @@ def after_last(OVERLAP: tl.constexpr):
     """Wait until the kernel ahead has ended and all that it wrote is seen."""
     if OVERLAP:
         gdc_wait()
+
+
+@triton.jit
+def ask_for(start, BYTES: tl.constexpr):
+    """Have the L2 cache read ``BYTES`` bytes from each address of ``start``, a multiple of 16."""
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
+        "=r,l,r",
+        [start, tl.full(start.shape, BYTES, tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+FEW_ROWS = 32
+"""Up to so many rows have products of their own, which are bound by the matrix that they read."""
+
+
+def few_padded(rows: int) -> int:
+    """Return how many rows the kernel of such products has for ``rows``; 0 if they are too many."""
+    return next((padded for padded in (FEW_ROWS // 2, FEW_ROWS) if rows <= padded), 0)
+
 
 def cdiv(total: int, size: int) -> int:
     """Return how many parts of ``size`` cover ``total``."""

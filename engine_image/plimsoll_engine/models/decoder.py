@@ -159,7 +159,10 @@ class Decoder:
         return self.group.best(self._ops, own), own
 
     def _own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._ops.linear(hidden, self._tensors["head"], None)
+        ops, head = self._ops, self._tensors["head"]
+        if 0 < len(hidden) <= ops.projects(head):
+            return ops.project(hidden, head, None)
+        return ops.linear(hidden, head, None)
 
     def forward(
         self,
@@ -175,8 +178,8 @@ class Decoder:
         others are left out.
         """
         ops, spec, adapters, needed = self._ops, self.spec, plan.adapters, plan.needed
-        if len(ids) == 1 and ops.projects and adapters is None:
-            return self._forward_one(ids, positions, plan, embeds)
+        if adapters is None and self._projects(len(ids), plan):
+            return self._forward_few(ids, positions, plan, embeds)
         rotary = ops.rotary(positions, self._inverse)
         residual = self.embed(ids) if embeds is None else embeds.clone()
         x = ops.rms_norm(residual, self._layers[0].attention_norm, spec.eps)
@@ -269,14 +272,27 @@ class Decoder:
         plain = self.group is ALONE and bias is None and adapters is None
         return plain and stream.shape[0] >= self._ops.adds_from
 
-    def _forward_one(
+    def _projects(self, rows: int, plan: StepPlan) -> bool:
+        """Whether a step of ``rows`` has so few that :meth:`_forward_few` is faster.
+
+        Several rows must be a decode step, which is captured: the host launches the library's
+        kernels in less time.
+        """
+        if rows == 1:
+            return self._ops.projects(self._layers[0].qkv) > 0
+        if plan.decodes < rows or self.spec.mixture is not None:
+            return False
+        matrices = ((one.qkv, one.out, one.gate_up, one.down) for one in self._layers)
+        return rows <= min(self._ops.projects(weight) for own in matrices for weight in own)
+
+    def _forward_few(
         self,
         ids: torch.Tensor,
         positions: torch.Tensor,
         plan: StepPlan,
         embeds: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the same for one row, with fewer and other kernels.
+        """Return the same for one row, or for the few of a decode step, with other kernels.
 
         Alone, a product normalises its input and is added to the stream. A sum over the ranks is in
         between otherwise, and does both.

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from plimsoll_engine.core.graphs import FIRST, DecodeGraphs, in_order, sizes_up_to
 from plimsoll_engine.kernels.decode_cut import Cut, cut_for
+from plimsoll_engine.kernels.sizes import few_padded
 
 
 def cuts(kv_heads: int, limit: int) -> Callable[[int], Cut]:
@@ -33,6 +34,14 @@ def test_no_cut_is_left_for_when_streams_run(rows: int, kv_heads: int, limit: in
 )
 def test_the_largest_size_of_each_cut_that_is_missing(kv_heads: int, expected: list[int]) -> None:
     assert in_order(sizes_up_to(256), cuts(kv_heads, 131_072))[0] == expected
+
+
+def test_products_of_few_rows_are_compiled_before_the_engine_serves() -> None:
+    """Their kernels are for 16 and for 32 rows."""
+    first, _ = in_order(sizes_up_to(256), few_padded)
+    assert {few_padded(size) for size in first} == {0, 16, 32}
+    first, _ = in_order(sizes_up_to(8), few_padded)
+    assert {few_padded(size) for size in first} == {16}
 
 
 def test_a_size_without_memory_is_not_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """A whole step by the kernels is the step by plain torch: long prompts, cut ones and decode rows.
 
-Tests ``kernels/fused.py``, ``models/decoder.py`` and ``core/forward.py``.
+Tests ``kernels/fused.py``, ``kernels/few_rows.py``, ``models/decoder.py`` and ``core/forward.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from plimsoll_engine.core.inputs import collect, place
 from plimsoll_engine.core.prompt_scores import parts
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.scheduler import Chunk
-from plimsoll_engine.kernels import decode_cut, fused, whole_prompts
+from plimsoll_engine.kernels import decode_cut, few_rows, fused, whole_prompts
 from plimsoll_engine.kernels.fused import FusedOps
 from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.reference import ReferenceOps
@@ -129,3 +129,28 @@ def test_a_step_by_the_kernels(
     assert (scores is not None) == scored
     if scored:
         assert error(scores.chosen, expected.chosen) < 2e-2
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("qwen3", 3), ("llama", 18)])
+def test_a_decode_step_of_few_rows(kind: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has kernels of its own, and a step with a prompt in it has not."""
+    monkeypatch.setattr(FusedOps, "projects", lambda ops, weight: 32)
+    calls: list[int] = []
+    product = few_rows.few_rows
+
+    def counted(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        calls.append(len(x))
+        return product(x, *rest)
+
+    monkeypatch.setattr(few_rows, "few_rows", counted)
+    model = model_of(kind)
+    decodes = [request(number, 16 + number % 16, 1, 0, 2 * number) for number in range(rows)]
+    mixed = sorted([*decodes, request(rows, 0, 5, 0, 2 * rows)], key=place)
+    head = 1
+    for chunks, products in ((decodes, 4 * model.spec.layers + head), (mixed, head)):
+        calls.clear()
+        logits, kv, _ = play(model, FusedOps(), chunks)
+        assert calls == [len(logits)] * products
+        wanted, pool, _ = play(model, ReferenceOps(), chunks)
+        assert error(logits, wanted) < 2e-2
+        assert error(kv, pool) < 1e-2

@@ -1,7 +1,7 @@
 """Each Triton kernel computes what its torch reference computes, on inputs drawn anew.
 
 Tests ``kernels/fused.py``, ``kernels/decode_attention.py``, ``kernels/decode_cut.py``,
-``kernels/gated_product.py``, ``kernels/prefill_attention.py``,
+``kernels/few_rows.py``, ``kernels/gated_product.py``, ``kernels/prefill_attention.py``,
 ``kernels/rotary.py`` and ``kernels/whole_prompts.py``.
 """
 
@@ -16,12 +16,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from plimsoll_engine.kernels import (
     decode_attention,
     decode_cut,
+    few_rows,
     fused,
     gated_product,
     whole_prompts,
 )
 from plimsoll_engine.kernels.fused import FusedOps
 from plimsoll_engine.kernels.ops import Ops, column_of
+from plimsoll_engine.kernels.quantized import Quantized
 from plimsoll_engine.kernels.reference import ReferenceOps
 from plimsoll_engine.kernels.step_plan import StepPlan
 
@@ -291,6 +293,45 @@ def test_projection_of_one_row(
     assert error(project(FUSED, dtype), exact) < max(tolerance, 2 * rounding)
 
 
+@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize(("norm", "silu", "add"), [(0, 0, 0), (1, 0, 0), (1, 1, 0), (0, 0, 1)])
+@pytest.mark.parametrize(
+    ("rows", "size", "columns"), [(2, 72, 200), (16, 128, 256), (27, 200, 136)]
+)
+def test_projection_of_few_rows(
+    rows: int, size: int, columns: int, norm: int, silu: int, add: int, bias: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Tiles of each kind, whole and not."""
+    x, weight = draw(rows, columns, dtype=NARROW), draw(size, columns, dtype=NARROW)
+    shift = draw(size, dtype=NARROW) if bias else None
+    scale = draw(columns, dtype=NARROW) if norm else None
+    into = draw(rows, size // 2 if silu else size, dtype=NARROW) if add else None
+
+    def project(ops: Ops, cast: torch.dtype) -> torch.Tensor:
+        y, w, b, n, r = (t if t is None else t.to(cast) for t in (x, weight, shift, scale, into))
+        assert y is not None
+        assert w is not None
+        return ops.project(y, w, b, n, 1e-6, bool(silu), None if r is None else r.clone())
+
+    exact = project(REFERENCE, torch.float64)
+    rounding = error(project(REFERENCE, NARROW), exact)
+    for tile in (few_rows.Tile(32, 64, 3), few_rows.Tile(64, 128, 2)):
+        monkeypatch.setattr(few_rows, "tile_for", lambda *_, tile=tile: tile)
+        assert error(project(FUSED, NARROW), exact) < max(1e-3, 2 * rounding)
+
+
+def test_which_products_have_kernels_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_rows, "overlap", lambda device: {"OVERLAP": True})
+    whole = draw(8, 64, dtype=NARROW)
+    assert FUSED.projects(whole) == 32
+    for weight in (whole.float(), whole[:, :60].contiguous(), whole.t(), Quantized(whole, whole)):
+        assert FUSED.projects(weight) == 1
+    assert REFERENCE.projects(whole) == 0
+    monkeypatch.setattr(few_rows, "overlap", lambda device: {})
+    assert FUSED.projects(whole) == 1, "without the tensor memory accelerator"
+
+
 @pytest.fixture
 def lengths(monkeypatch: pytest.MonkeyPatch) -> tuple[int, ...]:
     """Of prompts that are the library's."""
@@ -413,8 +454,12 @@ def test_parts_of_a_context_are_joined(cut: tuple[int, int]) -> None:
     ("sequences", "kv_heads", "row_bytes", "limit", "cut"),
     [
         (1, 8, 256, 4096, (64, 32)),
-        (16, 8, 256, 4096, (64, 16)),
-        (32, 8, 256, 4096, (128, 2)),
+        (2, 8, 256, 4096, (64, 32)),
+        (4, 8, 256, 4096, (128, 8)),
+        (16, 8, 256, 4096, (128, 2)),
+        (24, 8, 256, 4096, (128, 1)),
+        (16, 8, 256, 131_072, (64, 16)),
+        (16, 8, 512, 4096, (64, 16)),
         (64, 8, 256, 8192, (128, 1)),
         (64, 8, 256, 8193, (64, 4)),
         (64, 8, 256, 0, (64, 4)),
