@@ -11,7 +11,9 @@ lengths of prompts and outputs are lognormal; every answer is streamed and ends 
 same requests, from the same client, go to both servers, each with its defaults beside
 ``--max-model-len``. ``--streams`` measures the served step instead: the median wait for a token
 with so many streams, and with ``--in-process`` the step of an engine of that shape without a
-server, frontend and text. Figures of earlier runs that this one does not measure stay in the
+server, frontend and text. ``--idle`` measures the time to the first token of one prompt at a time,
+and how long it takes there without the server, on the host until the step is launched, and on the
+device. Figures of earlier runs that this one does not measure stay in the
 result file. ``vllm bench serve`` has the same open load, but no lognormal lengths.
 """
 
@@ -38,6 +40,7 @@ from typing import Any
 import torch
 
 from bench import checkpoint
+from bench.engine import Bench
 from bench.result import RESULTS, earlier, publish
 from bench.running import Engine, Stream, running, stream
 from plimsoll_cli.figures import percentile
@@ -49,6 +52,7 @@ VOCABULARY = 10_000
 STEADY = 64
 """Tokens of a stream before its waits count as those of a steady step."""
 STREAM_TOKENS = 320
+IDLE_PROMPTS, IDLE_WARM_UP = 30, 5
 DRAIN_S = 120.0
 """Time after the last arrival for the answers that are still running."""
 START_S = 400.0
@@ -127,11 +131,49 @@ async def served_step(port: int, count: int, vocabulary: int, tokens: int) -> fl
     return statistics.median(waits)
 
 
-def in_process_steps(shape: str, counts: list[int], device: str) -> dict[int, float]:
-    """Return the median step with each of ``counts`` sequences, without a server, in seconds."""
-    from bench.engine import Bench
+async def idle_ttft(port: int, length: int, vocabulary: int) -> float:
+    """Return the median time to the first token of prompts of ``length``, one after the other."""
+    draw, found = random.Random(length), []
+    for _ in range(IDLE_PROMPTS + IDLE_WARM_UP):
+        seen, sent = Stream(), time.monotonic()
+        await stream(port, [draw.randrange(2, vocabulary) for _ in range(length)], 2, seen)
+        if seen.error:
+            raise RuntimeError(seen.error)
+        found.append(seen.times[0] - sent)
+    return statistics.median(found[IDLE_WARM_UP:])
 
-    bench, found = Bench(shape, torch.device(device), 0, 8192), {}
+
+def prefill_times(bench: Bench, length: int) -> dict[str, float]:
+    """Return the median seconds of a prompt of ``length`` without a server.
+
+    ``whole`` is until its token is known, ``launch`` the host's work before it waits for the
+    device, and ``device`` the sum of the kernels.
+    """
+    draw, whole, launch = random.Random(length), [], []
+
+    def once() -> None:
+        asked = [([draw.randrange(2, VOCABULARY) for _ in range(length)], 1)]
+        waited_s = bench.engine.waited_s
+        took, _, after_s = bench.run(asked)
+        whole.append(took)
+        launch.append(took - (after_s - waited_s))
+
+    for _ in range(IDLE_WARM_UP + IDLE_PROMPTS):
+        once()
+    found = {"whole": statistics.median(whole[IDLE_WARM_UP:]),
+             "launch": statistics.median(launch[IDLE_WARM_UP:])}  # fmt: skip
+    if bench.device.type == "cuda":
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            for _ in range(IDLE_WARM_UP):
+                once()
+        busy_us = sum(row.self_device_time_total for row in profiler.key_averages())
+        found["device"] = busy_us / 1e6 / IDLE_WARM_UP
+    return found
+
+
+def in_process_steps(bench: Bench, counts: list[int]) -> dict[int, float]:
+    """Return the median step with each of ``counts`` sequences, without a server, in seconds."""
+    found = {}
     for count in counts:
         draw, ends = random.Random(count), list[float]()
         asked = [([draw.randrange(2, VOCABULARY) for _ in range(128)], STREAM_TOKENS)
@@ -139,8 +181,6 @@ def in_process_steps(shape: str, counts: list[int], device: str) -> dict[int, fl
         bench.run(asked, lambda ends=ends: ends.append(time.monotonic()))  # type: ignore[misc]
         steady = ends[STEADY:-2]
         found[count] = statistics.median(b - a for a, b in itertools.pairwise(steady))
-    bench.close()
-    gc.collect()
     return found
 
 
@@ -234,13 +274,22 @@ def measure(flags: argparse.Namespace, figures: dict[str, Any], samples: dict[st
         for count in flags.streams:
             step_s = asyncio.run(served_step(port, count, vocabulary, flags.stream_tokens))
             figures[f"{name}_{label}_served_step_{count}_rows_s"] = step_s
+        for tokens in flags.idle:
+            ttft_s = asyncio.run(idle_ttft(port, tokens, vocabulary))
+            figures[f"{name}_{label}_idle_{tokens}_tokens_ttft_s"] = ttft_s
         for rate in flags.rates:
             asked = requests(rate, flags.seconds, vocabulary, flags.scale)
             found = figures_of(asyncio.run(load(port, asked)))
             print(f"{label} {name} {rate:g}/s: {found}", file=sys.stderr, flush=True)
             figures |= {f"{name}_{label}_{rate:g}rps_{key}": found[key] for key in found}
     if flags.in_process:
-        steps = in_process_steps(flags.in_process, flags.streams, flags.device)
+        bench = Bench(flags.in_process, torch.device(flags.device), 0, 8192)
+        steps = in_process_steps(bench, flags.streams)
+        for tokens in flags.idle:
+            for part, seconds in prefill_times(bench, tokens).items():
+                figures[f"in_process_{label}_idle_{tokens}_tokens_{part}_s"] = seconds
+        bench.close()
+        gc.collect()
         for count, step_s in steps.items():
             figures[f"in_process_{label}_step_{count}_rows_s"] = step_s
             served_s = figures[f"plimsoll_{label}_served_step_{count}_rows_s"]
@@ -263,6 +312,7 @@ def main() -> None:
     add("--rates", type=float, nargs="*", default=[1.0, 4.0, 16.0, 24.0, 40.0])
     add("--seconds", type=float, default=20.0, help="of arrivals at each rate")
     add("--streams", type=int, nargs="*", default=[])
+    add("--idle", type=int, nargs="*", default=[], help="tokens of prompts to an idle server")
     add("--stream-tokens", type=int, default=STREAM_TOKENS)
     add("--in-process", help="shape of bench.engine whose step is measured without a server")
     add("--warm-up", type=float, default=8.0, help="seconds of a load that does not count")
