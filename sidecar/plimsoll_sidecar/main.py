@@ -38,8 +38,8 @@ from plimsoll_sidecar.signals.other_pods import (
     GroupMembers,
     GroupPages,
     PeersFile,
-    leader_of,
-    workers_of,
+    leader_matcher,
+    worker_matcher,
 )
 from plimsoll_sidecar.signals.process_table import ProcessId
 from plimsoll_sidecar.signals.sampler import Sampler
@@ -101,10 +101,10 @@ def build(
             kube, current.service, pod, leases.replicas if leases else tuple
         )
         if member is not None and member.subdomain:
-            others = leader_of(kind, pod) if member.worker else workers_of(kind, pod)
+            others = leader_matcher(kind, pod) if member.worker else worker_matcher(kind, pod)
             pages = GroupPages(EndpointSlices(kube, namespace), member.subdomain, others)
             if member.worker:
-                group_serves = GroupLeader(pages).serves
+                group_serves = GroupLeader(pages).is_serving
             else:
                 group = GroupMembers(pages)
     engine = adapter_for(current.engine, run_dir / TOKEN_FILE, group_serves)
@@ -114,13 +114,13 @@ def build(
         policy = current.supervision.restart_budget
         return Actuator(engine, slots, endpoints, diagnostics.save, state_dir, policy, frontend)
 
-    mine = Pod.of_environment(current.engine.container)
+    mine = Pod.from_environment(current.engine.container)
     source = Sampler(
         engine,
         clock,
-        exporter=Dcgm.of_node(mine),
-        amd=AmdExporter.of_node(mine),
-        orphaned=OrphanedMemory.of_pod(),
+        exporter=Dcgm.from_environment(mine),
+        amd=AmdExporter.from_environment(mine),
+        orphaned=OrphanedMemory.for_this_pod(),
         page=engine.page_signal,
     )
     metrics = Metrics(lambda: source.cgroup)

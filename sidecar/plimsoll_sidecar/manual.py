@@ -68,8 +68,8 @@ def parser() -> argparse.ArgumentParser:
 
 def _seconds(text: str) -> float:
     seconds = float(text)
-    if not 0 <= seconds <= readiness.MAX_S:  # nor is it a number where it is "nan"
-        raise argparse.ArgumentTypeError(f"{text}: use 0 to {readiness.MAX_S:.0f} seconds")
+    if not 0 <= seconds <= readiness.MAX_REASON_S:  # nor is it a number where it is "nan"
+        raise argparse.ArgumentTypeError(f"{text}: use 0 to {readiness.MAX_REASON_S:.0f} seconds")
     return seconds
 
 
@@ -85,7 +85,7 @@ def ask(
         capabilities=[one.value for one in status.capabilities],
     )
     if arguments.what == "status":
-        answer.out_of_service = readiness.holding(str(arguments.state_dir))
+        answer.out_of_service = readiness.active_reasons(str(arguments.state_dir))
         return _sees(engine, answer, config.memory.shared_device, config.engine.container)
     expected = status.epoch if arguments.expected_epoch == CURRENT else arguments.expected_epoch
     if expected != status.epoch:
@@ -126,7 +126,7 @@ def _act(
         case "restart" if Capability.RESTART_WORKER in capabilities:
             return engine.restart_worker(command)
         case "restart":
-            return readiness.while_ending(
+            return readiness.run_unready(
                 str(arguments.state_dir), lambda: _restart_engine(engine, config, command)
             )
         case "drain":
@@ -142,10 +142,10 @@ def _drain(state_dir: str, engine: EngineAdapter, command: Command) -> Result:
     """
 
     def stands() -> bool:
-        return readiness.MANUAL in readiness.holding(state_dir)
+        return readiness.MANUAL in readiness.active_reasons(state_dir)
 
-    before = readiness.holding(state_dir).get(readiness.MANUAL)
-    readiness.hold(state_dir, readiness.MANUAL, readiness.MAX_S)
+    before = readiness.active_reasons(state_dir).get(readiness.MANUAL)
+    readiness.set_unready(state_dir, readiness.MANUAL, readiness.MAX_REASON_S)
     outcome: Outcome | None = None
     try:
         result = engine.drain(command, stands)
@@ -153,11 +153,11 @@ def _drain(state_dir: str, engine: EngineAdapter, command: Command) -> Result:
     finally:
         if outcome is not Outcome.SUCCEEDED and stands():
             if before is not None:
-                readiness.hold(state_dir, readiness.MANUAL, before)
+                readiness.set_unready(state_dir, readiness.MANUAL, before)
             elif outcome is Outcome.REFUSED:
                 readiness.clear(state_dir, readiness.MANUAL)
             else:  # the engine may continue the drain
-                readiness.lapse(state_dir, readiness.MANUAL)
+                readiness.end_drain(state_dir, readiness.MANUAL)
     return result
 
 
@@ -192,9 +192,12 @@ def _sees(
     from plimsoll_sidecar.signals.sampler import Sampler
     from plimsoll_sidecar.signals.shared_memory import OrphanedMemory
 
-    mine, orphaned = Pod.of_environment(container), OrphanedMemory.of_pod()
+    mine, orphaned = Pod.from_environment(container), OrphanedMemory.for_this_pod()
     sampler = Sampler(
-        engine, exporter=Dcgm.of_node(mine), amd=AmdExporter.of_node(mine), orphaned=orphaned
+        engine,
+        exporter=Dcgm.from_environment(mine),
+        amd=AmdExporter.from_environment(mine),
+        orphaned=orphaned,
     )
     sample = sampler.sample()
     host = sample.host
@@ -207,7 +210,7 @@ def _sees(
         answer.device_memory += f": {seen}" if seen else ""
     answer.device_reasons = sampler.device_reasons()
     if orphaned is not None:
-        answer.shared_orphan, answer.shared_memory_error = host.shm_orphan, orphaned.trouble or ""
+        answer.shared_orphan, answer.shared_memory_error = host.shm_orphan, orphaned.error or ""
     answer.nvml, answer.supervisor = Nvml().describe(), version()
     return answer
 
@@ -230,7 +233,7 @@ def _resume(
     folder = str(arguments.state_dir)
     readiness.clear(folder, readiness.RESTART)
     for drain in readiness.DRAINS:
-        readiness.lapse(folder, drain)
+        readiness.end_drain(folder, drain)
     # The supervisor does it as well: it keeps an account of its own of an engine that it drained.
     engine.resume(command.epoch)
     (arguments.state_dir / RESET_FILE).touch()
@@ -245,7 +248,7 @@ def _resume(
         if kube is None:
             raise KubeError(0, "this is not a pod of a cluster")
         uid = lease_counts.pod_uid(ACCOUNT / "token")
-        done.append(lease_counts.reset(kube, config, pod, uid, arguments.service))
+        done.append(lease_counts.reset_counts(kube, config, pod, uid, arguments.service))
     except KubeError as error:
         done.append(f"the slot Leases were not cleared: {error}: run plimsoll resume again")
         return command.result(Outcome.FAILED, "; ".join(done))

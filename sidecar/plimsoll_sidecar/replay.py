@@ -320,11 +320,11 @@ def record(
     ``stopped`` waits the seconds that it is given, at most, and says whether to end. Raises OSError
     where ``out`` cannot be written.
     """
-    mine = Pod.of_environment(config.engine.container)
+    mine = Pod.from_environment(config.engine.container)
     sampler = Sampler(
         adapter_for(config.engine, token_file),
-        exporter=Dcgm.of_node(mine),
-        amd=AmdExporter.of_node(mine),
+        exporter=Dcgm.from_environment(mine),
+        amd=AmdExporter.from_environment(mine),
     )
     begin = time.monotonic()
     end = float("inf") if duration_s is None else begin + duration_s

@@ -23,7 +23,7 @@ from plimsoll_api.supervision import Mode
 from plimsoll_api.supervisor_config import ServiceRef, SupervisorConfig
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.actuator import Actuator
-from plimsoll_sidecar.act.sweep import Sweep
+from plimsoll_sidecar.act.sweep import SharedMemorySweep
 from plimsoll_sidecar.clock import SteadyClock
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.detect.detector import Detector
@@ -87,9 +87,9 @@ class Supervisor:
         self._inherited: LastKnownEngine | None = self._keeper.engine
         self._governor = Governor(config.current.supervision, config.current.memory, state, replica)
         self._actuator = new_actuator(self._frontend)
-        self._sweep = Sweep.of_pod()
+        self._sweep = SharedMemorySweep.for_this_pod()
         self._by_hand, self._adopted = Inbox(state_dir), False
-        self._actuator.recovers = config.current.supervision.mode is Mode.RECOVER
+        self._actuator.may_sweep = config.current.supervision.mode is Mode.RECOVER
         self._signal_log = SignalLog()
         self.shown = Shown(metrics)
         metrics.budgets(config.current.memory)
@@ -163,7 +163,7 @@ class Supervisor:
             self._write_and_send(turn)
         if seen.engine.epoch is not None:  # of one that does not answer, the lease ends by itself
             wanted = self._keeper.hold is None and self._governor.wants_standby(seen.engine)
-            self._actuator.standby.follow(seen.engine.epoch, wanted)
+            self._actuator.standby.set_wanted(seen.engine.epoch, wanted)
             if self._governor.state.pending is None or self._config.missing:
                 self._actuator.end_drains(seen.engine.epoch)
         self._keeper.acknowledge()
@@ -178,7 +178,7 @@ class Supervisor:
         if self._sweep is not None:
             policy = self._config.current.supervision
             requested = policy.sweep_shared_memory and policy.mode is Mode.RECOVER
-            self._metrics.swept(self._sweep.follow(self._frontend(), requested))
+            self._metrics.swept(self._sweep.update(self._frontend(), requested))
         assessment = self._detector.update(sample)
         if self._peers is not None:
             assessment = weighed(assessment, self._replica, self._peers.peers())
@@ -188,12 +188,12 @@ class Supervisor:
                 self._detector.resume(self._inherited.checkpoint)
             self._inherited = None
         signals = self._source.signals
-        self._signal_log.follow(signals)
+        self._signal_log.update(signals)
         known = {name: one.ok for name, one in signals.items()}
         self._metrics.observe(assessment, known, time.monotonic() - begin)
         self._metrics.missing(signals)
         self._metrics.open_files(sample.host.open_files)
-        out_of_service = readiness.holding(str(self._state_dir))
+        out_of_service = readiness.active_reasons(str(self._state_dir))
         self._metrics.out_of_service(out_of_service)
         engine = EngineView(
             epoch=status.epoch if status else None,
@@ -212,7 +212,7 @@ class Supervisor:
         if written:
             self._by_hand.forget()
         if self._adopted:
-            self._actuator.keep(self._governor.counted())
+            self._actuator.store_restarts(self._governor.counted())
         if turn.command is None:
             return
         if written:
@@ -227,7 +227,7 @@ class Supervisor:
         Unknown until the journal was read.
         """
         if self._keeper.is_open:
-            self._actuator.follow_slot(self._governor.state.slot_wish)
+            self._actuator.set_slot_wish(self._governor.state.slot_wish)
 
     def _of_group(self, own: Assessment) -> Assessment:
         """Return what the governor judges: at a group's leader, what is known of all its pods."""
@@ -309,7 +309,7 @@ class Supervisor:
         _set_log_level(new)
         self._governor.policy, self._governor.memory = new.supervision, new.memory
         self._actuator.policy = new.supervision.restart_budget
-        self._actuator.recovers = new.supervision.mode is Mode.RECOVER
+        self._actuator.may_sweep = new.supervision.mode is Mode.RECOVER
         self._metrics.budgets(new.memory)
         if _detection(old) != _detection(new):
             self._detector = self._new_detector(new)
@@ -318,7 +318,7 @@ class Supervisor:
 
     def _adopt_count(self) -> None:
         """Take over the count of the slot's Lease: a lost journal gives back no restart."""
-        kept = None if self._adopted else self._actuator.stored()
+        kept = None if self._adopted else self._actuator.take_stored()
         if kept is None:
             return
         self._adopted = True
@@ -329,14 +329,14 @@ class Supervisor:
             text = "restarts of this replica: %d in the journal, %d on the slot Lease; using %d"
             log.log(level, text, known, len(kept.at), known + lacking)
             self._write()
-        self._actuator.keep(self._governor.counted())
+        self._actuator.store_restarts(self._governor.counted())
 
     def _reset_if_asked(self) -> None:
         requested = self._state_dir / RESET_FILE
         if os.path.exists(requested):  # Path.exists() raises where the volume fails
             self._governor.reset()
             self._adopted = True  # what the slot's Lease counts is reset as well
-            self._actuator.keep(self._governor.counted())
+            self._actuator.store_restarts(self._governor.counted())
             if self._write():
                 requested.unlink(missing_ok=True)
                 log.info("the restart budget was reset")

@@ -28,8 +28,8 @@ from plimsoll_operator.render import objects
 from plimsoll_sidecar.act import lease_counts
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import adapter_for
-from plimsoll_sidecar.act.service_exit import ServicesOfPod
-from plimsoll_sidecar.act.slots import DURATION_S, LeaseSlots
+from plimsoll_sidecar.act.service_exit import PodServices
+from plimsoll_sidecar.act.slots import LEASE_DURATION_S, LeaseSlots
 from plimsoll_sidecar.clients.kube import EndpointSlices, KubeClient, KubeError
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.govern.command import Refusal
@@ -173,7 +173,7 @@ def test_one_of_many_supervisors_gets_the_slot(rig: Rig) -> None:
     winners = [name for name, reason in answers.items() if reason is None]
     assert len(winners) == 1, answers
     assert rig.lease()["spec"]["holderIdentity"] == winners[0]
-    assert [name for name, slots in contenders.items() if slots._renewed_in_time()] == winners
+    assert [name for name, slots in contenders.items() if slots._renew_if_due()] == winners
     contenders[winners[0]].release()
     assert not rig.lease()["spec"].get("holderIdentity")
 
@@ -184,9 +184,9 @@ def test_a_dead_holder_expires_by_the_clock_of_the_one_who_waits(rig: Rig) -> No
     waiting = rig.slots("alive", lambda: now)
     held = Refusal(WaitReason.SLOT_HELD, f"{rig.slot} is held by dead")
     assert waiting.take("incident-2", POLICY) == held
-    now = DURATION_S - 1.0
+    now = LEASE_DURATION_S - 1.0
     assert waiting.take("incident-2", POLICY) == held
-    now = DURATION_S + 1.0
+    now = LEASE_DURATION_S + 1.0
     assert waiting.take("incident-2", POLICY) is None
     lease = rig.lease()
     assert lease["spec"]["holderIdentity"] == "alive"
@@ -199,8 +199,8 @@ def test_a_renewed_slot_does_not_expire(rig: Rig) -> None:
     assert holder.take("incident-1", POLICY) is None
     for _ in range(5):
         assert waiting.take("incident-2", POLICY) is not None
-        now += DURATION_S / 2
-        assert holder.held("incident-1", POLICY) is None
+        now += LEASE_DURATION_S / 2
+        assert holder.ensure_held("incident-1", POLICY) is None
 
 
 def test_the_restarts_of_the_service_outlive_its_pods(rig: Rig) -> None:
@@ -230,13 +230,13 @@ def spend(rig: Rig, pod: str, uid: str) -> list[float]:
 def test_a_lost_journal_gives_no_restart_back(rig: Rig) -> None:
     times = spend(rig, "qwen-0", "uid-0")
     fresh = rig.slots("qwen-0", uid="uid-0")
-    assert list(fresh.stored().at) == times
+    assert list(fresh.read_stored().at) == times
     lease_counts_cleared(rig)
     refusal = fresh.take("qwen-0-0000000f", POLICY, time.time())
     assert refusal is not None
     assert refusal.reason is WaitReason.REPLICA_RESTART_BUDGET
     # Another pod, also one of the same name, begins at zero.
-    assert rig.slots("qwen-0", uid="uid-1").stored() == NONE
+    assert rig.slots("qwen-0", uid="uid-1").read_stored() == NONE
     assert rig.slots("qwen-0", uid="uid-1").take("qwen-0-0000000e", POLICY, time.time()) is None
 
 
@@ -304,8 +304,8 @@ def test_a_supervisor_whose_journal_is_lost_counts_what_the_slot_counts(
     assert first._governor.restarts_left(time.time()) == 0
     first._governor.state.exhausted = True
     first._write()
-    first._actuator.keep(first._governor.counted())
-    _eventually(lambda: _check(rig.slots("qwen-0", uid="uid-0").stored().exhausted))
+    first._actuator.store_restarts(first._governor.counted())
+    _eventually(lambda: _check(rig.slots("qwen-0", uid="uid-0").read_stored().exhausted))
     end(first)
     journal = folder / "journal.sqlite"
     for file in (journal, Path(f"{journal}-wal"), Path(f"{journal}-shm")):
@@ -318,12 +318,12 @@ def test_a_supervisor_whose_journal_is_lost_counts_what_the_slot_counts(
     assert second._governor.restarts_left(time.time()) == 0
 
     # What a person's resume does: the Leases at once, the journal within a sample.
-    said = lease_counts.reset(rig.kube, rig.config(), "qwen-0", "uid-0", whole_service=False)
+    said = lease_counts.reset_counts(rig.kube, rig.config(), "qwen-0", "uid-0", whole_service=False)
     assert said == f"cleared {POLICY.count} restarts of this replica from the slot Leases"
     (folder / RESET_FILE).touch()
     second.tick(time.time())
     assert second._governor.restarts_left(time.time()) == POLICY.count
-    _eventually(lambda: _check(rig.slots("qwen-0", uid="uid-0").stored() == NONE))
+    _eventually(lambda: _check(rig.slots("qwen-0", uid="uid-0").read_stored() == NONE))
     assert rig.lease()["metadata"].get("annotations", {}) == {}
     end(second)
     third = settled(supervisor(rig, folder))
@@ -346,15 +346,15 @@ def test_a_slot_of_the_pod_before_is_given_back(rig: Rig, tmp_path: Path, holder
 def test_a_resume_clears_the_service_on_purpose_only(rig: Rig) -> None:
     spend(rig, "qwen-0", "uid-0")
     spend(rig, "qwen-1", "uid-1")
-    said = lease_counts.reset(rig.kube, rig.config(), "qwen-0", "uid-0", whole_service=False)
+    said = lease_counts.reset_counts(rig.kube, rig.config(), "qwen-0", "uid-0", whole_service=False)
     assert said.startswith(f"cleared {POLICY.count} restarts of this replica from the slot Leases")
     assert "2 of 2 restarts of other replicas still count" in said
     assert "plimsoll resume --service" in said
     assert rig.slots("qwen-0", uid="uid-0").take("qwen-0-0000000f", POLICY, 1.0) is not None
-    said = lease_counts.reset(rig.kube, rig.config(), "qwen-0", "uid-0", whole_service=True)
+    said = lease_counts.reset_counts(rig.kube, rig.config(), "qwen-0", "uid-0", whole_service=True)
     assert said == f"cleared {POLICY.count} restarts of the service from the slot Leases"
     assert rig.slots("qwen-0", uid="uid-0").take("qwen-0-0000000f", POLICY, 1.0) is None
-    assert rig.slots("qwen-1", uid="uid-1").stored().at, "the other replica's own count stays"
+    assert rig.slots("qwen-1", uid="uid-1").read_stored().at, "the other replica's own count stays"
 
 
 def test_a_forged_count_costs_its_service_until_it_is_cleared(rig: Rig) -> None:
@@ -364,7 +364,7 @@ def test_a_forged_count_costs_its_service_until_it_is_cleared(rig: Rig) -> None:
     rig.kube.put(rig.lease_path, lease)
     with pytest.raises(lease_counts.UnreadableError, match="plimsoll resume POD --service"):
         rig.slots("qwen-0").take("qwen-0-0000000f", POLICY, 1.0)
-    lease_counts.reset(rig.kube, rig.config(), "qwen-0", "qwen-0", whole_service=True)
+    lease_counts.reset_counts(rig.kube, rig.config(), "qwen-0", "qwen-0", whole_service=True)
     assert rig.slots("qwen-0").take("qwen-0-0000000f", POLICY, 1.0) is None
 
 
@@ -506,20 +506,20 @@ def test_the_last_ready_replica_stays(rig: Rig) -> None:
     }
     created = rig.admin.create(path, body)
     slices = EndpointSlices(rig.kube, rig.namespace)
-    first = ServicesOfPod(slices, "qwen-1", SERVICE)
+    first = PodServices(slices, "qwen-1", SERVICE)
     # A policy's supervisor does not know the Service: it finds those that route to its pod.
-    found = ServicesOfPod(slices, "qwen-1")
-    assert found.services() == [{"qwen-1": True, "qwen-2": False}]
+    found = PodServices(slices, "qwen-1")
+    assert found.readiness_by_service() == [{"qwen-1": True, "qwen-2": False}]
     assert found.is_last_ready()
     assert not found.wait_until_left(0.0)
-    assert ServicesOfPod(slices, "qwen-9").services() == []
-    assert first.services() == [{"qwen-1": True, "qwen-2": False}]
+    assert PodServices(slices, "qwen-9").readiness_by_service() == []
+    assert first.readiness_by_service() == [{"qwen-1": True, "qwen-2": False}]
     assert first.is_last_ready()
     assert not first.wait_until_left(0.0)
     # A Service that publishes addresses that are not ready calls every pod ready.
     created["endpoints"][1]["conditions"] = {"ready": True, "serving": False}
     created = rig.admin.put(f"{path}/qwen-1", created)
-    assert found.services() == [{"qwen-1": True, "qwen-2": False}]
+    assert found.readiness_by_service() == [{"qwen-1": True, "qwen-2": False}]
     created["endpoints"][1]["conditions"] = {"ready": True, "serving": True}
     created["endpoints"][0]["conditions"]["ready"] = False
     created = rig.admin.put(f"{path}/qwen-1", created)
@@ -559,10 +559,10 @@ def test_a_replica_of_another_workload_does_not_stand_in_for_the_last_one(rig: R
     slots = rig.slots("vllm-0")
     assert slots.replicas() == [("vllm-0", "vllm-0-1"), ("vllm-1",)]
     slices = EndpointSlices(rig.kube, rig.namespace)
-    leaving = ServicesOfPod(slices, "vllm-0", replicas=slots.replicas)
+    leaving = PodServices(slices, "vllm-0", replicas=slots.replicas)
     assert leaving.is_last_ready(), "its own group's other pod leaves with it"
-    assert not ServicesOfPod(slices, "vllm-0").is_last_ready()
-    assert not ServicesOfPod(slices, "llama-0", replicas=slots.replicas).is_last_ready()
+    assert not PodServices(slices, "vllm-0").is_last_ready()
+    assert not PodServices(slices, "llama-0", replicas=slots.replicas).is_last_ready()
     created["endpoints"][2]["conditions"]["ready"] = True
     rig.admin.put(f"{path}/router", created)
     assert not leaving.is_last_ready()

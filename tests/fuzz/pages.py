@@ -29,7 +29,7 @@ from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
 from plimsoll_sidecar.signals.device_memory import Dcgm
 from plimsoll_sidecar.signals.other_pods import PeersFile
-from plimsoll_sidecar.signals.sampler import Sampler, signals_of
+from plimsoll_sidecar.signals.sampler import Sampler, find_signals
 from tests.fuzz.watched import Target
 
 LARGE = 1 << 20
@@ -172,7 +172,7 @@ class Answering(PlimsollEngine):
     ) -> bytes:
         return self.answer
 
-    def serves(self) -> bool:
+    def is_serving(self) -> bool:
         return True
 
 
@@ -199,7 +199,7 @@ def _status(folder: Path) -> Target:
                 replaceable=True,
             )
             turn = governor.advance(assessment, view, sample.t, [])
-            known = {name: one.ok for name, one in signals_of(sample).items()}
+            known = {name: one.ok for name, one in find_signals(sample).items()}
             metrics.observe(assessment, known, 0.001)
             metrics.text()
             msgspec.json.encode([sample, [event.incident for event in turn.events]])

@@ -12,18 +12,18 @@ import pytest
 
 from plimsoll_api.supervisor_config import EXPORTER_PORT, NODE_IP
 from plimsoll_sidecar.signals.device_memory import (
-    NOT_ASKED,
+    NOT_CONFIGURED,
     SCRAPE_S,
     AmdExporter,
     Dcgm,
     DeviceBytes,
     Nvml,
     Pod,
-    assigned,
+    assigned_devices,
+    explain_unused,
     node_url,
-    reasons,
 )
-from plimsoll_sidecar.signals.device_sharing import Sharing
+from plimsoll_sidecar.signals.device_sharing import SharingDetector
 
 MIB = 1 << 20
 
@@ -103,7 +103,7 @@ def test_the_environment_names_the_nodes_exporter(
     monkeypatch.setenv(NODE_IP, host)
     monkeypatch.setenv(EXPORTER_PORT, port)
     assert node_url(os.environ[EXPORTER_PORT]) == url
-    assert (Dcgm.of_node() is None) == (url is None)
+    assert (Dcgm.from_environment() is None) == (url is None)
 
 
 MINE = Pod("models", "qwen-0", "engine")
@@ -132,7 +132,9 @@ def test_the_page_names_everyone_who_has_a_device() -> None:
         dcgm = Dcgm(f"http://127.0.0.1:{port}", pod=MINE)
         assert dcgm.owners("GPU-a") == {MINE, Pod("models", "qwen-1", "engine")}
         assert dcgm.owners("GPU-b") == set()
-        assert "dcgm says that" in Sharing({"dcgm": dcgm}).reasons(["GPU-a"], list)["GPU-a"]
+        assert (
+            "dcgm reports that" in SharingDetector({"dcgm": dcgm}).reasons(["GPU-a"], list)["GPU-a"]
+        )
 
 
 def test_the_page_says_which_devices_are_the_pods() -> None:
@@ -145,9 +147,9 @@ def test_the_page_says_which_devices_are_the_pods() -> None:
     )
     with exporter([(200, page)]) as port:
         dcgm = Dcgm(f"http://127.0.0.1:{port}", pod=MINE)
-        assert dcgm.assigned() == ["GPU-a"]
-        assert [device.uuid for device in assigned([Nvml(), dcgm])] == ["GPU-a"]
-        assert Dcgm(f"http://127.0.0.1:{port}").assigned() == []
+        assert dcgm.assigned_devices() == ["GPU-a"]
+        assert [device.uuid for device in assigned_devices([Nvml(), dcgm])] == ["GPU-a"]
+        assert Dcgm(f"http://127.0.0.1:{port}").assigned_devices() == []
 
 
 def test_a_device_that_pods_share_is_counted_once() -> None:
@@ -178,7 +180,7 @@ def test_amds_exporter_tells_used_and_total_of_the_pods_devices(prefix: str) -> 
     )
     with exporter([(200, page)]) as port:
         source = AmdExporter(f"http://127.0.0.1:{port}", pod=MINE)
-        (name,) = source.assigned()
+        (name,) = source.assigned_devices()
         assert source.memory(name) == DeviceBytes(4096 * MIB, 196592 * MIB)
         assert source.memory("AMD-0") is None, "its size is not on the page"
         assert source.memory("GPU-a") is None
@@ -187,12 +189,16 @@ def test_amds_exporter_tells_used_and_total_of_the_pods_devices(prefix: str) -> 
 def test_why_a_source_is_not_in_use_is_said() -> None:
     with exporter([(500, "")]) as port:
         dcgm = Dcgm(f"http://127.0.0.1:{port}", pod=MINE)
-        told = reasons({"dcgm": dcgm}, None, ["GPU-a"])
+        told = explain_unused({"dcgm": dcgm}, None, ["GPU-a"])
     assert told[0] == "nvml: not tried"
     assert told[1] == "dcgm: GET /metrics: HTTP 500"
-    assert told[2] == f"amd: {NOT_ASKED['amd']}"
-    assert "names a device of the engine" in reasons({}, None, [])[0]
+    assert told[2] == f"amd: {NOT_CONFIGURED['amd']}"
+    assert "names a device of the engine" in explain_unused({}, None, [])[0]
     with exporter([(200, PAGE)]) as port:
         dcgm = Dcgm(f"http://127.0.0.1:{port}", pod=MINE)
-        assert "dcgm: has no memory of GPU-x" in reasons({"dcgm": dcgm}, "nvml", ["GPU-x"])
-        assert not any(one.startswith("dcgm") for one in reasons({"dcgm": dcgm}, "dcgm", ["GPU-a"]))
+        assert "dcgm: does not report the memory of GPU-x" in explain_unused(
+            {"dcgm": dcgm}, "nvml", ["GPU-x"]
+        )
+        assert not any(
+            one.startswith("dcgm") for one in explain_unused({"dcgm": dcgm}, "dcgm", ["GPU-a"])
+        )

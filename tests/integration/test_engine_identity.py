@@ -230,7 +230,7 @@ def test_a_restart_ends_every_process(machine: Machine, number: signal.Signals) 
         os.kill(process.pid, signal.SIGSTOP)
     frontend = next(p.pid for p in status.processes if p.role is Role.FRONTEND)
     ending = adapter.end(identify(frontend))
-    assert ending.trouble is None
+    assert ending.error is None
     assert ("by SIGKILL" in ending.summary) == (number is signal.SIGKILL)
     assert "still ran" in ending.summary
     assert "ended by SIGTERM" in ending.summary
@@ -285,7 +285,7 @@ def test_what_a_killed_frontend_left_is_known_and_ended(machine: Machine) -> Non
     stopped, other = sorted(group(process.pid))
     os.kill(stopped, signal.SIGSTOP)  # it does not answer SIGTERM
     ending = adapter.end(frontend)
-    assert ending.trouble is None, ending
+    assert ending.error is None, ending
     assert "still ran" in ending.summary
     assert f"process {other} ended by SIGTERM; process {stopped} ended by SIGKILL" in ending.summary
     assert group(process.pid) == set()
@@ -325,7 +325,7 @@ def test_an_engine_that_was_killed_before_anybody_saw_it_has_ended(
     sampler = Sampler(adapter)
     host = sampler.sample().host
     assert (host.processes, host.frontend_lives) == (2, None), "a start may be on its way"
-    monkeypatch.setattr(processes, "LEFT_S", 0.0)
+    monkeypatch.setattr(processes, "ORPHAN_AGE_S", 0.0)
     watch, world = StallWatch(120.0, 1.0), World()
     world.answers = world.suspect = False
     command, second = None, 0
@@ -341,7 +341,7 @@ def test_an_engine_that_was_killed_before_anybody_saw_it_has_ended(
     with pytest.raises(EngineError, match="main process ended, but processes"):
         adapter.status()
     ending = adapter.end(None)
-    assert ending.trouble is None
+    assert ending.error is None
     assert "ended by SIGTERM" in ending.summary
     assert not any(identify(pid) for pid in left)
 
@@ -369,7 +369,7 @@ def test_the_next_engine_outlives_the_end_of_what_the_last_one_left(machine: Mac
     first.kill()
     first.wait(LIMIT_S)
     second = machine.serving("--helpers=1")
-    assert adapter.end(known).trouble is None
+    assert adapter.end(known).error is None
     assert group(first.pid) == set()
     assert len(group(second.pid)) == 2
 
@@ -459,7 +459,7 @@ def test_a_container_is_the_engine_whoever_started_what(
     os.kill(main, signal.SIGKILL)
     outer.wait(LIMIT_S)
     ending = adapter.end(None)
-    assert ending.trouble is None
+    assert ending.error is None
     assert (engine / "cgroup.procs").read_text() == ""
 
 

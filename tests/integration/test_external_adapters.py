@@ -152,7 +152,7 @@ def test_an_unknown_version_is_requested_again(rig: Rig, monkeypatch: pytest.Mon
     adapter = rig.adapter(EngineType.VLLM)
     assert adapter.status().version == ""
     assert adapter.status().version == "", "not at every sample"
-    monkeypatch.setattr(external_server, "VERSION_AGAIN_S", 0.0)
+    monkeypatch.setattr(external_server, "VERSION_RETRY_S", 0.0)
     rig.processes[0].kill()
     rig.processes[0].wait(10)
     rig.start("vllm", "--busy=1")
@@ -311,7 +311,7 @@ def test_the_worker_of_a_multi_node_engine_is_its_process(rig: Rig) -> None:
     status = adapter.status()
     assert (status.state, status.load, status.load_age_s) == (EngineState.SERVING, Load(), None)
     assert [(one.role, one.pid) for one in status.processes] == [(Role.FRONTEND, pid)]
-    assert not adapter.serves()
+    assert not adapter.is_serving()
 
 
 def test_a_worker_starts_until_its_group_serves(rig: Rig) -> None:
@@ -339,7 +339,7 @@ def test_a_pause_is_known_where_the_server_says_so(
 ) -> None:
     """A paused vLLM keeps its requests: to the sampler it looks like one that hangs."""
     monkeypatch.setattr(external_load, "SCRAPE_S", 0.05)
-    monkeypatch.setattr(external_load, "SILENT_S", 0.05)
+    monkeypatch.setattr(external_load, "STALLED_SCRAPE_S", 0.05)
     rig.start("vllm-pause", "--running=2")
     sampler = Sampler(rig.adapter(EngineType.VLLM))
     server = HttpClient(f"http://127.0.0.1:{rig.port}")

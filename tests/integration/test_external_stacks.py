@@ -16,13 +16,13 @@ from plimsoll_api.admin import Diagnostic, EngineState, Load, ProcessMemory, Rol
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import PROBE_DIR_ENV
 from plimsoll_probe.install import install
-from plimsoll_sidecar.act.adapters.external_engine import gather
+from plimsoll_sidecar.act.adapters.external_engine import collect_texts
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command, Verb
 from plimsoll_sidecar.record.diagnostics import Diagnostics
-from plimsoll_sidecar.signals.probe_reports import ask_all
-from plimsoll_sidecar.signals.probes import REPORT, Probes
-from plimsoll_sidecar.signals.stacks import handles
+from plimsoll_sidecar.signals.probe_reports import query_all
+from plimsoll_sidecar.signals.probes import REPORT_REQUEST, Probes
+from plimsoll_sidecar.signals.stacks import handles_signal
 from tests.integration.test_external_adapters import Rig
 
 # As a call into CUDA that never returns and keeps Python's lock: a mutex that is locked twice.
@@ -93,7 +93,7 @@ def hang(process: subprocess.Popen[str], sockets: Path, pid: int) -> None:
     process.stdin.flush()
     assert said(process) == "hangs"
     deadline = time.monotonic() + 30
-    while ask_all(sockets, [pid], REPORT, 1.0):
+    while query_all(sockets, [pid], REPORT_REQUEST, 1.0):
         assert time.monotonic() < deadline
 
 
@@ -106,7 +106,7 @@ def save(stalled: bool, suspected: str | None = "Worker") -> Command:
 
 def seen_by(probes: Probes, processes: list[ProcessMemory]) -> list[ProcessMemory]:
     status = Status(EngineState.SERVING, "e", "", "m", 1.0, Load(), processes=processes)
-    return probes.complete(status).processes
+    return probes.add_reports(status).processes
 
 
 @pytest.fixture
@@ -133,12 +133,14 @@ def test_a_process_that_hangs_with_python_s_lock_has_stacks(
          ProcessMemory(Role.WORKER, worker, name="Worker")],
     )  # fmt: skip
     hang(process, sockets, worker)
-    text = (gather(Diagnostic.STACKS, save(stalled=True), processes, probes) or b"").decode()
+    text = (collect_texts(Diagnostic.STACKS, save(stalled=True), processes, probes) or b"").decode()
     first, _, second = text.partition(f"==== EngineCore, process {core}\n")
     assert first.startswith(f"==== Worker, process {worker}, suspected\n")
     assert "in hangs_with_the_lock" in first
     assert "in waits_for_work" in second
-    again = (gather(Diagnostic.STACKS, save(stalled=True), processes, probes) or b"").decode()
+    again = (
+        collect_texts(Diagnostic.STACKS, save(stalled=True), processes, probes) or b""
+    ).decode()
     assert again.count("in hangs_with_the_lock") == 1, "what was written before is not told again"
 
 
@@ -147,15 +149,15 @@ def test_the_signal_is_for_a_stall_and_for_whoever_handles_it(start: Start, sock
     process, worker = start(HANGS)
     other, bare = start(WAITS, probe=False)
     (sockets / f"{bare}.stacks").write_text("a file is no handler")
-    assert handles(worker)
-    assert not handles(bare)
+    assert handles_signal(worker)
+    assert not handles_signal(bare)
     probes = Probes(sockets)
     named = [ProcessMemory(Role.OTHER, pid, name="Worker") for pid in (worker, bare)]
     processes = seen_by(probes, named)
     hang(process, sockets, worker)
-    assert gather(Diagnostic.STACKS, save(stalled=False), processes, probes) is None
+    assert collect_texts(Diagnostic.STACKS, save(stalled=False), processes, probes) is None
     assert (sockets / f"{worker}.stacks").read_bytes() == b""
-    text = gather(Diagnostic.STACKS, save(stalled=True), processes, probes) or b""
+    text = collect_texts(Diagnostic.STACKS, save(stalled=True), processes, probes) or b""
     assert text.count(b"==== Worker") == 1
     assert (process.poll(), other.poll()) == (None, None)
 
@@ -165,10 +167,10 @@ def test_without_a_probe_py_spy_reads_them_where_it_is_there(start: Start, socke
     process, worker = start(HANGS, probe=False)
     hang(process, sockets, worker)
     processes = [ProcessMemory(Role.WORKER, worker, name="Worker")]
-    text = gather(Diagnostic.STACKS, save(stalled=False), processes, Probes(None)) or b""
+    text = collect_texts(Diagnostic.STACKS, save(stalled=False), processes, Probes(None)) or b""
     assert text.startswith(f"==== Worker, process {worker}, suspected\n".encode())
     assert b"hangs_with_the_lock" in text
-    assert gather(Diagnostic.GC, save(stalled=False), processes, Probes(None)) is None
+    assert collect_texts(Diagnostic.GC, save(stalled=False), processes, Probes(None)) is None
 
 
 @pytest.mark.usefixtures("py_spy")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll_sidecar.signals import gpu_identity
-from plimsoll_sidecar.signals.gpu_identity import LOOK_S, GpuIdentity
+from plimsoll_sidecar.signals.gpu_identity import SEARCH_S, GpuIdentity
 
 ONE, TWO = "GPU-11111111-1111-1111-1111-111111111111", "GPU-22222222-2222-2222-2222-222222222222"
 CAPS = 235
@@ -107,10 +107,10 @@ def test_it_is_looked_for_until_the_engine_has_opened_it(holder: Holder, proc: P
     assert identity.devices(main, [main]) == []
     worker = holder(("nvidia1", 195, 1))
     assert identity.devices(main, [main, worker]) == [], "asked for again in a while"
-    times[0] += LOOK_S
+    times[0] += SEARCH_S
     (device,) = identity.devices(main, [main, worker])
     assert (device.index, device.uuid, device.used) == (0, ONE, None)
-    identity.forget()
+    identity.reset()
     assert identity.devices(main, [main]) == []
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll_sidecar.act.sweep import FOLLOW_S, Sweep
+from plimsoll_sidecar.act.sweep import HELPER_EXIT_S, SharedMemorySweep
 from plimsoll_sidecar.signals import shared_memory
 from plimsoll_sidecar.signals.process_table import identify
 from plimsoll_sidecar.signals.shared_memory import (
-    ENDED_AGE_S,
+    EARLIER_MIN_AGE_S,
     MIN_AGE_S,
     SCAN_S,
-    Orphaned,
+    OrphanedBytes,
     OrphanedMemory,
 )
 
@@ -109,12 +109,12 @@ def test_what_a_killed_process_had_mapped_is_nobodys(shm: Path, start: Start, po
     time.sleep(0.05)  # start times and file times have the resolution of the kernel's tick
     engine = start(MAPS.format(mib=8), shm / "segment")
     memory = OrphanedMemory(shm, at.clock, at.now, pod)
-    assert memory.read(None) == Orphaned(), "nothing is known before an engine was seen"
-    assert memory.read(main.pid) == Orphaned(0, 0)
+    assert memory.read(None) == OrphanedBytes(), "nothing is known before an engine was seen"
+    assert memory.read(main.pid) == OrphanedBytes(0, 0)
     at.later += MIN_AGE_S + 1
-    assert memory.read(main.pid) == Orphaned(0, 0)
+    assert memory.read(main.pid) == OrphanedBytes(0, 0)
     kill(engine)
-    assert memory.read(main.pid) == Orphaned(0, 0), "the next scan is due in a minute"
+    assert memory.read(main.pid) == OrphanedBytes(0, 0), "the next scan is due in a minute"
     at.later += SCAN_S
     found = memory.read(main.pid)
     assert found.bytes is not None
@@ -136,11 +136,11 @@ def test_a_file_is_held_by_a_mapping_and_by_a_descriptor(
     path = shm / "held"
     path.write_bytes(bytes(4 * MIB))
     holder = start(program, path)
-    listed = shared_memory.files(shm)
-    found = shared_memory.holders(listed, pod)
+    listed = shared_memory.list_files(shm)
+    found = shared_memory.find_holders(listed, pod)
     assert {file.id for file in listed} == found.files
     kill(holder)
-    assert not shared_memory.holders(listed, pod).files
+    assert not shared_memory.find_holders(listed, pod).files
 
 
 def test_a_young_file_is_not_counted(shm: Path, start: Start, pod: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_young_file_is_not_counted(shm: Path, start: Start, pod: Path) -> None
     main = start(OPENS, __file__)
     (shm / "young").write_bytes(bytes(MIB))
     memory = OrphanedMemory(shm, at.clock, at.now, pod)
-    assert memory.read(main.pid) == Orphaned(0, 0)
+    assert memory.read(main.pid) == OrphanedBytes(0, 0)
     at.later += max(SCAN_S, MIN_AGE_S) + 1
     found = memory.read(main.pid)
     assert found.bytes is not None
@@ -162,9 +162,9 @@ def test_what_an_engine_wrote_until_it_was_killed_is_seen_with_its_successor(
     at = Time()
     first = start(MAPS.format(mib=8), shm / "segment")
     memory = OrphanedMemory(shm, at.clock, at.now, pod)
-    assert memory.read(first.pid) == Orphaned(0, 0)
+    assert memory.read(first.pid) == OrphanedBytes(0, 0)
     kill(first)
-    at.later += ENDED_AGE_S + 1
+    at.later += EARLIER_MIN_AGE_S + 1
     found = memory.read(start(OPENS, __file__).pid)
     assert found.bytes is not None
     assert found.bytes >= 8 * MIB
@@ -182,15 +182,15 @@ def test_too_many_files_are_unknown_and_it_says_so(
         (shm / f"f{number}").touch()
     main, at = start(OPENS, __file__), Time()
     memory = OrphanedMemory(shm, at.clock, at.now, pod)
-    assert memory.trouble == "no engine has been seen"
+    assert memory.error == "no engine has been seen"
     for _ in range(2):
-        assert memory.read(main.pid) == Orphaned()
-        assert memory.trouble == f"{shm} holds more than 3 files"
+        assert memory.read(main.pid) == OrphanedBytes()
+        assert memory.error == f"{shm} holds more than 3 files"
         at.later += SCAN_S
     assert caplog.text.count("holds more than 3 files") == 1, "once, not with every scan"
     (shm / "f3").unlink()
     assert memory.read(main.pid).bytes is not None
-    assert memory.trouble is None
+    assert memory.error is None
 
 
 def test_each_bound_of_a_scan_says_which_it_was(
@@ -198,19 +198,19 @@ def test_each_bound_of_a_scan_says_which_it_was(
 ) -> None:
     (shm / "file").write_bytes(b"x")
     main = start(OPENS, __file__)
-    listed = shared_memory.files(shm)
+    listed = shared_memory.list_files(shm)
     for name, said in (
         ("MAX_PROCESSES", "the pod has more than 0 processes"),
         ("MAX_DESCRIPTORS", f"process {main.pid} has more than 0 open files"),
-        ("MAX_MAPS", f"process {main.pid} has more than 0 MiB of mappings"),
+        ("MAX_MAPS_BYTES", f"process {main.pid} has more than 0 MiB of mappings"),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(shared_memory, name, 0)
             with pytest.raises(shared_memory.UnknownError, match=said):
-                shared_memory.holders(listed, pod)
-    shared_memory.holders(listed, pod)
+                shared_memory.find_holders(listed, pod)
+    shared_memory.find_holders(listed, pod)
     with pytest.raises(shared_memory.UnknownError, match="No such file"):
-        shared_memory.files(shm / "absent")
+        shared_memory.list_files(shm / "absent")
 
 
 def test_a_sweep_takes_only_what_the_dead_engine_left(shm: Path, start: Start, pod: Path) -> None:
@@ -222,15 +222,15 @@ def test_a_sweep_takes_only_what_the_dead_engine_left(shm: Path, start: Start, p
     engine = start(MAPS.format(mib=8), shm / "segment")
     other = start(MAPS.format(mib=2), shm / "of-another")
     main = identify(engine.pid)
-    sweep = Sweep(shm, at.now, pod)
-    assert sweep.follow(main, True) == 0
+    sweep = SharedMemorySweep(shm, at.now, pod)
+    assert sweep.update(main, True) == 0
     time.sleep(0.05)
-    assert sweep.follow(main, True) == 0, "nothing is swept while it lives"
+    assert sweep.update(main, True) == 0, "nothing is swept while it lives"
     kill(engine)
     (shm / "of-the-next").write_bytes(bytes(MIB))
-    assert sweep.follow(main, False) == 0, "nobody asked"
+    assert sweep.update(main, False) == 0, "nobody asked"
     # The next engine may answer within the same second.
-    removed = sweep.follow(identify(start(OPENS, __file__).pid), True)
+    removed = sweep.update(identify(start(OPENS, __file__).pid), True)
     assert 8 * MIB <= removed < 9 * MIB
     assert {one.name for one in shm.iterdir()} == {
         "of-an-init-container",
@@ -238,10 +238,10 @@ def test_a_sweep_takes_only_what_the_dead_engine_left(shm: Path, start: Start, p
         "of-the-next",
     }
     kill(other)
-    assert sweep.follow(main, True) >= 2 * MIB, "a helper that ended a little later"
-    assert sweep.follow(main, True) == 0
-    at.later += FOLLOW_S + 1
-    assert sweep.follow(main, True) == 0
+    assert sweep.update(main, True) >= 2 * MIB, "a helper that ended a little later"
+    assert sweep.update(main, True) == 0
+    at.later += HELPER_EXIT_S + 1
+    assert sweep.update(main, True) == 0
 
 
 def test_a_sweep_follows_no_link(shm: Path, start: Start, pod: Path, tmp_path: Path) -> None:
@@ -249,11 +249,11 @@ def test_a_sweep_follows_no_link(shm: Path, start: Start, pod: Path, tmp_path: P
     (tmp_path / "kept").write_bytes(b"x")
     (shm / "link").symlink_to(tmp_path / "kept")
     (shm / "folder").symlink_to(tmp_path)
-    sweep, main = Sweep(shm, proc=pod), identify(engine.pid)
+    sweep, main = SharedMemorySweep(shm, proc=pod), identify(engine.pid)
     time.sleep(0.05)
-    sweep.follow(main, True)
+    sweep.update(main, True)
     kill(engine)
-    assert sweep.follow(main, True) >= MIB
+    assert sweep.update(main, True) >= MIB
     assert (tmp_path / "kept").read_bytes() == b"x"
     assert {one.name for one in shm.iterdir()} == {"link", "folder"}
 
@@ -262,11 +262,11 @@ def test_who_cannot_be_read_may_hold_what_he_may_open(shm: Path) -> None:
     for name, mode in (("private", 0o600), ("open", 0o666)):
         (shm / name).touch()
         (shm / name).chmod(mode)
-    listed = {Path(file.path).name: file for file in shared_memory.files(shm)}
-    strangers = shared_memory.Holders(frozenset(), strangers=True)
+    listed = {Path(file.path).name: file for file in shared_memory.list_files(shm)}
+    strangers = shared_memory.Holders(frozenset(), has_unreadable=True)
     assert strangers.may_hold(listed["open"])
     assert not strangers.may_hold(listed["private"])
-    assert not shared_memory.Holders(frozenset(), strangers=False).may_hold(listed["open"])
+    assert not shared_memory.Holders(frozenset(), has_unreadable=False).may_hold(listed["open"])
 
 
 SYSV = """key shmid perms size cpid lpid nattch uid gid cuid cgid atime dtime ctime rss swap
@@ -279,13 +279,15 @@ SYSV = """key shmid perms size cpid lpid nattch uid gid cuid cgid atime dtime ct
 def test_segments_that_nobody_has_attached_for_a_minute(tmp_path: Path) -> None:
     (tmp_path / "self/ns").mkdir(parents=True)
     (tmp_path / "self/ns/ipc").touch()
-    assert shared_memory.segments(60, 1000, tmp_path) == 0, "a kernel without such segments"
+    assert shared_memory.unattached_segment_bytes(60, 1000, tmp_path) == 0, (
+        "a kernel without such segments"
+    )
     (tmp_path / "sysvipc").mkdir()
     (tmp_path / "sysvipc/shm").write_text(SYSV)
-    assert shared_memory.segments(60, 1000, tmp_path) == (4 << 20) + 4096
+    assert shared_memory.unattached_segment_bytes(60, 1000, tmp_path) == (4 << 20) + 4096
     (tmp_path / "sysvipc/shm").write_text("key shmid\n1 nonsense\n")
     with pytest.raises(shared_memory.UnknownError, match="sysvipc/shm"):
-        shared_memory.segments(60, 1000, tmp_path)
+        shared_memory.unattached_segment_bytes(60, 1000, tmp_path)
 
 
 def test_too_many_segments_are_unknown_not_a_part_of_them(
@@ -296,7 +298,7 @@ def test_too_many_segments_are_unknown_not_a_part_of_them(
     (tmp_path / "sysvipc").mkdir()
     (tmp_path / "sysvipc/shm").write_text(SYSV)
     monkeypatch.setattr(shared_memory, "MAX_FILES", 3)
-    assert shared_memory.segments(60, 1000, tmp_path) > 0
+    assert shared_memory.unattached_segment_bytes(60, 1000, tmp_path) > 0
     monkeypatch.setattr(shared_memory, "MAX_FILES", 2)
     with pytest.raises(shared_memory.UnknownError, match="more than 2 SysV segments"):
-        shared_memory.segments(60, 1000, tmp_path)
+        shared_memory.unattached_segment_bytes(60, 1000, tmp_path)

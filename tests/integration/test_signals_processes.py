@@ -90,11 +90,11 @@ def test_our_own_pid_named_by_an_engine_is_of_another_namespace() -> None:
 def test_a_zombie_has_no_memory() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     deadline = time.monotonic() + 10
-    while resident_memory.resident(process.pid) is not None and time.monotonic() < deadline:
+    while resident_memory.read_resident(process.pid) is not None and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert resident_memory.resident(process.pid) is None
+    assert resident_memory.read_resident(process.pid) is None
     process.wait(10)
-    assert resident_memory.resident(process.pid) is None
+    assert resident_memory.read_resident(process.pid) is None
 
 
 def test_huge_pages_of_a_pool_are_memory_of_the_process() -> None:
@@ -106,14 +106,14 @@ def test_huge_pages_of_a_pool_are_memory_of_the_process() -> None:
     except OSError:
         pytest.skip("huge pages need root")
     try:
-        before = resident_memory.resident(os.getpid())
+        before = resident_memory.read_resident(os.getpid())
         # MAP_HUGETLB, which Python does not name.
         with mmap.mmap(
             -1, 8 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000
         ) as memory:
             for at in range(0, 8 << 20, 2 << 20):
                 memory[at] = 1
-            after = resident_memory.resident(os.getpid())
+            after = resident_memory.read_resident(os.getpid())
         assert resident_memory.has_huge_pages()
     except OSError as error:
         pytest.skip(f"this machine has no room for huge pages: {error}")

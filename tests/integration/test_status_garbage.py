@@ -130,15 +130,15 @@ def test_garbage_is_an_answer_and_nothing_is_none(token: Path) -> None:
     """The second witness of a silent status: any answer at the serving port says that it lives."""
     with server(b"garbage") as port:
         engine = engine_on(port, token)
-        assert engine.serves()
-    assert not engine.serves()
+        assert engine.is_serving()
+    assert not engine.is_serving()
 
 
 def test_an_answer_that_trickles_is_given_up_in_time(
     token: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each byte comes within the timeout of one read."""
-    monkeypatch.setattr(plimsoll_engine, "ANSWER_S", 0.5)
+    monkeypatch.setattr(plimsoll_engine, "TIMEOUT_S", 0.5)
     with server(changed(), pause_s=0.05) as port:
         began = time.monotonic()
         with pytest.raises(EngineError, match="did not end in time"):
@@ -182,7 +182,7 @@ def test_a_supervisor_lives_on_it_and_sends_nothing(
 def test_an_operation_in_a_state_of_a_later_engine_has_not_ended(
     token: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plimsoll_engine, "TRIM_S", 0.5)
+    monkeypatch.setattr(plimsoll_engine, "TRIM_TIMEOUT_S", 0.5)
     answer = b'{"id":"op-1","kind":"trim","state":"suspended","epoch_before":"aa:1","started_at":1}'
     trim = Command(verb=Verb.TRIM, operation_id="op-1", incident="i", epoch="aa:1", deadline_s=1.0)
     with server(answer) as port:

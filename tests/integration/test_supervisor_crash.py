@@ -266,15 +266,15 @@ def test_an_engine_serves_again_when_its_drain_by_hand_expires(tmp_path: Path) -
         endpoint = ConfigFile(rig.config).current.engine
         engine = PlimsollEngine(endpoint, rig.run_dir / "admin-token")
         epoch = engine.status().epoch
-        readiness.hold(state_dir, readiness.MANUAL, 3.0)
+        readiness.set_unready(state_dir, readiness.MANUAL, 3.0)
         drain = Command(verb=Verb.DRAIN, operation_id="person-1", incident="person", epoch=epoch)
         assert engine.drain(drain).outcome is Outcome.SUCCEEDED
         with rig.supervisor():
             deadline = time.monotonic() + 30
-            while readiness.MANUAL in readiness.holding(state_dir):
+            while readiness.MANUAL in readiness.active_reasons(state_dir):
                 assert engine.status().state is EngineState.DRAINED
                 time.sleep(0.1)
-            while readiness.lapsed(state_dir):
+            while readiness.ended_drains(state_dir):
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
             assert engine.status().state is EngineState.SERVING

@@ -91,11 +91,11 @@ def test_a_child_that_crashes_again_and_again_leaves_the_pod_ready(launcher: Run
 
 
 def test_a_drain_makes_it_unready_until_it_expires(launcher: Running) -> None:
-    readiness.hold(str(launcher.state_dir), readiness.DRAIN, 1.0)
+    readiness.set_unready(str(launcher.state_dir), readiness.DRAIN, 1.0)
     assert launcher.probe() == 503
     assert launcher.probe("/healthz") == 200
     eventually(lambda: launcher.probe() == 200, 5.0)
-    readiness.hold(str(launcher.state_dir), readiness.MANUAL, 60.0)
+    readiness.set_unready(str(launcher.state_dir), readiness.MANUAL, 60.0)
     assert launcher.probe() == 503
     readiness.clear(str(launcher.state_dir), readiness.MANUAL)
     assert launcher.probe() == 200

@@ -113,8 +113,8 @@ def test_a_sum_is_whole_or_unknown_while_processes_come_and_go(start: Start) -> 
 def test_no_reader_fails_on_a_process_that_vanishes(start: Start) -> None:
     churning, _ = start(CHURN)
     readers: list[Callable[[int], object]] = [
-        resident_memory.resident, process_table.children, identify,
-        process_table.membership, cgroup.Cgroup.of,
+        resident_memory.read_resident, process_table.children, identify,
+        process_table.control_group_of, cgroup.Cgroup.of,
     ]  # fmt: skip
     met = 0
     deadline = time.monotonic() + 60
@@ -145,7 +145,7 @@ def test_a_name_in_no_encoding_is_no_obstacle(start: Start) -> None:
     processes = Processes()
     processes.name(frontend(odd.pid))
     assert (processes.read().rss_anon or 0) > MIB
-    assert process_table.membership(odd.pid) is not None
+    assert process_table.control_group_of(odd.pid) is not None
 
 
 def test_more_processes_than_can_be_read_are_unknown(
@@ -275,7 +275,7 @@ class Named:
             processes=named,
         )
 
-    def serves(self) -> bool:
+    def is_serving(self) -> bool:
         return True
 
     def processes(self) -> list[ProcessMemory]:

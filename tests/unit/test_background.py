@@ -16,7 +16,7 @@ from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar import background
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
-from plimsoll_sidecar.act.slots import DURATION_S, LeaseSlots, Slots
+from plimsoll_sidecar.act.slots import LEASE_DURATION_S, LeaseSlots, Slots
 from plimsoll_sidecar.background import Part, once, parts_ok
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
@@ -102,7 +102,9 @@ def test_a_wish_of_the_server_is_followed_within_reason(monkeypatch: pytest.Monk
 def test_no_wish_of_the_server_costs_the_restart_slot(tmp_path: Path) -> None:
     adapter = cast(EngineAdapter, None)
     made = Actuator(adapter, Slots(), None, lambda _: (), tmp_path, RestartBudget(), lambda: None)
-    assert made._keeper._failed(KubeError(429, "wait", retry_after_s=300.0)) <= DURATION_S / 4
+    assert (
+        made._slot_loop._failed(KubeError(429, "wait", retry_after_s=300.0)) <= LEASE_DURATION_S / 4
+    )
 
 
 def test_a_trim_without_a_thread_has_failed(
@@ -173,7 +175,7 @@ def test_an_answer_that_is_no_lease_does_not_end_the_renewal(
         eventually(lambda: parts_ok().get("slot") is False)
         answers.append({"metadata": {"name": "slot-0"}})
         eventually(lambda: parts_ok()["slot"])
-        eventually(lambda: actuator.stored() is not None)
+        eventually(lambda: actuator.take_stored() is not None)
     finally:
         actuator.stop()
 

@@ -61,7 +61,9 @@ def test_its_pod_leaves_and_its_requests_end_before_the_engine_does(
 ) -> None:
     waited: list[float] = []
 
-    def wait(self: service_exit.ServiceExit, timeout_s: float = service_exit.LEAVE_S) -> bool:
+    def wait(
+        self: service_exit.ServiceExit, timeout_s: float = service_exit.LEAVE_TIMEOUT_S
+    ) -> bool:
         waited.append(timeout_s)
         assert not readiness.is_ready(str(tmp_path))
         return True
@@ -72,7 +74,7 @@ def test_its_pod_leaves_and_its_requests_end_before_the_engine_does(
     arguments = ["restart", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]
     answer = ask(parser().parse_args(arguments), cast(EngineAdapter, engine), CONFIG)
     assert answer.outcome == finishes
-    assert waited == [service_exit.LEAVE_S]
+    assert waited == [service_exit.LEAVE_TIMEOUT_S]
     assert engine.calls == [(name, False) for name in calls]
     assert readiness.is_ready(str(tmp_path)) is (finishes is Outcome.REFUSED)
 
@@ -81,11 +83,13 @@ def test_its_pod_leaves_and_its_requests_end_before_the_engine_does(
 def test_a_drain_that_fails_leaves_an_earlier_one(tmp_path: Path, first: bool) -> None:
     engine = cast(EngineAdapter, Engine(tmp_path, Outcome.FAILED))
     if first:
-        readiness.hold(str(tmp_path), readiness.MANUAL, 60.0)
+        readiness.set_unready(str(tmp_path), readiness.MANUAL, 60.0)
     arguments = ["drain", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]
     assert ask(parser().parse_args(arguments), engine, CONFIG).outcome == "Failed"
-    assert list(readiness.holding(str(tmp_path))) == ["manual"] * first
-    assert readiness.lapsed(str(tmp_path)) == ["manual"] * (not first), "the engine may be drained"
+    assert list(readiness.active_reasons(str(tmp_path))) == ["manual"] * first
+    assert readiness.ended_drains(str(tmp_path)) == ["manual"] * (not first), (
+        "the engine may be drained"
+    )
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -96,7 +100,7 @@ def test_a_drain_that_still_waits_ends_with_the_resume(tmp_path: Path, first: bo
         ["--expected-epoch=a:1", f"--state-dir={tmp_path}"],
     )
     if first:
-        readiness.hold(str(tmp_path), readiness.MANUAL, 60.0)
+        readiness.set_unready(str(tmp_path), readiness.MANUAL, 60.0)
     engine.while_draining = lambda: ask(parser().parse_args(["resume", *flags]), adapter, CONFIG)
     assert ask(parser().parse_args(["drain", *flags]), adapter, CONFIG).outcome == "Refused"
     assert readiness.is_ready(str(tmp_path)), "an earlier drain was ended as well"
@@ -106,7 +110,7 @@ def test_a_drain_that_is_refused_began_nothing(tmp_path: Path) -> None:
     engine = cast(EngineAdapter, Engine(tmp_path, Outcome.REFUSED))
     arguments = ["drain", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]
     assert ask(parser().parse_args(arguments), engine, CONFIG).outcome == "Refused"
-    assert readiness.lapsed(str(tmp_path)) == []
+    assert readiness.ended_drains(str(tmp_path)) == []
 
 
 def test_a_resume_that_fails_is_tried_again(
@@ -117,21 +121,23 @@ def test_a_resume_that_fails_is_tried_again(
 
     monkeypatch.setattr(Engine, "resume", silent)
     engine = cast(EngineAdapter, Engine(tmp_path, Outcome.SUCCEEDED))
-    readiness.hold(str(tmp_path), readiness.MANUAL, 60.0)
+    readiness.set_unready(str(tmp_path), readiness.MANUAL, 60.0)
     arguments = ["resume", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]
     assert ask(parser().parse_args(arguments), engine, CONFIG).outcome == "Failed"
-    assert readiness.lapsed(str(tmp_path)) == ["manual"]
+    assert readiness.ended_drains(str(tmp_path)) == ["manual"]
 
 
 def test_a_resume_ends_every_reason(tmp_path: Path) -> None:
     engine = Engine(tmp_path, Outcome.SUCCEEDED)
     for reason in readiness.REASONS:
-        readiness.hold(str(tmp_path), reason, 60.0)
+        readiness.set_unready(str(tmp_path), reason, 60.0)
     arguments = ["resume", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]
     answer = ask(parser().parse_args(arguments), cast(EngineAdapter, engine), CONFIG)
     assert answer.outcome == "Succeeded"
     assert readiness.is_ready(str(tmp_path))
-    assert readiness.lapsed(str(tmp_path)) == list(readiness.DRAINS), "the supervisor resumes it"
+    assert readiness.ended_drains(str(tmp_path)) == list(readiness.DRAINS), (
+        "the supervisor resumes it"
+    )
 
 
 @pytest.mark.parametrize("deadline", ["0", "30", "7200"])
@@ -140,7 +146,7 @@ def test_a_drain_stands_until_a_person_ends_it(tmp_path: Path, deadline: str) ->
     flags = ["--expected-epoch=a:1", f"--state-dir={tmp_path}"]
     asked = parser().parse_args(["drain", f"--deadline={deadline}", *flags])
     assert ask(asked, engine, CONFIG).outcome == "Succeeded"
-    assert readiness.holding(str(tmp_path))["manual"] > 7 * 86_400.0
+    assert readiness.active_reasons(str(tmp_path))["manual"] > 7 * 86_400.0
     assert ask(parser().parse_args(["resume", *flags]), engine, CONFIG).outcome == "Succeeded"
     assert readiness.is_ready(str(tmp_path))
 

@@ -1,7 +1,7 @@
-"""Carries out the governor's commands, one at a time, in a thread of its own.
+"""Executes the governor's commands, one at a time, in a thread.
 
-Sampling goes on meanwhile. A trim alone has a thread to itself: it may hang with the engine. Every
-command comes back with a result within a bound; a command that is sent a second time after a
+Sampling continues meanwhile. Only a trim has a thread of its own, because it can hang together with
+the engine. Each command returns a result within a bounded time. Sending a command again after a
 restart of the supervisor does no harm (see the adapter).
 """
 
@@ -20,7 +20,7 @@ from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.lease_counts import UnreadableError
-from plimsoll_sidecar.act.service_exit import LEAVE_S, ServiceExit, wait_until_left
+from plimsoll_sidecar.act.service_exit import LEAVE_TIMEOUT_S, ServiceExit, wait_until_left
 from plimsoll_sidecar.act.slots import RENEW_S, SlotLostError, Slots
 from plimsoll_sidecar.act.standby import StandbyLease
 from plimsoll_sidecar.background import Part, once
@@ -32,27 +32,28 @@ from plimsoll_sidecar.signals.process_table import ProcessId
 
 log = logging.getLogger(__name__)
 
-LEASES = (KubeError, UnreadableError, SlotLostError)
-"""Errors with which a slot Lease cannot be used."""
-EVICTED_S = 120.0
-"""Time in which an operator that is there evicts a pod which was left by its requests."""
+LEASE_ERRORS = (KubeError, UnreadableError, SlotLostError)
+"""Errors because of which a slot Lease cannot be used."""
+EVICTION_S = 120.0
+"""Seconds within which the operator, if it runs, evicts a pod that has left its Services."""
 
-RESUME_AGAIN_S = 5.0
-"""Pause between two tries to resume an engine after a drain."""
-NOBODY = SlotWish(None)
+RESUME_RETRY_S = 5.0
+"""Seconds between two attempts to resume an engine after a drain."""
+NO_INCIDENT = SlotWish(None)
 Diagnose = Callable[[Command], tuple[str, ...]]
 
 
-class _Resume(NamedTuple):
-    """Not a command of the governor: a drain has ended without a restart."""
+class _ResumeRequest(NamedTuple):
+    """A queued request to resume the engine, because a drain ended without a restart."""
 
     epoch: str
 
 
 class Actuator:
-    """``frontend`` tells the last known frontend process, for when it cannot be asked.
+    """Executes commands and holds the restart slot.
 
-    ``recovers`` says that processes may be ended which an engine left to the next: the owner of
+    ``frontend`` returns the last known frontend process, for an engine that does not answer.
+    ``may_sweep`` is whether processes that an earlier engine left behind may be ended; the owner of
     the configuration sets it.
     """
 
@@ -70,110 +71,119 @@ class Actuator:
         self._diagnose, self._folder, self._frontend = diagnose, str(state_dir), frontend
         self.standby = StandbyLease(engine)
         self.policy = policy
-        self.recovers = False
-        self._commands: queue.Queue[Command | _Resume | None] = queue.Queue()
+        self.may_sweep = False
+        self._commands: queue.Queue[Command | _ResumeRequest | None] = queue.Queue()
         self._resuming, self._resume_at = False, 0.0
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
-        self._commander = Part("actuator", self._next_command)
-        # A longer pause than this would lose the slot, even if the API server asks for one.
-        self._keeper = Part("slot", self._keep_slot, LEASES, RENEW_S / 2, RENEW_S)
+        self._command_loop = Part("actuator", self._next_command)
+        # A longer pause would lose the slot, even if the API server asks for one.
+        self._slot_loop = Part("slot", self._maintain_slot, LEASE_ERRORS, RENEW_S / 2, RENEW_S)
         self._stored: queue.SimpleQueue[ReplicaRestarts] = queue.SimpleQueue()
-        self._loaded = self._adopted = False
+        self._has_loaded = self._is_merged = False
 
     def start(self) -> None:
-        """Begin to take commands, and to keep the slot."""
-        self._commander.start()
-        self._keeper.start()
+        """Start the threads that execute commands and hold the slot."""
+        self._command_loop.start()
+        self._slot_loop.start()
 
     def stop(self) -> None:
-        """Take no more commands; the one under way is found again in the journal."""
-        self._commander.stop()
+        """Stop after the current command; an unfinished command is in the journal."""
+        self._command_loop.stop()
         self._commands.put(None)
-        self._keeper.stop()
+        self._slot_loop.stop()
         self.standby.stop()
 
     def send(self, command: Command) -> None:
-        """Queue a command that the journal already has; its result comes later, from the thread."""
+        """Queue a command that the journal has recorded.
+
+        Its result arrives later in ``results``.
+        """
         self._commands.put(command)
 
     def results(self) -> list[Result]:
-        """Return what has come back since the last call."""
+        """Return the results that have arrived since the last call."""
         found = []
         while not self._results.empty():
             found.append(self._results.get_nowait())
         return found
 
-    def follow_slot(self, wish: SlotWish) -> None:
-        """Take over which incident the slot is for, by the journal. Before a command is sent."""
+    def set_slot_wish(self, wish: SlotWish) -> None:
+        """Set which incident needs a slot, according to the journal.
+
+        Must be called before the command that takes the slot is sent.
+        """
         if wish == self._slots.wanted:
             return
         self._slots.wanted = wish
-        if wish == NOBODY:
-            # One that cannot be written ends by itself.
+        if wish == NO_INCIDENT:
+            # If it cannot be written, the drain ends at its deadline.
             with contextlib.suppress(OSError):
-                readiness.lapse(self._folder, readiness.DRAIN)
-        self._keeper.wake()
+                readiness.end_drain(self._folder, readiness.DRAIN)
+        self._slot_loop.wake()
 
     def end_drains(self, epoch: str) -> None:
-        """Resume the engine, which answers in ``epoch``, where a drain has ended. Never waits.
+        """Resume the engine in ``epoch`` if a drain has ended. Does not block.
 
-        For when no command is under way: a drain may be a part of it.
+        Call this only while no command is running, because a drain can be part of a command.
         """
         if self._resuming or time.monotonic() < self._resume_at:
             return
-        if readiness.lapsed(self._folder) and readiness.is_ready(self._folder):
+        if readiness.ended_drains(self._folder) and readiness.is_ready(self._folder):
             self._resuming = True
-            self._commands.put(_Resume(epoch))
+            self._commands.put(_ResumeRequest(epoch))
 
-    def stored(self) -> ReplicaRestarts | None:
-        """Once, as soon as it is known: what is kept of this replica outside of its journal."""
+    def take_stored(self) -> ReplicaRestarts | None:
+        """Return the restarts of this replica stored outside its journal, once they are read.
+
+        Returns them once, and None before and afterwards.
+        """
         return None if self._stored.empty() else self._stored.get_nowait()
 
-    def keep(self, known: ReplicaRestarts) -> None:
-        """Keep the journal's count outside of it, too, as soon as that can be written."""
-        self._adopted = True
+    def store_restarts(self, known: ReplicaRestarts) -> None:
+        """Store the journal's restart count outside of the journal as well, as soon as possible."""
+        self._is_merged = True
         if known != self._slots.known:
             self._slots.known = known
-            self._keeper.wake()
+            self._slot_loop.wake()
 
     def _next_command(self) -> float:
         command = self._commands.get()
         if command is None:
             return 0.0
-        if isinstance(command, _Resume):
+        if isinstance(command, _ResumeRequest):
             self._resume(command.epoch)
         elif command.verb is Verb.TRIM:
-            # The governor gives it up when the engine hangs, and sends what ends the engine.
+            # If the engine hangs, the governor gives up on the trim and sends a restart.
             try:
-                once("trim", lambda: self._answer(command))
-            except RuntimeError as error:  # no thread is left for it
+                once("trim", lambda: self._execute_and_report(command))
+            except RuntimeError as error:  # no thread could be started
                 self._results.put(command.result(Outcome.FAILED, str(error)))
         else:
-            self._answer(command)
+            self._execute_and_report(command)
         return 0.0
 
-    def _answer(self, command: Command) -> None:
+    def _execute_and_report(self, command: Command) -> None:
         self._results.put(self.execute(command))
 
     def _resume(self, epoch: str) -> None:
-        """Bring the engine back from a drain that has ended, unless it is drained again."""
+        """Resume the engine after a drain, unless another reason keeps the pod unready."""
         try:
             if readiness.is_ready(self._folder):
                 self._engine.resume(epoch)
-                readiness.clear(self._folder, *readiness.lapsed(self._folder))
-                log.info("the engine is back in service after a drain")
+                readiness.clear(self._folder, *readiness.ended_drains(self._folder))
+                log.info("resumed the engine after a drain")
         except (EngineError, OSError) as error:
-            log.warning("the engine is still drained: %s", error)
+            log.warning("cannot resume the engine after a drain: %s", error)
         finally:
-            self._resume_at, self._resuming = time.monotonic() + RESUME_AGAIN_S, False
+            self._resume_at, self._resuming = time.monotonic() + RESUME_RETRY_S, False
 
-    def _keep_slot(self) -> float:
-        """Keep the slot while a restart takes its time, and the count of restarts beside it.
+    def _maintain_slot(self) -> float:
+        """Renew the slot, and store the restart count.
 
-        A step that fails does not hold up the others; the first error is raised after all of them.
+        If a step fails, the others still run; the first error is raised afterwards.
         """
         failed: Exception | None = None
-        for step in (self._renew_slot, self._load_stored, self._keep, self._sweep):
+        for step in (self._renew_slot, self._load_stored, self._store_restarts, self._sweep):
             try:
                 step()
             except Exception as error:  # noqa: BLE001 - it is raised below
@@ -183,26 +193,26 @@ class Actuator:
         return RENEW_S / 2
 
     def _load_stored(self) -> None:
-        if not self._loaded:
-            self._stored.put(self._slots.stored())
-            self._loaded = True
+        if not self._has_loaded:
+            self._stored.put(self._slots.read_stored())
+            self._has_loaded = True
 
-    def _keep(self) -> None:
-        """Not before the journal has joined what was kept: it may be a new one."""
-        if self._adopted:
-            self._slots.keep(self.policy)
+    def _store_restarts(self) -> None:
+        """Store the restart count, once the journal was merged with what is stored."""
+        if self._is_merged:
+            self._slots.store(self.policy)
 
     def _renew_slot(self) -> None:
-        self._slots.follow(self.policy)
+        self._slots.reconcile(self.policy)
 
     def _sweep(self) -> None:
-        """End processes that an engine left beside the one that followed it."""
-        if self.recovers and (summary := self._engine.sweep()):
-            log.warning("processes of an engine that ended: %s", summary)
+        """End processes of an earlier engine that are still running next to the current one."""
+        if self.may_sweep and (summary := self._engine.sweep()):
+            log.warning("ended processes of an earlier engine: %s", summary)
 
     def execute(self, command: Command) -> Result:
-        """Carries out one command; never raises."""
-        log.info("%s begins (%s, epoch %s)", command.verb, command.operation_id, command.epoch)
+        """Execute one command; never raises."""
+        log.info("%s started (%s, epoch %s)", command.verb, command.operation_id, command.epoch)
         try:
             result = self._dispatch(command)
         except (EngineError, KubeError, UnreadableError, OSError) as error:
@@ -243,7 +253,7 @@ class Actuator:
                 return self._with_slot(command, self._restart_engine)
 
     def _take_slot(self, command: Command) -> Refusal | None:
-        """Why no slot was taken; None when one is held."""
+        """Take a restart slot; return why that is not possible, or None if a slot is held."""
 
         def take() -> Refusal | None:
             if command.leaves and self._endpoints is not None and self._endpoints.is_last_ready():
@@ -252,29 +262,33 @@ class Actuator:
                 )
             return self._slots.take(command.incident, self.policy, command.at)
 
-        return _refusal(command, take)
+        return _check_slot(command, take)
 
     def _with_slot(self, command: Command, act: Callable[[Command], Result]) -> Result:
-        refusal = _refusal(command, lambda: self._slots.held(command.incident, self.policy))
+        refusal = _check_slot(
+            command, lambda: self._slots.ensure_held(command.incident, self.policy)
+        )
         if refusal is not None:
             message = f"the restart slot was lost: {refusal.message}"
             return command.result(Outcome.REFUSED, message)
         return act(command)
 
     def _leave(self, command: Command) -> Result:
-        """Take the pod out of the endpoints before it is evicted, and let running requests end.
+        """Remove the pod from the endpoints before its eviction, and finish the running requests.
 
-        If no one evicts it, it is ready again after a while.
+        If it is not evicted, it becomes ready again after :data:`EVICTION_S`.
         """
-        readiness.hold(self._folder, readiness.DRAIN, command.deadline_s + LEAVE_S + EVICTED_S)
+        readiness.set_unready(
+            self._folder, readiness.DRAIN, command.deadline_s + LEAVE_TIMEOUT_S + EVICTION_S
+        )
         if self._endpoints is not None:
             wait_until_left(self._endpoints)
         return self._engine.finish(command)
 
     def _drain(self, command: Command) -> Result:
-        """Out of the endpoints first, then the running requests to their end."""
-        longest_s = command.deadline_s + LEAVE_S + readiness.RETURN_S
-        readiness.hold(self._folder, readiness.DRAIN, longest_s)
+        """Remove the pod from the endpoints, then drain the engine."""
+        longest_s = command.deadline_s + LEAVE_TIMEOUT_S + readiness.MAX_RESTART_S
+        readiness.set_unready(self._folder, readiness.DRAIN, longest_s)
         if self._endpoints is not None:
             wait_until_left(self._endpoints)
         result = self._engine.drain(command)
@@ -283,7 +297,7 @@ class Actuator:
         return result
 
     def _restart_engine(self, command: Command) -> Result:
-        return readiness.while_ending(self._folder, lambda: self._end_engine(command))
+        return readiness.run_unready(self._folder, lambda: self._end_engine(command))
 
     def _end_engine(self, command: Command) -> Result:
         try:
@@ -291,23 +305,26 @@ class Actuator:
         except EngineError as silence:
             frontend = self._frontend()
             if frontend is None and not self._engine.processes():
-                return command.result(Outcome.FAILED, f"no frontend process is known: {silence}")
+                return command.result(
+                    Outcome.FAILED,
+                    f"the engine does not answer, and its main process is unknown: {silence}",
+                )
             ending = self._engine.end(frontend)
-            if ending.trouble is not None:
-                return command.result(Outcome.FAILED, ending.trouble)
+            if ending.error is not None:
+                return command.result(Outcome.FAILED, ending.error)
             message = f"the engine did not answer and was stopped with signals: {ending.summary}"
             result = command.result(Outcome.SUCCEEDED, f"{message} ({silence})")
         else:
             result = self._engine.restart_engine(command)
-        drained = readiness.MANUAL in readiness.holding(self._folder)
+        drained = readiness.MANUAL in readiness.active_reasons(self._folder)
         if result.outcome is Outcome.REFUSED and not command.stalled and not drained:
-            with contextlib.suppress(EngineError):  # it is tried again: the drain has lapsed
+            with contextlib.suppress(EngineError):  # retried later: the drain has ended
                 self._engine.resume(command.epoch)
         return result
 
 
-def _refusal(command: Command, ask: Callable[[], Refusal | None]) -> Refusal | None:
-    """Return what ``ask`` says of the slot, also where the Leases cannot be used now."""
+def _check_slot(command: Command, ask: Callable[[], Refusal | None]) -> Refusal | None:
+    """Return the refusal from ``ask``, or the one for Leases that cannot be used now."""
     try:
         return ask()
     except UnreadableError as error:
@@ -315,6 +332,6 @@ def _refusal(command: Command, ask: Callable[[], Refusal | None]) -> Refusal | N
     except KubeError as error:
         if not error.transient:
             raise
-        # What such an error says differs from try to try: ports, addresses of objects.
+        # The text of the error differs each time, for example in its port.
         log.warning("%s: %s", command.verb, error)
         return Refusal(WaitReason.API_SERVER_UNREACHABLE, "the API server does not answer")

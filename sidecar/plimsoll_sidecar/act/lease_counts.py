@@ -1,12 +1,12 @@
-"""The restart counts that a slot Lease carries in its annotations, and their reset by a person.
+"""The restart counts in the annotations of a slot Lease, and their manual reset.
 
 ``plimsoll.dev/restarts`` counts the restarts of all replicas of the service.
-``plimsoll.dev/replica-restarts`` keeps the count of each replica's journal, by the pod's UID: it
-outlives the journal and ends with the pod. Any client that may update the Lease can write both, so
-they are bounded, and an unreadable one counts as a spent budget, never as zero.
+``plimsoll.dev/replica-restarts`` stores the restart count of each replica's journal by pod UID. It
+outlives the journal and ends with the pod. Any client that may update the Lease can write both. So
+their size is limited, and an unreadable count is an exhausted budget, never zero.
 
-``now`` is always the API server's time, by which the service's restarts are counted. The restarts
-of a replica have the time of its own node, which may be wrong.
+``now`` is always the API server's time, which counts the service's restarts. The restarts of a
+replica have the time of its node, which may be wrong.
 """
 
 from __future__ import annotations
@@ -26,75 +26,76 @@ from plimsoll_sidecar.clients.kube import Conflict, KubeClient, Object
 from plimsoll_sidecar.govern.restart_budget import NONE, ReplicaRestarts
 
 MAX_RESTARTS = 1000
-"""Restarts read and kept of the service: ``restartBudget.count`` allows no more."""
-MAX_OF_REPLICA = 64
-"""Restarts kept of one replica, the newest."""
-MAX_KEPT_REPLICAS = 64
-"""Replicas kept on one Lease, those that restarted last. With MAX_OF_REPLICA they need less than
-96 KiB, of the 256 KiB that an object's annotations may have."""
+"""Maximum number of stored restarts of the service; ``restartBudget.count`` cannot be larger."""
+MAX_RESTARTS_PER_REPLICA = 64
+"""Maximum number of stored restarts of one replica; the newest are kept."""
+MAX_REPLICAS = 64
+"""Maximum number of replicas on one Lease; those that restarted last are kept. Together they need
+less than 96 KiB of the 256 KiB that annotations may have."""
 MAX_BYTES = 1 << 17
-SKEW_S = 86_400.0
-"""By how much the clock of another replica's node may be wrong: its counts are kept for this long
-beyond the window."""
+"""Maximum size of one annotation."""
+MAX_CLOCK_SKEW_S = 86_400.0
+"""Maximum error of a node's clock in seconds: the counts of a replica are kept for this long after
+the window."""
 
 
 class ServiceRestart(msgspec.Struct):
-    """One restart within the service: Unix seconds, and the incident it was for."""
+    """One restart of a replica of the service: its time in Unix seconds, and its incident."""
 
     at: float
     incident: str
 
 
 _Restarts = Annotated[list[ServiceRestart], msgspec.Meta(max_length=MAX_RESTARTS)]
-_Replicas = Annotated[dict[str, ReplicaRestarts], msgspec.Meta(max_length=4 * MAX_KEPT_REPLICAS)]
+_Replicas = Annotated[dict[str, ReplicaRestarts], msgspec.Meta(max_length=4 * MAX_REPLICAS)]
 
 
 class UnreadableError(ValueError):
-    """An annotation that is no count; the message names the Lease and says what to do."""
+    """An annotation is not a valid count; the message names the Lease and says what to do."""
 
 
 def service_restarts(lease: Object, window_s: float, now: float) -> list[ServiceRestart]:
-    """Read the service's restarts on this Lease that still count. Raises UnreadableError."""
+    """Return the service's restarts within the window. Raises UnreadableError."""
     found = _read(lease, SERVICE_RESTARTS, _Restarts, b"[]")
     return [restart for restart in found if now - restart.at < window_s]
 
 
 def count_service(lease: Object, incident: str, window_s: float, now: float) -> None:
-    """Count a restart, once for each incident. Raises UnreadableError."""
+    """Count a restart of the service, once per incident. Raises UnreadableError."""
     restarts = service_restarts(lease, window_s, now)
     if all(restart.incident != incident for restart in restarts):
         restarts.append(ServiceRestart(now, incident))
     _write(lease, SERVICE_RESTARTS, restarts[-MAX_RESTARTS:])
 
 
-def of_replica(lease: Object, uid: str) -> ReplicaRestarts:
-    """Read what this Lease keeps of the replica. Raises UnreadableError."""
+def replica_restarts(lease: Object, uid: str) -> ReplicaRestarts:
+    """Return the stored restarts of the replica. Raises UnreadableError."""
     known: dict[str, ReplicaRestarts] = _read(lease, REPLICA_RESTARTS, _Replicas, b"{}")
     return known.get(uid, NONE)
 
 
-def keep_replica(
+def store_replica(
     lease: Object, uid: str, restarts: ReplicaRestarts, window_s: float, now: float
 ) -> None:
-    """Replace what the Lease keeps of one replica, and forget others that no longer count.
+    """Store the restarts of one replica, and remove replicas whose restarts no longer count.
 
     Raises UnreadableError.
     """
     known = _read(lease, REPLICA_RESTARTS, _Replicas, b"{}")
-    known[uid] = ReplicaRestarts(restarts.at[-MAX_OF_REPLICA:], restarts.exhausted)
+    known[uid] = ReplicaRestarts(restarts.at[-MAX_RESTARTS_PER_REPLICA:], restarts.exhausted)
     living = {
         name: one
         for name, one in known.items()
-        if one.exhausted or one.within(window_s + SKEW_S, now)
+        if one.exhausted or one.within(window_s + MAX_CLOCK_SKEW_S, now)
     }
     newest = sorted(living, key=lambda name: (name == uid, max(living[name].at, default=0.0)))
-    _write(lease, REPLICA_RESTARTS, {name: living[name] for name in newest[-MAX_KEPT_REPLICAS:]})
+    _write(lease, REPLICA_RESTARTS, {name: living[name] for name in newest[-MAX_REPLICAS:]})
 
 
 def clear_replica(lease: Object, uid: str, pod: str) -> int:
-    """Forgets a replica, and its part of the service's restarts; how many of the latter.
+    """Remove the restarts of a replica; return how many of the service's restarts were its own.
 
-    What cannot be read is removed as a whole: a person asked for it.
+    An unreadable annotation is removed completely, because a person asked for the reset.
     """
     try:
         known = _read(lease, REPLICA_RESTARTS, _Replicas, b"{}")
@@ -112,7 +113,7 @@ def clear_replica(lease: Object, uid: str, pod: str) -> int:
 
 
 def clear_service(lease: Object) -> int:
-    """Forgets all restarts of the service; how many there were, as far as they can be read."""
+    """Remove all restarts of the service; return their number, 0 if it is unreadable."""
     try:
         count = len(_read(lease, SERVICE_RESTARTS, _Restarts, b"[]"))
     except UnreadableError:
@@ -130,7 +131,7 @@ def _read(lease: Object, name: str, kind: Any, empty: bytes) -> Any:
     text = _annotations(lease).get(name, "").encode() or empty
     try:
         if len(text) > MAX_BYTES:
-            raise Malformed(f"it has more than {MAX_BYTES >> 10} KiB")
+            raise Malformed(f"it is larger than {MAX_BYTES >> 10} KiB")
         return decode(text, kind)
     except Malformed as error:
         raise UnreadableError(
@@ -140,7 +141,7 @@ def _read(lease: Object, name: str, kind: Any, empty: bytes) -> Any:
 
 
 def _write(lease: Object, name: str, value: object) -> None:
-    """Set the annotation, or remove it if there is nothing to keep."""
+    """Set the annotation, or remove it if ``value`` is empty."""
     annotations = dict(_annotations(lease))
     annotations.pop(name, None)
     if value:
@@ -148,15 +149,16 @@ def _write(lease: Object, name: str, value: object) -> None:
     lease["metadata"]["annotations"] = annotations
 
 
-TRIES = 5
-"""Against a Lease that others write at the same time."""
+MAX_TRIES = 5
+"""Attempts to update a Lease that others update at the same time."""
 PAUSE_S = 0.1
+"""Seconds between two attempts."""
 
 
 def pod_uid(token_file: Path) -> str:
-    """Read this pod's UID from the token that Kubernetes mounts; empty if that fails.
+    """Return this pod's UID from its service account token; empty if that fails.
 
-    The token is not verified: it is our own.
+    The token is not verified, because it is the pod's own.
     """
     try:
         payload = token_file.read_text().split(".")[1]
@@ -168,12 +170,12 @@ def pod_uid(token_file: Path) -> str:
         return ""
 
 
-def reset(
+def reset_counts(
     kube: KubeClient, config: SupervisorConfig, pod: str, uid: str, whole_service: bool
 ) -> str:
-    """Clear the restart counts on the Leases; say what was cleared and what still counts.
+    """Clear restart counts on the Leases; return what was cleared and what still counts.
 
-    This clears what this replica has spent, or with ``whole_service`` everything. Raises KubeError.
+    Clears the restarts of this replica, or with ``whole_service`` all of them. Raises KubeError.
     """
     cleared, left = 0, 0
     for name in config.slots:
@@ -197,15 +199,15 @@ def _clear(lease: Object, uid: str, pod: str, whole_service: bool) -> int:
 
 
 def _update(kube: KubeClient, path: str, change: Callable[[Object], int]) -> int:
-    for last in (*[False] * (TRIES - 1), True):
+    for is_last in (*[False] * (MAX_TRIES - 1), True):
         lease = kube.get(path)
         count = change(lease)
         try:
             kube.put(path, lease)
         except Conflict:
-            if last:
+            if is_last:
                 raise
             time.sleep(PAUSE_S)
         else:
             return count
-    raise AssertionError("the last try returns or raises")
+    raise AssertionError("the last attempt returns or raises")

@@ -1,15 +1,15 @@
-"""Why the pod is out of service: a set of reasons, each with its own end.
+"""The reasons why the pod is not ready, each of which ends independently.
 
-The pod is unready while any reason holds. Each reason has one owner and a file of its own, so that
-the end of one never ends another: a person's drain outlasts an incident's restart. A file holds the
-end of its reason in seconds of CLOCK_BOOTTIME, and the boot that counted them: the pod of a
-supervisor that dies becomes ready again, and changes of the wall clock have no effect. After a
-restart of the node only a person's drain holds still.
+The pod is not ready while any reason is active. Each reason has one owner and one file, so that the
+end of one reason never ends another. For example, a manual drain outlasts the restart for an
+incident. A file holds the time at which its reason ends, in seconds of CLOCK_BOOTTIME, and the boot
+id. So the pod becomes ready again if the supervisor dies, and changes of the wall clock have no
+effect. After a reboot of the node, only a manual drain stays active.
 
-During a drain, the engine itself takes no requests either. So the file of a drain that has ended,
-by its time or before, stays until the supervisor has resumed the engine.
+During a drain, the engine does not accept requests either. So the file of an ended drain remains
+until the supervisor has resumed the engine.
 
-The launcher imports this module: it must stay small.
+The launcher imports this module, so it must stay small.
 """
 
 from __future__ import annotations
@@ -28,26 +28,25 @@ MANUAL, DRAIN, RESTART = REASONS = UNREADY_REASONS
 DRAINS = (MANUAL, DRAIN)
 """Reasons for which the engine is drained, too."""
 FOLDER = "unready"
-"""In the state directory: a file for each reason that holds."""
-MAX_S = 30 * 86_400.0
-"""No reason holds for longer than this: a drain may take as long as its policy allows. A person's
-drain is not ended by time before."""
-RETURN_S = 900.0
-"""Longest time a pod stays unready for an engine restart when the supervisor dies meanwhile."""
-SEEN_S = 10.0
-"""Time in which the kubelet notices that an engine has ended: until then, its container counts as
-ready by the last answer to the engine's own probe."""
+"""Folder in the state directory with one file for each active reason."""
+MAX_REASON_S = 30 * 86_400.0
+"""Maximum number of seconds for which a reason is active, unless it is a manual drain."""
+MAX_RESTART_S = 900.0
+"""Seconds until the pod becomes ready again if the supervisor dies during an engine restart."""
+KUBELET_LAG_S = 10.0
+"""Seconds within which the kubelet notices that the engine has ended. Until then, its container
+counts as ready, because its own probe succeeded last time."""
 
 
-def hold(state_dir: str, reason: str, seconds: float) -> None:
-    """Keep the pod unready for ``reason`` from now on, for at most ``seconds``. Raises OSError."""
-    _write(state_dir, reason, time.clock_gettime(time.CLOCK_BOOTTIME) + min(seconds, MAX_S))
+def set_unready(state_dir: str, reason: str, seconds: float) -> None:
+    """Make the pod unready for ``reason``, for at most ``seconds``. Raises OSError."""
+    _write(state_dir, reason, time.clock_gettime(time.CLOCK_BOOTTIME) + min(seconds, MAX_REASON_S))
 
 
 def _write(state_dir: str, reason: str, until: float) -> None:
     folder = os.path.join(state_dir, FOLDER)
     os.makedirs(folder, exist_ok=True)
-    # Two writers at once have two temporary files: neither removes the other's.
+    # Concurrent writers have separate temporary files: neither removes the other's.
     fresh = os.path.join(folder, f".{reason}-{os.urandom(4).hex()}")
     try:
         with open(fresh, "w") as out:
@@ -59,26 +58,26 @@ def _write(state_dir: str, reason: str, until: float) -> None:
 
 
 def clear(state_dir: str, *reasons: str) -> None:
-    """End these reasons; the pod is ready once no other holds. Raises OSError."""
+    """End these reasons; the pod is ready when none is active. Raises OSError."""
     for reason in reasons:
         _remove(os.path.join(state_dir, FOLDER, reason))
 
 
-def lapse(state_dir: str, drain: str) -> None:
-    """End a drain, if there is one, whose engine is still to be resumed. Raises OSError."""
+def end_drain(state_dir: str, drain: str) -> None:
+    """End a drain, if it is active; its engine is still to be resumed. Raises OSError."""
     if os.path.exists(os.path.join(state_dir, FOLDER, drain)):
         _write(state_dir, drain, 0.0)
 
 
-def lapsed(state_dir: str) -> list[str]:
-    """Return the drains that have ended and whose engine was not resumed yet."""
-    held = holding(state_dir)
+def ended_drains(state_dir: str) -> list[str]:
+    """Return the drains that have ended and whose engine has not been resumed."""
+    held = active_reasons(state_dir)
     files = ((one, os.path.join(state_dir, FOLDER, one)) for one in DRAINS if one not in held)
     return [drain for drain, path in files if os.path.exists(path)]
 
 
-def holding(state_dir: str) -> dict[str, float]:
-    """Return the seconds for which each reason still holds. One that cannot be read does not."""
+def active_reasons(state_dir: str) -> dict[str, float]:
+    """Return the remaining seconds of each active reason. An unreadable file is not active."""
     found = {}
     for reason in REASONS:
         try:
@@ -89,43 +88,45 @@ def holding(state_dir: str) -> dict[str, float]:
             continue
         left = until - time.clock_gettime(time.CLOCK_BOOTTIME)
         if boot_id != _boot_id():
-            left = MAX_S if reason == MANUAL and until > 0 and boot_id else 0.0
-        if 0 < left <= MAX_S + 1.0:  # what is written is rounded
+            left = MAX_REASON_S if reason == MANUAL and until > 0 and boot_id else 0.0
+        if 0 < left <= MAX_REASON_S + 1.0:  # the written time is rounded
             found[reason] = left
     return found
 
 
 def is_ready(state_dir: str) -> bool:
-    """Return True unless the pod is out of service for some reason."""
-    return not holding(state_dir)
+    """Report whether no reason is active."""
+    return not active_reasons(state_dir)
 
 
-def while_ending(state_dir: str, end: Callable[[], Result]) -> Result:
-    """Return the result of ``end``, which ends the engine, with the pod unready meanwhile.
+def run_unready(state_dir: str, end: Callable[[], Result]) -> Result:
+    """Call ``end``, which ends the engine, while the pod is unready; return its result.
 
-    So no request reaches a port that no process serves. The pod stays unready until :data:`SEEN_S`
-    after the engine ended, also without a drain before. If the engine did not end, neither the
-    restart nor the drain before it keeps the pod out of service.
+    So no request arrives at a port without a listener. If the engine ends, the pod stays unready
+    for :data:`KUBELET_LAG_S` more. If it does not end, neither the restart nor a drain before it
+    keeps the pod unready.
     """
-    from plimsoll_sidecar.govern.command import Outcome  # not for the launcher
+    from plimsoll_sidecar.govern.command import Outcome  # the launcher does not need it
 
-    hold(state_dir, RESTART, RETURN_S)
+    set_unready(state_dir, RESTART, MAX_RESTART_S)
     ended = False
     try:
         result = end()
         ended = result.outcome is Outcome.SUCCEEDED
     finally:
         if ended:
-            hold(state_dir, RESTART, SEEN_S)  # then the next engine's own probe decides
+            set_unready(
+                state_dir, RESTART, KUBELET_LAG_S
+            )  # afterwards, the probe of the next engine decides
             clear(state_dir, DRAIN)
         else:
             clear(state_dir, RESTART)
-            lapse(state_dir, DRAIN)
+            end_drain(state_dir, DRAIN)
     return result
 
 
 def _boot_id() -> str:
-    """Return the kernel's name for the time since the node started; empty if it is unknown."""
+    """Return the id of the current boot; empty if it is unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as source:
             return source.read(64).strip()

@@ -1,4 +1,4 @@
-"""Who serves besides this pod: the EndpointSlices of the service."""
+"""How a pod leaves the endpoints of its Services, and whether other replicas are ready."""
 
 from __future__ import annotations
 
@@ -14,38 +14,39 @@ from plimsoll_sidecar.clients.kube import EndpointSlices, KubeClient, KubeError
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
-LEAVE_S = 30.0
-"""Longest wait for endpoints to follow an unready probe: probe period and kube-proxy's sync."""
-UNSEEN_S = 10.0
-"""Generous time for probe period, endpoints and proxies if the endpoints are unknown."""
+"""Seconds between two reads of the EndpointSlices."""
+LEAVE_TIMEOUT_S = 30.0
+"""Seconds within which endpoints follow an unready pod: the probe period and kube-proxy's sync."""
+UNKNOWN_LEAVE_S = 10.0
+"""Seconds to wait if the endpoints are unknown; longer than they usually need."""
 
 
 class ServiceExit:
-    """How a pod leaves the endpoints of its Services where they cannot be read.
+    """Leaves the Services of a pod whose EndpointSlices cannot be read.
 
-    Nobody knows who else is ready, and leaving takes a fixed time.
+    It is then unknown which other replicas are ready, and leaving takes a fixed time.
     """
 
     def is_last_ready(self) -> bool:
-        """Whether no other replica of the service is ready: a drain would end the service.
+        """Report whether no other replica is ready, so that a drain would stop the service.
 
-        False where nobody can tell: a restart must stay possible.
+        False if it is unknown, because a restart must remain possible.
         """
         return False
 
-    def wait_until_left(self, timeout_s: float = LEAVE_S) -> bool:
-        """Wait until this replica is out of the Services' endpoints; False after ``timeout_s``."""
-        time.sleep(min(timeout_s, UNSEEN_S))
+    def wait_until_left(self, timeout_s: float = LEAVE_TIMEOUT_S) -> bool:
+        """Wait until this pod is in no endpoints; return False after ``timeout_s``."""
+        time.sleep(min(timeout_s, UNKNOWN_LEAVE_S))
         return True
 
 
-class ServicesOfPod(ServiceExit):
-    """Endpoints of the Services that route to the pod.
+class PodServices(ServiceExit):
+    """The Services that route to a pod, read from EndpointSlices.
 
-    ``service`` names that Service. It is None for a pod of a SupervisionPolicy, which does not know
-    the Services in front of its pods: they are looked up. ``replicas`` gives the known pods of the
-    pod's workload, by replica. ``apart`` names a Service that routes no requests, empty for none.
-    Raises :class:`~plimsoll_sidecar.clients.kube.KubeError`.
+    ``service`` is the name of its Service. It is None for a pod of a SupervisionPolicy; then its
+    Services are looked up. ``replicas`` returns the pods of its workload, grouped by replica.
+    ``unused`` is the name of a Service that routes no requests, empty for none. The methods raise
+    :class:`~plimsoll_sidecar.clients.kube.KubeError`.
     """
 
     def __init__(
@@ -54,21 +55,21 @@ class ServicesOfPod(ServiceExit):
         pod: str,
         service: str | None = None,
         replicas: Callable[[], Sequence[Sequence[str]]] = tuple,
-        apart: str = "",
+        unused: str = "",
     ) -> None:
         self._slices, self._pod, self._service = slices, pod, service
-        self._replicas, self._apart = replicas, apart
+        self._replicas, self._apart = replicas, unused
 
-    def services(self) -> list[dict[str, bool]]:
-        """Pod name -> ready, for each Service that routes to the pod."""
-        return self._ready(self._names())
+    def readiness_by_service(self) -> list[dict[str, bool]]:
+        """Return the readiness of each pod by name, for each Service that routes to this pod."""
+        return self._read_readiness(self._service_names())
 
-    def _names(self) -> set[str]:
+    def _service_names(self) -> set[str]:
         if self._service is not None:
             return {self._service}
         return self._slices.services_of(self._pod) - {self._apart}
 
-    def _ready(self, names: set[str]) -> list[dict[str, bool]]:
+    def _read_readiness(self, names: set[str]) -> list[dict[str, bool]]:
         found: dict[str, dict[str, bool]] = {name: {} for name in names}
         for one in self._slices.of(names):
             pods = found.setdefault(one.service, {})
@@ -76,32 +77,32 @@ class ServicesOfPod(ServiceExit):
         return list(found.values())
 
     def is_last_ready(self) -> bool:
-        """Return True if a Service, or the pod's workload in it, has others and none is ready.
+        """Report whether other replicas exist and none is ready, in any Service of the pod.
 
-        The workload is judged by itself because another one may serve another model. The pods of
-        one replica leave together: they do not stand in for one another. The only replica of a
-        service may leave, because no other can ever take over from it.
+        The pod's workload within a Service is also checked on its own, because other workloads may
+        serve another model. The pods of one replica restart together, so they do not replace each
+        other. The only replica of a service may restart, because no other could ever take over.
         """
         replicas = self._replicas()
         own = next((set(pods) for pods in replicas if self._pod in pods), {self._pod})
         siblings = {name for pods in replicas for name in pods}
-        for pods in self.services():
+        for pods in self.readiness_by_service():
             of_workload = {name: ok for name, ok in pods.items() if name in siblings}
-            if _none_ready(pods, own) or _none_ready(of_workload, own):
+            if _no_other_ready(pods, own) or _no_other_ready(of_workload, own):
                 return True
         return False
 
-    def wait_until_left(self, timeout_s: float = LEAVE_S) -> bool:
-        """Wait until no Service has this pod as a ready endpoint; False if one still has.
+    def wait_until_left(self, timeout_s: float = LEAVE_TIMEOUT_S) -> bool:
+        """Wait until the pod is not ready in any Service; return False on timeout.
 
-        If no Service routes to the pod, its clients have its address from elsewhere: wait a fixed
-        time.
+        If no Service routes to the pod, its clients know its address from elsewhere, so wait a
+        fixed time.
         """
-        names = self._names()
+        names = self._service_names()
         if not names:
             return ServiceExit().wait_until_left(timeout_s)
         deadline = time.monotonic() + timeout_s
-        while any(pods.get(self._pod, False) for pods in self._ready(names)):
+        while any(pods.get(self._pod, False) for pods in self._read_readiness(names)):
             if time.monotonic() >= deadline:
                 return False
             time.sleep(POLL_S)
@@ -109,11 +110,11 @@ class ServicesOfPod(ServiceExit):
 
 
 def wait_until_left(found: ServiceExit) -> None:
-    """Wait until the pod has left its endpoints; for a fixed time if they are unknown."""
+    """Wait until the pod has left its endpoints, or a fixed time if they are unknown."""
     try:
         found.wait_until_left()
     except KubeError as error:
-        log.warning("the pod's endpoints are unknown: %s", error)
+        log.warning("cannot read the endpoints of the pod: %s", error)
         ServiceExit().wait_until_left()
 
 
@@ -125,21 +126,22 @@ def endpoints_of_pod(
 ) -> ServiceExit:
     """Return how ``pod`` leaves the Services that route to it.
 
-    ``service`` is what it belongs to, and ``replicas`` gives the pods of its workload, by replica.
+    ``service`` is its service or policy. ``replicas`` returns the pods of its workload, grouped by
+    replica.
     """
     if kube is None or not service.uid:
         return ServiceExit()
     slices = EndpointSlices(kube, service.namespace)
     if service.kind != POLICY_KIND:
-        return ServicesOfPod(slices, pod, service.name)
+        return PodServices(slices, pod, service.name)
     member, workload = service.group, service.workload
-    # The Service that the operator made for a RayCluster has no clients.
+    # The Service that the operator created for a RayCluster has no clients.
     of_ray = workload is not None and workload.kind == RAY_KIND
-    apart = member.subdomain if member is not None and of_ray else ""
-    return ServicesOfPod(slices, pod, replicas=replicas, apart=apart)
+    unused = member.subdomain if member is not None and of_ray else ""
+    return PodServices(slices, pod, replicas=replicas, unused=unused)
 
 
-def _none_ready(pods: dict[str, bool], own: set[str]) -> bool:
-    """Whether there are others than ``own`` and none of them is ready."""
+def _no_other_ready(pods: dict[str, bool], own: set[str]) -> bool:
+    """Report whether there are pods other than ``own`` and none of them is ready."""
     others = [ok for name, ok in pods.items() if name not in own]
     return bool(others) and not any(others)

@@ -1,15 +1,15 @@
-"""Restart slots: Leases that bound how many replicas of a service restart at once.
+"""Restart slots: Leases that limit how many replicas of a service restart at the same time.
 
-The operator creates them; a supervisor takes, renews and releases them by PUT with the resource
-version it read, so that of two supervisors one always loses. A holder is expired when the
-spec of its Lease did not change for its duration *by this machine's clock*: clocks of two nodes are
-never compared. Counts use the API server's time.
+The operator creates the Leases. A supervisor takes, renews and releases them by PUT with the
+resource version that it read, so only one of two concurrent writers succeeds. A holder has expired
+if the spec of its Lease did not change for its duration, measured by this node's clock: clocks of
+different nodes are never compared. Counts use the API server's time.
 
-The desired state of the Leases is in the journal alone, as ``wanted``: the incident that needs a
-slot, or none. :meth:`Slots.follow` brings the Leases to that state every few seconds.
+The desired state of the Leases is stored in the journal only, as ``wanted``: the incident that
+needs a slot, or none. :meth:`Slots.reconcile` applies it every few seconds.
 
-The PUT that takes the slot also writes the annotations that count restarts (see
-:mod:`plimsoll_sidecar.act.lease_counts`): no restart is left out.
+The PUT that takes a slot also updates the restart counts in the annotations (see
+:mod:`plimsoll_sidecar.act.lease_counts`), so every restart is counted.
 """
 
 from __future__ import annotations
@@ -35,56 +35,57 @@ from plimsoll_sidecar.clients.kube import (
 from plimsoll_sidecar.govern.command import Refusal, SlotWish
 from plimsoll_sidecar.govern.restart_budget import NONE, ReplicaRestarts
 
-DURATION_S = 60
-"""A holder that does not renew for this long is dead: its container restarts in seconds."""
+LEASE_DURATION_S = 60
+"""Seconds without a renewal after which a holder has expired: its container restarts in seconds."""
 RENEW_S = 15.0
-NOT_YET = (Forbidden, NotFound)
-"""What the API server says of a slot that the operator has not made, or not for this pod."""
+"""Seconds between two renewals."""
+NOT_CREATED = (Forbidden, NotFound)
+"""Errors if the operator has not created the slot, or has not yet given this pod access to it."""
 
 
 class SlotLostError(Exception):
-    """The slot of a restart that is under way is held by another replica."""
+    """Another replica holds the slot of a restart that is in progress."""
 
 
 class Slots:
     """Restart slots without a cluster: there is one replica, and it may always restart.
 
-    ``known`` and ``wanted`` come from this replica's journal; the journal's writer sets them.
-    ``known`` are its restarts. ``wanted`` says for which incident it wants a slot; it is None until
-    the journal has been read.
+    ``known`` and ``wanted`` come from the journal of this replica; the owner of the journal sets
+    them. ``known`` are its restarts. ``wanted`` is the incident that needs a slot; None until the
+    journal has been read.
     """
 
     known = NONE
     wanted: SlotWish | None = None
 
     def take(self, incident: str, policy: RestartBudget, at: float | None = None) -> Refusal | None:
-        """Take a slot; return None if one is held, else the reason why not.
+        """Take a slot; return None if one is held, else why not.
 
         ``at`` counts a restart of this replica at that time, in Unix seconds, if its budget allows
-        one. None takes a slot back that was lost.
+        it. With None, a slot that was lost is taken again.
         """
         return None
 
-    def held(self, incident: str, policy: RestartBudget) -> Refusal | None:
-        """Renew the slot or take it back; return why there is none, None where one is held."""
+    def ensure_held(self, incident: str, policy: RestartBudget) -> Refusal | None:
+        """Renew the slot or take it again; return None if it is held, else why not."""
         return None
 
-    def follow(self, policy: RestartBudget) -> None:
-        """Make the Leases what is wanted: renew the slot, or give it back."""
+    def reconcile(self, policy: RestartBudget) -> None:
+        """Renew or release the slot, as ``wanted`` says."""
 
-    def stored(self) -> ReplicaRestarts:
-        """Read the restarts of this replica that are kept outside of its journal."""
+    def read_stored(self) -> ReplicaRestarts:
+        """Return the restarts of this replica that are stored outside of its journal."""
         return NONE
 
-    def keep(self, policy: RestartBudget) -> None:
-        """Write ``known`` outside of the journal, if it has changed."""
+    def store(self, policy: RestartBudget) -> None:
+        """Store ``known`` outside of the journal, if it has changed."""
 
 
 class LeaseSlots(Slots):
-    """Restart slots as Leases of the API server. Safe to use from several threads.
+    """Restart slots as Leases of the API server. Thread-safe.
 
-    ``uid`` is the pod's: a replica's count ends with its pod. The methods raise KubeError if the
-    API server does not answer, and UnreadableError for a count that cannot be read.
+    ``uid`` is the pod's UID: the count of a replica ends with its pod. The methods raise KubeError
+    if the API server does not answer, and UnreadableError for an invalid count.
     """
 
     def __init__(
@@ -99,34 +100,34 @@ class LeaseSlots(Slots):
         self._kube, self._names, self._holder, self._clock = kube, names, holder, clock
         self._uid = uid or holder
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-        self._seen: dict[str, tuple[Object, float]] = {}
-        self._mine: str | None = None
+        self._seen_specs: dict[str, tuple[Object, float]] = {}
+        self._held_name: str | None = None
         self._renewed = 0.0
-        self._free = False
-        """Whether this replica certainly holds no slot: an earlier process of it may have one."""
-        self._kept: ReplicaRestarts | None = None
+        self._holds_none = False
+        """True once all slots were released, also those that an earlier process took."""
+        self._last_stored: ReplicaRestarts | None = None
         self._lock = threading.RLock()
 
     def take(self, incident: str, policy: RestartBudget, at: float | None = None) -> Refusal | None:
-        """Take the replica's own slot again, or one that is free or expired.
+        """Take the slot that this replica already holds, or one that is free or expired.
 
-        Returns None if a slot is held, else a Refusal with the reason.
+        Returns None if a slot is held, else why not.
         """
         with self._lock:
             try:
                 return self._take(incident, policy, at)
-            except NOT_YET as error:
+            except NOT_CREATED as error:
                 text = f"the operator has no restart slot for this pod yet: {error}"
                 return Refusal(WaitReason.NO_SLOT, text)
 
     def replicas(self) -> list[tuple[str, ...]]:
-        """Read which pods may take this slot, by replica. Raises KubeError.
+        """Return the pods that may take this slot, grouped by replica. Raises KubeError.
 
-        Empty if its Lease names none, or does not exist yet.
+        Empty if the Lease names none or does not exist yet.
         """
         try:
             lease = self._kube.get(f"{self._path}/{self._names[0]}")
-        except NOT_YET:
+        except NOT_CREATED:
             return []
         return replicas_in((lease["metadata"].get("annotations") or {}).get(SLOT_REPLICAS, ""))
 
@@ -134,14 +135,14 @@ class LeaseSlots(Slots):
         leases = self._leases()
         for lease in leases:
             if _holder(lease) == self._holder:
-                return self._put(lease, leases, incident, policy, at)
-        spent = self._spent(leases, policy, at)
+                return self._acquire(lease, leases, incident, policy, at)
+        spent = self._exhausted_budget(leases, policy, at)
         if spent is not None:
             return spent
         refusals = []
         for lease in leases:
-            refusal = self._refused(lease)
-            refusal = refusal or self._put(lease, leases, incident, policy, at)
+            refusal = self._reason_not_free(lease)
+            refusal = refusal or self._acquire(lease, leases, incident, policy, at)
             if refusal is None:
                 return None
             refusals.append(refusal)
@@ -149,81 +150,84 @@ class LeaseSlots(Slots):
             return Refusal(WaitReason.NO_SLOT, "the service has no restart slot")
         return Refusal(refusals[0].reason, "; ".join(one.message for one in refusals))
 
-    def held(self, incident: str, policy: RestartBudget) -> Refusal | None:
-        """Renew the slot when that is due, or take it back; return why there is none."""
-        with self._lock:
-            return None if self._renewed_in_time() else self.take(incident, policy)
+    def ensure_held(self, incident: str, policy: RestartBudget) -> Refusal | None:
+        """Renew the slot if that is due, or take it again.
 
-    def follow(self, policy: RestartBudget) -> None:
-        """Renew the slot for as long as it is wanted, then free it for the next replica.
-
-        Raises SlotLostError if another replica has taken it meanwhile.
+        Return None if it is held, else why not.
         """
         with self._lock:
-            # Read under the lock: a command that takes a slot writes ``wanted`` before.
+            return None if self._renew_if_due() else self.take(incident, policy)
+
+    def reconcile(self, policy: RestartBudget) -> None:
+        """Renew the slot while it is wanted, and release it afterwards.
+
+        Raises SlotLostError if another replica has taken it.
+        """
+        with self._lock:
+            # Read under the lock: ``wanted`` is set before the command that takes a slot.
             wanted = self.wanted
             if wanted is None or wanted.taking:
                 return
             if wanted.incident is None:
                 self.release()
-            elif (refusal := self.held(wanted.incident, policy)) is not None:
+            elif (refusal := self.ensure_held(wanted.incident, policy)) is not None:
                 raise SlotLostError(f"the restart slot was lost: {refusal.message}")
 
-    def _renewed_in_time(self) -> bool:
-        """Whether the slot is ours, renewed when it is due; False once another may have it."""
-        if self._mine is None:
+    def _renew_if_due(self) -> bool:
+        """Report whether this replica still holds its slot, and renew it if that is due."""
+        if self._held_name is None:
             return False
         age = self._clock() - self._renewed
         if age < RENEW_S:
             return True
         try:
-            lease = self._kube.get(f"{self._path}/{self._mine}")
+            lease = self._kube.get(f"{self._path}/{self._held_name}")
             if _holder(lease) == self._holder:
                 lease["spec"]["renewTime"] = self._now()
-                self._kube.put(f"{self._path}/{self._mine}", lease)
+                self._kube.put(f"{self._path}/{self._held_name}", lease)
                 self._renewed = self._clock()
                 return True
         except KubeError as error:
             if error.transient or isinstance(error, Conflict):
-                return age < DURATION_S
-        self._mine = None
+                return age < LEASE_DURATION_S
+        self._held_name = None
         return False
 
     def release(self) -> None:
-        """Free every slot of this holder, also from before its own restart. Once."""
+        """Release all slots of this replica, also those that an earlier process took."""
         with self._lock:
-            if self._free:
+            if self._holds_none:
                 return
             for lease in self._leases():
                 if _holder(lease) == self._holder:
                     spec = lease["spec"]
                     spec.update(holderIdentity="", renewTime=self._now(), leaseDurationSeconds=1)
                     self._kube.put(self._url(lease), lease)
-            self._mine, self._free = None, True
+            self._held_name, self._holds_none = None, True
 
-    def stored(self) -> ReplicaRestarts:
-        """Read the restarts that the Leases count for this replica; they outlive its journal."""
+    def read_stored(self) -> ReplicaRestarts:
+        """Return the restarts of this replica on the Leases; they outlive its journal."""
         with self._lock:
-            found = self._stored(self._leases())
-            self._kept = found
+            found = self._sum_stored(self._leases())
+            self._last_stored = found
             return found
 
-    def keep(self, policy: RestartBudget) -> None:
-        """Write a count that changed without a slot: a crash, a restart by hand, a reset."""
+    def store(self, policy: RestartBudget) -> None:
+        """Store a count that changed without a slot: after a crash, a manual restart or a reset."""
         with self._lock:
             known = self.known
-            if known == self._kept:
+            if known == self._last_stored:
                 return
             for number, lease in enumerate(self._leases()):
                 kept = known if number == 0 else NONE
-                if lease_counts.of_replica(lease, self._uid) != kept:
+                if lease_counts.replica_restarts(lease, self._uid) != kept:
                     now = self._kube.now()
-                    lease_counts.keep_replica(lease, self._uid, kept, policy.window_s, now)
+                    lease_counts.store_replica(lease, self._uid, kept, policy.window_s, now)
                     self._kube.put(self._url(lease), lease)
-            self._kept = known
+            self._last_stored = known
 
     def _now(self) -> str:
-        """Return the present time as the API writes a MicroTime."""
+        """Return the API server's time as a MicroTime."""
         return rfc3339_micro(self._kube.now())
 
     def _leases(self) -> list[Object]:
@@ -232,16 +236,16 @@ class LeaseSlots(Slots):
     def _url(self, lease: Object) -> str:
         return f"{self._path}/{lease['metadata']['name']}"
 
-    def _stored(self, leases: list[Object]) -> ReplicaRestarts:
+    def _sum_stored(self, leases: list[Object]) -> ReplicaRestarts:
         found = NONE
         for lease in leases:
-            found = found.joined(lease_counts.of_replica(lease, self._uid))
+            found = found.joined(lease_counts.replica_restarts(lease, self._uid))
         return found
 
-    def _spent(
+    def _exhausted_budget(
         self, leases: list[Object], policy: RestartBudget, at: float | None
     ) -> Refusal | None:
-        """Whether the budget of the service or of this replica forbids one more restart."""
+        """Return a refusal if the restart budget of the service or of this replica is exhausted."""
         now, within = self._kube.now(), f"within {policy.window_s:.0f} s"
         counts = [len(lease_counts.service_restarts(one, policy.window_s, now)) for one in leases]
         limit = policy.count * len(leases)
@@ -250,8 +254,8 @@ class LeaseSlots(Slots):
                 WaitReason.SERVICE_RESTART_BUDGET,
                 f"the service had {sum(counts)} restarts {within}; the limit is {limit}",
             )
-        mine = self._stored(leases).joined(self.known)
-        # By the clock of this replica's journal, which counted them.
+        mine = self._sum_stored(leases).joined(self.known)
+        # The clock of this replica's journal counted them.
         count = 0 if at is None else len(mine.within(policy.window_s, at))
         if at is None or at in mine.at or not (mine.exhausted or count >= policy.count):
             return None
@@ -260,16 +264,16 @@ class LeaseSlots(Slots):
             f"this replica had {count} restarts {within}; the limit is {policy.count}",
         )
 
-    def _refused(self, lease: Object) -> Refusal | None:
-        """Why this slot is not free; None where it is."""
+    def _reason_not_free(self, lease: Object) -> Refusal | None:
+        """Return why this slot is not free; None if it is."""
         name, spec, now = lease["metadata"]["name"], lease.get("spec") or {}, self._clock()
-        known, since = self._seen.get(name, ({}, now))
+        known, since = self._seen_specs.get(name, ({}, now))
         if known != spec:
-            # Its metadata is written by others, too: that a holder lives shows in the spec alone.
-            self._seen[name] = (spec, now)
+            # Others write the metadata, too: only the spec shows that the holder is alive.
+            self._seen_specs[name] = (spec, now)
             since = now
         holder = _holder(lease)
-        if not holder or now - since > (spec.get("leaseDurationSeconds") or DURATION_S):
+        if not holder or now - since > (spec.get("leaseDurationSeconds") or LEASE_DURATION_S):
             return None
         if holder == OPERATOR:
             return Refusal(
@@ -279,7 +283,7 @@ class LeaseSlots(Slots):
             )
         return Refusal(WaitReason.SLOT_HELD, f"{name} is held by {holder}")
 
-    def _put(
+    def _acquire(
         self, lease: Object, leases: list[Object], incident: str, policy: RestartBudget,
         at: float | None,
     ) -> Refusal | None:  # fmt: skip
@@ -288,23 +292,25 @@ class LeaseSlots(Slots):
             spec["leaseTransitions"] = (spec.get("leaseTransitions") or 0) + 1
             spec["acquireTime"] = self._now()
         spec.update(
-            holderIdentity=self._holder, renewTime=self._now(), leaseDurationSeconds=DURATION_S
+            holderIdentity=self._holder,
+            renewTime=self._now(),
+            leaseDurationSeconds=LEASE_DURATION_S,
         )
         lease["spec"] = spec
         lease_counts.count_service(lease, incident, policy.window_s, now)
-        mine = self._stored(leases).joined(self.known)
+        mine = self._sum_stored(leases).joined(self.known)
         if at is not None:
             mine = mine.joined(ReplicaRestarts((at,)))
-        lease_counts.keep_replica(lease, self._uid, mine, policy.window_s, now)
-        self._free = False  # a request without an answer may have succeeded
+        lease_counts.store_replica(lease, self._uid, mine, policy.window_s, now)
+        self._holds_none = False  # a request without a response may have succeeded
         try:
             self._kube.put(self._url(lease), lease)
         except Conflict:
             return Refusal(
                 WaitReason.SLOT_CONFLICT,
-                f"another replica took {metadata['name']} at the same moment",
+                f"another replica took {metadata['name']} at the same time",
             )
-        self._mine, self._renewed, self._kept = metadata["name"], self._clock(), None
+        self._held_name, self._renewed, self._last_stored = metadata["name"], self._clock(), None
         return None
 
 

@@ -1,8 +1,7 @@
-"""Keeps the engine's standby worker for as long as one is wanted, in a thread of its own.
+"""Leases the engine's standby worker while one is wanted, in a thread.
 
-It is a lease: where the supervisor disappears the engine gives the standby back. Nothing depends on
-it. A lease that cannot be had makes the next restart slower, and no request of ours is repeated for
-its sake after that.
+If the supervisor disappears, the lease ends and the engine stops the standby. Nothing depends on
+it: without a lease, the next restart is slower.
 """
 
 from __future__ import annotations
@@ -19,30 +18,31 @@ from plimsoll_sidecar.clients.http import EngineError
 log = logging.getLogger(__name__)
 
 LEASE_S = 60.0
-"""From the last renewal on."""
+"""Seconds that a lease lasts after its last renewal."""
 RENEWAL_S = 15.0
-MAX_ERROR = 500
-"""Characters of the engine's reason that are logged."""
+"""Seconds between two renewals."""
+MAX_ERROR_CHARS = 500
+"""Maximum number of characters of the engine's error in the log."""
 
 
 class StandbyLease:
-    """One lease on the standby worker of ``engine``, renewed while it is wanted."""
+    """The lease on the standby worker of ``engine``, renewed while it is wanted."""
 
     def __init__(self, engine: EngineAdapter, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine, self._clock = engine, clock
-        self._followed = ("", False)
-        """The engine's epoch, and whether a standby is wanted in it."""
+        self._wanted = ("", False)
+        """The current epoch, and whether a standby is wanted in it."""
         self._part: Part | None = None
-        self._leased: str | None = None
-        """The epoch of a lease that was not given back."""
-        self._until = 0.0
-        self._told = ""
+        self._leased_epoch: str | None = None
+        """The epoch of the lease; None if it was released or has ended."""
+        self._ends_at = 0.0
+        self._logged = ""
 
-    def follow(self, epoch: str, wanted: bool) -> None:
-        """Want a standby in ``epoch``, which is the engine's now, or none. Never waits."""
-        if (epoch, wanted) == self._followed:
+    def set_wanted(self, epoch: str, wanted: bool) -> None:
+        """Set whether a standby is wanted in the current ``epoch``. Does not block."""
+        if (epoch, wanted) == self._wanted:
             return
-        self._followed = epoch, wanted
+        self._wanted = epoch, wanted
         if self._part is not None:
             self._part.wake()
         elif wanted:
@@ -50,46 +50,46 @@ class StandbyLease:
             self._part.start()
 
     def stop(self) -> None:
-        """Renew it no more. It is not given back: the next supervisor may go on with it."""
+        """Stop renewing. The lease is not released: the next supervisor may continue it."""
         if self._part is not None:
             self._part.stop()
 
     def _turn(self) -> float | None:
         self.renew()
-        _, wanted = self._followed
-        idle = not wanted and self._leased is None
+        _, wanted = self._wanted
+        idle = not wanted and self._leased_epoch is None
         return None if idle else RENEWAL_S
 
     def renew(self) -> None:
-        """Once: ask for what is wanted now, or give back what is not wanted any more."""
-        epoch, wanted = self._followed
+        """Renew the lease if a standby is wanted; release it otherwise."""
+        epoch, wanted = self._wanted
         if not wanted:
-            if self._leased not in (None, epoch):
-                self._leased = None
-                self._tell("the lease has ended with its epoch")
-            elif self._clock() >= self._until:
-                self._leased = None  # it has ended by itself
-            if self._leased is None:
+            if self._leased_epoch not in (None, epoch):
+                self._leased_epoch = None
+                self._log_change("the lease ended with its epoch")
+            elif self._clock() >= self._ends_at:
+                self._leased_epoch = None  # the lease has expired
+            if self._leased_epoch is None:
                 return
         try:
             standby = self._engine.standby(epoch, LEASE_S if wanted else 0.0)
         except EngineError as error:
-            self._tell(f"not leased: {error}" if wanted else f"not given back: {error}")
+            self._log_change(f"cannot lease: {error}" if wanted else f"cannot release: {error}")
             return
         if wanted:
-            self._leased, self._until = epoch, self._clock() + LEASE_S
-            self._tell(_described(standby))
+            self._leased_epoch, self._ends_at = epoch, self._clock() + LEASE_S
+            self._log_change(_describe(standby))
         else:
-            self._leased = None
-            self._tell("given back")
+            self._leased_epoch = None
+            self._log_change("released")
 
-    def _tell(self, text: str) -> None:
-        if text != self._told:
+    def _log_change(self, text: str) -> None:
+        if text != self._logged:
             log.info("standby worker: %s", text)
-        self._told = text
+        self._logged = text
 
 
-def _described(standby: StandbyStatus | None) -> str:
+def _describe(standby: StandbyStatus | None) -> str:
     if standby is None:
         return "unknown"
-    return standby.state.value + (f": {standby.error[:MAX_ERROR]}" if standby.error else "")
+    return standby.state.value + (f": {standby.error[:MAX_ERROR_CHARS]}" if standby.error else "")

@@ -1,8 +1,8 @@
-"""Removes what an engine that ended has left in the pod's ``/dev/shm``, where that is asked for.
+"""Removes files that an engine left behind in ``/dev/shm``, if that is enabled.
 
-Only files that were written while engines of this pod lived, the last of them before its end; that
-belong to this user; and that no living process maps or has open. A process that holds a file all
-the same loses its name alone: its memory stays mapped.
+A file is removed only if all of this is true. It was written while engines of this pod were
+running, and before the last one ended. It belongs to this user. No running process has it mapped or
+open. If a process holds a file nevertheless, only its name is removed: its memory stays mapped.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pathlib import Path
 
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.signals import shared_memory
-from plimsoll_sidecar.signals.process_table import ProcessId, age_s, lives
-from plimsoll_sidecar.signals.shared_memory import SHM, SharedFile, UnknownError, is_pods_own
+from plimsoll_sidecar.signals.process_table import ProcessId, age_s, is_running
+from plimsoll_sidecar.signals.shared_memory import SHM, SharedFile, UnknownError, has_private_shm
 
 log = logging.getLogger(__name__)
 
-FOLLOW_S = 15.0
-"""Helpers may outlive the main process for so long, and hold what they will leave."""
+HELPER_EXIT_S = 15.0
+"""Seconds for which helper processes may outlive the main process and hold its files."""
 
 
-class Sweep:
-    """``root`` is the pod's tmpfs as this container sees it, ``proc`` the pod's processes."""
+class SharedMemorySweep:
+    """Removes files in ``root``, the pod's tmpfs; ``proc`` shows the pod's processes."""
 
     def __init__(
         self,
@@ -36,29 +36,29 @@ class Sweep:
     ) -> None:
         self._root, self._now, self._proc = root, now, proc
         self._main: ProcessId | None = None
-        self._began: float | None = None
+        self._first_started_at: float | None = None
         self._alive_at = self._until = 0.0
         self._ended_at: float | None = None
 
     @classmethod
-    def of_pod(cls) -> Sweep | None:
-        """Return the sweep of this process's pod; None if ``/dev/shm`` is not the pod's own."""
-        return cls() if is_pods_own() else None
+    def for_this_pod(cls) -> SharedMemorySweep | None:
+        """Return the sweep for this pod; None if ``/dev/shm`` is not the pod's own."""
+        return cls() if has_private_shm() else None
 
-    def follow(self, main: ProcessId | None, enabled: bool) -> int:
-        """Note the engine's last known main process; return the bytes removed.
+    def update(self, main: ProcessId | None, enabled: bool) -> int:
+        """Record the engine's last known main process; return the bytes that were removed.
 
-        If ``enabled``, it sweeps for a while after the end of that process.
+        If ``enabled``, files are removed for :data:`HELPER_EXIT_S` after that process has ended.
         """
         now = self._now()
-        alive = main is not None and lives(main)
+        alive = main is not None and is_running(main)
         if self._main is not None and (not alive or main != self._main):
-            # What was written in the last moments of its life may be the next engine's already.
-            self._ended_at, self._until = self._alive_at, now + FOLLOW_S
+            # Files written after the last look may belong to the next engine.
+            self._ended_at, self._until = self._alive_at, now + HELPER_EXIT_S
             self._main = None
         if main is not None and alive:
-            if self._began is None:
-                self._began = now - age_s(main)
+            if self._first_started_at is None:
+                self._first_started_at = now - age_s(main)
             self._main, self._alive_at = main, now
         if not enabled or self._ended_at is None or now >= self._until:
             return 0
@@ -66,25 +66,29 @@ class Sweep:
 
     def _sweep(self, ended_at: float) -> int:
         try:
-            listed = shared_memory.files(self._root)
-            left = [file for file in listed if self._is_theirs(file, ended_at)]
-            holders = shared_memory.holders(left, self._proc)
+            listed = shared_memory.list_files(self._root)
+            left = [file for file in listed if self._was_left_by_engine(file, ended_at)]
+            holders = shared_memory.find_holders(left, self._proc)
         except UnknownError as error:
             log.warning("cannot clean up %s: %s", self._root, error)
             return 0
         removed = 0
         for file in left:
-            if holders.may_hold(file) or shared_memory.file_at(file.path) != file:
+            if holders.may_hold(file) or shared_memory.read_file(file.path) != file:
                 continue
             with contextlib.suppress(OSError):
                 os.unlink(file.path)
                 removed += file.bytes
         if removed:
-            log.warning("removed %s that an engine left in %s", format_bytes(removed), self._root)
+            log.warning(
+                "removed %s of files that an earlier engine left in %s",
+                format_bytes(removed),
+                self._root,
+            )
         return removed
 
-    def _is_theirs(self, file: SharedFile, ended_at: float) -> bool:
-        began = self._began
+    def _was_left_by_engine(self, file: SharedFile, ended_at: float) -> bool:
+        began = self._first_started_at
         return (
             began is not None and began <= file.written_at <= ended_at and file.uid == os.geteuid()
         )

@@ -17,7 +17,7 @@ from plimsoll_api.admin import Diagnostic, ProcessMemory
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command
-from plimsoll_sidecar.signals.process_table import ProcessId, first_names, send
+from plimsoll_sidecar.signals.process_table import ProcessId, list_names, send_signal
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Diagnostics:
         if not (self._run_dir / "stacks" / f"frontend-{frontend.pid}.txt").exists():
             return
         try:
-            send(frontend, signal.SIGUSR1)
+            send_signal(frontend, signal.SIGUSR1)
         except OSError as error:
             log.info("stacks of the frontend: %s", error.strerror)
         time.sleep(STACKS_S)
@@ -111,7 +111,7 @@ class Diagnostics:
         found: list[Path] = []
         stacks = self._run_dir / "stacks"
         try:  # the folder is the engine's, and may hold any number of files
-            names = first_names(stacks, MAX_LISTED)
+            names = list_names(stacks, MAX_LISTED)
         except OSError:
             return found
         for source in [stacks / name for name in sorted(names)[:MAX_FILES]]:

@@ -40,7 +40,7 @@ from plimsoll_sidecar.record.collectors import (
     band_of,
 )
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
-from plimsoll_sidecar.signals.resident_memory import resident
+from plimsoll_sidecar.signals.resident_memory import read_resident
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REMEDIATIONS = frozenset(action.value for action in Action)
@@ -348,7 +348,7 @@ class Metrics:
 
     def _own_cost(self) -> None:
         for process, pid in (("supervisor", os.getpid()), ("launcher", os.getppid())):
-            size = resident(pid)
+            size = read_resident(pid)
             self._set(
                 "supervisor_resident_memory_bytes",
                 process,

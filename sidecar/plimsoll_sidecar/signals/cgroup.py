@@ -1,9 +1,10 @@
-"""Memory of the engine's control group, version 1 or 2.
+"""Memory of the engine's control group (cgroup), version 1 or 2.
 
-In a pod the engine is in another container: its group is what *its* ``/sys/fs/cgroup`` shows,
-reached through ``/proc/PID/root`` (same UID). Outside of a container the path in
-``/proc/PID/cgroup`` leads there. A group that the engine shares with the supervisor says nothing
-about the engine and counts as unknown. So does whatever else is missing.
+In a pod, the engine runs in another container. Its cgroup is what the engine itself sees at
+``/sys/fs/cgroup``, which is reached through ``/proc/PID/root`` (this needs the same UID). Outside
+of containers, the path in ``/proc/PID/cgroup`` leads to it. A cgroup that the engine shares with
+the supervisor says nothing about the engine, so it counts as unknown. Missing files and missing
+values are unknown, too.
 """
 
 from __future__ import annotations
@@ -16,32 +17,33 @@ from stat import S_ISREG
 import msgspec
 
 from plimsoll_api.units import whole_number
-from plimsoll_sidecar.signals.process_table import membership
+from plimsoll_sidecar.signals.process_table import control_group_of
 
 ROOT = Path("/sys/fs/cgroup")
 MAX_BYTES = 1 << 16
-"""Bytes of one file; memory.stat has 2 KiB."""
-UNLIMITED = 1 << 60
-"""Version 1 writes ``no limit`` as the largest multiple of a page, near 2**63."""
+"""Maximum number of bytes read from one file; memory.stat has about 2 KiB."""
+UNLIMITED_BYTES = 1 << 60
+"""Bytes from which a version 1 limit means "no limit": the kernel writes almost 2**63."""
 
 
 class CgroupMemory(msgspec.Struct, frozen=True):
-    """Memory of a control group, in bytes.
+    """Memory of a control group, in bytes; None is unknown.
 
-    ``oom_kills`` counts processes that the kernel killed in the group, ``ooms`` how often it ran
-    out of memory, ``throttled`` how often it was held back above ``memory.high``.
+    ``oom_kills`` counts the processes of the group that the kernel killed. ``ooms`` counts how
+    often the group ran out of memory, and ``throttled`` how often it exceeded ``memory.high``.
 
-    ``stalled_some_s`` and ``stalled_full_s`` are its pressure stall information: how long some or
-    all of its tasks waited for memory, since the group began. Version 1 has none of these three.
+    ``stalled_some_s`` and ``stalled_full_s`` are its pressure stall information (PSI): the seconds
+    since its creation in which some or all of its tasks waited for memory. Version 1 has neither
+    these two nor ``ooms`` and ``throttled``.
 
-    ``swap`` is what the group has in swap and not in memory as well. The kernel does not say which
-    kind of page it was; nearly all of it is anonymous.
+    ``swap`` counts pages that are in swap and not in memory. The kernel does not report their kind;
+    nearly all of them are anonymous.
 
-    ``file`` is without shared memory, and ``kernel`` without what can be reclaimed (version 1 does
-    not tell it apart). ``sock`` are buffers of sockets. ``other`` is charged to the group and in no
-    figure of the kernel's, such as the unmapped parts of transparent huge pages. ``reclaimable`` is
-    what the kernel takes back before it kills. ``limit`` is the least on the way up, as far as the
-    groups above can be seen.
+    ``file`` excludes shared memory. ``kernel`` excludes reclaimable memory, which version 1 does
+    not report. ``sock`` is the size of socket buffers. ``other`` is charged to the group but is in
+    no figure of the kernel, such as the unmapped parts of transparent huge pages. ``reclaimable``
+    is what the kernel frees before it kills a process. ``limit`` is the lowest limit of the group
+    and of its visible ancestors.
     """
 
     current: int | None = None
@@ -63,30 +65,36 @@ class CgroupMemory(msgspec.Struct, frozen=True):
 
     @property
     def limit_ratio(self) -> float | None:
-        """Share of the limit that is in use and cannot be reclaimed; None where it is unknown."""
+        """Share of the limit that is in use and not reclaimable; None if unknown."""
         if self.current is None or self.reclaimable is None or not self.limit:
             return None
         return max(0, self.current - self.reclaimable) / self.limit
 
 
 class Cgroup:
-    """The memory files of one process's group."""
+    """The memory files of the control group of one process."""
 
     def __init__(self, folder: Path, version: int, root: Path | None = None) -> None:
-        """``root`` is the highest group that can be seen; by default it is this one."""
+        """Take the folder of the group; ``root`` is its highest visible ancestor.
+
+        Without ``root``, only the group's own limit is read.
+        """
         self.folder = folder
         self.version = version
-        above = folder.parents if root is not None and folder.is_relative_to(root) else ()
-        self._above = [one for one in above if root is not None and one.is_relative_to(root)]
+        ancestors = folder.parents if root is not None and folder.is_relative_to(root) else ()
+        self._above = [one for one in ancestors if root is not None and one.is_relative_to(root)]
 
     @classmethod
     def of(cls, pid: int) -> Cgroup | None:
-        """Return the group of ``pid``, None where it cannot be found or is the supervisor's own."""
-        theirs, ours = membership(pid), membership(os.getpid())
+        """Return the group of ``pid``.
+
+        None if it is not visible or also contains the supervisor.
+        """
+        theirs, ours = control_group_of(pid), control_group_of(os.getpid())
         if theirs is None:
             return None
         version, path = theirs
-        in_container = _another_root(pid)
+        in_container = _has_other_root(pid)
         if in_container is None or (not in_container and theirs == ours):
             return None
         root = Path(f"/proc/{pid}/root{ROOT}") if in_container else ROOT
@@ -97,16 +105,16 @@ class Cgroup:
         return group if group.read().current is not None else None
 
     def read(self) -> CgroupMemory:
-        """Return the group's files at this instant; what cannot be read is None."""
+        """Read the files of the group now; values that cannot be read are None."""
         if self.version == 1:
-            return _version1(self.folder)  # its stat has the least limit
-        found = _version2(self.folder)
-        limits = [found.limit, *(_number(one / "memory.max") for one in self._above)]
-        return msgspec.structs.replace(found, limit=_least(limits))
+            return _read_v1(self.folder)  # memory.stat has the lowest limit of all ancestors
+        found = _read_v2(self.folder)
+        limits = [found.limit, *(_read_number(one / "memory.max") for one in self._above)]
+        return msgspec.structs.replace(found, limit=_min_known(limits))
 
 
-def _another_root(pid: int) -> bool | None:
-    """Whether the process has another root file system; None where that may not be seen."""
+def _has_other_root(pid: int) -> bool | None:
+    """Report whether the process has another root file system; None if that is not readable."""
     try:
         theirs, ours = os.stat(f"/proc/{pid}/root/"), os.stat("/")
     except OSError:
@@ -114,28 +122,32 @@ def _another_root(pid: int) -> bool | None:
     return (theirs.st_dev, theirs.st_ino) != (ours.st_dev, ours.st_ino)
 
 
-def _version2(folder: Path) -> CgroupMemory:
-    stat, events = _table(folder / "memory.stat"), _table(folder / "memory.events")
-    stalled = _pressure(folder / "memory.pressure")
-    current, cache, shmem = _number(folder / "memory.current"), stat.get("file"), stat.get("shmem")
+def _read_v2(folder: Path) -> CgroupMemory:
+    stat, events = _read_table(folder / "memory.stat"), _read_table(folder / "memory.events")
+    stalled = _read_pressure(folder / "memory.pressure")
+    current, cache, shmem = (
+        _read_number(folder / "memory.current"),
+        stat.get("file"),
+        stat.get("shmem"),
+    )
     parts = ("slab", "kernel_stack", "pagetables", "percpu")
     kernel = stat.get("kernel", _sum(stat.get(one) for one in parts))  # since Linux 5.18
     freed = stat.get("slab_reclaimable")
-    # Huge pages of hugetlb are charged to the group on some mounts alone.
+    # Only some mount options charge hugetlb pages to the group.
     known = _sum((stat.get("anon"), cache, kernel, stat.get("sock"), stat.get("hugetlb", 0)))
     return CgroupMemory(
         current=current,
         anon=stat.get("anon"),
         shmem=shmem,
-        file=_less(cache, shmem),
+        file=_difference(cache, shmem),
         slab=stat.get("slab"),
-        kernel=_less(kernel, freed),
+        kernel=_difference(kernel, freed),
         sock=stat.get("sock"),
-        other=_less(current, known),
+        other=_difference(current, known),
         reclaimable=_sum((stat.get("active_file"), stat.get("inactive_file"), freed)),
-        # A page that was read back keeps its place in swap, and counts in both.
-        swap=_less(_number(folder / "memory.swap.current"), stat.get("swapcached", 0)),
-        limit=_number(folder / "memory.max"),
+        # A page that was read back keeps its swap slot, and counts in both.
+        swap=_difference(_read_number(folder / "memory.swap.current"), stat.get("swapcached", 0)),
+        limit=_read_number(folder / "memory.max"),
         oom_kills=events.get("oom_kill"),
         ooms=events.get("oom"),
         throttled=events.get("high"),
@@ -144,33 +156,36 @@ def _version2(folder: Path) -> CgroupMemory:
     )
 
 
-def _version1(folder: Path) -> CgroupMemory:
-    """``total_*`` includes groups below; ``cache`` is file and shared memory together."""
-    stat = _table(folder / "memory.stat")
+def _read_v1(folder: Path) -> CgroupMemory:
+    """Read a version 1 group.
+
+    ``total_*`` includes child groups, ``cache`` includes shared memory.
+    """
+    stat = _read_table(folder / "memory.stat")
     cache, shmem = stat.get("total_cache"), stat.get("total_shmem")
-    limits = (_number(folder / "memory.limit_in_bytes"), stat.get("hierarchical_memory_limit"))
-    limit = _least(limits)
-    current = _number(folder / "memory.usage_in_bytes")
-    kernel = _number(folder / "memory.kmem.usage_in_bytes")
+    limits = (_read_number(folder / "memory.limit_in_bytes"), stat.get("hierarchical_memory_limit"))
+    limit = _min_known(limits)
+    current = _read_number(folder / "memory.usage_in_bytes")
+    kernel = _read_number(folder / "memory.kmem.usage_in_bytes")
     return CgroupMemory(
         current=current,
         anon=stat.get("total_rss"),
         shmem=shmem,
-        file=_less(cache, shmem),
-        sock=_number(folder / "memory.kmem.tcp.usage_in_bytes"),  # not a part of ``current``
-        other=_less(current, _sum((stat.get("total_rss"), cache, kernel))),
+        file=_difference(cache, shmem),
+        sock=_read_number(folder / "memory.kmem.tcp.usage_in_bytes"),  # not a part of ``current``
+        other=_difference(current, _sum((stat.get("total_rss"), cache, kernel))),
         reclaimable=_sum((stat.get("total_active_file"), stat.get("total_inactive_file"))),
-        swap=_less(_number(folder / "memory.memsw.usage_in_bytes"), current),
-        limit=limit if limit is not None and limit < UNLIMITED else None,
-        oom_kills=_table(folder / "memory.oom_control").get("oom_kill"),
+        swap=_difference(_read_number(folder / "memory.memsw.usage_in_bytes"), current),
+        limit=limit if limit is not None and limit < UNLIMITED_BYTES else None,
+        oom_kills=_read_table(folder / "memory.oom_control").get("oom_kill"),
     )
 
 
-def _read(path: Path) -> str:
-    """Return the file's text; empty where it cannot be read.
+def _read_text(path: Path) -> str:
+    """Return the text of the file, or an empty text if it cannot be read.
 
-    The folder is in the engine's mount namespace: a pipe there could block the reader, and a file
-    there can have any size.
+    The folder is in the engine's mount namespace: the engine can put a pipe there, which would
+    block the reader, or a file of any size.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -182,38 +197,38 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _number(path: Path) -> int | None:
-    return whole_number(_read(path).strip())
+def _read_number(path: Path) -> int | None:
+    return whole_number(_read_text(path).strip())
 
 
 def _sum(parts: Iterable[int | None]) -> int | None:
-    """Return the sum, unknown if any part of it is."""
+    """Return the sum, or None if any part is unknown."""
     known = list(parts)
     return None if None in known else sum(one for one in known if one is not None)
 
 
-def _least(limits: Iterable[int | None]) -> int | None:
+def _min_known(limits: Iterable[int | None]) -> int | None:
     return min((one for one in limits if one is not None), default=None)
 
 
-def _less(whole: int | None, part: int | None) -> int | None:
-    """Return a difference, never negative: the two files are not read at the same instant."""
+def _difference(whole: int | None, part: int | None) -> int | None:
+    """Return the difference, at least 0: the two files are not read at the same instant."""
     return None if whole is None or part is None else max(0, whole - part)
 
 
-def _table(path: Path) -> dict[str, int]:
+def _read_table(path: Path) -> dict[str, int]:
     table: dict[str, int] = {}
-    for line in _read(path).splitlines():
+    for line in _read_text(path).splitlines():
         key, _, value = line.partition(" ")
         if (number := whole_number(value)) is not None:
             table[key] = number
     return table
 
 
-def _pressure(path: Path) -> dict[str, float]:
-    """``total`` of each line in seconds; none where the kernel was built or started without PSI."""
+def _read_pressure(path: Path) -> dict[str, float]:
+    """Return ``total`` of each line in seconds; empty if the kernel has no PSI."""
     found: dict[str, float] = {}
-    for line in _read(path).splitlines():
+    for line in _read_text(path).splitlines():
         share, _, values = line.partition(" ")
         total = whole_number(values.rpartition("total=")[2])
         if total is not None:

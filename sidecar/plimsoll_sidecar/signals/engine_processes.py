@@ -1,19 +1,19 @@
-"""Which processes are the engine: those of its own container, and nothing beside it.
+"""Finds the processes of the engine: those of its own container and no others.
 
-The container is the one that was started with its own name in the environment variable
-:data:`~plimsoll_api.supervisor_config.CONTAINER_ENV`. Without it, as in pods of an earlier release,
-it is the container of the process that listens on the serving port, or of the only program of this
-type of engine. Outside of containers the engine is a tree of processes: its outermost process that
-is an engine by one of these three signs, and that process's descendants.
+The container is the one that has its own name in the environment variable
+:data:`~plimsoll_api.supervisor_config.CONTAINER_ENV`. Pods of earlier releases do not have this
+variable. There, it is the container of the process that listens on the serving port, or else of the
+only program of this engine type. Outside of containers, the engine is a process tree: the outermost
+process that one of these three rules selects, and its descendants.
 
-The containers of a pod share the supervisor's PID namespace. A process of a nested namespace, as a
-pod seen from its node, is the engine only where it listens at the port.
+The containers of a pod share the supervisor's PID namespace. A process in a nested PID namespace,
+such as a pod seen from its node, can only be selected by its port.
 
-Neither the supervisor nor any process that it descends from is ever the engine's.
+The supervisor and its ancestors are never processes of the engine.
 
-Known engines set titles in their helper processes. A word of a path is no sign: a build, an
-editor or a proxy may name an engine in its arguments. Titles are the engine's to choose: they only
-select among names that are known here.
+Known engines set process titles in their helper processes. A word in an argument proves nothing: a
+build, an editor or a proxy can name an engine in its arguments. The engine controls its titles, so
+they only select among names that are defined here.
 """
 
 from __future__ import annotations
@@ -40,36 +40,36 @@ from plimsoll_sidecar.signals.process_table import (
     environment,
     identify,
     is_nested,
-    lives,
+    is_running,
     parents,
 )
-from plimsoll_sidecar.signals.tcp_sockets import LISTEN, holders, sockets
+from plimsoll_sidecar.signals.tcp_sockets import LISTEN, find_holders, socket_inodes
 
 WRAPPERS = frozenset({"sh", "bash", "dash", "ash", "busybox", "tini", "dumb-init", "catatonit"})
-"""What starts an engine and does not pass its signals on, or ends with it."""
-MAX_MEMBERS = 256
+"""Programs that start an engine and do not forward its signals, or that end with it."""
+MAX_PROCESSES = 256
+"""Maximum number of processes that are remembered."""
 
-Listening = Callable[[], set[str]]
-"""The sockets that listen at the engine's port, as :func:`sockets` names them."""
+ListeningSockets = Callable[[], set[str]]
+"""Returns the inodes of the sockets that listen on the serving port."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """One kind of engine, by its processes.
+    """The processes of one engine type.
 
-    ``scripts`` are its executables, ``modules`` what follows ``python -m``, ``titles`` begin the
-    titles of the processes that are only parts of it, and ``port`` is where it serves unless an
-    argument says otherwise.
+    ``scripts`` are its executables, and ``modules`` are its modules for ``python -m``. ``titles``
+    are prefixes of the titles of its helper processes. ``port`` is its default serving port.
 
-    ``main`` is what it calls its main process, which has no title. ``names`` maps what follows
-    ``PREFIX::`` in the other titles to the name of such a process; ranks are left out. ``steps``
-    names the process that makes the steps, and ``runs`` those that may run the model: the first of
-    them that is there does.
+    ``main`` is the name of its main process, which has no title. ``names`` maps the part of a title
+    after ``PREFIX::`` to a process name, without ranks. ``steps`` is the name of the process that
+    runs the scheduler's steps. ``runs`` are the names of processes that may run the model; the
+    first one that exists does.
     """
 
     scripts: tuple[str, ...]
     modules: tuple[str, ...]
-    titles: tuple[str, ...]
+    title_prefixes: tuple[str, ...]
     port: int
     main: str = ""
     names: dict[str, str] = field(default_factory=dict)
@@ -78,11 +78,13 @@ class Program:
 
 
 PROGRAMS = {
-    EngineType.PLIMSOLL: Program(scripts=(), modules=("plimsoll_engine",), titles=(), port=8000),
+    EngineType.PLIMSOLL: Program(
+        scripts=(), modules=("plimsoll_engine",), title_prefixes=(), port=8000
+    ),
     EngineType.VLLM: Program(
         scripts=("vllm",),
         modules=("vllm.entrypoints", "huggingfaceserver"),
-        titles=("VLLM::EngineCore", "VLLM::Worker", "VLLM::DPCoordinator"),
+        title_prefixes=("VLLM::EngineCore", "VLLM::Worker", "VLLM::DPCoordinator"),
         port=8000,
         main="APIServer",
         # The prefix is VLLM_PROCESS_NAME_PREFIX; Ray names its processes by their class.
@@ -94,13 +96,13 @@ PROGRAMS = {
             "DPCoordinator": "DPCoordinator",
         },
         steps="EngineCore",
-        # On one device the model runs within the core.
+        # With one device, the engine core runs the model itself.
         runs=("Worker", "EngineCore"),
     ),
     EngineType.SGLANG: Program(
         scripts=("sglang",),
         modules=("sglang.launch_server", "sglang_router.launch_server"),
-        titles=("sglang::",),
+        title_prefixes=("sglang::",),
         port=30_000,
         main="server",
         names={
@@ -113,14 +115,15 @@ PROGRAMS = {
         runs=("scheduler",),
     ),
 }
+"""The processes of each known engine type."""
 
 
 def is_engine(line: Sequence[str], kind: EngineType) -> bool:
-    """Whether the command line is that of an engine's main process."""
+    """Report whether this is the command line of an engine's main process."""
     program = PROGRAMS.get(kind)
     if program is None or not line:
         return False
-    # ENGINE …, python [-flags] ENGINE …, python [-flags] -m MODULE …: no word beyond counts.
+    # ENGINE …, python [-flags] ENGINE …, or python [-flags] -m MODULE …; later words do not count.
     if os.path.basename(line[0]) in program.scripts:
         return True
     if not os.path.basename(line[0]).startswith("python"):
@@ -134,24 +137,27 @@ def is_engine(line: Sequence[str], kind: EngineType) -> bool:
     return False
 
 
-def is_part(line: Sequence[str], kind: EngineType) -> bool:
-    """Whether this is a helper process, which an engine has beside its main one.
+def is_helper(line: Sequence[str], kind: EngineType) -> bool:
+    """Report whether this is the command line of a helper process of this engine type.
 
-    Python's resource tracker is a helper of any.
+    Python's resource tracker is a helper process of every engine.
     """
     if any("multiprocessing.resource_tracker" in word for word in line[:5]):
         return True
-    return has_title(line, kind)
+    return has_helper_title(line, kind)
 
 
-def has_title(line: Sequence[str], kind: EngineType) -> bool:
-    """Whether this process has a title that only a helper of this type of engine has."""
+def has_helper_title(line: Sequence[str], kind: EngineType) -> bool:
+    """Report whether the process has a title that only helper processes of this type have."""
     program = PROGRAMS.get(kind)
-    return program is not None and bool(line) and line[0].startswith(program.titles)
+    return program is not None and bool(line) and line[0].startswith(program.title_prefixes)
 
 
-def name_of(line: Sequence[str], kind: EngineType) -> str | None:
-    """Return what the engine calls a helper process with this command line; None for nothing."""
+def helper_name(line: Sequence[str], kind: EngineType) -> str | None:
+    """Return the engine's name of the helper process with this command line.
+
+    None if it has none.
+    """
     program = PROGRAMS.get(kind)
     _, separator, title = (line[0] if line else "").partition("::")
     if program is None or not separator:
@@ -159,13 +165,13 @@ def name_of(line: Sequence[str], kind: EngineType) -> str | None:
     return next((name for begin, name in program.names.items() if title.startswith(begin)), None)
 
 
-def named(
+def assign_roles(
     lines: Iterable[tuple[int, Sequence[str]]], main: int | None, kind: EngineType
 ) -> list[ProcessMemory]:
-    """Return an engine's processes by PID and command line, with their roles and names."""
+    """Return the processes of an engine with their roles and names, from PIDs and command lines."""
     program = PROGRAMS.get(kind)
-    names = {pid: name_of(line, kind) for pid, line in lines}
-    # Beside servers with a title of their own, the main process only starts and watches them.
+    names = {pid: helper_name(line, kind) for pid, line in lines}
+    # If another process has the main process's name, the main process only starts and watches it.
     if main in names and program is not None and program.main not in names.values():
         names[main] = program.main or None
     runs = program.runs if program is not None else ()
@@ -177,8 +183,8 @@ def named(
     return found
 
 
-def parts_of(processes: Iterable[ProcessMemory], kind: EngineType) -> Parts:
-    """Which of the named processes does what."""
+def find_parts(processes: Iterable[ProcessMemory], kind: EngineType) -> Parts:
+    """Return which of the processes serves, which runs the steps and which runs the model."""
     program = PROGRAMS.get(kind)
     names = {process.name: process.role for process in processes if process.name is not None}
     if program is None:
@@ -190,10 +196,11 @@ def parts_of(processes: Iterable[ProcessMemory], kind: EngineType) -> Parts:
     )
 
 
-def may_serve(line: Sequence[str], port: int, otherwise: int | None) -> bool:
-    """Whether the command line asks for ``port``; ``otherwise`` is the port where it names none.
+def may_listen_on(line: Sequence[str], port: int, otherwise: int | None) -> bool:
+    """Report whether a process with this command line may listen on ``port``.
 
-    A port that is not a number, such as a variable's name, may be any.
+    ``otherwise`` is its port if the command line names none. A port that is not a number, such as a
+    variable's name, may be any port.
     """
     for at, word in enumerate(line):
         value = None
@@ -208,62 +215,59 @@ def may_serve(line: Sequence[str], port: int, otherwise: int | None) -> bool:
 
 
 def default_port(kind: EngineType) -> int | None:
-    """Return the port that an engine of this kind serves on without an option.
-
-    None where it is unknown.
-    """
+    """Return the default serving port of this engine type; None if it is unknown."""
     program = PROGRAMS.get(kind)
     return program.port if program else None
 
 
-class NoEngine(Exception):
-    """No process can be called the engine; the message says why, and what to do."""
+class EngineNotFound(Exception):
+    """The engine's process was not found; the message says why and what to do."""
 
 
-class Members(msgspec.Struct, frozen=True):
-    """One engine's processes.
+class EngineProcesses(msgspec.Struct, frozen=True):
+    """The processes of one engine.
 
-    ``main`` is the one that the others end with, None where it has ended and left them; ``helpers``
-    are those that it started. ``container`` is None outside of containers.
+    When ``main`` ends, the others end, too; None if it has ended and left them behind. ``helpers``
+    are its descendants. ``container`` is None outside of containers.
     """
 
     main: ProcessId | None
-    everyone: tuple[ProcessId, ...]
+    processes: tuple[ProcessId, ...]
     container: Container | None = None
     helpers: tuple[ProcessId, ...] = ()
 
 
 class EngineFinder:
-    """Finds the engine's processes.
+    """Finds the processes of the engine.
 
-    What was found once is remembered, so that processes which outlive their engine are known as its
-    own, and are not taken for the next.
+    It remembers them, so that processes which outlive their engine are not taken for the next
+    engine.
     """
 
     def __init__(self, port: int, kind: EngineType, container: str = "") -> None:
         self._port, self._kind, self._name = port, kind, container
         self._known: dict[ProcessId, bool] = {}
-        self._marked = False
+        self._has_marked = False
 
-    def find(self) -> Members:
-        """Return the engine's living processes; :class:`NoEngine` where there is none."""
+    def find(self) -> EngineProcesses:
+        """Return the running processes of the engine, or raise :class:`EngineNotFound`."""
         tree = parents()
         mine = container_of(os.getpid()) or Container("", None)
         candidates = set(tree) - {1, *ancestors(os.getpid(), tree)}
-        # Once a look, and only where it is needed: the kernel walks its whole table for each read.
-        listening = cache(partial(sockets, self._port, LISTEN))
-        signs = self._signs(candidates, mine, listening)
+        # Read at most once, and only if needed: the kernel walks its whole table for each read.
+        listening = cache(partial(socket_inodes, self._port, LISTEN))
+        signs = self._identifying_processes(candidates, mine, listening)
         containers = {pid: found for pid in signs if (found := container_of(pid)) is not None}
         others = {pid: found for pid, found in containers.items() if found.is_other_than(mine)}
         if others:
-            container = self._only(set(others.values()))
-            everyone = {pid for pid in candidates if is_in(pid, container)}
+            container = self._require_one(set(others.values()))
+            everyone = {pid for pid in candidates if is_in_container(pid, container)}
         elif containers:
             container = None
             everyone = set(containers) | descendants(set(containers), tree)
         else:
             container, everyone = None, set()
-        alive = {p for p in self._known if lives(p)}
+        alive = {p for p in self._known if is_running(p)}
         everyone |= {p.pid for p in alive} | descendants({p.pid for p in alive}, tree)
         return self._members(everyone & candidates, set(signs), tree, container, listening)
 
@@ -273,62 +277,64 @@ class EngineFinder:
         signs: set[int],
         tree: dict[int, int],
         container: Container | None,
-        listening: Listening,
-    ) -> Members:
+        listening: ListeningSockets,
+    ) -> EngineProcesses:
         identities = {pid: found for pid in sorted(everyone) if (found := identify(pid))}
-        main = self._main(identities, signs, tree, container, listening)
-        self._known = {p: p == main for p in list(identities.values())[:MAX_MEMBERS]}
+        main = self._main_process(identities, signs, tree, container, listening)
+        self._known = {p: p == main for p in list(identities.values())[:MAX_PROCESSES]}
         if not identities:
-            raise NoEngine(self._why(listening))
+            raise EngineNotFound(self._absence_reason(listening))
         started = descendants({main.pid}, tree) if main is not None else set()
         helpers = tuple(process for process in self._known if process.pid in started)
-        return Members(main, tuple(self._known), container, helpers)
+        return EngineProcesses(main, tuple(self._known), container, helpers)
 
-    def _signs(self, candidates: set[int], mine: Container, listening: Listening) -> set[int]:
-        """Return the processes that say that they are the engine, by the best sign there is."""
+    def _identifying_processes(
+        self, candidates: set[int], mine: Container, listening: ListeningSockets
+    ) -> set[int]:
+        """Return the processes that identify the engine, by the most reliable rule that matches."""
         if self._name:
             marked = {
                 p
                 for p in candidates
                 if environment(p, CONTAINER_ENV) == self._name and not is_nested(p)
             }
-            self._marked = self._marked or bool(marked)
-            if self._marked:
+            self._has_marked = self._has_marked or bool(marked)
+            if self._has_marked:
                 return marked
-        serving = holders(listening(), candidates)
+        serving = find_holders(listening(), candidates)
         if serving:
             return serving
         found: set[int] = set()
         for pid in candidates:
             line = command_line(pid)
-            if not (is_engine(line, self._kind) or has_title(line, self._kind)):
+            if not (is_engine(line, self._kind) or has_helper_title(line, self._kind)):
                 continue
             container = container_of(pid)
             if container is None or is_nested(pid):
                 continue
-            # Where everything is one container, only the port tells two engines apart.
+            # Within one container, only the port distinguishes two engines.
             apart = container.is_other_than(mine)
-            if may_serve(line, self._port, self._port if apart else default_port(self._kind)):
+            if may_listen_on(line, self._port, self._port if apart else default_port(self._kind)):
                 found.add(pid)
         return found
 
-    def _only(self, containers: set[Container]) -> Container:
+    def _require_one(self, containers: set[Container]) -> Container:
         if len(containers) > 1:
-            raise NoEngine(
-                f"{len(containers)} containers of this pod may be the engine on port"
+            raise EngineNotFound(
+                f"{len(containers)} containers of this pod may run the engine on port"
                 f" {self._port}: set {CONTAINER_ENV} in the environment of the right one"
             )
         return containers.pop()
 
-    def _main(
+    def _main_process(
         self,
         identities: dict[int, ProcessId],
         signs: set[int],
         tree: dict[int, int],
         container: Container | None,
-        listening: Listening,
+        listening: ListeningSockets,
     ) -> ProcessId | None:
-        """Return the process to end first; None where only parts of an engine are left."""
+        """Return the process to end first; None if only helper processes of an engine are left."""
         known = next((p for p, is_main in self._known.items() if is_main), None)
         if known is not None and identities.get(known.pid) == known:
             return known
@@ -336,26 +342,30 @@ class EngineFinder:
         fresh = {
             pid
             for pid, found in identities.items()
-            if found not in left and not is_part(command_line(pid), self._kind)
+            if found not in left and not is_helper(command_line(pid), self._kind)
         }
-        for chosen in (holders(listening(), fresh), signs & fresh, fresh if container else set()):
-            tops = {self._top(pid, fresh, tree) for pid in chosen}
+        for chosen in (
+            find_holders(listening(), fresh),
+            signs & fresh,
+            fresh if container else set(),
+        ):
+            tops = {self._outermost(pid, fresh, tree) for pid in chosen}
             tops = {pid for pid in tops if command_name(pid) not in WRAPPERS}
             if tops:
                 return min((identities[pid] for pid in tops), key=lambda p: (p.started, p.pid))
         return None
 
     @staticmethod
-    def _top(pid: int, within: set[int], tree: dict[int, int]) -> int:
-        """Return the outermost ancestor within the engine that is no shell."""
+    def _outermost(pid: int, within: set[int], tree: dict[int, int]) -> int:
+        """Return the outermost ancestor that belongs to the engine and is not a wrapper."""
         for ancestor in list(ancestors(pid, tree))[1:]:
             if ancestor not in within or command_name(ancestor) in WRAPPERS:
                 break
             pid = ancestor
         return pid
 
-    def _why(self, listening: Listening) -> str:
-        if self._marked:
+    def _absence_reason(self, listening: ListeningSockets) -> str:
+        if self._has_marked:
             return f"container {self._name} has no running process"
         if listening():
             return (
@@ -366,7 +376,7 @@ class EngineFinder:
         return f"no process of this pod listens on port {self._port}"
 
 
-def is_in(pid: int, container: Container) -> bool:
-    """Whether the process is in ``container`` now: asked before every signal."""
+def is_in_container(pid: int, container: Container) -> bool:
+    """Report whether the process is in ``container`` now; checked before every signal."""
     found = container_of(pid)
-    return found is not None and container.holds(found)
+    return found is not None and container.is_same_as(found)

@@ -1,13 +1,13 @@
-"""What is known of other pods: those of a multi-node group, and the other replicas.
+"""Reads the state of other pods: the members of a multi-node group, and the other replicas.
 
-Pods of a group are read by the ``/state`` pages of their supervisors.
+The pods of a group are read from the ``/state`` pages of their supervisors.
 
-The leader's supervisor reads the newest assessment of each worker. A worker's own processes do not
-show when they have loaded their part of the model, which may take many minutes. So its warm-up
-begins when the leader's page says that the leader's engine is ready.
+The leader's supervisor reads the newest assessment of each worker. The processes of a worker do not
+show when it has loaded its part of the model, which can take many minutes. So the warm-up of a
+worker starts when the leader's page reports that the leader's engine is ready.
 
-The group's headless Service lists its pods. Any program in them can write such a page, so reads are
-bounded. A forged page can make the leader restart its own group, and nothing else.
+The headless Service of the group lists its pods. Any program in these pods can serve such a page,
+so reads are bounded. A forged page can make the leader restart its own group, but nothing else.
 """
 
 from __future__ import annotations
@@ -34,41 +34,49 @@ from plimsoll_api.workloads import RAY_KIND
 from plimsoll_sidecar.background import Part
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.clients.kube import EndpointSlices, KubeError
-from plimsoll_sidecar.signals.sampler import WORKING
+from plimsoll_sidecar.signals.sampler import WORKING_STATES
 
 log = logging.getLogger(__name__)
 Page = TypeVar("Page", bound=msgspec.Struct)
 
 POLL_S = 5.0
-ANSWER_S = 2.0
+"""Seconds between two rounds."""
+TIMEOUT_S = 2.0
+"""Seconds that one request may take."""
 MAX_PODS = 64
-AT_ONCE = 16
-"""Pods asked at a time, so that a round ends within ``MAX_PODS / AT_ONCE * ANSWER_S`` seconds even
-if every pod is silent."""
+"""Maximum number of pods of a group."""
+MAX_CONCURRENT = 16
+"""Maximum number of concurrent requests. A round ends within ``MAX_PODS / MAX_CONCURRENT *
+TIMEOUT_S`` seconds even if no pod answers."""
 STALE_S = 20.0
-"""An older answer says nothing about now. That of a healthy pod is renewed sooner: after the
-longest round and :data:`POLL_S`."""
+"""Seconds for which an answer is valid. Healthy pods answer again sooner: within the longest round
+and :data:`POLL_S`."""
 MAX_STATE_BYTES = 1 << 20
 MAX_ANSWER_TEXT = 200
+"""Maximum number of characters of one text from another pod."""
 MAX_EVIDENCE = 8
+"""Maximum number of suspicions of one pod, and of evidence lines of one suspicion."""
 MAX_BYTES = 1 << 60
-"""More memory than a pod can have."""
-ASKED_S = 10.0
-"""Stop polling after this long without a call to ``serves``."""
-SURE_S = 10.0
-"""How long the leader must have been ready: it may not have seen yet that its group restarts."""
-FRESH_S = 300.0
-"""The operator writes once a minute, and a kubelet takes up to a minute and a half to follow."""
-_HEAD = re.compile(r".*-head(-.*)?")
-"""KubeRay's names of head pods: nothing else in a RayCluster's Service tells them apart."""
+"""Largest accepted size: more memory than any pod has."""
+IDLE_S = 10.0
+"""Seconds without a call of :meth:`GroupLeader.is_serving` after which polling stops."""
+READY_S = 10.0
+"""Seconds for which the leader must have been ready: it may not have noticed yet that its group
+restarts."""
+PEERS_VALID_S = 300.0
+"""Seconds for which the file is valid after a change. The operator writes it every minute, and the
+kubelet takes up to 90 s to update it."""
+_HEAD_POD = re.compile(r".*-head(-.*)?")
+"""Names of KubeRay's head pods: in the Service of a RayCluster, only the name distinguishes
+them."""
 
 
-def workers_of(kind: str, leader: str) -> Callable[[str], bool]:
-    """Return what says by a pod's name whether ``leader`` leads it.
+def worker_matcher(kind: str, leader: str) -> Callable[[str], bool]:
+    """Return a predicate on pod names: is the pod a worker of ``leader``?
 
-    ``kind`` is that of the workload. The headless Service of a LeaderWorkerSet lists the pods of
-    all groups, whose names tell them apart. That of a RayCluster lists its own pods, whose names
-    tell nothing.
+    ``kind`` is the kind of the workload. The headless Service of a LeaderWorkerSet lists the pods
+    of all its groups, and their names show the group. The Service of a RayCluster lists only its
+    own pods.
     """
     if kind == RAY_KIND:
         return lambda name: name not in ("", leader)
@@ -76,16 +84,19 @@ def workers_of(kind: str, leader: str) -> Callable[[str], bool]:
     return lambda name: worker.fullmatch(name) is not None
 
 
-def leader_of(kind: str, worker: str) -> Callable[[str], bool]:
-    """Return what says by a pod's name whether it leads ``worker``, in a workload of this kind."""
+def leader_matcher(kind: str, worker: str) -> Callable[[str], bool]:
+    """Return a predicate on pod names: does the pod lead ``worker``?
+
+    ``kind`` is the workload's kind.
+    """
     if kind == RAY_KIND:
-        return lambda name: _HEAD.fullmatch(name) is not None
+        return lambda name: _HEAD_POD.fullmatch(name) is not None
     leader, _, _ = worker.rpartition("-")
     return lambda name: name == leader
 
 
 class GroupPages:
-    """The pods that the Service ``subdomain`` lists and whose names ``wanted`` accepts."""
+    """The ``/state`` pages of the selected pods of a group."""
 
     def __init__(
         self,
@@ -94,35 +105,38 @@ class GroupPages:
         wanted: Callable[[str], bool],
         port: int = METRICS_PORT,
     ) -> None:
-        self._slices, self._subdomain, self._wanted = slices, subdomain, wanted
+        self._slices, self._subdomain, self._is_wanted = slices, subdomain, wanted
         self._port = port
         self._trouble: dict[str, str] = {}
-        self._asked: set[str] = set()
+        self._queried: set[str] = set()
 
     def pods(self) -> dict[str, str] | None:
-        """Name and address of each, at most :data:`MAX_PODS`; None, logged, if they are unknown."""
+        """Return name and address of each pod, at most :data:`MAX_PODS`.
+
+        None if the API server does not answer; this is logged.
+        """
         found: dict[str, str] = {}
         try:
             for one in self._slices.of([self._subdomain]):
-                if len(found) < MAX_PODS and self._wanted(one.pod) and _is_address(one.address):
+                if len(found) < MAX_PODS and self._is_wanted(one.pod) and _is_address(one.address):
                     found.setdefault(one.pod, one.address)
         except KubeError as error:
-            self.note("endpoints", str(error))
+            self.log_trouble("endpoints", str(error))
             return None
-        self.note("endpoints", "")
+        self.log_trouble("endpoints", "")
         return found
 
     def pages(self, pods: Mapping[str, str], kind: type[Page]) -> dict[str, Page]:
-        """Return the pages of those that have one, by pod; the others are logged."""
+        """Return the pages of the pods that answer; failures of the others are logged."""
         self._trouble = {
             what: one
             for what, one in self._trouble.items()
-            if what not in self._asked or what in pods
+            if what not in self._queried or what in pods
         }
-        self._asked = set(pods)
+        self._queried = set(pods)
         if not pods:
             return {}
-        with ThreadPoolExecutor(min(AT_ONCE, len(pods)), "group-page") as asking:
+        with ThreadPoolExecutor(min(MAX_CONCURRENT, len(pods)), "group-page") as asking:
             found = asking.map(lambda pod: self._page(pod, pods[pod], kind), pods)
             return {pod: page for pod, page in zip(pods, found, strict=True) if page is not None}
 
@@ -130,24 +144,24 @@ class GroupPages:
         host = f"[{address}]" if ":" in address else address
         server = HttpClient(f"http://{host}:{self._port}")
         try:
-            status, body = server.call("GET", "/state", ANSWER_S, max_bytes=MAX_STATE_BYTES)
+            status, body = server.call("GET", "/state", TIMEOUT_S, max_bytes=MAX_STATE_BYTES)
             if status != 200:
                 raise EngineError(f"HTTP {status}")
             found = decode(body, kind)
         except (EngineError, Malformed) as error:
-            self.note(pod, str(error))
+            self.log_trouble(pod, str(error))
             return None
-        self.note(pod, "")
+        self.log_trouble(pod, "")
         return found
 
-    def note(self, what: str, trouble: str) -> None:
-        """Log the beginning and the end of trouble, once each."""
+    def log_trouble(self, what: str, trouble: str) -> None:
+        """Log ``trouble`` once when it starts, and once when it is over (an empty text)."""
         before = self._trouble.get(what, "")
         self._trouble[what] = trouble
         if trouble and not before:
-            log.warning("%s of the group cannot be read: %s", what, trouble[:MAX_ANSWER_TEXT])
+            log.warning("group: cannot read %s: %s", what, trouble[:MAX_ANSWER_TEXT])
         elif before and not trouble:
-            log.info("%s of the group can be read again", what)
+            log.info("group: %s is readable again", what)
 
 
 def _is_address(text: str) -> bool:
@@ -159,20 +173,20 @@ def _is_address(text: str) -> bool:
 
 
 class _MemberState(msgspec.Struct):
-    """The part of a worker's ``/state`` that is read."""
+    """The part of a worker's ``/state`` page that is read."""
 
     assessment: Assessment
 
     def __post_init__(self) -> None:
         sizes = [one.bytes for one in self.assessment.suspicions]
         for budget in (self.assessment.host, self.assessment.device, self.assessment.reserved):
-            sizes += _sizes(budget)
+            sizes += _budget_sizes(budget)
         if any(abs(size) > MAX_BYTES for size in sizes):
             raise ValueError("a size is larger than any pod's memory")
 
 
 class GroupMembers:
-    """The pods of a group other than its leader, asked in a thread."""
+    """Polls the pods of a group, except its leader, in a thread."""
 
     def __init__(self, pages: GroupPages, clock: Callable[[], float] = time.monotonic) -> None:
         self._pages, self._clock = pages, clock
@@ -181,15 +195,15 @@ class GroupMembers:
         self._part = Part("group-members", self._turn)
 
     def start(self) -> None:
-        """Begin to ask, in a thread that ends with the process."""
+        """Start polling, in a thread that ends with the process."""
         self._part.start()
 
     def stop(self) -> None:
-        """Ask no more."""
+        """Stop polling."""
         self._part.stop()
 
     def assessments(self) -> dict[str, Assessment | None]:
-        """Return the newest assessment of each pod that was seen; None if it says nothing now."""
+        """Return the newest assessment of each known pod; None if it is too old."""
         now = self._clock()
         with self._lock:
             return {
@@ -198,11 +212,11 @@ class GroupMembers:
             }
 
     def _turn(self) -> float:
-        self.ask()
+        self.poll()
         return POLL_S
 
-    def ask(self) -> None:
-        """One round; never raises for what the API server or a pod answers."""
+    def poll(self) -> None:
+        """Poll all pods once; errors of the API server and of pods are logged."""
         members = self._pages.pods()
         if members is None:
             return
@@ -210,20 +224,20 @@ class GroupMembers:
         now = self._clock()
         with self._lock:
             for pod, state in found.items():
-                self._newest[pod] = (now, shortened(state.assessment))
+                self._newest[pod] = (now, truncate(state.assessment))
             for gone in set(self._newest) - set(members):
                 self._newest[gone] = (float("-inf"), None)
             while len(self._newest) > MAX_PODS:
                 del self._newest[min(self._newest, key=lambda pod: self._newest[pod][0])]
 
 
-def shortened(theirs: Assessment) -> Assessment:
-    """``theirs``, cut to what a supervisor would say."""
-    kept = [_plain(one) for one in theirs.suspicions[:MAX_EVIDENCE]]
+def truncate(theirs: Assessment) -> Assessment:
+    """Return the assessment, cut to the size that a supervisor's own may have."""
+    kept = [_truncate_suspicion(one) for one in theirs.suspicions[:MAX_EVIDENCE]]
     return msgspec.structs.replace(theirs, suspicions=kept, segments={})
 
 
-def _plain(suspicion: Suspicion) -> Suspicion:
+def _truncate_suspicion(suspicion: Suspicion) -> Suspicion:
     return msgspec.structs.replace(
         suspicion,
         process=suspicion.process[:MAX_ANSWER_TEXT] if suspicion.process else None,
@@ -234,7 +248,7 @@ def _plain(suspicion: Suspicion) -> Suspicion:
     )
 
 
-def _sizes(budget: BudgetState | None) -> list[int]:
+def _budget_sizes(budget: BudgetState | None) -> list[int]:
     if budget is None:
         return []
     found = (budget.current, budget.baseline, budget.explained, budget.unexplained)
@@ -242,64 +256,67 @@ def _sizes(budget: BudgetState | None) -> list[int]:
 
 
 class _LeaderState(msgspec.Struct):
-    """The part of the leader's ``/state`` that is read."""
+    """The part of the leader's ``/state`` page that is read."""
 
     engine_state: EngineState | None = None
 
 
 class GroupLeader:
-    """The pod that leads a worker's group, asked in a thread while :meth:`serves` is called."""
+    """Polls the leader of a worker's group in a thread, while :meth:`is_serving` is called."""
 
     def __init__(self, pages: GroupPages, clock: Callable[[], float] = time.monotonic) -> None:
         self._pages, self._clock = pages, clock
-        self._asked_at = float("-inf")
+        self._last_call = float("-inf")
         self._ready_since: float | None = None
         self._part: Part | None = None
 
-    def serves(self) -> bool:
-        """Return whether the leader's engine has been ready for :data:`SURE_S`; never waits."""
-        idle, self._asked_at = self._idle, self._clock()
+    def is_serving(self) -> bool:
+        """Report whether the leader has been ready for :data:`READY_S`; does not block."""
+        idle, self._last_call = self._idle, self._clock()
         if self._part is None:
             self._part = Part("group-leader", self._turn)
             self._part.start()
         elif idle:
             self._part.wake()
-        return self.ready_for() >= SURE_S
+        return self.ready_for() >= READY_S
 
     def ready_for(self) -> float:
-        """Return for how many seconds each answer was that it is ready; less than 0 for none."""
+        """Return for how many seconds the leader has been ready; negative infinity if it is not."""
         since = self._ready_since
         return float("-inf") if since is None else self._clock() - since
 
     @property
     def _idle(self) -> bool:
-        return self._clock() - self._asked_at > ASKED_S
+        return self._clock() - self._last_call > IDLE_S
 
     def _turn(self) -> float | None:
         if self._idle:
             self._ready_since = None
             return None
-        self.look()
+        self.poll()
         return POLL_S
 
-    def look(self) -> None:
-        """Ask the leader once. One that cannot be asked is not known to be ready."""
+    def poll(self) -> None:
+        """Poll the leader once; a leader that does not answer counts as not ready."""
         leaders = self._pages.pods()
         if leaders is not None:
-            self._pages.note("leader", "" if leaders else "it is not among the endpoints")
+            self._pages.log_trouble(
+                "leader", "" if leaders else "the Service has no endpoint for it"
+            )
         pages = self._pages.pages(leaders or {}, _LeaderState)
-        if not any(page.engine_state in WORKING for page in pages.values()):
+        if not any(page.engine_state in WORKING_STATES for page in pages.values()):
             self._ready_since = None
         elif self._ready_since is None:
             self._ready_since = self._clock()
 
 
 class PeersFile:
-    """What the operator published of the other replicas, while it is known to be recent.
+    """The file in which the operator publishes the memory of the other replicas.
 
-    A kubelet writes the file some time after the operator did, and leaves it as it is when the
-    operator is away. Clocks of two machines are never compared: a file is recent while it changes.
-    One that is there at the start may be of any age, so it counts from its first change on.
+    The kubelet updates the file some time after the operator wrote it, and the file stays unchanged
+    while the operator is down. Clocks of different machines are never compared: the file is valid
+    for :data:`PEERS_VALID_S` after each change. The age of a file that exists at the start is
+    unknown, so it is valid only after its first change.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -309,10 +326,10 @@ class PeersFile:
         self._peers: tuple[Peer, ...] = ()
 
     def peers(self) -> tuple[Peer, ...]:
-        """Look at the file again; empty while nothing recent is known. Never raises."""
+        """Read the file and return the peers; empty if nothing valid is known. Never raises."""
         now, data = self._clock(), self._read()
         if data != self._data:
-            self._data, self._until = data, now + FRESH_S
+            self._data, self._until = data, now + PEERS_VALID_S
             try:
                 self._peers = peers.decode(data)
             except Malformed:
@@ -320,7 +337,7 @@ class PeersFile:
         return self._peers if now < self._until else ()
 
     def _read(self) -> bytes:
-        """Return the file's content, one byte beyond the bound at most; empty without a file."""
+        """Return the content, at most one byte more than the maximum; empty without a file."""
         try:
             with self._path.open("rb") as file:
                 return file.read(MAX_PEERS_BYTES + 1)

@@ -1,8 +1,8 @@
-"""Asks the probes in an engine's processes, and says what their reports mean together.
+"""Queries the probes in an engine's processes, and merges their reports.
 
-Each probe listens on ``PID.sock`` in a shared folder. Whoever can write there can put anything in
-its place: a peer is asked only where the kernel says that its socket belongs to that very process.
-A report comes from the engine and is not trusted: whatever is not of this form is no report.
+Each probe listens on ``PID.sock`` in a shared folder. Any process that can write there can replace
+it. So a probe is queried only if the kernel confirms that its socket belongs to that process.
+Reports come from the engine and are not trusted: anything of another form is rejected.
 """
 
 from __future__ import annotations
@@ -26,32 +26,38 @@ from plimsoll_api.admin import (
     Role,
 )
 
-PIECE = 1 << 16
+READ_BYTES = 1 << 16
+"""Bytes per read."""
 REPORT_BYTES = 64 << 10
+"""Maximum size of a report."""
 TEXT_BYTES = 4 << 20
-"""Of one answer. A text of 1 MiB may grow fourfold as JSON."""
+"""Maximum size of a text answer: a text of 1 MiB may grow fourfold as JSON."""
 MAX_LINES = 32
+"""Maximum number of ledger entries."""
 MAX_DEVICES = 64
-PINNED = "pinned_host"
+"""Maximum number of devices in one report."""
+PINNED_OWNER = "pinned_host"
+"""Ledger owner of pinned host memory."""
 
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Owner = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
 Uuid = Annotated[str, msgspec.Meta(pattern=r"^(GPU|MIG)-[0-9A-Za-z/-]{1,90}$")]
-WORKERS = frozenset({"Worker", "Scheduler"})
-NAMES = {
+WORKER_ROLES = frozenset({"Worker", "Scheduler"})
+"""Roles of the processes that run the model."""
+PROCESS_NAMES = {
     "EngineCore": "EngineCore",
     "Worker": "Worker",
     "Scheduler": "scheduler",
     "Detokenizer": "detokenizer",
 }
-"""What the engines call the processes that a probe recognises."""
+"""The engines' names for the processes that a probe recognises, by role."""
 
 
-class Exchange:
-    """Requests under way with probes, each over a connection of its own.
+class ProbeRequests:
+    """Pending requests to probes, each on its own connection.
 
-    A process that is busy with its own work, or that gets little processor time, answers later
-    than a sample may wait: its answer is collected in a later round.
+    A process that is busy, or that gets little processor time, answers later than a sample may
+    wait. Its answer is collected in a later round.
     """
 
     def __init__(self, limit: int = REPORT_BYTES) -> None:
@@ -60,12 +66,12 @@ class Exchange:
         self._data: dict[int, bytearray] = {}
 
     @property
-    def waits(self) -> bool:
-        """Whether any answer is still to come."""
+    def is_waiting(self) -> bool:
+        """Whether any answer is pending."""
         return bool(self._peers)
 
-    def begin(self, folder: Path, pid: int, request: bytes) -> bool:
-        """Ask ``pid``, in place of what it was asked before; False where it has no probe."""
+    def send(self, folder: Path, pid: int, request: bytes) -> bool:
+        """Send a request to ``pid`` and drop its pending one; return False if it has no probe."""
         self.drop(pid)
         peer = _connect(folder / f"{pid}.sock", pid)
         if peer is None or not _send(peer, request):
@@ -74,9 +80,9 @@ class Exchange:
         return True
 
     def collect(self, waited: Iterable[int], timeout_s: float) -> dict[int, bytes]:
-        """Return the answers that are complete by now, by process; empty for one that failed.
+        """Return the complete answers by PID; empty for a request that failed.
 
-        Waits for those of ``waited``, ``timeout_s`` at most.
+        Waits up to ``timeout_s`` for the answers of ``waited``.
         """
         deadline = time.monotonic() + timeout_s
         found: dict[int, bytes] = {}
@@ -100,27 +106,27 @@ class Exchange:
         return found
 
     def drop(self, pid: int) -> None:
-        """Wait no more for an answer of ``pid``."""
+        """Drop the pending request of ``pid``, if any."""
         peer = self._peers.pop(pid, None)
         if peer is not None:
             del self._data[pid]
             peer.close()
 
     def close(self) -> None:
-        """Drop every connection; a probe that lives connects again when it is asked."""
+        """Drop all pending requests."""
         for pid in list(self._peers):
             self.drop(pid)
 
 
-def ask_all(
+def query_all(
     folder: Path, pids: Iterable[int], request: bytes, timeout_s: float, limit: int = REPORT_BYTES
 ) -> dict[int, bytes]:
-    """Return the whole answers that came in time, by process; whoever failed is absent.
+    """Return the complete answers that arrive in time, by PID; processes that fail are absent.
 
-    Never raises for what a peer does. It takes ``timeout_s`` at most, however many are asked.
+    Takes at most ``timeout_s`` seconds in total, and never raises for an answer.
     """
-    exchange = Exchange(limit)
-    asked = [pid for pid in pids if exchange.begin(folder, pid, request)]
+    exchange = ProbeRequests(limit)
+    asked = [pid for pid in pids if exchange.send(folder, pid, request)]
     try:
         return {pid: data for pid, data in exchange.collect(asked, timeout_s).items() if data}
     finally:
@@ -128,10 +134,10 @@ def ask_all(
 
 
 def _connect(path: Path, pid: int) -> socket.socket | None:
-    """Return a connection to what ``pid`` itself listens on; None where there is none."""
+    """Return a connection to the socket of ``pid``; None if there is none or it is not its own."""
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # Not blocking: a full queue is EAGAIN, and nobody waits.
+        # Not blocking: a full queue raises EAGAIN at once.
         peer.setblocking(False)
         peer.connect(str(path))
         size = struct.calcsize("3i")
@@ -145,7 +151,7 @@ def _connect(path: Path, pid: int) -> socket.socket | None:
 
 
 def _send(peer: socket.socket, request: bytes) -> bool:
-    """Send a request, a few bytes: a socket that does not take them at once is not used."""
+    """Send a request of a few bytes; return False if the socket does not accept it at once."""
     try:
         if peer.send(request) == len(request):
             return True
@@ -156,12 +162,12 @@ def _send(peer: socket.socket, request: bytes) -> bool:
 
 
 def _read(peer: socket.socket, data: bytearray, limit: int) -> bool | None:
-    """Read on: True at the end of a whole answer, False where it failed, None before.
+    """Read once.
 
-    None says that more is to come.
+    Return True when the answer is complete, False if it failed, None if more follows.
     """
     try:
-        piece = peer.recv(PIECE)
+        piece = peer.recv(READ_BYTES)
     except BlockingIOError:
         return None
     except OSError:
@@ -173,7 +179,7 @@ def _read(peer: socket.socket, data: bytearray, limit: int) -> bool | None:
 
 
 class ReportedOwner(msgspec.Struct):
-    """One line of the engine's ledger: who holds how many bytes, and at most how many."""
+    """One entry of the engine's ledger: an owner, its bytes and its maximum."""
 
     owner: Owner
     kind: MemoryKind
@@ -182,7 +188,7 @@ class ReportedOwner(msgspec.Struct):
 
 
 class TorchDevice(msgspec.Struct):
-    """What torch's allocator has on one device, in bytes."""
+    """Memory of torch's allocator on one device, in bytes."""
 
     index: Annotated[int, msgspec.Meta(ge=0, le=1023)]
     allocated: Number
@@ -190,8 +196,8 @@ class TorchDevice(msgspec.Struct):
     uuid: Uuid | None = None
 
 
-class Inside(msgspec.Struct):
-    """What the engine's own objects say in one of its known processes."""
+class EngineReport(msgspec.Struct):
+    """What the engine's own objects report in one process."""
 
     role: Annotated[str, msgspec.Meta(max_length=32)] = ""
     kv_usage_ratio: Ratio | None = None
@@ -201,7 +207,7 @@ class Inside(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
-    """Sizes are bytes; what is absent is unknown."""
+    """The report of one process. Sizes are bytes; None is unknown."""
 
     pid: Number
     py_blocks: Number | None = None
@@ -211,14 +217,14 @@ class Report(msgspec.Struct):
     shared: Number | None = None
     host_pinned: Number | None = None
     devices: Annotated[list[TorchDevice], msgspec.Meta(max_length=MAX_DEVICES)] = []
-    engine: Inside = msgspec.field(default_factory=Inside)
+    engine: EngineReport = msgspec.field(default_factory=EngineReport)
     cost_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     age_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
-def account(process: ProcessMemory, report: Report) -> ProcessMemory:
-    """``process`` with its own account. One that runs the model is the worker."""
-    runs = report.engine.role in WORKERS or any(
+def merge_process(process: ProcessMemory, report: Report) -> ProcessMemory:
+    """Return ``process`` with its reported memory; a process that runs the model is the worker."""
+    runs = report.engine.role in WORKER_ROLES or any(
         line.owner == "weights" for line in report.engine.ledger
     )
     return ProcessMemory(
@@ -229,17 +235,20 @@ def account(process: ProcessMemory, report: Report) -> ProcessMemory:
         python_objects=report.python_objects,
         py_blocks=report.py_blocks,
         shared=report.shared,
-        name=process.name or NAMES.get(report.engine.role),
+        name=process.name or PROCESS_NAMES.get(report.engine.role),
     )
 
 
-def ledger(accounts: Iterable[tuple[Role, Report]]) -> list[LedgerEntry]:
-    """One entry an owner and kind: ranks are added up. Pinned memory has no bound of its own."""
+def merge_ledgers(accounts: Iterable[tuple[Role, Report]]) -> list[LedgerEntry]:
+    """Return one ledger entry for each owner and kind, summed over the ranks.
+
+    Pinned memory has no bound.
+    """
     entries: dict[tuple[str, MemoryKind], LedgerEntry] = {}
     for role, report in accounts:
         lines = list(report.engine.ledger)
         if report.host_pinned:
-            lines.append(ReportedOwner(PINNED, MemoryKind.HOST, report.host_pinned))
+            lines.append(ReportedOwner(PINNED_OWNER, MemoryKind.HOST, report.host_pinned))
         for line in lines:
             key = line.owner, line.kind
             before = entries.get(key) or LedgerEntry(line.owner, line.kind, 0, 0, role)
@@ -253,10 +262,10 @@ def ledger(accounts: Iterable[tuple[Role, Report]]) -> list[LedgerEntry]:
     return list(entries.values())[:MAX_LINES]
 
 
-def devices(known: list[DeviceMemory], reports: Iterable[Report]) -> list[DeviceMemory]:
-    """Return ``known`` with torch's figures, summed over the processes that use a device.
+def merge_devices(known: list[DeviceMemory], reports: Iterable[Report]) -> list[DeviceMemory]:
+    """Return ``known`` with torch's figures, summed over the processes that use each device.
 
-    The devices that the reports name where none is known.
+    If ``known`` is empty, return the devices that the reports name.
     """
     sums: dict[str | int, TorchDevice] = {}
     for report in reports:
@@ -275,13 +284,13 @@ def devices(known: list[DeviceMemory], reports: Iterable[Report]) -> list[Device
         # Each rank may call its own device 0.
         distinct = len(set(indices)) == len(indices)
         return [
-            _device(DeviceMemory(one.index if distinct else at, one.uuid), one)
+            _with_torch(DeviceMemory(one.index if distinct else at, one.uuid), one)
             for at, one in enumerate(every)
         ]
-    return [_device(d, sums.get(d.uuid or "") or sums.get(d.index)) for d in known]
+    return [_with_torch(d, sums.get(d.uuid or "") or sums.get(d.index)) for d in known]
 
 
-def _device(known: DeviceMemory, found: TorchDevice | None) -> DeviceMemory:
+def _with_torch(known: DeviceMemory, found: TorchDevice | None) -> DeviceMemory:
     if found is None:
         return known
     return msgspec.structs.replace(

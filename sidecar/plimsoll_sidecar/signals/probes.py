@@ -1,6 +1,6 @@
-"""The probes inside an engine that does not speak our protocol.
+"""The probes in the processes of an external engine.
 
-They complete what can be seen of it from outside: each process's allocators, torch's on each
+They report what is not visible from outside: the allocators of each process, torch's memory on each
 device, and the engine's caches with their bounds.
 """
 
@@ -19,56 +19,62 @@ from plimsoll_api.admin import Capability, Diagnostic, Number, ProcessMemory, Ro
 from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.supervisor_config import PROBE_DIR_ENV
 from plimsoll_sidecar.signals import probe_reports
-from plimsoll_sidecar.signals.probe_reports import TEXT_BYTES, Exchange, Report, ask_all
-from plimsoll_sidecar.signals.process_table import ProcessId, children, identify, lives
+from plimsoll_sidecar.signals.probe_reports import TEXT_BYTES, ProbeRequests, Report, query_all
+from plimsoll_sidecar.signals.process_table import ProcessId, children, identify, is_running
 from plimsoll_sidecar.signals.resident_memory import MAX_PROCESSES
 
-REPORT_S = 0.3
-"""For the reports of all processes, within a sample; they take a millisecond."""
-LATE_S = 10.0
-"""How long an answer is waited for in later samples, which then do not wait for that process: it
-may hang. One that computes without a pause, on a busy machine, needs more than :data:`REPORT_S`."""
-AGAIN_S = 5.0
-"""Until a process that did not answer is asked again."""
-OLD_S = 30.0
-"""How long a report stands: of a process that answers no more, or with an old one."""
-TEXT_S = 10.0
-STACKS_S = 3.0
-"""They take milliseconds, and a process that hangs with Python's lock never answers."""
+REPORT_TIMEOUT_S = 0.3
+"""Seconds that a sample waits for all reports; a report takes about a millisecond."""
+LATE_ANSWER_S = 10.0
+"""Seconds until a pending report is given up. Later samples collect it without waiting, because the
+process may hang. A process that computes without a pause on a busy machine needs longer than
+:data:`REPORT_TIMEOUT_S`."""
+RETRY_S = 5.0
+"""Seconds until a process that did not answer is queried again."""
+REPORT_VALID_S = 30.0
+"""Seconds for which a report is valid."""
+TEXT_TIMEOUT_S = 10.0
+"""Seconds that a text answer may take."""
+STACKS_TIMEOUT_S = 3.0
+"""Seconds that stacks may take: a process answers within milliseconds, or never if it hangs while
+holding the GIL."""
 TRACE_S = 5.0
-TRIM_S = 5.0
-REPORT = b'{"do":"report"}\n'
+"""Seconds for which allocations are traced."""
+TRIM_TIMEOUT_S = 5.0
+"""Seconds that a trim may take."""
+REPORT_REQUEST = b'{"do":"report"}\n'
 
 
 @dataclass
-class _Known:
-    """``at`` is when ``report`` was made; no report is None.
+class _ProcessState:
+    """What is known of one process.
 
-    Not asked before ``next``. An answer is due since ``asked``, None where none is; ``prompt`` says
-    that the last one came at once.
+    ``report`` is its last report, and ``at`` when that was made. It is not queried before ``next``.
+    A request is pending since ``asked``, None for none. ``prompt`` is whether the last answer came
+    within :data:`REPORT_TIMEOUT_S`. Times are of the clock, in seconds.
     """
 
     report: Report | None = None
-    at: float = 0.0
-    next: float = 0.0
-    asked: float | None = None
-    prompt: bool = True
+    reported_at: float = 0.0
+    next_at: float = 0.0
+    asked_at: float | None = None
+    is_prompt: bool = True
 
 
-class _Text(msgspec.Struct):
+class _TextAnswer(msgspec.Struct):
     text: str
 
 
-class _Trim(msgspec.Struct):
+class _TrimAnswer(msgspec.Struct):
     steps: list[str]
     device_before: Number | None = None
     device_after: Number | None = None
 
 
-class Trimmed(msgspec.Struct, frozen=True):
-    """How many processes trimmed themselves, and the bytes that torch gave back.
+class TrimResult(msgspec.Struct, frozen=True):
+    """How many processes trimmed their memory, and how much device memory torch freed, in bytes.
 
-    They are of their devices; None where it was not asked to, or is not in use.
+    ``device`` is None if torch is not in use or was not asked to.
     """
 
     processes: int
@@ -76,38 +82,39 @@ class Trimmed(msgspec.Struct, frozen=True):
 
 
 class Probes:
-    """``folder`` holds the sockets; without one nothing is asked.
+    """The probes with sockets in ``folder``; without a folder, there are none.
 
-    :meth:`complete` belongs to one thread at a time; the other calls may come from another.
+    :meth:`complete` must not run concurrently with itself; the other methods may run in other
+    threads.
     """
 
     def __init__(self, folder: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._clock = folder, clock
-        self._known: dict[ProcessId, _Known] = {}
-        self._exchange = Exchange()
+        self._known: dict[ProcessId, _ProcessState] = {}
+        self._requests = ProbeRequests()
         self._answering: tuple[ProcessId, ...] = ()
 
     @classmethod
     def from_environment(cls) -> Probes:
-        """Return the probes of the pod's shared directory; none where the variable is not set."""
+        """Return the probes in the pod's shared directory; none if its variable is not set."""
         folder = os.environ.get(PROBE_DIR_ENV)
         return cls(Path(folder) if folder else None)
 
-    def complete(self, status: Status) -> Status:
-        """Return ``status`` with what the probes of its processes and their descendants say.
+    def add_reports(self, status: Status) -> Status:
+        """Return ``status`` with the reports of its processes and their descendants.
 
-        As it is where none answers.
+        Returns ``status`` itself if no probe answers.
         """
         if self._folder is None:
             return status
-        family = _family(status.processes)
-        reports = self._read(self._folder, family)
+        family = _with_descendants(status.processes)
+        reports = self._collect_reports(self._folder, family)
         self._answering = tuple(reports)
         if not reports:
             return status
         by_pid = {identity.pid: report for identity, report in reports.items()}
         processes = [
-            probe_reports.account(process, by_pid[process.pid])
+            probe_reports.merge_process(process, by_pid[process.pid])
             if process.pid in by_pid
             else process
             for process in family.values()
@@ -131,123 +138,132 @@ class Probes:
             status,
             load=load,
             processes=processes,
-            devices=probe_reports.devices(status.devices, by_pid.values()),
-            ledger=probe_reports.ledger(accounts),
+            devices=probe_reports.merge_devices(status.devices, by_pid.values()),
+            ledger=probe_reports.merge_ledgers(accounts),
             capabilities=[*status.capabilities, *added],
             probed=True,
         )
 
-    def _read(
+    def _collect_reports(
         self, folder: Path, family: dict[ProcessId, ProcessMemory]
     ) -> dict[ProcessId, Report]:
         now = self._clock()
         for process in self._known.keys() - family.keys():
-            self._exchange.drop(process.pid)
-        self._known = {p: self._known.get(p) or _Known() for p in family}
+            self._requests.drop(process.pid)
+        self._known = {p: self._known.get(p) or _ProcessState() for p in family}
         waited = [p.pid for p, known in self._known.items() if self._ask_report(folder, p, known)]
-        answers = self._exchange.collect(waited, REPORT_S)
+        answers = self._requests.collect(waited, REPORT_TIMEOUT_S)
         now = self._clock()
         for process, known in self._known.items():
-            if known.asked is not None:
-                self._take(process, known, answers.get(process.pid), now)
+            if known.asked_at is not None:
+                self._store_answer(process, known, answers.get(process.pid), now)
         return {
             process: known.report
             for process, known in self._known.items()
-            if known.report is not None and now - known.at <= OLD_S
+            if known.report is not None and now - known.reported_at <= REPORT_VALID_S
         }
 
-    def _ask_report(self, folder: Path, process: ProcessId, known: _Known) -> bool:
-        """Ask a process whose report is due; return whether its answer is worth waiting for."""
+    def _ask_report(self, folder: Path, process: ProcessId, known: _ProcessState) -> bool:
+        """Query a process that is due; return whether to wait for its answer in this sample."""
         now = self._clock()
-        if known.asked is not None or now < known.next:
+        if known.asked_at is not None or now < known.next_at:
             return False
         if not os.path.lexists(folder / f"{process.pid}.sock"):
-            known.next = now + AGAIN_S
+            known.next_at = now + RETRY_S
             return False
-        if not self._exchange.begin(folder, process.pid, REPORT):
-            known.next = now + AGAIN_S
+        if not self._requests.send(folder, process.pid, REPORT_REQUEST):
+            known.next_at = now + RETRY_S
             return False
-        known.asked = now
-        return known.prompt
+        known.asked_at = now
+        return known.is_prompt
 
-    def _take(self, process: ProcessId, known: _Known, answer: bytes | None, now: float) -> None:
-        """Take in what came of the request under way; ``answer`` is None while nothing did."""
-        assert known.asked is not None
+    def _store_answer(
+        self, process: ProcessId, known: _ProcessState, answer: bytes | None, now: float
+    ) -> None:
+        """Store the answer to the pending request; None if it has not arrived yet."""
+        assert known.asked_at is not None
         if answer is None:
-            known.prompt = False
-            if now - known.asked > LATE_S:
-                self._exchange.drop(process.pid)
-                known.asked, known.next = None, now + AGAIN_S
+            known.is_prompt = False
+            if now - known.asked_at > LATE_ANSWER_S:
+                self._requests.drop(process.pid)
+                known.asked_at, known.next_at = None, now + RETRY_S
             return
         try:
             report = decode(answer, Report)
         except Malformed:
             report = None
-        if report is not None and report.pid == process.pid and lives(process):
-            known.report, known.at, known.next = report, now - report.age_s, 0.0
-            known.prompt = now - known.asked <= REPORT_S
+        if report is not None and report.pid == process.pid and is_running(process):
+            known.report, known.reported_at, known.next_at = report, now - report.age_s, 0.0
+            known.is_prompt = now - known.asked_at <= REPORT_TIMEOUT_S
         else:
-            known.next = now + AGAIN_S
-        known.asked = None
+            known.next_at = now + RETRY_S
+        known.asked_at = None
 
     # ---- on request
 
     @property
     def folder(self) -> Path | None:
-        """Where the probes' sockets and files are; None without probes."""
+        """Folder of the probes' sockets and files; None without probes."""
         return self._folder
 
     def texts(self, kind: Diagnostic) -> dict[int, bytes]:
-        """Return the text of every process that answers."""
+        """Return the text of this diagnostic from each process that answers, by PID."""
         if kind is Diagnostic.TRACEMALLOC:
-            return self._traced()
-        return self._texts({"do": kind.value}, STACKS_S if kind is Diagnostic.STACKS else TEXT_S)
+            return self._trace_allocations()
+        return self._query_texts(
+            {"do": kind.value}, STACKS_TIMEOUT_S if kind is Diagnostic.STACKS else TEXT_TIMEOUT_S
+        )
 
-    def _traced(self) -> dict[int, bytes]:
-        """Growth by source line during a few seconds. The probe ends it by itself if we cannot."""
-        if not self._texts({"do": "tracemalloc", "step": "start"}):
+    def _trace_allocations(self) -> dict[int, bytes]:
+        """Return the growth by source line during :data:`TRACE_S`.
+
+        A probe ends the trace itself if the supervisor cannot.
+        """
+        if not self._query_texts({"do": "tracemalloc", "step": "start"}):
             return {}
         try:
             time.sleep(TRACE_S)
-            return self._texts({"do": "tracemalloc", "step": "diff"})
+            return self._query_texts({"do": "tracemalloc", "step": "diff"})
         finally:
-            self._texts({"do": "tracemalloc", "step": "stop"})
+            self._query_texts({"do": "tracemalloc", "step": "stop"})
 
-    def _texts(self, request: dict[str, str], timeout_s: float = TEXT_S) -> dict[int, bytes]:
+    def _query_texts(
+        self, request: dict[str, str], timeout_s: float = TEXT_TIMEOUT_S
+    ) -> dict[int, bytes]:
         found: dict[int, bytes] = {}
-        for pid, answer in self._ask(request, timeout_s, TEXT_BYTES).items():
+        for pid, answer in self._query(request, timeout_s, TEXT_BYTES).items():
             try:
-                text = decode(answer, _Text).text
+                text = decode(answer, _TextAnswer).text
             except Malformed:
                 continue
             found[pid] = text.encode(errors="replace")
         return found
 
-    def trim(self, idle: bool) -> Trimmed | None:
-        """Return what the probes gave back; None where none did anything."""
+    def trim(self, idle: bool) -> TrimResult | None:
+        """Trim the memory of all processes; None if no probe answers."""
         done, device = 0, None
-        for answer in self._ask({"do": "trim", "idle": idle}, TRIM_S).values():
+        for answer in self._query({"do": "trim", "idle": idle}, TRIM_TIMEOUT_S).values():
             try:
-                report = decode(answer, _Trim)
+                report = decode(answer, _TrimAnswer)
             except Malformed:
                 continue
             done += 1
             if report.device_before is not None and report.device_after is not None:
                 device = (device or 0) + report.device_before - report.device_after
-        return Trimmed(done, device) if done else None
+        return TrimResult(done, device) if done else None
 
-    def _ask(
+    def _query(
         self, request: dict[str, object] | dict[str, str], timeout_s: float, limit: int = 1 << 16
     ) -> dict[int, bytes]:
-        alive = [p.pid for p in self._answering if lives(p)]
+        alive = [p.pid for p in self._answering if is_running(p)]
         if self._folder is None or not alive:
             return {}
         line = json.dumps(request).encode() + b"\n"
-        return ask_all(self._folder, alive, line, timeout_s, limit)
+        return query_all(self._folder, alive, line, timeout_s, limit)
 
 
-def _family(processes: Iterable[ProcessMemory]) -> dict[ProcessId, ProcessMemory]:
-    """Return the living ones of ``processes``, and their descendants, which nobody named yet."""
+def _with_descendants(processes: Iterable[ProcessMemory]) -> dict[ProcessId, ProcessMemory]:
+    """Return the running ones of ``processes``, and their descendants with role ``Other``."""
     found: dict[ProcessId, ProcessMemory] = {}
     waiting = list(processes)
     seen = {process.pid for process in waiting}

@@ -1,8 +1,8 @@
-"""The processes that this one sees: by psutil, and by /proc for what psutil lacks.
+"""The processes in this PID namespace, read with psutil, or from /proc for what psutil lacks.
 
-Everything here may be outdated at once, so signals are fenced by the start time of a process
-(:class:`ProcessId`). Its arguments and its environment, which a process can write itself, are read
-up to a bound; psutil would read and split all of them (docs/decisions/0002-libraries.md).
+All of it can be outdated at once, so signals are fenced by the start time of the process
+(:class:`ProcessId`). A process can write its own arguments and environment, so only a bounded part
+of them is read. psutil would read and split all of it (docs/decisions/0002-libraries.md).
 """
 
 from __future__ import annotations
@@ -23,29 +23,33 @@ from plimsoll_api.control_group import MemoryGroup, memory_group
 from plimsoll_api.trace import OpenFiles
 
 MAX_ANCESTORS = 64
+"""Maximum number of ancestors that are followed."""
 MAX_WORDS = 64
-MAX_LINE = 64 << 10
-"""Words and bytes of a command line that are read: a hostile one may have megabytes."""
+MAX_LINE_BYTES = 64 << 10
+"""Maximum number of words and bytes of a command line: a hostile one may have megabytes."""
 MAX_DESCRIPTORS = 65_536
-"""Open files of one process that are read; a container's limit may be a million."""
-MAX_ENVIRONMENT = 1 << 20
-"""Bytes of an environment; Linux starts no program with more than 2 MiB by default."""
+"""Maximum number of open files read from one process; a container's limit may be a million."""
+MAX_ENVIRONMENT_BYTES = 1 << 20
+"""Maximum number of bytes of an environment; Linux allows 2 MiB by default."""
 MAX_THREADS = 8192
-"""Threads of one process whose children are read, in every sample: ten times what an engine has."""
-TRIES = 3
-"""Tries to read the children of a process whose threads come and go."""
+"""Maximum number of threads of one process whose children are read in each sample: ten times what
+an engine has."""
+MAX_TRIES = 3
+"""Attempts to read the children of a process whose threads start and end meanwhile."""
 OPEN_FILES_PERIOD_S = 15.0
+"""Seconds between two counts of open files."""
 MAX_COUNTED_FILES = 65_536
-"""Entries of one process that are counted one by one, on kernels before 6.2; more is unknown."""
+"""Maximum number of open files counted one by one, on kernels before 6.2; more is unknown."""
 ENDED_STATES = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
+"""States of processes that have ended."""
 
 
 def read(pid: int, name: str, limit: int = -1) -> bytes:
-    """Return what ``/proc/PID/NAME`` holds, up to ``limit`` bytes; raise OSError without it.
+    """Return up to ``limit`` bytes of ``/proc/PID/NAME``. Raises OSError if it cannot be read.
 
-    pathlib interns each part of a path, here also the numbers of processes and threads. So the
-    interpreter would rebuild its table of interned strings every few hundred samples, which takes a
-    megabyte for a moment that the heap may keep.
+    The path is a string because pathlib interns each part of a path, here also the numbers of
+    processes and threads. The interpreter would then rebuild its table of interned strings every
+    few hundred samples. That takes a megabyte for a moment, which the heap may keep.
     """
     with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
         if limit < 0:
@@ -57,16 +61,17 @@ def read(pid: int, name: str, limit: int = -1) -> bytes:
         return b"".join(pieces)
 
 
-def first_names(folder: str | Path, limit: int) -> list[str]:
-    """Return at most ``limit`` names of a folder that other processes fill. Raises OSError."""
+def list_names(folder: str | Path, limit: int) -> list[str]:
+    """Return at most ``limit`` names in a folder that other processes fill. Raises OSError."""
     with os.scandir(folder) as entries:
         return [entry.name for entry in itertools.islice(entries, limit)]
 
 
 class ProcessId(msgspec.Struct, frozen=True):
-    """One process, by its PID and its start time, so that a reused PID is never mistaken for it.
+    """One process, identified by PID and start time, so that a reused PID is never mistaken for it.
 
-    ``started`` is in clock ticks since boot (field 22 of /proc/PID/stat), which no clock moves.
+    ``started`` is in clock ticks since boot (field 22 of /proc/PID/stat). Changes of the system
+    time do not affect it.
     """
 
     pid: int
@@ -74,9 +79,9 @@ class ProcessId(msgspec.Struct, frozen=True):
 
 
 def identify(pid: int) -> ProcessId | None:
-    """Return the process that has this PID now; None where there is none, or only a zombie."""
+    """Return the process that has this PID now; None if there is none or it is a zombie."""
     try:
-        stat = read(pid, "stat")  # a name is in no certain encoding
+        stat = read(pid, "stat")  # the name may have any encoding
     except OSError:
         return None
     fields = stat.rpartition(b")")[2].split()
@@ -85,59 +90,60 @@ def identify(pid: int) -> ProcessId | None:
     return ProcessId(pid, int(fields[19]))
 
 
-def lives(process: ProcessId) -> bool:
-    """Return whether this process still runs."""
+def is_running(process: ProcessId) -> bool:
+    """Report whether this process is still running."""
     return identify(process.pid) == process
 
 
 def age_s(process: ProcessId) -> float:
-    """Seconds since the process started."""
+    """Return the seconds since the process started."""
     ticks = os.sysconf("SC_CLK_TCK")
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - process.started / ticks)
 
 
-def send(
+def send_signal(
     process: ProcessId,
     number: int,
     allowed: Callable[[ProcessId], bool] = lambda process: True,
 ) -> None:
-    """Send a signal to this process and no other.
+    """Send a signal to this process, and to no other.
 
-    A process descriptor stays that of its process even if another one gets the PID. Raises
-    ``ProcessLookupError`` if it has ended.
+    A pidfd refers to the same process even if its PID is reused. Raises ``ProcessLookupError`` if
+    the process has ended.
     """
     descriptor = os.pidfd_open(process.pid)
     try:
-        if lives(process) and allowed(process):
+        if is_running(process) and allowed(process):
             signal.pidfd_send_signal(descriptor, number)
     finally:
         os.close(descriptor)
 
 
 class Container(NamedTuple):
-    """What the processes of one container share: control group and mount namespace.
+    """A container, identified by what its processes share: control group and mount namespace.
 
-    The namespace is None where it may not be read: the process has more capabilities than we.
+    The namespace is None if it is not readable, because the process has more capabilities than the
+    supervisor.
     """
 
     cgroup: str
     mounts: int | None
 
     def is_other_than(self, mine: Container) -> bool:
-        """Whether this is another container than ours.
+        """Report whether this is another container than ``mine``.
 
-        Two sessions of one machine have control groups of their own, too, but the same mounts.
+        Login sessions of one machine also have separate control groups, but the same mounts.
         """
         return self.cgroup != mine.cgroup and (self.mounts is None or self.mounts != mine.mounts)
 
-    def holds(self, other: Container) -> bool:
-        """Whether ``other`` is this container, as far as can be seen."""
+    def is_same_as(self, other: Container) -> bool:
+        """Report whether ``other`` is this container, as far as its mounts are known."""
         known = self.mounts is not None and other.mounts is not None
         return self.cgroup == other.cgroup and (not known or self.mounts == other.mounts)
 
 
-def membership(pid: int) -> MemoryGroup | None:
-    """Return the process's memory control group; None where that cannot be read."""
+def control_group_of(pid: int) -> MemoryGroup | None:
+    """Return the memory control group of the process; None if it is not readable."""
     try:
         return memory_group(os.fsdecode(read(pid, "cgroup")))
     except OSError:
@@ -145,8 +151,8 @@ def membership(pid: int) -> MemoryGroup | None:
 
 
 def container_of(pid: int) -> Container | None:
-    """Return the container of a process; None where there is no such process."""
-    group = membership(pid)
+    """Return the container of the process; None if there is no such process."""
+    group = control_group_of(pid)
     if group is None:
         return None
     try:
@@ -157,17 +163,17 @@ def container_of(pid: int) -> Container | None:
 
 
 def is_nested(pid: int) -> bool:
-    """Whether the process is in a PID namespace below ours, or gone."""
+    """Report whether the process is in a nested PID namespace or has ended."""
     try:
         status = read(pid, "status")
     except OSError:
         return True
-    # One number for each namespace from ours on. Kernels before 4.1 do not tell.
+    # One PID for each namespace from ours down; kernels before 4.1 have no such line.
     return len(status.partition(b"\nNSpid:")[2].partition(b"\n")[0].split()) > 1
 
 
 def parents() -> dict[int, int]:
-    """Return the parent of every process that can be seen and has not ended."""
+    """Return the parent PID of each visible process that has not ended, by PID."""
     found: dict[int, int] = {}
     for pid in psutil.pids():
         with contextlib.suppress(psutil.Error):
@@ -179,7 +185,7 @@ def parents() -> dict[int, int]:
 
 
 def ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
-    """``pid``, its parent and so on."""
+    """Yield ``pid``, its parent, and so on."""
     for _ in range(MAX_ANCESTORS):
         if pid <= 0:
             return
@@ -188,7 +194,7 @@ def ancestors(pid: int, parents: Mapping[int, int]) -> Iterator[int]:
 
 
 def descendants(pids: set[int], parents: Mapping[int, int]) -> set[int]:
-    """Children of ``pids``, their children and so on, without ``pids``."""
+    """Return the descendants of ``pids``, without ``pids``."""
     children: dict[int, list[int]] = {}
     for child, parent in parents.items():
         children.setdefault(parent, []).append(child)
@@ -203,16 +209,16 @@ def descendants(pids: set[int], parents: Mapping[int, int]) -> set[int]:
 
 
 def children(pid: int) -> list[int] | None:
-    """Direct children, those that any of the process's threads started.
+    """Return the children of all threads of the process.
 
-    Empty where it has ended, or the kernel does not say; None where its threads changed while they
-    were read, or are more than :data:`MAX_THREADS`. psutil scans all of /proc for it.
+    Empty if the process has ended or the kernel does not list children. None if its threads changed
+    during the read, or if it has more than :data:`MAX_THREADS`. psutil would scan all of /proc.
     """
     folder = f"/proc/{pid}/task"
-    for _ in range(TRIES):
+    for _ in range(MAX_TRIES):
         found: list[int] = []
         try:
-            tasks = first_names(folder, MAX_THREADS + 1)
+            tasks = list_names(folder, MAX_THREADS + 1)
         except OSError:
             return found
         if len(tasks) > MAX_THREADS:
@@ -223,14 +229,14 @@ def children(pid: int) -> list[int] | None:
             except (OSError, ValueError):
                 if os.path.exists(f"{folder}/{task}"):
                     return found
-                break  # its children now belong to another thread, maybe to one read before
+                break  # its children now belong to another thread, perhaps one already read
         else:
             return found
     return None
 
 
 def cpu_s(pid: int) -> float | None:
-    """Seconds that the process and its ended children have computed; None where it is gone."""
+    """Return the CPU seconds of the process and its ended children; None if it has ended."""
     try:
         times = psutil.Process(pid).cpu_times()
     except psutil.Error:
@@ -239,24 +245,21 @@ def cpu_s(pid: int) -> float | None:
 
 
 def command_line(pid: int) -> list[str]:
-    """Return the words of the process's command line, as it was started or as it changed them.
+    """Return the words of the command line, which the process may have changed.
 
-    Empty where unknown; at most :data:`MAX_WORDS`.
+    Empty if unknown; at most :data:`MAX_WORDS` words.
     """
     try:
-        line = read(pid, "cmdline", MAX_LINE)
+        line = read(pid, "cmdline", MAX_LINE_BYTES)
     except OSError:
         return []
     return [word.decode(errors="replace") for word in line.split(b"\0", MAX_WORDS)[:MAX_WORDS]]
 
 
 def environment(pid: int, name: str) -> str | None:
-    """Return a variable that the process was started with.
-
-    None where it has none or may not be read.
-    """
+    """Return a variable of the environment at the start; None if not set or not readable."""
     try:
-        entries = b"\0" + read(pid, "environ", MAX_ENVIRONMENT)
+        entries = b"\0" + read(pid, "environ", MAX_ENVIRONMENT_BYTES)
     except OSError:
         return None
     _, begin, rest = entries.partition(b"\0" + name.encode() + b"=")
@@ -264,7 +267,7 @@ def environment(pid: int, name: str) -> str | None:
 
 
 def command_name(pid: int) -> str:
-    """Return the kernel's name of the process, at most 15 characters; empty where it has ended."""
+    """Return the kernel's name of the process, at most 15 characters; empty if it has ended."""
     try:
         return read(pid, "comm").decode(errors="replace").strip()
     except OSError:
@@ -272,7 +275,7 @@ def command_name(pid: int) -> str:
 
 
 class OpenFilesReader:
-    """Reads at intervals, and returns the newest reading in between."""
+    """Counts open files every :data:`OPEN_FILES_PERIOD_S`, and keeps the result in between."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -280,29 +283,28 @@ class OpenFilesReader:
         self._newest: OpenFiles | None = None
 
     def read(self, processes: Callable[[], Mapping[int, str]]) -> OpenFiles | None:
-        """Return the process that is nearest to its limit, of those that can be read.
+        """Return the count of the process that is nearest to its limit; None if none is readable.
 
-        ``processes`` gives the names of the engine's processes by PID. None if no process can be
-        read.
+        ``processes`` returns the names of the engine's processes by PID.
         """
         now = self._clock()
         if now >= self._next:
             self._next = now + OPEN_FILES_PERIOD_S
-            self._newest = nearest(processes())
+            self._newest = nearest_to_limit(processes())
         return self._newest
 
 
-def nearest(processes: Mapping[int, str]) -> OpenFiles | None:
-    """Return the process with the largest share of its limit in use; None if none can be read."""
+def nearest_to_limit(processes: Mapping[int, str]) -> OpenFiles | None:
+    """Return the count of the process nearest to its limit; None if none is readable."""
     found = []
     for pid, name in processes.items():
-        count, limit = _open_files(f"/proc/{pid}/fd"), _limit(pid)
+        count, limit = _count_open_files(f"/proc/{pid}/fd"), _open_files_limit(pid)
         if count is not None and limit is not None:
             found.append(OpenFiles(process=name, open=count, limit=limit))
     return max(found, key=lambda one: one.ratio, default=None)
 
 
-def _open_files(folder: str) -> int | None:
+def _count_open_files(folder: str) -> int | None:
     try:
         # Since Linux 6.2 the size of this folder is the number of its entries.
         if size := os.stat(folder).st_size:
@@ -314,8 +316,8 @@ def _open_files(folder: str) -> int | None:
     return count if count <= MAX_COUNTED_FILES else None
 
 
-def _limit(pid: int) -> int | None:
-    """Return the soft limit; None where there is none, or it cannot be read."""
+def _open_files_limit(pid: int) -> int | None:
+    """Return the soft limit of open files; None if there is none or it is not readable."""
     try:
         soft, _ = psutil.Process(pid).rlimit(psutil.RLIMIT_NOFILE)
     except (psutil.Error, OSError):

@@ -1,8 +1,8 @@
 """Resident memory of the engine's processes, from ``/proc/PID/status``.
 
-Readable across UIDs, and cheap: tens of microseconds a process. A process that vanishes while it is
-read, or whose PID another process has by then, makes the answer unknown for this sample, never
-smaller. Files are read as bytes: a process may give itself a name in any encoding, or none.
+The file is readable across UIDs, and takes tens of microseconds per process. If a process ends
+while it is read, or its PID is reused, the result of this sample is unknown, never smaller. Files
+are read as bytes, because a process can set its name in any encoding.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from plimsoll_sidecar.signals.process_table import (
     children,
     cpu_s,
     identify,
-    lives,
+    is_running,
 )
 
 MAX_PROCESSES = 256
-"""An engine has a handful; a fork bomb beside it must not stop the sampler. Beyond it the sum is
-unknown."""
+"""Maximum number of processes, beyond which the sum is unknown. An engine has a handful; a fork
+bomb beside it must not stop the sampler."""
 
 
-class Resident(msgspec.Struct, frozen=True):
-    """Bytes of one process, by kind of page."""
+class ResidentMemory(msgspec.Struct, frozen=True):
+    """Resident memory of one process, by kind of page, in bytes."""
 
     anon: int
     file: int
     shmem: int
     swap: int | None = None
-    """Anonymous memory in swap; None where the kernel does not say."""
+    """Anonymous memory in swap; None if the kernel does not report it."""
     hugetlb: int | None = None
-    """Huge pages of a pool (hugetlb), which are in no other figure."""
+    """Huge pages from a pool (hugetlb), which no other figure includes."""
 
     @property
     def total(self) -> int:
-        """Resident bytes of all kinds."""
+        """Sum of all kinds of resident pages."""
         return self.anon + self.file + self.shmem
 
 
 class Processes:
-    """The processes of one engine: those that it names, and their descendants.
+    """The processes of one engine: those that it reports, and their descendants.
 
-    What the engine named last is remembered with its start times, so that it can be read while the
-    engine does not answer, and a PID that was given to another process is not taken for it.
+    The last reported processes are remembered with their start times. So they can be read while the
+    engine does not answer, and a reused PID is not taken for one of them.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,10 @@ class Processes:
         self._own = {own.pid, *(ancestor.pid for ancestor in own.parents())}
 
     def name(self, processes: Iterable[ProcessMemory]) -> None:
-        """Take over what the engine says. A PID of our own comes from another PID namespace."""
+        """Store the processes that the engine reports.
+
+        A PID of the supervisor or its ancestors is ignored: it comes from another PID namespace.
+        """
         named: dict[ProcessId, ProcessMemory] = {}
         for process in processes:
             identity = identify(process.pid) if process.pid not in self._own else None
@@ -69,26 +72,29 @@ class Processes:
 
     @property
     def first(self) -> ProcessId | None:
-        """A living process of the engine; the frontend where it is known."""
-        alive = [p for p in self._named if lives(p)]
+        """A running process of the engine, preferably the frontend; None if there is none."""
+        alive = [p for p in self._named if is_running(p)]
         alive.sort(key=lambda p: self._named[p].role is not Role.FRONTEND)
         return alive[0] if alive else None
 
     @property
     def frontend_lives(self) -> bool | None:
-        """Whether the process that the others end with is alive; None where none was named."""
+        """Whether the frontend is running; None if none was reported."""
         frontends = [p for p, one in self._named.items() if one.role is Role.FRONTEND]
-        return any(lives(p) for p in frontends) if frontends else None
+        return any(is_running(p) for p in frontends) if frontends else None
 
     def read(self) -> Host:
-        """Sum over all processes; everything unknown when one of them could not be read."""
-        living = self._living()
+        """Return the sums over all processes; all unknown if one of them could not be read."""
+        living = self._running()
         if living is None:
             return Host()
         if not living:
             return Host(processes=0 if self._named else None)
         read = {pid: identify(pid) for pid in living} | {p.pid: p for p in self._named}
-        sizes = {pid: _own(resident(pid), process.private) for pid, process in living.items()}
+        sizes = {
+            pid: _private_part(read_resident(pid), process.private)
+            for pid, process in living.items()
+        }
         changed = any(identify(pid) != read[pid] for pid in living)
         if changed or any(size is None for size in sizes.values()):
             return Host(processes=len(sizes))
@@ -97,10 +103,10 @@ class Processes:
             rss_anon=sum(size.anon for size in known.values()),
             rss_file=sum(size.file for size in known.values()),
             rss_shmem=sum(size.shmem for size in known.values()),
-            swap=total(size.swap for size in known.values()),
-            hugetlb=total(size.hugetlb for size in known.values()) if self._pool else None,
+            swap=sum_known(size.swap for size in known.values()),
+            hugetlb=sum_known(size.hugetlb for size in known.values()) if self._pool else None,
             processes=len(known),
-            by_process=[  # what a standby has grown by is in the ledger
+            by_process=[  # the ledger has the memory of a standby
                 RoleRss(living[pid].label, size.anon, size.shmem, size.swap)
                 for pid, size in known.items()
                 if living[pid].name != STANDBY
@@ -108,15 +114,15 @@ class Processes:
         )
 
     def names(self) -> dict[int, str]:
-        """Return what the living processes are called, by PID; empty where not all are known."""
-        return {pid: process.label for pid, process in (self._living() or {}).items()}
+        """Return the labels of the running processes by PID; empty if not all are known."""
+        return {pid: process.label for pid, process in (self._running() or {}).items()}
 
     def helpers_cpu_s(self) -> float | None:
-        """Return the processor time of all but the frontend, with that of ended children.
+        """Return the CPU seconds of all processes but the frontend, including ended children.
 
-        Of everything where there is only the frontend. None where one of them cannot be read.
+        Includes the frontend if there is no other process. None if one of them is not readable.
         """
-        living = self._living()
+        living = self._running()
         if living is None:
             return None
         helpers = [pid for pid, p in living.items() if p.role is not Role.FRONTEND] or list(living)
@@ -124,9 +130,9 @@ class Processes:
         known = [s for s in spent if s is not None]
         return sum(known) if len(known) == len(spent) and any(known) else None
 
-    def _living(self) -> dict[int, ProcessMemory] | None:
-        """Return the processes by PID; None where not all of them can be known."""
-        named = {p.pid: one for p, one in self._named.items() if lives(p)}
+    def _running(self) -> dict[int, ProcessMemory] | None:
+        """Return the running processes by PID; None if they are not all known."""
+        named = {p.pid: one for p, one in self._named.items() if is_running(p)}
         found = dict(named)
         waiting = list(named)
         while waiting:
@@ -135,9 +141,9 @@ class Processes:
             if started is None or len(found) + len(started) > MAX_PROCESSES:
                 return None
             for child in started:
-                # A zombie has no memory, and stays for as long as its parent does not care.
+                # A zombie has no memory, and stays until its parent reads its exit status.
                 if child not in found and identify(child) is not None:
-                    # What a standby forks does nothing either: its pages are the standby's.
+                    # A child of a standby is idle, too, and shares the standby's pages.
                     waits = found[parent].name == STANDBY
                     found[child] = ProcessMemory(
                         Role.OTHER,
@@ -149,15 +155,15 @@ class Processes:
         return found
 
 
-def _own(size: Resident | None, private: int | None) -> Resident | None:
-    """Return what is the process's alone, where the engine says it: other pages count elsewhere."""
+def _private_part(size: ResidentMemory | None, private: int | None) -> ResidentMemory | None:
+    """Return the memory without shared pages, if the engine reports the private ones."""
     if size is None or private is None:
         return size
     return msgspec.structs.replace(size, anon=min(size.anon, private))
 
 
-def resident(pid: int) -> Resident | None:
-    """Return the process's memory now; None where there is no such process, or only a zombie."""
+def read_resident(pid: int) -> ResidentMemory | None:
+    """Return the memory of the process now; None if there is none or it is a zombie."""
     values: dict[bytes, int] = {}
     try:
         with open(f"/proc/{pid}/status", "rb") as status:
@@ -168,7 +174,7 @@ def resident(pid: int) -> Resident | None:
     except (OSError, ValueError):
         return None
     try:
-        return Resident(
+        return ResidentMemory(
             values[b"RssAnon:"],
             values[b"RssFile:"],
             values[b"RssShmem:"],
@@ -180,7 +186,7 @@ def resident(pid: int) -> Resident | None:
 
 
 def has_huge_pages(memory: str = "/proc/meminfo") -> bool:
-    """Return whether this node keeps a pool of huge pages; most have none."""
+    """Report whether this node has a pool of huge pages; most have none."""
     try:
         with open(memory, "rb") as file:
             found = re.search(rb"^Hugetlb: +(\d+)", file.read(1 << 16), re.M)
@@ -189,8 +195,8 @@ def has_huge_pages(memory: str = "/proc/meminfo") -> bool:
     return found is not None and int(found[1]) > 0
 
 
-def total(sizes: Iterable[int | None]) -> int | None:
-    """Return the sum, unknown if any part of it is."""
+def sum_known(sizes: Iterable[int | None]) -> int | None:
+    """Return the sum, or None if any part is unknown."""
     result = 0
     for size in sizes:
         if size is None:

@@ -1,6 +1,6 @@
-"""Puts one :class:`~plimsoll_api.trace.Sample` together from a live engine.
+"""Takes one :class:`~plimsoll_api.trace.Sample` from a running engine.
 
-Each source that fails leaves its part unknown; nothing here raises.
+If a source fails, its part of the sample is unknown. Nothing here raises.
 """
 
 from __future__ import annotations
@@ -25,9 +25,15 @@ from plimsoll_api.trace import (
 )
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.signals.cgroup import Cgroup, CgroupMemory
-from plimsoll_sidecar.signals.device_memory import DeviceSource, Nvml, assigned, outside, reasons
-from plimsoll_sidecar.signals.device_sharing import Sharing
-from plimsoll_sidecar.signals.engine_processes import NoEngine
+from plimsoll_sidecar.signals.device_memory import (
+    DeviceSource,
+    Nvml,
+    assigned_devices,
+    available_sources,
+    explain_unused,
+)
+from plimsoll_sidecar.signals.device_sharing import SharingDetector
+from plimsoll_sidecar.signals.engine_processes import EngineNotFound
 from plimsoll_sidecar.signals.process_table import OpenFilesReader, ProcessId
 from plimsoll_sidecar.signals.resident_memory import Processes
 from plimsoll_sidecar.signals.shared_memory import OrphanedMemory
@@ -35,39 +41,42 @@ from plimsoll_sidecar.signals.shared_memory import OrphanedMemory
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE = 400
-WORKING = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAINED})
-"""States in which a worker is expected to make steps; in any other its load is unknown."""
-TELL_S = 20.0
-"""A signal that is missing for less is the start of an engine, or an answer that came late."""
-SILENT_S = 60.0
-"""A process whose probe says nothing for so long has none any more: it became another program."""
+"""Maximum number of characters of an error in a signal."""
+WORKING_STATES = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAINED})
+"""States in which a worker should make steps; in all others its load is unknown."""
+LOG_AFTER_S = 20.0
+"""Seconds until a missing signal is logged: before, the engine may start or be slow to answer."""
+PROBE_GONE_S = 60.0
+"""Seconds after which a process whose probe does not answer counts as one without a probe: it has
+become another program."""
 
 
 class StatusSource(Protocol):
-    """What a sample needs of an engine's adapter."""
+    """What the sampler needs of an engine adapter."""
 
     def status(self) -> Status:
-        """Return the engine's account of itself; EngineError where there is none."""
+        """Return the engine's status; EngineError if there is none."""
 
-    def serves(self) -> bool:
-        """Whether its serving port answers."""
+    def is_serving(self) -> bool:
+        """Report whether its serving port answers."""
 
     def processes(self) -> list[ProcessMemory]:
-        """Its living processes, found without its answer."""
+        """Return its running processes, found without asking it."""
 
     def has_ended(self) -> bool:
-        """Whether these are only what its main process left, which nobody may have seen."""
+        """Report whether only processes that the ended main process left behind are running."""
 
 
 class Sampler:
-    """``status`` is the answer in the newest sample; None where the engine gave none.
+    """Takes samples of an engine.
 
-    ``signals`` says what the newest sample had, ``page`` whether the engine's metrics page could be
-    used; None for an engine without one.
+    ``status`` is its answer in the newest sample, None if it did not answer. ``signals`` says which
+    signals the newest sample has. ``page`` returns whether the engine's metrics page is usable,
+    None for an engine without one.
 
-    ``device_source`` names where device memory comes from: ``engine`` (cudaMemGetInfo), ``nvml``,
-    ``dcgm`` or ``amd`` (the node's exporters), or None. It is chosen once for each epoch, for they
-    differ by a constant.
+    ``device_source`` is where device memory is read: ``engine`` (cudaMemGetInfo), ``nvml``,
+    ``dcgm`` or ``amd`` (exporters on the node), or None. It is chosen once for each epoch, because
+    the sources differ by a constant.
     """
 
     def __init__(
@@ -84,13 +93,13 @@ class Sampler:
         self.cgroup = CgroupMemory()
         self.device_source: str | None = None
         self._engine, self._clock, self._page = engine, clock, page
-        self._silent = Signal(True)
+        self._engine_signal = Signal(True)
         self.signals: dict[str, Signal] = {}
-        self._began = clock()
+        self._started_at = clock()
         self._processes, self._orphaned = Processes(), orphaned
         self._open_files = OpenFilesReader(clock)
-        self._outside = outside(nvml or Nvml(), exporter, amd)
-        self._sharing = Sharing(self._outside, clock)
+        self._sources = available_sources(nvml or Nvml(), exporter, amd)
+        self._sharing = SharingDetector(self._sources, clock)
         self._group: Cgroup | None = None
         self._group_of: ProcessId | None = None
         self._epoch_text: str | None = None
@@ -101,27 +110,27 @@ class Sampler:
         self._silent_since: float | None = None
 
     def sample(self) -> Sample:
-        """One reading of everything. Bounded by the adapter's own time limit."""
+        """Take one sample. Takes no longer than the adapter's own timeout."""
         begin = self._clock()
-        status = self.status = self._ask()
+        status = self.status = self._query_engine()
         if status is not None:
             self._follow_epoch(status)
             self._processes.name(status.processes)
             self._parts = status.parts
         host = self._host(status)
         sample = Sample(
-            t=round(begin - self._began, 3),
+            t=round(begin - self._started_at, 3),
             epoch=self._epoch,
             host=host,
             device=self._devices(status, host.processes == 0),
             scrape_ok=status is not None,
-            serving=self._engine.serves() if status is None and host.processes else None,
+            serving=self._engine.is_serving() if status is None and host.processes else None,
             parts=self._parts,
         )
         if status is not None:
-            sample.ready = status.state in WORKING if status.state.is_known else None
+            sample.ready = status.state in WORKING_STATES if status.state.is_known else None
             sample.malloc = self._malloc(status)
-            sample.load, sample.load_age_s = load_of(status), status.load_age_s
+            sample.load, sample.load_age_s = current_load(status), status.load_age_s
             sample.ledger = [
                 LedgerLine(e.owner, e.kind.value, e.bytes, e.bound) for e in status.ledger
             ] or None
@@ -129,56 +138,56 @@ class Sampler:
         return sample
 
     def _signals(self, sample: Sample) -> dict[str, Signal]:
-        found = signals_of(sample, shared_memory=self._orphaned is not None)
+        found = find_signals(sample, shared_memory=self._orphaned is not None)
         if not sample.scrape_ok:
-            found["engine"] = self._silent
+            found["engine"] = self._engine_signal
         page = self._page()
         if page is not None:
             found["metrics"] = page
         return found
 
-    def _ask(self) -> Status | None:
+    def _query_engine(self) -> Status | None:
         try:
             return self._engine.status()
         except EngineError as error:
-            log.debug("no status: %s", error)
-            unseen = isinstance(error.__cause__, NoEngine)
+            log.debug("engine status unavailable: %s", error)
+            unseen = isinstance(error.__cause__, EngineNotFound)
             reason = SignalReason.ENGINE_NOT_FOUND if unseen else SignalReason.ENGINE_SILENT
-            self._silent = Signal(False, reason, str(error)[:MAX_MESSAGE])
+            self._engine_signal = Signal(False, reason, str(error)[:MAX_MESSAGE])
             return None
 
     def _follow_epoch(self, status: Status) -> None:
-        """Count the epochs by their text; reset what was known of the last one."""
+        """Start a new epoch if its text has changed: count it and reset what was known."""
         if status.epoch != self._epoch_text:
             self._epoch_text = status.epoch
             self._epoch += 1
             self.device_source, self._uuids = None, {}
-            self._sharing.forget()
+            self._sharing.reset()
             self._accounted, self._silent_since = set(), None
 
     def _malloc(self, status: Status) -> Malloc | None:
-        """Return the worker's account.
+        """Return the allocator figures of the worker, summed over its ranks.
 
-        Of all its ranks together, unknown where one does not say.
+        Unknown if one of the ranks does not report.
         """
         if not status.probed:
-            return _malloc(status)
+            return _sum_malloc(status)
         now, listed = self._clock(), {p.pid for p in status.processes}
         accounted = {p.pid for p in status.processes if p.python_objects is not None}
         self._accounted = (self._accounted & listed) | accounted
         if self._accounted == accounted:
             self._silent_since = None
-            return _malloc(status)
+            return _sum_malloc(status)
         self._silent_since = now if self._silent_since is None else self._silent_since
-        if now - self._silent_since > SILENT_S:
+        if now - self._silent_since > PROBE_GONE_S:
             self._accounted, self._silent_since = accounted, None
         return None
 
     def _host(self, status: Status | None) -> Host:
-        """Memory of the engine's processes.
+        """Return the memory of the engine's processes.
 
-        Where all that it named have ended and it does not answer, the next engine may be starting:
-        its memory is nobody's otherwise.
+        If all reported processes have ended and the engine does not answer, the next engine may be
+        starting. Its processes are then found without its answer.
         """
         host = self._processes.read()
         if status is None and not host.processes:
@@ -210,11 +219,12 @@ class Sampler:
         return host
 
     def _devices(self, status: Status | None, ended: bool) -> list[Device]:
-        """Read the devices.
+        """Return the memory of the devices.
 
-        ``ended``: no process of the engine lives; then only NVML can tell what is still held.
+        ``ended`` is whether no process of the engine is running. Then only NVML or an exporter can
+        report what is still in use.
         """
-        listed = (status.devices or assigned(self._outside.values())) if status else []
+        listed = (status.devices or assigned_devices(self._sources.values())) if status else []
         reported = {device.index: device for device in listed}
         for device in reported.values():
             if device.uuid is not None:
@@ -222,15 +232,15 @@ class Sampler:
         shared = self._sharing.reasons(self._uuids.values(), self._pids) if status else {}
         if self.device_source is None and reported:
             known = all(device.used is not None for device in reported.values())
-            self.device_source = "engine" if known else self._first_outside()
+            self.device_source = "engine" if known else self._choose_source()
         if self.device_source == "engine" and not (ended and status is None):
             return [
                 Device(d.index, d.used, d.total, _torch(d), shared.get(d.uuid or ""))
                 for d in reported.values()
             ]
-        name = self._first_outside() if self.device_source == "engine" else self.device_source
+        name = self._choose_source() if self.device_source == "engine" else self.device_source
         return [
-            self._from(name, i, u, reported.get(i), shared.get(u))
+            self._read_device(name, i, u, reported.get(i), shared.get(u))
             for i, u in sorted(self._uuids.items())
         ]
 
@@ -240,17 +250,17 @@ class Sampler:
         return others if first is None else [first.pid, *(p for p in others if p != first.pid)]
 
     def device_reasons(self) -> list[str]:
-        """Why each source of device memory that is not in use tells nothing, for people."""
-        return reasons(self._outside, self.device_source, list(self._uuids.values()))
+        """Return why each device memory source that is not in use provides no data."""
+        return explain_unused(self._sources, self.device_source, list(self._uuids.values()))
 
-    def _first_outside(self) -> str | None:
-        """Return the first source that knows all devices."""
-        for name, source in self._outside.items():
+    def _choose_source(self) -> str | None:
+        """Return the first source that knows all devices; None if there is none."""
+        for name, source in self._sources.items():
             if self._uuids and all(source.memory(uuid) for uuid in self._uuids.values()):
                 return name
         return None
 
-    def _from(
+    def _read_device(
         self,
         name: str | None,
         index: int,
@@ -258,7 +268,7 @@ class Sampler:
         reported: EngineDevice | None,
         shared: str | None,
     ) -> Device:
-        memory = self._outside[name].memory(uuid) if name is not None else None
+        memory = self._sources[name].memory(uuid) if name is not None else None
         return Device(
             index=index,
             used=memory.used if memory else None,
@@ -268,20 +278,20 @@ class Sampler:
         )
 
 
-def load_of(status: Status) -> SampleLoad:
-    """Return the engine's load; unknown while no worker of this epoch is at work."""
-    if status.report_age_s is None or status.state not in WORKING:
+def current_load(status: Status) -> SampleLoad:
+    """Return the engine's load; unknown unless a worker of this epoch is running."""
+    if status.report_age_s is None or status.state not in WORKING_STATES:
         return SampleLoad()
     return copy.copy(status.load)
 
 
-def _malloc(status: Status) -> Malloc | None:
-    """Return the worker's; of all its ranks together, unknown where one does not say.
+def _sum_malloc(status: Status) -> Malloc | None:
+    """Return the allocator figures of the worker, summed over its ranks; unknown if one is missing.
 
-    With probes that of every process that has one.
+    With probes, the sum is over all processes with a probe.
     """
     processes = status.processes
-    # A standby works on nothing: all of its memory is in the ledger.
+    # A standby is idle: all of its memory is in the ledger.
     workers = [p for p in processes if p.role is Role.WORKER and p.name != STANDBY]
     if status.probed:
         workers = [p for p in processes if p.python_objects is not None]
@@ -299,7 +309,7 @@ def _malloc(status: Status) -> Malloc | None:
 
 
 def _sum(values: Iterable[int | None]) -> int | None:
-    """None where a value is unknown, or there is none."""
+    """Return the sum; None if a value is unknown or there is none."""
     every = list(values)
     known = [value for value in every if value is not None]
     return sum(known) if known and len(known) == len(every) else None
@@ -311,30 +321,30 @@ def _torch(device: EngineDevice) -> Torch | None:
     return Torch(allocated=device.torch_allocated, reserved=device.torch_reserved)
 
 
-def signals_of(sample: Sample, shared_memory: bool = False) -> dict[str, Signal]:
+def find_signals(sample: Sample, shared_memory: bool = False) -> dict[str, Signal]:
     """Return whether the sample has each signal, by name.
 
-    ``engine`` and ``host`` always; ``device`` where the sample has one at all, and
-    ``shared_memory`` where the pod's ``/dev/shm`` is watched.
+    ``engine`` and ``host`` are always included. ``device`` is included if the sample has devices,
+    and ``shared_memory`` if the pod's ``/dev/shm`` is monitored.
     """
     host = sample.host
     found = {
-        "engine": _known(sample.scrape_ok, SignalReason.ENGINE_SILENT, ""),
-        "host": _known(
+        "engine": _signal(sample.scrape_ok, SignalReason.ENGINE_SILENT, ""),
+        "host": _signal(
             any(size is not None for size in (host.cgroup_anon, host.rss_anon)),
             SignalReason.HOST_MEMORY_UNREADABLE,
-            "no memory of the engine's processes can be read: it has none, or they are another"
-            " user's and the supervisor may not",
+            "the memory of the engine's processes cannot be read: there are none, or they belong to"
+            " another user and the supervisor may not read them",
         ),
     }
     if sample.device:
-        found["device"] = _known(
+        found["device"] = _signal(
             any(device.used is not None for device in sample.device),
             SignalReason.DEVICE_MEMORY_UNREADABLE,
-            "no source tells how much memory of the devices is in use",
+            "no source reports how much device memory is in use",
         )
     if shared_memory:
-        found["shared_memory"] = _known(
+        found["shared_memory"] = _signal(
             host.shm_orphan is not None,
             SignalReason.SHARED_MEMORY_UNREADABLE,
             "the files in /dev/shm or the processes that use them cannot be read",
@@ -342,30 +352,30 @@ def signals_of(sample: Sample, shared_memory: bool = False) -> dict[str, Signal]
     return found
 
 
-def _known(ok: bool, reason: SignalReason, message: str) -> Signal:
+def _signal(ok: bool, reason: SignalReason, message: str) -> Signal:
     return Signal(True) if ok else Signal(False, reason, message)
 
 
 class SignalLog:
-    """Logs what the supervisor cannot see: one line when it has lasted, and one at its end."""
+    """Logs each signal that has been missing for :data:`LOG_AFTER_S`, and its return."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._since: dict[str, tuple[str, float]] = {}
-        self._told: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
 
-    def follow(self, signals: Mapping[str, Signal]) -> None:
-        """Take in the signals of one sample."""
+    def update(self, signals: Mapping[str, Signal]) -> None:
+        """Process the signals of one sample."""
         now = self._clock()
         for name, one in signals.items():
             reason, since = self._since.get(name, ("", now))
             if one.reason != reason:
                 self._since[name] = one.reason, now
                 since = now
-            told = self._told.get(name, "")
-            if told != one.reason and (one.ok or now - since >= TELL_S):
-                self._told[name] = one.reason
+            told = self._logged.get(name, "")
+            if told != one.reason and (one.ok or now - since >= LOG_AFTER_S):
+                self._logged[name] = one.reason
                 if one.ok:
-                    log.info("signal %s: known again", name)
+                    log.info("signal %s: available again", name)
                 else:
                     log.warning("signal %s: %s: %s", name, one.reason, one.message)

@@ -1,14 +1,14 @@
-"""Memory of ``/dev/shm`` that no living process of the pod holds, as part of each sample.
+"""Measures orphaned shared memory: files in ``/dev/shm`` that no running process of the pod holds.
 
-A file of ``/dev/shm`` outlives the process that made it, and also its container if the pod brings
-the tmpfs. It then belongs to no process, and is never freed. Devices and inodes in
-``/proc/PID/maps`` and ``/proc/PID/fd`` say which processes hold a file. Reading them is bounded,
+A file in ``/dev/shm`` outlives the process that created it. It also outlives the container if the
+tmpfs belongs to the pod. Then it belongs to no process and is never freed. The devices and inodes
+in ``/proc/PID/maps`` and ``/proc/PID/fd`` show which processes hold a file. Reading them is bounded
 and cheap enough for once a minute. If they are too large or not readable, the size is unknown, and
 :class:`UnknownError` says why.
 
-There is a scan every minute, and one more when the engine's main process has changed. If a scan
-fails, the last result is used for a few minutes; after that, the size is unknown. The reason is
-logged, and ``plimsoll doctor`` shows it.
+A scan runs every minute, and when the engine's main process has changed. If a scan fails, the last
+result stays valid for a few minutes; after that, the size is unknown. The reason is logged, and
+``plimsoll doctor`` shows it.
 """
 
 from __future__ import annotations
@@ -28,34 +28,37 @@ from plimsoll_sidecar.signals.process_table import (
     MAX_DESCRIPTORS,
     ProcessId,
     age_s,
-    first_names,
     identify,
+    list_names,
 )
 
 PROC = Path("/proc")
 MAX_FILES = 4096
+"""Maximum number of files, and of SysV segments."""
 MAX_FOLDER_DEPTH = 8
 MAX_PROCESSES = 512
-MAX_MAPS = 16 << 20
-"""Bytes of one process's maps: a large engine has a tenth of it."""
-BLOCK = 512
-HOST_IPC = 0xEFFFFFFF
-"""Inode of the machine's own IPC namespace (PROC_IPC_INIT_INO): its segments are everybody's."""
-PRIVATE = 0o077
+MAX_MAPS_BYTES = 16 << 20
+"""Maximum number of bytes of one process's maps: a large engine has a tenth of it."""
+BLOCK_BYTES = 512
+"""Bytes of a block in ``st_blocks``."""
+HOST_IPC_INODE = 0xEFFFFFFF
+"""Inode of the node's IPC namespace (PROC_IPC_INIT_INO), whose segments belong to no pod."""
+OTHER_USERS_MODE = 0o077
+"""Permission bits of other users; a private file has none of them."""
 
 FileId = tuple[int, int]
 """Device and inode."""
 
 
 class UnknownError(Exception):
-    """It cannot be said who holds shared memory; the message says why."""
+    """The holders of shared memory cannot be determined; the message says why."""
 
 
 class SharedFile(msgspec.Struct, frozen=True):
     """One file of a tmpfs.
 
-    ``bytes`` are its blocks, swapped ones included; ``written_at`` is Unix seconds. ``private``
-    says that no other user may open it.
+    ``bytes`` includes blocks in swap. ``written_at`` is in Unix seconds. ``private`` is whether
+    other users cannot open the file.
     """
 
     path: str
@@ -67,24 +70,24 @@ class SharedFile(msgspec.Struct, frozen=True):
 
 
 class Holders(msgspec.Struct, frozen=True):
-    """The files that living processes hold.
+    """The files that running processes hold.
 
-    ``strangers`` says that processes of other users, who could open what is not private, cannot be
-    read.
+    ``strangers`` is whether processes of other users are not readable; they could hold any file
+    that is not private.
     """
 
     files: frozenset[FileId]
-    strangers: bool
+    has_unreadable: bool
 
     def may_hold(self, file: SharedFile) -> bool:
-        """Whether the file is held, or cannot be shown not to be."""
-        return file.id in self.files or (self.strangers and not file.private)
+        """Report whether a process holds the file or might hold it."""
+        return file.id in self.files or (self.has_unreadable and not file.private)
 
 
-def files(root: Path) -> list[SharedFile]:
-    """Return every file below ``root``, on its own file system.
+def list_files(root: Path) -> list[SharedFile]:
+    """Return all files below ``root`` on its file system.
 
-    Raises :class:`UnknownError` if they are too many or cannot be listed.
+    Raises :class:`UnknownError` if there are too many or they cannot be listed.
     """
     try:
         device = os.lstat(root).st_dev
@@ -95,23 +98,23 @@ def files(root: Path) -> list[SharedFile]:
             found.append(entry)
     except OSError as error:
         raise UnknownError(f"{error.filename or root}: {error.strerror}") from None
-    # Two names of one file have its blocks but once.
+    # Hard links share the blocks of one file.
     return list({file.id: file for file in found}.values())
 
 
-def file_at(path: str) -> SharedFile | None:
-    """Return the regular file that has this name now; None where there is none."""
+def read_file(path: str) -> SharedFile | None:
+    """Return the regular file at this path; None if there is none."""
     try:
         found = os.lstat(path)
     except OSError:
         return None
-    return _file(path, found) if stat.S_ISREG(found.st_mode) else None
+    return _shared_file(path, found) if stat.S_ISREG(found.st_mode) else None
 
 
-def holders(listed: Iterable[SharedFile], proc: Path = PROC) -> Holders:
-    """Return who holds which of these files now.
+def find_holders(listed: Iterable[SharedFile], proc: Path = PROC) -> Holders:
+    """Return which of these files are held now.
 
-    Raises :class:`UnknownError` if a process could hold one unseen.
+    Raises :class:`UnknownError` if an unreadable process may hold any of them.
     """
     wanted = {file.id for file in listed}
     if not wanted:
@@ -127,10 +130,10 @@ def holders(listed: Iterable[SharedFile], proc: Path = PROC) -> Holders:
     for pid in pids:
         folder = proc / pid
         try:
-            held |= _mapped(folder, wanted) | _opened(folder, wanted)
+            held |= _mapped_files(folder, wanted) | _open_files(folder, wanted)
         except PermissionError:
-            owner = _stranger(folder)
-            if owner == 0:  # who may open anything
+            owner = _unreadable_owner(folder)
+            if owner == 0:  # root may open any file
                 raise UnknownError(f"process {pid} of root cannot be read") from None
             strangers = strangers or owner is not None
         except (FileNotFoundError, ProcessLookupError):
@@ -141,15 +144,15 @@ def holders(listed: Iterable[SharedFile], proc: Path = PROC) -> Holders:
     return Holders(frozenset(held), strangers)
 
 
-def segments(least_age_s: float, now: float, proc: Path = PROC) -> int:
-    """Return the bytes of SysV segments that no process has attached for ``least_age_s``.
+def unattached_segment_bytes(least_age_s: float, now: float, proc: Path = PROC) -> int:
+    """Return the bytes of SysV segments that have been unattached for ``least_age_s``.
 
-    ``now`` is Unix seconds. Raises :class:`UnknownError` if they are too many or not this pod's
-    own, or the kernel does not list them. A kernel without SysV segments has none.
+    ``now`` is in Unix seconds. Raises :class:`UnknownError` if there are too many, they are not
+    this pod's own, or they cannot be listed. Returns 0 if the kernel has no SysV segments.
     """
     table = proc / "sysvipc/shm"
     try:
-        if os.stat(proc / "self/ns/ipc").st_ino == HOST_IPC:
+        if os.stat(proc / "self/ns/ipc").st_ino == HOST_IPC_INODE:
             raise UnknownError("the pod shares the IPC namespace of its node")
         with table.open() as lines:
             rows = list(itertools.islice(lines, MAX_FILES + 2))
@@ -183,43 +186,45 @@ def _walk(folder: str, device: int, depth: int) -> Iterator[SharedFile]:
             if stat.S_ISDIR(found.st_mode):
                 yield from _walk(entry.path, device, depth + 1)
             elif stat.S_ISREG(found.st_mode):
-                yield _file(entry.path, found)
+                yield _shared_file(entry.path, found)
 
 
-def _file(path: str, found: os.stat_result) -> SharedFile:
+def _shared_file(path: str, found: os.stat_result) -> SharedFile:
     return SharedFile(
         path=path,
         id=(found.st_dev, found.st_ino),
-        bytes=found.st_blocks * BLOCK,
-        written_at=found.st_ctime,  # anyone may set the other to any year
+        bytes=found.st_blocks * BLOCK_BYTES,
+        written_at=found.st_ctime,  # any process can set st_mtime to any time
         uid=found.st_uid,
-        private=not found.st_mode & PRIVATE,
+        private=not found.st_mode & OTHER_USERS_MODE,
     )
 
 
-def _mapped(folder: Path, wanted: set[FileId]) -> set[FileId]:
+def _mapped_files(folder: Path, wanted: set[FileId]) -> set[FileId]:
     with (folder / "maps").open("rb") as maps:
-        text = maps.read(MAX_MAPS + 1)
-    if len(text) > MAX_MAPS:
-        raise UnknownError(f"process {folder.name} has more than {MAX_MAPS >> 20} MiB of mappings")
+        text = maps.read(MAX_MAPS_BYTES + 1)
+    if len(text) > MAX_MAPS_BYTES:
+        raise UnknownError(
+            f"process {folder.name} has more than {MAX_MAPS_BYTES >> 20} MiB of mappings"
+        )
     found: set[FileId] = set()
     for device in {device for device, _ in wanted}:
-        # A path that looks like it counts as well: then one file more is held, never one less.
+        # A path with the same text matches, too: that can only add a held file, never remove one.
         name = b"%02x:%02x" % (os.major(device), os.minor(device))
         found |= {(device, int(inode)) for inode in re.findall(b" " + name + rb" (\d+) ", text)}
     return found & wanted
 
 
-def _opened(folder: Path, wanted: set[FileId]) -> set[FileId]:
+def _open_files(folder: Path, wanted: set[FileId]) -> set[FileId]:
     inodes = {inode for _, inode in wanted}
-    names = first_names(folder / "fd", MAX_DESCRIPTORS + 1)
+    names = list_names(folder / "fd", MAX_DESCRIPTORS + 1)
     if len(names) > MAX_DESCRIPTORS:
         raise UnknownError(f"process {folder.name} has more than {MAX_DESCRIPTORS} open files")
     found: set[FileId] = set()
     for name in names:
         try:
-            # To ask for a file of a network that hangs would hang, too: only likely ones are.
-            if _inode(folder, name) not in {None, *inodes}:
+            # Check the inode first: stat of a file on a network file system may hang.
+            if _read_inode(folder, name) not in {None, *inodes}:
                 continue
             # By strings: see process_table.read.
             status = os.stat(f"{folder}/fd/{name}")
@@ -229,8 +234,8 @@ def _opened(folder: Path, wanted: set[FileId]) -> set[FileId]:
     return found & wanted
 
 
-def _inode(folder: Path, name: str) -> int | None:
-    """Return the inode of an open file; None where the kernel, before 5.14, does not say."""
+def _read_inode(folder: Path, name: str) -> int | None:
+    """Return the inode of an open file; None if the kernel does not report it (before 5.14)."""
     with open(f"{folder}/fdinfo/{name}") as file:
         lines = file.read().splitlines()
     for line in lines:
@@ -239,10 +244,10 @@ def _inode(folder: Path, name: str) -> int | None:
     return None
 
 
-def _stranger(folder: Path) -> int | None:
-    """Return the owner of a process that may not be read.
+def _unreadable_owner(folder: Path) -> int | None:
+    """Return the UID of a process that is not readable.
 
-    None for the pod's sandbox, which opens nothing, and for a process that has ended.
+    None for the pod's sandbox, which opens no files, and for a process that has ended.
     """
     try:
         if folder.name == "1" and (folder / "comm").read_text().strip() == "pause":
@@ -255,18 +260,22 @@ def _stranger(folder: Path) -> int | None:
 log = logging.getLogger(__name__)
 
 SHM = Path("/dev/shm")
+"""Path of shared memory in every container."""
 SCAN_S = 60.0
-KEPT_S = 300.0
+"""Seconds between two scans."""
+RESULT_VALID_S = 300.0
+"""Seconds for which the last result stays valid if scans fail."""
 MIN_AGE_S = 60.0
-ENDED_AGE_S = 2.0
-"""A new file belongs to no process for an instant, until it is first mapped. What was written
-before the engine started is its predecessor's, which may have leaked to its end."""
+"""Seconds until a new file is checked: its creator needs a moment to map it."""
+EARLIER_MIN_AGE_S = 2.0
+"""The same for files written before the engine started: they are its predecessor's, which may have
+leaked until its end."""
 
 
-class Orphaned(msgspec.Struct, frozen=True):
-    """Bytes; None is unknown.
+class OrphanedBytes(msgspec.Struct, frozen=True):
+    """Orphaned shared memory, in bytes; None is unknown.
 
-    ``earlier`` is the part that was written before the engine's main process started: the kernel
+    ``earlier`` is the part that was written before the engine's main process started. The kernel
     charges it to a container that has ended, not to the engine's control group.
     """
 
@@ -274,13 +283,13 @@ class Orphaned(msgspec.Struct, frozen=True):
     earlier: int | None = None
 
 
-UNKNOWN = Orphaned()
+UNKNOWN = OrphanedBytes()
 
 
 class OrphanedMemory:
-    """``root`` is the pod's tmpfs as this container sees it, ``proc`` the pod's processes.
+    """Scans ``root``, the pod's tmpfs, for orphaned files; ``proc`` shows the pod's processes.
 
-    ``trouble`` says why the newest scan could not tell; None if it could.
+    ``error`` is why the last scan failed; None if it succeeded.
     """
 
     def __init__(
@@ -296,20 +305,21 @@ class OrphanedMemory:
         self._engine: ProcessId | None = None
         self._started_at = 0.0
         self._newest = UNKNOWN
-        self.trouble: str | None = "no engine has been seen"
+        self.error: str | None = "no engine has been seen"
 
     @classmethod
-    def of_pod(cls) -> OrphanedMemory | None:
-        """Return that of the pod that this process runs in.
+    def for_this_pod(cls) -> OrphanedMemory | None:
+        """Return the scanner for this pod.
 
-        None outside of one, or where ``/dev/shm`` is the machine's.
+        None outside of a pod, or if ``/dev/shm`` is the node's.
         """
-        return cls() if is_pods_own() else None
+        return cls() if has_private_shm() else None
 
-    def read(self, pid: int | None) -> Orphaned:
-        """``pid`` is the engine's main process, None where none lives.
+    def read(self, pid: int | None) -> OrphanedBytes:
+        """Return the orphaned memory, scanning again if that is due.
 
-        Unknown until an engine was seen: before, its processes may just not be visible.
+        ``pid`` is the engine's main process, None if none is running. The result is unknown until
+        the first engine was seen: its processes may not be visible.
         """
         now = self._clock()
         engine = identify(pid) if pid is not None else None
@@ -318,50 +328,52 @@ class OrphanedMemory:
             self._engine, self._started_at = engine, self._now() - age_s(engine)
         if self._engine is not None and (renewed or now >= self._next):
             self._next = now + SCAN_S
-            self._look(engine, now)
+            self._refresh(engine, now)
         return self._newest
 
-    def _look(self, engine: ProcessId | None, now: float) -> None:
-        before = self.trouble
+    def _refresh(self, engine: ProcessId | None, now: float) -> None:
+        before = self.error
         try:
-            self._newest, self._known_until = self._scan(engine), now + KEPT_S
-            self.trouble = None
+            self._newest, self._known_until = self._scan(engine), now + RESULT_VALID_S
+            self.error = None
         except UnknownError as error:
-            self.trouble = str(error)
+            self.error = str(error)
             if now >= self._known_until:
                 self._newest = UNKNOWN
-        if self.trouble is not None and self.trouble != before:
-            log.warning("shared memory that no process holds is unknown: %s", self.trouble)
+        if self.error is not None and self.error != before:
+            log.warning("cannot measure orphaned shared memory: %s", self.error)
 
-    def _scan(self, engine: ProcessId | None) -> Orphaned:
-        if engine is not None and not _same(self._root, engine.pid):
-            raise UnknownError(f"process {engine.pid} has another {SHM}, or cannot be asked")
+    def _scan(self, engine: ProcessId | None) -> OrphanedBytes:
+        if engine is not None and not _has_same_shm(self._root, engine.pid):
+            raise UnknownError(f"process {engine.pid} has another {SHM}, or it cannot be read")
         now = self._now()
-        listed = files(self._root)
+        listed = list_files(self._root)
         aged = [
             file
             for file in listed
             if now - file.written_at
-            >= (ENDED_AGE_S if file.written_at < self._started_at else MIN_AGE_S)
+            >= (EARLIER_MIN_AGE_S if file.written_at < self._started_at else MIN_AGE_S)
         ]
-        held = holders(aged, self._proc)
+        held = find_holders(aged, self._proc)
         left = [file for file in aged if file.id not in held.files]
         if any(held.may_hold(file) for file in left):
-            raise UnknownError("processes of other users, which cannot be read, may hold some")
-        unattached = segments(MIN_AGE_S, now, self._proc)
-        return Orphaned(
+            raise UnknownError(
+                "processes of other users, which cannot be read, may hold some of the files"
+            )
+        unattached = unattached_segment_bytes(MIN_AGE_S, now, self._proc)
+        return OrphanedBytes(
             bytes=sum(file.bytes for file in left) + unattached,
             earlier=sum(file.bytes for file in left if file.written_at < self._started_at),
         )
 
 
-def is_pods_own() -> bool:
-    """Whether ``/dev/shm`` is a tmpfs of this pod alone."""
+def has_private_shm() -> bool:
+    """Report whether ``/dev/shm`` is a tmpfs of this pod alone."""
     if not os.environ.get("POD_NAME"):
         return False
     try:
-        if os.stat("/proc/self/ns/ipc").st_ino == HOST_IPC:
-            return False  # hostIPC: it may be the machine's
+        if os.stat("/proc/self/ns/ipc").st_ino == HOST_IPC_INODE:
+            return False  # hostIPC: /dev/shm may be the node's
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:
         return False
@@ -369,10 +381,10 @@ def is_pods_own() -> bool:
     return bool(kinds) and kinds[-1] == "tmpfs"
 
 
-def _same(root: Path, pid: int) -> bool:
-    """Whether the process sees the same tmpfs at ``/dev/shm``.
+def _has_same_shm(root: Path, pid: int) -> bool:
+    """Report whether the process has the same tmpfs at ``/dev/shm``.
 
-    False if that cannot be read: then the files that it holds cannot be read either.
+    Returns False if that is not readable; then the files that it holds are not readable either.
     """
     try:
         return os.stat(f"/proc/{pid}/root{SHM}").st_dev == os.stat(root).st_dev

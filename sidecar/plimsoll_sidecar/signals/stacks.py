@@ -1,8 +1,8 @@
-"""Stacks of processes that do not speak: by the signal that a probe handles, or by py-spy.
+"""Stacks of processes that do not answer: by a signal that the probe handles, or with py-spy.
 
-py-spy is used where it is on the supervisor's PATH and the kernel lets it read the process: the
-same user and ``kernel.yama.ptrace_scope`` 0, or the capability SYS_PTRACE. It reads from outside
-and does not stop the process.
+py-spy is used if it is on the supervisor's PATH and the kernel lets it read the process. That needs
+the same user and ``kernel.yama.ptrace_scope`` 0, or the capability SYS_PTRACE. It reads from
+outside and does not stop the process.
 """
 
 from __future__ import annotations
@@ -18,46 +18,48 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from plimsoll_sidecar.signals.process_table import ProcessId, lives, send
+from plimsoll_sidecar.signals.process_table import ProcessId, is_running, send_signal
 from plimsoll_sidecar.signals.process_table import read as read_file
 
 log = logging.getLogger(__name__)
 
 SIGNAL = 43
-"""What the probe lets faulthandler handle (plimsoll_probe.hung)."""
+"""Number of the signal that makes the probe write stacks with faulthandler
+(plimsoll_probe.hung)."""
 WRITE_S = 0.5
-"""faulthandler needs milliseconds, whatever the process hangs in."""
+"""Seconds to wait for the stacks; faulthandler needs milliseconds, wherever the process hangs."""
 MAX_BYTES = 1 << 20
+"""Maximum number of bytes of one text."""
 PY_SPY = "py-spy"
 PY_SPY_S = 10.0
-"""For all processes together: one takes a second."""
+"""Seconds that py-spy may take for all processes together; it takes about one for each."""
 
 
-def by_signal(folder: Path, processes: Iterable[ProcessId]) -> dict[int, bytes]:
-    """Return what each process wrote of its stacks, where its probe handles the signal."""
+def stacks_by_signal(folder: Path, processes: Iterable[ProcessId]) -> dict[int, bytes]:
+    """Return the stacks of each process whose probe handles the signal, by PID."""
     sent: dict[int, int] = {}
     for process in processes:
-        size = _size(folder / f"{process.pid}.stacks")
-        if size is None or not handles(process.pid):
+        size = _file_size(folder / f"{process.pid}.stacks")
+        if size is None or not handles_signal(process.pid):
             continue
         with contextlib.suppress(OSError):
-            send(process, SIGNAL)
+            send_signal(process, SIGNAL)
             sent[process.pid] = size
     if not sent:
         return {}
     time.sleep(WRITE_S)
-    texts = {pid: _read(folder / f"{pid}.stacks", size) for pid, size in sent.items()}
+    texts = {pid: _read_from(folder / f"{pid}.stacks", size) for pid, size in sent.items()}
     return {pid: text for pid, text in texts.items() if text}
 
 
-def by_py_spy(processes: Iterable[ProcessId]) -> dict[int, bytes]:
-    """Return what py-spy reads of each process; empty where it is not there or may not."""
+def stacks_by_py_spy(processes: Iterable[ProcessId]) -> dict[int, bytes]:
+    """Return the stacks that py-spy reads, by PID; empty if py-spy is missing or not permitted."""
     program = shutil.which(PY_SPY)
     found: dict[int, bytes] = {}
     deadline = time.monotonic() + PY_SPY_S
     for process in processes if program is not None else ():
         left = deadline - time.monotonic()
-        if left <= 0 or not lives(process):
+        if left <= 0 or not is_running(process):
             continue
         text, status = _run(
             [str(program), "dump", "--nonblocking", "--pid", str(process.pid)], left
@@ -65,15 +67,15 @@ def by_py_spy(processes: Iterable[ProcessId]) -> dict[int, bytes]:
         if status == 0 and text:
             found[process.pid] = text
         else:
-            answer = text[-500:].decode(errors="replace").strip() or "no answer"
-            log.info("py-spy of process %d: %s", process.pid, answer)
+            answer = text[-500:].decode(errors="replace").strip() or "no output"
+            log.info("py-spy cannot read process %d: %s", process.pid, answer)
     return found
 
 
 def _run(command: list[str], timeout_s: float) -> tuple[bytes, int]:
-    """Return what a program says, at most 1 MiB of it, and its exit status.
+    """Return the output of a program, at most 1 MiB, and its exit status.
 
-    OSError is an answer, too.
+    If it cannot be started, return the error and -1.
     """
     try:
         running = subprocess.Popen(
@@ -87,14 +89,14 @@ def _run(command: list[str], timeout_s: float) -> tuple[bytes, int]:
         timer.start()
         text = running.stdout.read(MAX_BYTES)
         if len(text) == MAX_BYTES:
-            running.kill()  # it would wait for a reader
+            running.kill()  # its output is not read any further
         status = running.wait()
         timer.cancel()
     return text, 0 if len(text) == MAX_BYTES else status
 
 
-def handles(pid: int, number: int = SIGNAL) -> bool:
-    """Whether the process has a handler for the signal, which would end it otherwise."""
+def handles_signal(pid: int, number: int = SIGNAL) -> bool:
+    """Report whether the process has a handler for the signal, which would otherwise end it."""
     try:
         for line in read_file(pid, "status").splitlines():
             if line.startswith(b"SigCgt:"):
@@ -104,7 +106,7 @@ def handles(pid: int, number: int = SIGNAL) -> bool:
     return False
 
 
-def _size(path: Path) -> int | None:
+def _file_size(path: Path) -> int | None:
     try:
         seen = path.lstat()
     except OSError:
@@ -112,10 +114,10 @@ def _size(path: Path) -> int | None:
     return seen.st_size if stat.S_ISREG(seen.st_mode) else None
 
 
-def _read(path: Path, begin: int) -> bytes:
-    """Return what was appended since.
+def _read_from(path: Path, begin: int) -> bytes:
+    """Return what was appended after ``begin``.
 
-    The folder is the engine's: it may be a link or a pipe by now.
+    The engine can write to the folder: the path may have become a link or a pipe.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -1,11 +1,11 @@
-"""TCP sockets of this network namespace: who listens, what is connected, what waits for an answer.
+"""TCP sockets of this network namespace: listeners, and connections that wait for an answer.
 
-The kernel lists the sockets in some states (sock_diag(7)), which needs no permission. A read of
-``/proc/net/tcp`` walks through the table of all connections, which takes milliseconds if that is
-large, even for listeners alone.
+The kernel lists the sockets in given states without any permission (sock_diag(7)). Reading
+``/proc/net/tcp`` instead walks the table of all connections, even for listeners alone. That takes
+milliseconds if the table is large.
 
-The containers of a pod share the network, and with ``shareProcessNamespace`` the processes. File
-descriptors are readable for processes of the same user only, and only where they have no more
+The containers of a pod share the network, and with ``shareProcessNamespace`` the processes. The
+file descriptors of a process are readable only for its own user, and only if it has no more
 capabilities than the reader.
 """
 
@@ -18,48 +18,54 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from plimsoll_sidecar.signals.process_table import MAX_DESCRIPTORS, first_names
+from plimsoll_sidecar.signals.process_table import MAX_DESCRIPTORS, list_names
 
 LISTEN, ESTABLISHED = 10, 1
-"""include/net/tcp_states.h"""
+"""TCP states (include/net/tcp_states.h)."""
 NETLINK_SOCK_DIAG = 4
 SOCK_DIAG_BY_FAMILY, NLMSG_ERROR, NLMSG_DONE = 20, 2, 3
 REQUEST_DUMP = 0x301
+"""Flags of a netlink request for a list (NLM_F_REQUEST and NLM_F_DUMP)."""
 WAIT_S = 0.5
+"""Seconds that one read may take."""
 MAX_BYTES = 4 << 20
+"""Maximum number of bytes of one list."""
 HEADER_BYTES, MESSAGE_BYTES = 16, 72
-"""``struct nlmsghdr`` and ``struct inet_diag_msg`` (include/uapi/linux)."""
-PORT, INODE = 4, 68
-"""Offsets in ``struct inet_diag_msg``: the local port in network order, and the inode."""
+"""Sizes of ``struct nlmsghdr`` and ``struct inet_diag_msg`` (include/uapi/linux)."""
+PORT_OFFSET, INODE_OFFSET = 4, 68
+"""Offsets in ``struct inet_diag_msg``: the local port in network byte order, and the inode."""
 INET_DIAG_INFO = 2
+"""Number of the attribute that holds ``struct tcp_info``."""
 LAST_SENT, LAST_RECEIVED, RECEIVED, SEGMENTS_SENT = 44, 52, 128, 156
-"""Offsets in ``struct tcp_info`` (include/uapi/linux/tcp.h), which only ever grows at its end."""
+"""Offsets in ``struct tcp_info`` (include/uapi/linux/tcp.h), which only grows at its end."""
 MIN_INFO_BYTES = 160
+"""Bytes of ``struct tcp_info`` up to the last offset that is read."""
 MIN_WAIT_MS = 500
-"""Most requests are answered sooner, and are counted by the engine anyway."""
+"""Milliseconds after which a request counts as waiting: most are answered sooner, and the engine
+counts those anyway."""
 
 
 @dataclass(frozen=True, slots=True)
 class TcpSocket:
-    """A socket. ``attributes`` are the kernel's, by number, as bytes."""
+    """A TCP socket. ``attributes`` are the raw netlink attributes by number."""
 
     inode: int
     attributes: dict[int, bytes]
 
 
 def tcp_sockets(port: int, state: int, attribute: int = 0) -> Iterator[TcpSocket]:
-    """Yield the sockets at the local ``port`` in ``state``, with ``attribute`` where one is named.
+    """Yield the sockets on the local ``port`` in ``state``, optionally with one attribute.
 
-    States have the numbers of include/net/tcp_states.h. Raises OSError and struct.error where the
-    kernel does not tell, or not all.
+    States are numbered as in include/net/tcp_states.h. Raises OSError or struct.error if the kernel
+    does not list them completely.
     """
     for family in (socket.AF_INET, socket.AF_INET6):
         extensions = 1 << (attribute - 1) if attribute else 0
         ask = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, extensions, 1 << state) + bytes(48)
-        yield from _answers(ask, port)
+        yield from _query_kernel(ask, port)
 
 
-def _answers(ask: bytes, port: int) -> Iterator[TcpSocket]:
+def _query_kernel(ask: bytes, port: int) -> Iterator[TcpSocket]:
     link = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG)
     with contextlib.closing(link):
         link.settimeout(WAIT_S)
@@ -69,17 +75,17 @@ def _answers(ask: bytes, port: int) -> Iterator[TcpSocket]:
         while total < MAX_BYTES:
             data = link.recv(1 << 16)
             total += len(data)
-            ended, found = messages(data, port)
+            ended, found = parse_messages(data, port)
             yield from found
             if ended:
                 return
     raise OSError(f"more than {MAX_BYTES >> 20} MiB of sockets")
 
 
-def messages(data: bytes, port: int) -> tuple[bool, list[TcpSocket]]:
-    """Return whether the list ends with this datagram, and its sockets at the local ``port``.
+def parse_messages(data: bytes, port: int) -> tuple[bool, list[TcpSocket]]:
+    """Return whether this datagram ends the list, and its sockets on the local ``port``.
 
-    Raises OSError and struct.error where the kernel does not tell.
+    Raises OSError or struct.error if the kernel reports an error.
     """
     found: list[TcpSocket] = []
     at = 0
@@ -87,18 +93,18 @@ def messages(data: bytes, port: int) -> tuple[bool, list[TcpSocket]]:
         size, kind = struct.unpack_from("=IH", data, at)
         body = data[at + HEADER_BYTES : at + size]
         if kind in (NLMSG_ERROR, NLMSG_DONE):
-            # A list also ends with an error, for example from a kernel without this list.
+            # An error also ends a list, for example if the kernel does not support it.
             if (error := struct.unpack_from("=i", body)[0]) < 0:
                 raise OSError(-error, os.strerror(-error))
             return True, found
-        if struct.unpack_from("!H", body, PORT)[0] == port:
-            (inode,) = struct.unpack_from("=I", body, INODE)
-            found.append(TcpSocket(inode, _attributes(body[MESSAGE_BYTES:])))
+        if struct.unpack_from("!H", body, PORT_OFFSET)[0] == port:
+            (inode,) = struct.unpack_from("=I", body, INODE_OFFSET)
+            found.append(TcpSocket(inode, _parse_attributes(body[MESSAGE_BYTES:])))
         at += max(HEADER_BYTES, (size + 3) & ~3)
     return False, found
 
 
-def _attributes(data: bytes) -> dict[int, bytes]:
+def _parse_attributes(data: bytes) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
     at = 0
     while at + 4 <= len(data):
@@ -108,16 +114,16 @@ def _attributes(data: bytes) -> dict[int, bytes]:
     return found
 
 
-def sockets(port: int, state: int) -> set[str]:
-    """Inodes of this network's TCP sockets at the local ``port`` in ``state``."""
+def socket_inodes(port: int, state: int) -> set[str]:
+    """Return the inodes of the TCP sockets on the local ``port`` in ``state``."""
     try:
         return {str(one.inode) for one in tcp_sockets(port, state)}
     except (OSError, struct.error):
-        return listed(port, state)
+        return socket_inodes_from_proc(port, state)
 
 
-def listed(port: int, state: int) -> set[str]:
-    """:func:`sockets` by the tables in /proc, for kernels and sandboxes without sock_diag."""
+def socket_inodes_from_proc(port: int, state: int) -> set[str]:
+    """Return the same as :func:`socket_inodes` from /proc, for kernels without sock_diag."""
     found: set[str] = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:
@@ -131,15 +137,15 @@ def listed(port: int, state: int) -> set[str]:
     return found
 
 
-def holders(inodes: Iterable[str], pids: Iterable[int]) -> set[int]:
-    """Those of ``pids`` that hold one of the sockets, as far as that may be seen."""
+def find_holders(inodes: Iterable[str], pids: Iterable[int]) -> set[int]:
+    """Return those of ``pids`` that hold one of the sockets, as far as that is readable."""
     links = {f"socket:[{inode}]" for inode in inodes}
-    return {pid for pid in pids if _holds(pid, links)} if links else set()
+    return {pid for pid in pids if _holds_any(pid, links)} if links else set()
 
 
-def _holds(pid: int, links: set[str]) -> bool:
+def _holds_any(pid: int, links: set[str]) -> bool:
     try:
-        names = first_names(f"/proc/{pid}/fd", MAX_DESCRIPTORS)
+        names = list_names(f"/proc/{pid}/fd", MAX_DESCRIPTORS)
     except OSError:
         return False
     for name in names:
@@ -151,24 +157,25 @@ def _holds(pid: int, links: set[str]) -> bool:
     return False
 
 
-def unanswered(port: int) -> int | None:
-    """Return how many connections wait at the local ``port`` for the first byte of their answer.
+def count_unanswered(port: int) -> int | None:
+    """Return how many connections on the local ``port`` wait for the first byte of an answer.
 
-    They have waited for half a second or longer since data from the client. An idle connection says
-    nothing, because load balancers keep them open. The kernel knows when data last came in and went
-    out on each socket (``tcp_info``), to its tick of 1 to 10 ms: a request that follows an answer
-    within one tick looks answered, and is not counted. None if the kernel does not tell.
+    They have waited at least :data:`MIN_WAIT_MS` since the client last sent data. Idle connections
+    do not count, because load balancers keep them open. The kernel knows when each socket last
+    received and sent data (``tcp_info``), to its tick of 1 to 10 ms. A request that follows an
+    answer within one tick appears answered and is not counted. None if the kernel does not report
+    it.
     """
     try:
         return sum(
-            _waits(one.attributes.get(INET_DIAG_INFO, b""))
+            _is_waiting(one.attributes.get(INET_DIAG_INFO, b""))
             for one in tcp_sockets(port, ESTABLISHED, INET_DIAG_INFO)
         )
     except (OSError, struct.error):
         return None
 
 
-def _waits(info: bytes) -> bool:
+def _is_waiting(info: bytes) -> bool:
     if len(info) < MIN_INFO_BYTES:
         return False
     sent_ms, received_ms = (_u32(info, at) for at in (LAST_SENT, LAST_RECEIVED))

@@ -12,7 +12,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from plimsoll_sidecar.act.adapters import external_load
-from plimsoll_sidecar.act.adapters.external_load import AGAIN_S, SILENT_S, ExternalLoad, PauseReader
+from plimsoll_sidecar.act.adapters.external_load import (
+    RETRY_S,
+    STALLED_SCRAPE_S,
+    ExternalLoad,
+    PauseReader,
+)
 from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM
 from plimsoll_sidecar.clients.http import HttpClient
 
@@ -88,11 +93,11 @@ def test_a_server_without_the_route_is_asked_once_an_epoch(server: Server) -> No
     server.answer = 404, b'{"detail":"Not Found"}'
     for _ in range(3):
         assert reader.read() is None
-        clock.now += 10 * AGAIN_S
+        clock.now += 10 * RETRY_S
     assert server.asked == 1
     server.answer = 200, b'{"is_paused": true}'
     assert reader.read() is None
-    reader.forget()
+    reader.reset()
     assert reader.read() is True
 
 
@@ -110,7 +115,7 @@ def test_what_is_no_answer_is_unknown_and_seldom_asked_for(
     assert reader.read() is None
     assert reader.read() is None
     assert server.asked == 1
-    clock.now += AGAIN_S
+    clock.now += RETRY_S
     server.answer = 200, b'{"is_paused": true}'
     assert reader.read() is True
 
@@ -118,7 +123,7 @@ def test_what_is_no_answer_is_unknown_and_seldom_asked_for(
 def test_a_server_that_hangs_is_not_waited_for_again_and_again(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(external_load, "PAUSE_ANSWER_S", 0.1)
+    monkeypatch.setattr(external_load, "PAUSE_TIMEOUT_S", 0.1)
     server.hangs.set()
     reader = PauseReader(server.client, "/is_paused", Clock())
     assert [reader.read() for _ in range(5)] == [None] * 5
@@ -135,7 +140,7 @@ def test_only_an_engine_with_work_that_makes_no_step_is_asked(server: Server) ->
     load = ExternalLoad(server.client, VLLM, clock)
 
     def page() -> bool | None:
-        clock.now += 2 * SILENT_S
+        clock.now += 2 * STALLED_SCRAPE_S
         newest = load.newest()
         assert newest is not None
         return newest[0].paused

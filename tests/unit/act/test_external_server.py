@@ -11,7 +11,7 @@ from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.external_server import ServerInfo
 from plimsoll_sidecar.act.adapters.processes import OwnedProcesses
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
-from plimsoll_sidecar.signals.engine_processes import EngineFinder, Members, NoEngine
+from plimsoll_sidecar.signals.engine_processes import EngineFinder, EngineNotFound, EngineProcesses
 
 
 def test_an_engine_that_ends_while_it_is_identified_does_not_answer(
@@ -19,8 +19,8 @@ def test_an_engine_that_ends_while_it_is_identified_does_not_answer(
 ) -> None:
     """The supervisor knows this error of an engine, and goes on."""
 
-    def ended(self: EngineFinder) -> Members:
-        raise NoEngine("no process")
+    def ended(self: EngineFinder) -> EngineProcesses:
+        raise EngineNotFound("no process")
 
     class Silent:
         def call(self, *_: object, **__: object) -> tuple[int, bytes]:

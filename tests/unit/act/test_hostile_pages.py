@@ -35,7 +35,7 @@ def test_nested_brackets_on_any_page_say_nothing() -> None:
         assert engine_type(server) is None
         assert server_version(server, VLLM) == ""
         assert PauseReader(server, "/is_paused").read() is None
-        assert ExternalLoad(server, VLLM)._at_the_door(Page({})) is None
+        assert ExternalLoad(server, VLLM)._inflight_at_frontend(Page({})) is None
 
 
 @pytest.mark.parametrize(
@@ -64,6 +64,6 @@ def test_nested_brackets_of_a_probe_are_no_text_and_no_trim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Probes(tmp_path)
-    monkeypatch.setattr(found, "_ask", lambda *_: {1: NESTED})
+    monkeypatch.setattr(found, "_query", lambda *_: {1: NESTED})
     assert found.texts(Diagnostic.STACKS) == {}
     assert found.trim(idle=True) is None

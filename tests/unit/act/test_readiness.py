@@ -15,7 +15,7 @@ from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
-from plimsoll_sidecar.act.service_exit import LEAVE_S, ServiceExit
+from plimsoll_sidecar.act.service_exit import LEAVE_TIMEOUT_S, ServiceExit
 from plimsoll_sidecar.act.slots import Slots
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.clients.kube import KubeError
@@ -65,12 +65,12 @@ def actuator(tmp_path: Path, engine: Engine) -> Actuator:
 def test_each_reason_ends_by_itself_and_the_pod_is_ready_after_the_last(tmp_path: Path) -> None:
     folder = str(tmp_path)
     assert readiness.is_ready(folder)
-    readiness.hold(folder, readiness.MANUAL, 60.0)
-    readiness.hold(folder, readiness.DRAIN, 30.0)
-    assert readiness.holding(folder)["manual"] == pytest.approx(60.0, abs=5.0)
-    assert readiness.holding(folder)["drain"] == pytest.approx(30.0, abs=5.0)
+    readiness.set_unready(folder, readiness.MANUAL, 60.0)
+    readiness.set_unready(folder, readiness.DRAIN, 30.0)
+    assert readiness.active_reasons(folder)["manual"] == pytest.approx(60.0, abs=5.0)
+    assert readiness.active_reasons(folder)["drain"] == pytest.approx(30.0, abs=5.0)
     readiness.clear(folder, readiness.DRAIN)
-    assert list(readiness.holding(folder)) == ["manual"]
+    assert list(readiness.active_reasons(folder)) == ["manual"]
     assert not readiness.is_ready(folder)
     readiness.clear(folder, readiness.MANUAL)
     assert readiness.is_ready(folder)
@@ -84,31 +84,33 @@ def test_each_reason_ends_by_itself_and_the_pod_is_ready_after_the_last(tmp_path
 def test_a_reason_that_cannot_be_read_does_not_hold(
     tmp_path: Path, reason: str, content: bytes
 ) -> None:
-    readiness.hold(str(tmp_path), reason, 60.0)
+    readiness.set_unready(str(tmp_path), reason, 60.0)
     (tmp_path / readiness.FOLDER / reason).write_bytes(content)
     assert readiness.is_ready(str(tmp_path))
 
 
 def test_a_drain_of_hours_is_not_cut(tmp_path: Path) -> None:
-    readiness.hold(str(tmp_path), readiness.DRAIN, 6 * 3600.0)
-    assert readiness.holding(str(tmp_path))["drain"] == pytest.approx(6 * 3600.0, abs=5.0)
+    readiness.set_unready(str(tmp_path), readiness.DRAIN, 6 * 3600.0)
+    assert readiness.active_reasons(str(tmp_path))["drain"] == pytest.approx(6 * 3600.0, abs=5.0)
 
 
 def test_after_a_restart_of_the_node_only_a_persons_drain_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for reason in readiness.REASONS:
-        readiness.hold(str(tmp_path), reason, 600.0)
+        readiness.set_unready(str(tmp_path), reason, 600.0)
     monkeypatch.setattr(readiness, "_boot_id", lambda: "the next boot")
-    assert list(readiness.holding(str(tmp_path))) == [readiness.MANUAL]
-    readiness.lapse(str(tmp_path), readiness.MANUAL)
+    assert list(readiness.active_reasons(str(tmp_path))) == [readiness.MANUAL]
+    readiness.end_drain(str(tmp_path), readiness.MANUAL)
     monkeypatch.setattr(readiness, "_boot_id", lambda: "the one after")
     assert readiness.is_ready(str(tmp_path)), "a drain that ended does not come back either"
 
 
 def test_no_reason_holds_for_longer_than_its_bound(tmp_path: Path) -> None:
-    readiness.hold(str(tmp_path), readiness.MANUAL, 1e12)
-    assert readiness.holding(str(tmp_path))["manual"] == pytest.approx(readiness.MAX_S, abs=5.0)
+    readiness.set_unready(str(tmp_path), readiness.MANUAL, 1e12)
+    assert readiness.active_reasons(str(tmp_path))["manual"] == pytest.approx(
+        readiness.MAX_REASON_S, abs=5.0
+    )
 
 
 def test_writers_of_the_same_moment_do_not_lose_one_another(tmp_path: Path) -> None:
@@ -117,7 +119,7 @@ def test_writers_of_the_same_moment_do_not_lose_one_another(tmp_path: Path) -> N
     def write(reason: str) -> None:
         try:
             for _ in range(200):
-                readiness.hold(str(tmp_path), reason, 60.0)
+                readiness.set_unready(str(tmp_path), reason, 60.0)
         except OSError as error:
             failed.append(error)
 
@@ -128,17 +130,17 @@ def test_writers_of_the_same_moment_do_not_lose_one_another(tmp_path: Path) -> N
     for thread in threads:
         thread.join(30)
     assert failed == []
-    assert set(readiness.holding(str(tmp_path))) == set(readiness.REASONS)
+    assert set(readiness.active_reasons(str(tmp_path))) == set(readiness.REASONS)
     assert sorted(os.listdir(tmp_path / readiness.FOLDER)) == sorted(readiness.REASONS)
 
 
 def test_the_end_of_an_incident_leaves_a_persons_drain(tmp_path: Path, actuator: Actuator) -> None:
-    readiness.hold(str(tmp_path), readiness.MANUAL, 60.0)
-    readiness.hold(str(tmp_path), readiness.DRAIN, 60.0)
-    actuator.follow_slot(SlotWish("i"))
-    assert list(readiness.holding(str(tmp_path))) == ["manual", "drain"]
-    actuator.follow_slot(SlotWish(None))
-    assert list(readiness.holding(str(tmp_path))) == ["manual"]
+    readiness.set_unready(str(tmp_path), readiness.MANUAL, 60.0)
+    readiness.set_unready(str(tmp_path), readiness.DRAIN, 60.0)
+    actuator.set_slot_wish(SlotWish("i"))
+    assert list(readiness.active_reasons(str(tmp_path))) == ["manual", "drain"]
+    actuator.set_slot_wish(SlotWish(None))
+    assert list(readiness.active_reasons(str(tmp_path))) == ["manual"]
 
 
 @pytest.mark.parametrize("drained", [True, False])
@@ -146,9 +148,9 @@ def test_a_refused_restart_leaves_a_persons_drain(
     tmp_path: Path, actuator: Actuator, engine: Engine, drained: bool
 ) -> None:
     if drained:
-        readiness.hold(str(tmp_path), readiness.MANUAL, 60.0)
+        readiness.set_unready(str(tmp_path), readiness.MANUAL, 60.0)
     assert actuator.execute(command(Verb.RESTART_ENGINE)).outcome is Outcome.REFUSED
-    assert list(readiness.holding(str(tmp_path))) == ["manual"] * drained
+    assert list(readiness.active_reasons(str(tmp_path))) == ["manual"] * drained
     assert engine.resumed is not drained
 
 
@@ -162,16 +164,16 @@ def test_the_pod_is_unready_where_the_engine_ended(
 ) -> None:
     folder = str(tmp_path)
     if drained:
-        readiness.hold(folder, readiness.DRAIN, readiness.RETURN_S)
+        readiness.set_unready(folder, readiness.DRAIN, readiness.MAX_RESTART_S)
 
     def end() -> Result:
         assert not readiness.is_ready(folder), "before the engine ends"
         return Result(operation_id="1", outcome=outcome)
 
-    assert readiness.while_ending(folder, end).outcome is outcome
+    assert readiness.run_unready(folder, end).outcome is outcome
     assert readiness.is_ready(folder) is ready
-    longest_s = readiness.SEEN_S + 0.001  # what is written is rounded
-    assert all(left <= longest_s for left in readiness.holding(folder).values())
+    longest_s = readiness.KUBELET_LAG_S + 0.001  # what is written is rounded
+    assert all(left <= longest_s for left in readiness.active_reasons(folder).values())
 
 
 def test_an_error_puts_the_pod_back_into_service(tmp_path: Path) -> None:
@@ -179,7 +181,7 @@ def test_an_error_puts_the_pod_back_into_service(tmp_path: Path) -> None:
         raise OSError("no such process")
 
     with pytest.raises(OSError, match="no such process"):
-        readiness.while_ending(str(tmp_path), end)
+        readiness.run_unready(str(tmp_path), end)
     assert readiness.is_ready(str(tmp_path))
 
 
@@ -198,11 +200,11 @@ def test_the_engine_is_resumed_when_a_drain_expires(
 ) -> None:
     folder = str(tmp_path)
     assert not ends(actuator, engine), "nobody drained it"
-    readiness.hold(folder, drain, 60.0)
+    readiness.set_unready(folder, drain, 60.0)
     assert not ends(actuator, engine)
-    readiness.hold(folder, drain, -1.0)
+    readiness.set_unready(folder, drain, -1.0)
     assert readiness.is_ready(folder)
-    readiness.hold(folder, readiness.RESTART, 60.0)
+    readiness.set_unready(folder, readiness.RESTART, 60.0)
     assert not ends(actuator, engine), "it ends anyway"
     readiness.clear(folder, readiness.RESTART)
     engine.silent = True
@@ -216,10 +218,10 @@ def test_an_incident_that_restarts_nothing_resumes_the_engine(
     tmp_path: Path, actuator: Actuator, engine: Engine
 ) -> None:
     """A slot that is lost, or a journal that cannot be written, between drain and restart."""
-    readiness.hold(str(tmp_path), readiness.DRAIN, 60.0)
-    actuator.follow_slot(SlotWish("i"))
+    readiness.set_unready(str(tmp_path), readiness.DRAIN, 60.0)
+    actuator.set_slot_wish(SlotWish("i"))
     assert not ends(actuator, engine)
-    actuator.follow_slot(SlotWish(None))
+    actuator.set_slot_wish(SlotWish(None))
     assert readiness.is_ready(str(tmp_path))
     assert ends(actuator, engine)
 
@@ -227,9 +229,9 @@ def test_an_incident_that_restarts_nothing_resumes_the_engine(
 def test_a_restart_that_fails_resumes_the_engine(
     tmp_path: Path, actuator: Actuator, engine: Engine
 ) -> None:
-    readiness.hold(str(tmp_path), readiness.DRAIN, 60.0)
+    readiness.set_unready(str(tmp_path), readiness.DRAIN, 60.0)
     failed = Result(operation_id="1", outcome=Outcome.FAILED)
-    readiness.while_ending(str(tmp_path), lambda: failed)
+    readiness.run_unready(str(tmp_path), lambda: failed)
     assert ends(actuator, engine)
 
 
@@ -237,9 +239,9 @@ def test_an_engine_that_was_not_drained_is_left_alone(
     tmp_path: Path, actuator: Actuator, engine: Engine
 ) -> None:
     """The engine's own hook drains it before its container ends."""
-    actuator.follow_slot(SlotWish("i"))
-    actuator.follow_slot(SlotWish(None))
-    readiness.while_ending(str(tmp_path), lambda: Result(operation_id="1", outcome=Outcome.FAILED))
+    actuator.set_slot_wish(SlotWish("i"))
+    actuator.set_slot_wish(SlotWish(None))
+    readiness.run_unready(str(tmp_path), lambda: Result(operation_id="1", outcome=Outcome.FAILED))
     assert not ends(actuator, engine)
 
 
@@ -249,16 +251,18 @@ class Away:
     def wait_until_left(self) -> bool:
         raise KubeError(0, "no answer")
 
-    def held(self, incident: str, policy: RestartBudget) -> None:
+    def ensure_held(self, incident: str, policy: RestartBudget) -> None:
         raise KubeError(503, "no answer")
 
 
 @pytest.fixture
 def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     waited: list[float] = []
-    monkeypatch.setattr(
-        ServiceExit, "wait_until_left", lambda _, timeout_s=LEAVE_S: waited.append(timeout_s)
-    )
+
+    def wait(_: object, timeout_s: float = LEAVE_TIMEOUT_S) -> None:
+        waited.append(timeout_s)
+
+    monkeypatch.setattr(ServiceExit, "wait_until_left", wait)
     return waited
 
 
@@ -267,7 +271,7 @@ def test_requests_end_before_a_restart_while_the_api_server_is_away(
 ) -> None:
     actuator._endpoints = cast(ServiceExit, Away())
     assert actuator.execute(command(Verb.DRAIN)).outcome is Outcome.SUCCEEDED
-    assert waited == [LEAVE_S], "a fixed time"
+    assert waited == [LEAVE_TIMEOUT_S], "a fixed time"
     assert len(engine.drained_for) == 1
 
 

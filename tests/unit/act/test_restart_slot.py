@@ -16,7 +16,7 @@ import pytest
 from plimsoll_api.names import SERVICE_RESTARTS
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import lease_counts
-from plimsoll_sidecar.act.slots import DURATION_S, LeaseSlots, SlotLostError
+from plimsoll_sidecar.act.slots import LEASE_DURATION_S, LeaseSlots, SlotLostError
 from plimsoll_sidecar.clients.kube import Conflict, KubeClient, KubeError
 from plimsoll_sidecar.govern.command import SlotWish
 
@@ -77,18 +77,18 @@ def test_it_is_kept_while_wanted_and_given_back_once(kube: Kube) -> None:
     mine.wanted = SlotWish(None, taking=True)
     assert mine.take("pod-0-1", POLICY, kube.time) is None
     mine.wanted = SlotWish("pod-0-1")
-    mine.follow(POLICY)
+    mine.reconcile(POLICY)
     assert kube.holder == "pod-0"
     mine.wanted = NOBODY
     kube.away = True
     with pytest.raises(KubeError):
-        mine.follow(POLICY)
+        mine.reconcile(POLICY)
     assert kube.holder == "pod-0"
     kube.away = False
-    mine.follow(POLICY)
+    mine.reconcile(POLICY)
     assert kube.holder == ""
     calls = kube.calls
-    mine.follow(POLICY)
+    mine.reconcile(POLICY)
     assert kube.calls == calls, "nothing is asked of the API server at rest"
 
 
@@ -97,10 +97,10 @@ def test_a_slot_from_before_our_own_restart_is_given_back_once_the_journal_was_r
 ) -> None:
     assert slots(kube).take("pod-0-1", POLICY, kube.time) is None
     after = slots(kube)
-    after.follow(POLICY)
+    after.reconcile(POLICY)
     assert kube.holder == "pod-0", "nobody knows what the journal says"
     after.wanted = NOBODY
-    after.follow(POLICY)
+    after.reconcile(POLICY)
     assert kube.holder == ""
 
 
@@ -109,7 +109,7 @@ def test_a_wanted_slot_is_taken_back_after_our_own_restart(kube: Kube) -> None:
     assert slots(kube).take("pod-0-1", POLICY, kube.time) is None
     after, other = slots(kube), slots(kube, "pod-1", lambda: now)
     after.wanted = SlotWish("pod-0-1")
-    after.follow(POLICY)
+    after.reconcile(POLICY)
     assert other.take("pod-1-1", POLICY, kube.time) is not None
     assert len(lease_counts.service_restarts(kube.lease, 3600.0, kube.time)) == 1, "counted once"
 
@@ -120,10 +120,10 @@ def test_a_slot_that_others_took_is_an_error(kube: Kube) -> None:
     assert mine.take("pod-0-1", POLICY, kube.time) is None
     mine.wanted = SlotWish("pod-0-1")
     assert other.take("pod-1-1", POLICY, kube.time) is not None
-    now = DURATION_S + 1.0
+    now = LEASE_DURATION_S + 1.0
     assert other.take("pod-1-1", POLICY, kube.time) is None
     with pytest.raises(SlotLostError, match="held by pod-1"):
-        mine.follow(POLICY)
+        mine.reconcile(POLICY)
 
 
 def test_a_follower_that_is_late_does_not_give_back_what_was_just_taken(kube: Kube) -> None:
@@ -137,7 +137,7 @@ def test_a_follower_that_is_late_does_not_give_back_what_was_just_taken(kube: Ku
         assert go.wait(10)
 
     kube.before_get = wait
-    follower = threading.Thread(target=mine.follow, args=(POLICY,))
+    follower = threading.Thread(target=mine.reconcile, args=(POLICY,))
     follower.start()
     assert asked.wait(10)
     mine.wanted = SlotWish(None, taking=True)
@@ -147,14 +147,14 @@ def test_a_follower_that_is_late_does_not_give_back_what_was_just_taken(kube: Ku
     go.set()
     follower.join(10)
     taker.join(10)
-    mine.follow(POLICY)
+    mine.reconcile(POLICY)
     assert kube.holder == "pod-0"
 
 
 def test_a_slot_whose_taking_got_no_answer_is_given_back(kube: Kube) -> None:
     mine = slots(kube)
     mine.wanted = NOBODY
-    mine.follow(POLICY)
+    mine.reconcile(POLICY)
     put = kube.put
 
     def unanswered(path: str, lease: dict[str, Any]) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def test_a_slot_whose_taking_got_no_answer_is_given_back(kube: Kube) -> None:
         mine.take("pod-0-1", POLICY, kube.time)
     assert kube.holder == "pod-0"
     kube.put = put  # type: ignore[method-assign]
-    mine.follow(POLICY)
+    mine.reconcile(POLICY)
     assert kube.holder == ""
 
 
@@ -183,6 +183,6 @@ def test_a_node_whose_clock_is_wrong_drops_no_count(
     assert wrong.take("pod-2-1", POLICY, kube.time + ahead_s) is None
     wrong.release()
     assert kube.lease["metadata"]["annotations"][SERVICE_RESTARTS].count("incident") == 3
-    assert slots(kube, "pod-0").stored().at == (kube.time,), "its own count is kept as well"
+    assert slots(kube, "pod-0").read_stored().at == (kube.time,), "its own count is kept as well"
     refusal = slots(kube, "pod-3").take("pod-3-1", POLICY, kube.time + ahead_s)
     assert refusal is not None, "the service's budget is spent, whatever the clock"

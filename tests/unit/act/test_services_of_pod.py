@@ -5,7 +5,7 @@ Tests ``act/service_exit.py``.
 
 from __future__ import annotations
 
-from plimsoll_sidecar.act.service_exit import ServicesOfPod
+from plimsoll_sidecar.act.service_exit import PodServices
 from tests.unit.clients.api_server import ApiServer, endpoint
 
 HEAD = "llm-head"
@@ -14,9 +14,9 @@ HEAD = "llm-head"
 def test_a_service_without_clients_says_nothing_of_who_is_left(api: ApiServer) -> None:
     api.add("front", [endpoint(HEAD)])
     api.add("group", [endpoint(HEAD), endpoint("stranger", serving=False)])
-    assert ServicesOfPod(api.endpoint_slices, HEAD).is_last_ready()
-    apart = ServicesOfPod(api.endpoint_slices, HEAD, apart="group")
-    assert apart.services() == [{HEAD: True}]
+    assert PodServices(api.endpoint_slices, HEAD).is_last_ready()
+    apart = PodServices(api.endpoint_slices, HEAD, unused="group")
+    assert apart.readiness_by_service() == [{HEAD: True}]
     assert not apart.is_last_ready()
 
 
@@ -25,7 +25,7 @@ def test_a_wait_reads_the_namespace_once_and_then_the_pods_services_alone(api: A
     for number in range(300):
         api.add(f"other-{number}", [endpoint(f"pod-{number}")])
     api.add("front", [endpoint(HEAD)])
-    assert not ServicesOfPod(api.endpoint_slices, HEAD).wait_until_left(1.2)
+    assert not PodServices(api.endpoint_slices, HEAD).wait_until_left(1.2)
     whole = [query for query in api.queries if "labelSelector" not in query]
     assert sum(int(query["limit"]) for query in whole) >= len(api.slices)
     assert len(whole) < 10

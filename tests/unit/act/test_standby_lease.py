@@ -42,29 +42,29 @@ def test_it_is_renewed_while_wanted_and_given_back_once(
     lease = StandbyLease(cast(Any, engine), lambda: 100.0)
     lease.renew()
     assert engine.asked == []
-    lease.follow("a:1", wanted=True)
+    lease.set_wanted("a:1", wanted=True)
     lease.renew()
     engine.answer = StandbyStatus(StandbyState.PREPARED)
     for _ in range(2):
         lease.renew()
-    lease.follow("a:1", wanted=False)
+    lease.set_wanted("a:1", wanted=False)
     for _ in range(3):
         lease.renew()
     assert engine.asked == [("a:1", LEASE_S)] * 3 + [("a:1", 0.0)]
     assert [record.getMessage() for record in caplog.records] == [
         "standby worker: absent: less than 1024 MiB are free",
         "standby worker: prepared",
-        "standby worker: given back",
+        "standby worker: released",
     ]
 
 
 def test_a_lease_that_cannot_be_given_back_ends_by_itself(engine: Engine) -> None:
     now = [100.0]
     lease = StandbyLease(cast(Any, engine), lambda: now[0])
-    lease.follow("a:1", wanted=True)
+    lease.set_wanted("a:1", wanted=True)
     lease.renew()
     engine.error = "no answer"
-    lease.follow("a:1", wanted=False)
+    lease.set_wanted("a:1", wanted=False)
     lease.renew()
     now[0] += LEASE_S - 1
     lease.renew()
@@ -79,13 +79,13 @@ def test_one_whose_epoch_is_over_is_not_given_back(
     """The restart has used it, and the engine knows no more of that epoch."""
     caplog.set_level(logging.INFO, module.__name__)
     lease = StandbyLease(cast(Any, engine), lambda: 100.0)
-    lease.follow("a:1", wanted=True)
+    lease.set_wanted("a:1", wanted=True)
     lease.renew()
-    lease.follow("a:2", wanted=False)
+    lease.set_wanted("a:2", wanted=False)
     for _ in range(2):
         lease.renew()
     assert engine.asked == [("a:1", LEASE_S)]
-    assert caplog.records[-1].getMessage() == "standby worker: the lease has ended with its epoch"
+    assert caplog.records[-1].getMessage() == "standby worker: the lease ended with its epoch"
 
 
 def test_one_that_is_refused_is_asked_for_again(
@@ -94,12 +94,12 @@ def test_one_that_is_refused_is_asked_for_again(
     caplog.set_level(logging.INFO, module.__name__)
     lease = StandbyLease(cast(Any, engine), lambda: 100.0)
     engine.error = "HTTP 409 StaleEpoch"
-    lease.follow("a:1", wanted=True)
+    lease.set_wanted("a:1", wanted=True)
     lease.renew()
     lease.renew()
     engine.error = None
-    lease.follow("a:2", wanted=True)
+    lease.set_wanted("a:2", wanted=True)
     lease.renew()
     assert engine.asked == [("a:1", LEASE_S), ("a:1", LEASE_S), ("a:2", LEASE_S)]
-    assert caplog.records[0].getMessage() == "standby worker: not leased: HTTP 409 StaleEpoch"
+    assert caplog.records[0].getMessage() == "standby worker: cannot lease: HTTP 409 StaleEpoch"
     assert len(caplog.records) == 2, "the same trouble is told once"

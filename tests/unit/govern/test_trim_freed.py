@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from plimsoll_sidecar.act.adapters.processes import held, trim_effect
+from plimsoll_sidecar.act.adapters.processes import trim_effect, trimmable_bytes
 from plimsoll_sidecar.govern.command import Outcome
 
 MIB = 1 << 20
@@ -36,6 +36,6 @@ def test_outcomes(
 
 
 def test_what_processes_hold() -> None:
-    assert (held([os.getpid()]) or 0) > MIB
-    assert held([os.getpid(), 2**22 + 1]) is None, "a part of a sum is no sum"
-    assert held([]) is None
+    assert (trimmable_bytes([os.getpid()]) or 0) > MIB
+    assert trimmable_bytes([os.getpid(), 2**22 + 1]) is None, "a part of a sum is no sum"
+    assert trimmable_bytes([]) is None

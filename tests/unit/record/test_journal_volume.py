@@ -78,7 +78,7 @@ class Hands:
         self.answers: list[Result] = []
         self.drains_ended = 0
 
-    def follow(self, epoch: str, wanted: bool) -> None:
+    def set_wanted(self, epoch: str, wanted: bool) -> None:
         self.leases.add(epoch if wanted else None)
 
     def send(self, command: Command) -> None:
@@ -93,13 +93,13 @@ class Hands:
         done = self.sent[-1].operation_id
         self.answers.append(Result(operation_id=done, outcome=Outcome.SUCCEEDED))
 
-    def stored(self) -> None:
+    def take_stored(self) -> None:
         return None
 
-    def follow_slot(self, wish: SlotWish) -> None:
+    def set_slot_wish(self, wish: SlotWish) -> None:
         self.slots.append(wish)
 
-    def keep(self, known: ReplicaRestarts) -> None:
+    def store_restarts(self, known: ReplicaRestarts) -> None:
         pass
 
     def end_drains(self, epoch: str) -> None:

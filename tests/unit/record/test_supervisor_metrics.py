@@ -21,8 +21,8 @@ from plimsoll_sidecar.record import collectors
 from plimsoll_sidecar.record import metrics as record_metrics
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
-from plimsoll_sidecar.signals.resident_memory import Resident
-from plimsoll_sidecar.signals.sampler import signals_of
+from plimsoll_sidecar.signals.resident_memory import ResidentMemory
+from plimsoll_sidecar.signals.sampler import find_signals
 
 ALL = {"engine": True, "host": True}
 MIB = 1 << 20
@@ -162,10 +162,10 @@ def test_swept_shared_memory_is_counted_from_zero() -> None:
 def test_shared_memory_that_cannot_be_scanned_is_an_unknown_signal() -> None:
     metrics = Metrics()
     for orphan in (None, 0):
-        known = signals_of(Sample(t=1.0, epoch=1, host=Host(shm_orphan=orphan)), True)
+        known = find_signals(Sample(t=1.0, epoch=1, host=Host(shm_orphan=orphan)), True)
         metrics.observe(assessment(1), {name: one.ok for name, one in known.items()}, 0.1)
     assert value(metrics, "plimsoll_signal_unknown_samples_total", signal="shared_memory") == 1
-    unwatched = signals_of(Sample(t=1.0, epoch=1))
+    unwatched = find_signals(Sample(t=1.0, epoch=1))
     assert "shared_memory" not in unwatched, "no volume of the pod is at /dev/shm"
 
 
@@ -243,7 +243,7 @@ def test_a_scrape_at_any_moment_sees_the_segments(monkeypatch: pytest.MonkeyPatc
 
 def test_the_whole_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that one supervisor shows after a sample and an incident."""
-    monkeypatch.setattr(record_metrics, "resident", lambda pid: Resident(6, 2, 0))
+    monkeypatch.setattr(record_metrics, "read_resident", lambda pid: ResidentMemory(6, 2, 0))
     monkeypatch.setattr(time, "process_time", lambda: 1.5)
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     monkeypatch.setattr(collectors, "parts_ok", lambda: {"publisher": False, "slot": True})

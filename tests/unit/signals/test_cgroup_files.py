@@ -10,7 +10,7 @@ import tracemalloc
 from pathlib import Path
 
 from plimsoll_sidecar.signals.cgroup import Cgroup, CgroupMemory
-from plimsoll_sidecar.signals.process_table import membership
+from plimsoll_sidecar.signals.process_table import control_group_of
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
@@ -117,7 +117,7 @@ def test_swap_is_never_negative_and_unknown_where_the_kernel_does_not_account_it
 
 
 def test_a_group_shared_with_the_supervisor_says_nothing_about_the_engine() -> None:
-    assert membership(os.getpid()) is not None
+    assert control_group_of(os.getpid()) is not None
     assert Cgroup.of(os.getpid()) is None
 
 

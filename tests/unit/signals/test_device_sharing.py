@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from plimsoll_sidecar.signals.device_memory import Dcgm, DeviceUsers, Nvml, Pod, Row
-from plimsoll_sidecar.signals.device_sharing import LOOK_S, SURE_S, Sharing
+from plimsoll_sidecar.signals.device_memory import Dcgm, DeviceUsers, ExporterSample, Nvml, Pod
+from plimsoll_sidecar.signals.device_sharing import CHECK_S, OWNER_CONFIRM_S, SharingDetector
 
 MINE = Pod("team-a", "qwen-0", "engine")
 OTHER = Pod("team-b", "neighbour", "vllm")
@@ -24,9 +24,9 @@ class Page(Dcgm):
         super().__init__("http://127.0.0.1:9", pod=MINE)
         self.named = owners
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ExporterSample]:
         return [
-            Row(self.USED, {"UUID": "GPU-1", "pod": p.name, "namespace": p.namespace,
+            ExporterSample(self.USED, {"UUID": "GPU-1", "pod": p.name, "namespace": p.namespace,
                             "container": p.container}, 1.0)
             for p in self.named
         ]  # fmt: skip
@@ -45,17 +45,17 @@ class Driver(Nvml):
 
 def seen_after(waited_s: float, page: Page) -> str | None:
     now = [0.0]
-    sharing = Sharing({"dcgm": page}, clock=lambda: now[0])
+    sharing = SharingDetector({"dcgm": page}, clock=lambda: now[0])
     found: dict[str, str] = {}
     while now[0] <= waited_s:
         found = sharing.reasons(["GPU-1"], list)
-        now[0] += LOOK_S
+        now[0] += CHECK_S
     return found.get("GPU-1")
 
 
 def test_two_pods_on_one_device_are_seen_at_once() -> None:
     assert seen_after(0.0, Page(MINE, OTHER)) == (
-        "dcgm says that team-b/neighbour/vllm has it, too"
+        "dcgm reports that it is also assigned to team-b/neighbour/vllm"
     )
 
 
@@ -70,17 +70,17 @@ def test_a_device_of_ours_alone_is_not_shared(owners: tuple[Pod, ...]) -> None:
 
 def test_a_page_that_names_the_pod_before_us_is_only_old() -> None:
     """With time-slicing an exporter names one pod of several: then it stays another."""
-    assert seen_after(SURE_S - LOOK_S, Page(OTHER)) is None
-    assert seen_after(SURE_S + LOOK_S, Page(OTHER)) is not None
+    assert seen_after(OWNER_CONFIRM_S - CHECK_S, Page(OTHER)) is None
+    assert seen_after(OWNER_CONFIRM_S + CHECK_S, Page(OTHER)) is not None
 
 
 def test_once_seen_it_stands_until_another_engine_starts() -> None:
     now, page = [0.0], Page(MINE, OTHER)
-    sharing = Sharing({"dcgm": page}, clock=lambda: now[0])
+    sharing = SharingDetector({"dcgm": page}, clock=lambda: now[0])
     assert sharing.reasons(["GPU-1"], list)
     page.named, now[0] = (MINE,), 100.0
     assert sharing.reasons(["GPU-1"], list)
-    sharing.forget()
+    sharing.reset()
     assert not sharing.reasons(["GPU-1"], list)
 
 
@@ -95,11 +95,11 @@ def users(elsewhere: int | None = GIB // 2, mps: int = 0, **others: int) -> Devi
 
 def driven(*found: DeviceUsers | None) -> str | None:
     now, driver = [0.0], Driver()
-    sharing = Sharing({"nvml": driver}, clock=lambda: now[0])
+    sharing = SharingDetector({"nvml": driver}, clock=lambda: now[0])
     reasons: dict[str, str] = {}
     for driver.found in found:
         reasons = sharing.reasons(["GPU-1"], lambda: OWN)
-        now[0] += LOOK_S
+        now[0] += CHECK_S
     return reasons.get("GPU-1")
 
 
@@ -109,7 +109,7 @@ def test_a_driver_that_lists_the_engines_processes_alone_says_nothing() -> None:
 
 def test_another_process_of_the_pod_is_another_user() -> None:
     """A sidecar's: the pod's containers have one PID namespace."""
-    assert driven(users(pid=77)) == "process 77, which is not the engine's, uses it"
+    assert driven(users(pid=77)) == "process 77 uses it and is not part of the engine"
 
 
 def test_pids_of_another_namespace_say_nothing() -> None:
@@ -118,13 +118,13 @@ def test_pids_of_another_namespace_say_nothing() -> None:
 
 
 def test_clients_of_an_mps_server_share_it() -> None:
-    assert driven(users(mps=2)) == "an MPS server has clients on it"
+    assert driven(users(mps=2)) == "MPS clients use it"
 
 
 def test_what_grows_and_is_no_listed_processs_is_another_pods() -> None:
     """Seen on an H100: processes of another PID namespace are not listed, only what they use."""
     assert driven(users(), users(3 * GIB), users(4 * GIB)) == (
-        "3.5 GiB more is in use by processes of other pods"
+        "processes of other pods use 3.5 GiB more than before"
     )
     assert driven(users(), users(3 * GIB), users()) is None, "a single reading is no sign"
     assert driven(users(3 * GIB), users(3 * GIB), users(3 * GIB)) is None, "it may be left behind"
@@ -147,6 +147,6 @@ def test_the_engines_variables_say_it(variable: str, shared: bool) -> None:
     with subprocess.Popen(program, stdin=pipe, stdout=pipe, env={name: value}) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        found = Sharing({}).reasons(["GPU-1"], lambda: [process.pid])
+        found = SharingDetector({}).reasons(["GPU-1"], lambda: [process.pid])
         process.communicate(b"\n", timeout=10)
     assert bool(found) is shared

@@ -9,9 +9,13 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_sidecar.act.adapters.external_load import AGREEING, ExternalLoad, load_of
+from plimsoll_sidecar.act.adapters.external_load import (
+    MIN_CONSISTENT_PAGES,
+    ExternalLoad,
+    load_from_page,
+)
 from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM, EngineProfile
-from plimsoll_sidecar.signals.metrics_page import MAX_LINE, Series, reader
+from plimsoll_sidecar.signals.metrics_page import MAX_LINE_BYTES, Series, page_reader
 
 VLLM_PAGE = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -39,7 +43,7 @@ sglang:generation_tokens_total{model_name="m"} 20.0
 
 
 def test_vllm_names_are_summed_over_engines_and_created_is_no_counter() -> None:
-    load = load_of(reader(VLLM.series())(VLLM_PAGE), VLLM)
+    load = load_from_page(page_reader(VLLM.series())(VLLM_PAGE), VLLM)
     assert load is not None
     assert (load.running, load.waiting, load.kv_usage_ratio) == (5, 4, 0.25)
     assert (load.prompt_tokens_total, load.generation_tokens_total) == (1200, 900)
@@ -48,14 +52,14 @@ def test_vllm_names_are_summed_over_engines_and_created_is_no_counter() -> None:
 
 
 def test_sglang_tokens_say_nothing_of_progress_without_steps() -> None:
-    read = reader(SGLANG.series())
-    load = load_of(read(SGLANG_PAGE), SGLANG)
+    read = page_reader(SGLANG.series())
+    load = load_from_page(read(SGLANG_PAGE), SGLANG)
     assert load is not None
     assert (load.running, load.waiting, load.kv_usage_ratio) == (1, 0, 0.5)
     assert load.generation_tokens_total is None
     steps = b"sglang:time_to_first_token_seconds_count 2\n"
     steps += b"sglang:inter_token_latency_seconds_count 40\n"
-    load = load_of(read(SGLANG_PAGE + steps), SGLANG)
+    load = load_from_page(read(SGLANG_PAGE + steps), SGLANG)
     assert load is not None
     assert (load.steps_total, load.generation_tokens_total) == (42, 20)
 
@@ -68,7 +72,7 @@ sglang:time_to_first_token_seconds_count{model_name="m"} 5.0
 
 def test_sglang_s_steps_are_its_forward_passes() -> None:
     """Answers of less than 50 tokens, unless streamed, leave no latency between two tokens."""
-    load = load_of(reader(SGLANG.series())(SGLANG_PAGE + PASSES % 95), SGLANG)
+    load = load_from_page(page_reader(SGLANG.series())(SGLANG_PAGE + PASSES % 95), SGLANG)
     assert load is not None
     assert (load.steps_total, load.generation_tokens_total) == (100, 20)
 
@@ -87,7 +91,7 @@ def test_sglang_s_requests_count_once_while_it_serves() -> None:
 
 
 def figures(page: bytes, *series: Series) -> list[float | None]:
-    found = reader(series)(page)
+    found = page_reader(series)(page)
     return [found.value(one) for one in series]
 
 
@@ -95,7 +99,7 @@ A, B = Series("a_total"), Series("b_total")
 
 
 def test_what_is_no_number_is_unknown_and_labels_may_hold_anything() -> None:
-    only = Series("a_total", only=("x", "y"))
+    only = Series("a_total", only_label=("x", "y"))
     page = b'a_total{x="} 5"} 1\na_total{x="y",z="\\n"} 2 1700000000\n'
     assert figures(page, A, only) == [3.0, 2.0]
     assert figures(b'a_total{x="y"} 2 # {trace="1"} 0.5\n', A) == [2.0], "no exemplar"
@@ -114,7 +118,7 @@ def test_a_label_of_megabytes_takes_no_memory_and_leaves_its_name_unknown() -> N
     """The matcher kept a state for each character: 630 MiB for a label of 4 MiB."""
     label = b'a\\"' * (1 << 20)
     page = b'a_total{x="' + label + b'"} 1\nb_total 2\na_total 3\n'
-    only = Series("a_total", only=("x", "y"))
+    only = Series("a_total", only_label=("x", "y"))
     tracemalloc.start()
     try:
         assert figures(page, A, only, B) == [None, None, 2.0]
@@ -127,7 +131,7 @@ def test_a_label_of_megabytes_takes_no_memory_and_leaves_its_name_unknown() -> N
 def test_a_line_is_read_up_to_its_bound_and_one_that_is_malformed_is_unknown() -> None:
     a, b = Series("a"), Series("b")
     begin, end = b'a{x="', b'"} 1'
-    longest = begin + b"x" * (MAX_LINE - len(begin + end)) + end
+    longest = begin + b"x" * (MAX_LINE_BYTES - len(begin + end)) + end
     assert figures(longest + b"\nb 1", a, b) == [1.0, 1.0]
     assert figures(b"b 1\nx" + longest + b"\n" + longest + b"1", a, b) == [None, 1.0]
     assert figures(b'a{x="y 1\nb 1\na 1\n', a, b) == [None, 1.0]
@@ -223,7 +227,7 @@ def test_a_page_that_began_anew_once_is_used_again_after_a_while() -> None:
     for _ in range(400):
         known.append(load.newest() is not None)
         now[0] += 2.0
-    assert known == [True] + [False] * AGREEING + [True] * (399 - AGREEING)
+    assert known == [True] + [False] * MIN_CONSISTENT_PAGES + [True] * (399 - MIN_CONSISTENT_PAGES)
     assert load.restarts == 0
 
 

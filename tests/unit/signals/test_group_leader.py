@@ -9,7 +9,13 @@ import msgspec
 import pytest
 
 from plimsoll_api.admin import EngineState
-from plimsoll_sidecar.signals.other_pods import ASKED_S, SURE_S, GroupLeader, GroupPages, leader_of
+from plimsoll_sidecar.signals.other_pods import (
+    IDLE_S,
+    READY_S,
+    GroupLeader,
+    GroupPages,
+    leader_matcher,
+)
 from tests.lab.kube import eventually
 from tests.unit.clients.api_server import ApiServer, endpoint
 from tests.unit.signals.group_pods import OTHER, WORKER, Clock, free_port, serving
@@ -28,28 +34,28 @@ class Group:
         self.port, self.clock = free_port(), Clock()
         self.api = api
         api.add("llm", [endpoint("llm-0", LEADER), endpoint("llm-1", OTHER)])
-        rule = leader_of("LeaderWorkerSet", "llm-0-1")
+        rule = leader_matcher("LeaderWorkerSet", "llm-0-1")
         pages = GroupPages(api.endpoint_slices, "llm", rule, self.port)
         self.leader = GroupLeader(pages, self.clock)
 
-    def look(self, body: bytes) -> None:
+    def poll(self, body: bytes) -> None:
         with serving(LEADER, self.port, body), serving(OTHER, self.port, page(EngineState.SERVING)):
-            self.leader.look()
+            self.leader.poll()
 
-    def serves(self) -> bool:
+    def is_serving(self) -> bool:
         """Without its thread, which would look by itself."""
-        return self.leader.ready_for() >= SURE_S
+        return self.leader.ready_for() >= READY_S
 
 
 def test_a_group_serves_once_its_leader_has_been_ready_for_a_while(api: ApiServer) -> None:
     group = Group(api)
-    group.look(page(EngineState.SERVING))
-    assert not group.serves(), "the leader may not have seen yet that its group restarts"
-    group.clock.now += SURE_S
-    group.look(page(EngineState.SERVING))
-    assert group.serves()
-    group.look(page(EngineState.STARTING))
-    assert not group.serves()
+    group.poll(page(EngineState.SERVING))
+    assert not group.is_serving(), "the leader may not have seen yet that its group restarts"
+    group.clock.now += READY_S
+    group.poll(page(EngineState.SERVING))
+    assert group.is_serving()
+    group.poll(page(EngineState.STARTING))
+    assert not group.is_serving()
 
 
 @pytest.mark.parametrize(
@@ -60,18 +66,18 @@ def test_a_leader_that_does_not_say_that_it_serves_is_not_ready(
 ) -> None:
     group = Group(api)
     for _ in range(3):
-        group.look(body)
-        group.clock.now += SURE_S
-    assert not group.serves()
+        group.poll(body)
+        group.clock.now += READY_S
+    assert not group.is_serving()
 
 
 def test_without_endpoints_nobody_knows(api: ApiServer) -> None:
     group = Group(api)
-    group.look(page(EngineState.SERVING))
-    group.clock.now += SURE_S
+    group.poll(page(EngineState.SERVING))
+    group.clock.now += READY_S
     group.api.answer = 403, {}, b"{}"
-    group.look(page(EngineState.SERVING))
-    assert not group.serves()
+    group.poll(page(EngineState.SERVING))
+    assert not group.is_serving()
 
 
 def test_the_leader_is_asked_only_while_somebody_waits(
@@ -80,14 +86,14 @@ def test_the_leader_is_asked_only_while_somebody_waits(
     monkeypatch.setattr("plimsoll_sidecar.signals.other_pods.POLL_S", 0.01)
     group = Group(api)
     with serving(LEADER, group.port, page(EngineState.SERVING)):
-        assert not group.leader.serves(), "it never waits"
+        assert not group.leader.is_serving(), "it never waits"
         eventually(lambda: group.leader.ready_for() == 0.0, "it was asked")
-        group.clock.now += SURE_S
-        assert group.leader.serves()
-        group.clock.now += ASKED_S + 1
+        group.clock.now += READY_S
+        assert group.leader.is_serving()
+        group.clock.now += IDLE_S + 1
         eventually(lambda: group.leader.ready_for() == float("-inf"), "nobody waits")
         asked = len(group.api.queries)
-        assert not group.leader.serves(), "what was known then is not known now"
+        assert not group.leader.is_serving(), "what was known then is not known now"
         eventually(lambda: len(group.api.queries) > asked, "asked again")
 
 
@@ -103,7 +109,7 @@ def test_the_leader_is_asked_only_while_somebody_waits(
 def test_the_leader_is_known_by_its_name(
     kind: str, worker: str, leader: str, others: list[str]
 ) -> None:
-    leads = leader_of(kind, worker)
+    leads = leader_matcher(kind, worker)
     assert leads(leader)
     assert not any(map(leads, [*others, worker]))
 
@@ -111,7 +117,7 @@ def test_the_leader_is_known_by_its_name(
 def test_the_page_of_a_leader_of_a_later_version_is_read(api: ApiServer) -> None:
     """It is not ready as far as its worker can tell, and serves as soon as it says so."""
     group = Group(api)
-    group.look(b'{"engine_state":"hibernating","later":1}')
-    group.look(b'{"engine_state":"serving","later":1}')
-    group.clock.now += SURE_S
-    assert group.serves()
+    group.poll(b'{"engine_state":"hibernating","later":1}')
+    group.poll(b'{"engine_state":"serving","later":1}')
+    group.clock.now += READY_S
+    assert group.is_serving()

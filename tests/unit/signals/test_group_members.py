@@ -17,14 +17,14 @@ from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_sidecar.signals import other_pods
 from plimsoll_sidecar.signals.other_pods import (
-    ANSWER_S,
     MAX_EVIDENCE,
     MAX_PODS,
     STALE_S,
+    TIMEOUT_S,
     GroupMembers,
     GroupPages,
-    shortened,
-    workers_of,
+    truncate,
+    worker_matcher,
 )
 from tests.unit.clients.api_server import ApiServer, endpoint
 from tests.unit.signals.group_pods import OTHER, WORKER, Clock, free_port, serving
@@ -42,7 +42,7 @@ def port() -> int:
 
 
 def members(api: ApiServer, port: int, clock: Callable[[], float] | None = None) -> GroupMembers:
-    rule = workers_of("LeaderWorkerSet", "llm-0")
+    rule = worker_matcher("LeaderWorkerSet", "llm-0")
     return GroupMembers(GroupPages(api.endpoint_slices, "llm", rule, port), clock or Clock())
 
 
@@ -60,7 +60,7 @@ def test_the_workers_of_the_own_group_are_asked_and_no_other_pod(api: ApiServer,
     )
     group = members(api, port)
     with serving(WORKER, port, state(bytes=7)):
-        group.ask()
+        group.poll()
     (query,) = api.queries
     assert query == {"labelSelector": "kubernetes.io/service-name in (llm)", "limit": "64"}
     found = group.assessments()
@@ -75,19 +75,19 @@ def test_the_workers_of_a_ray_cluster_are_all_other_pods_of_its_service(
     listed = ["llm-head-x7k2p", "llm-gpu-worker-b2f9q", "llm-head-x7k2p-1", ""]
     service = "plimsoll-llm-0a"
     api.add(service, [*(endpoint(name, WORKER) for name in listed), {"addresses": [WORKER]}])
-    rule = workers_of("RayCluster", "llm-head-x7k2p")
+    rule = worker_matcher("RayCluster", "llm-head-x7k2p")
     group = GroupMembers(GroupPages(api.endpoint_slices, service, rule, port), Clock())
     with serving(WORKER, port, state(bytes=7)):
-        group.ask()
+        group.poll()
     assert sorted(group.assessments()) == ["llm-gpu-worker-b2f9q", "llm-head-x7k2p-1"]
 
 
 def test_a_ray_cluster_has_no_more_members_than_another_group(api: ApiServer, port: int) -> None:
     api.add("llm", [endpoint(f"pod-{number}", WORKER) for number in range(4 * MAX_PODS)])
-    rule = workers_of("RayCluster", "h")
+    rule = worker_matcher("RayCluster", "h")
     group = GroupMembers(GroupPages(api.endpoint_slices, "llm", rule, port), Clock())
     with serving(WORKER, port, state()):
-        group.ask()
+        group.poll()
     assert len(group.assessments()) == MAX_PODS
 
 
@@ -96,15 +96,15 @@ def test_an_old_answer_and_a_pod_that_is_gone_say_nothing(api: ApiServer, port: 
     clock = Clock()
     group = members(api, port, clock)
     with serving(WORKER, port, state()), serving(OTHER, port, state()):
-        group.ask()
+        group.poll()
         assert None not in group.assessments().values()
         del api.slices[0]["endpoints"][0]
-        group.ask()
+        group.poll()
     assert group.assessments()["llm-0-1"] is None
     assert group.assessments()["llm-0-2"] is not None
     clock.now += STALE_S
     api.answer = 503, {}, b"{}"
-    group.ask()
+    group.poll()
     assert set(group.assessments().values()) == {None}
 
 
@@ -126,7 +126,7 @@ def test_a_page_that_no_supervisor_writes_is_no_answer(
     api.add("llm", [endpoint("llm-0-1", WORKER)])
     group = members(api, port)
     with serving(WORKER, port, body):
-        group.ask()
+        group.poll()
     assert group.assessments() == {}
 
 
@@ -134,7 +134,7 @@ def test_an_error_page_is_no_answer(api: ApiServer, port: int) -> None:
     api.add("llm", [endpoint("llm-0-1", WORKER)])
     group = members(api, port)
     with serving(WORKER, port, state(), status=500):
-        group.ask()
+        group.poll()
     assert group.assessments() == {}
 
 
@@ -142,7 +142,7 @@ def test_more_members_than_a_group_has_are_not_asked(api: ApiServer, port: int) 
     api.add("llm", [endpoint(f"llm-0-{number}", WORKER) for number in range(1, 4 * MAX_PODS)])
     group = members(api, port)
     with serving(WORKER, port, state()):
-        group.ask()
+        group.poll()
     assert len(group.assessments()) == MAX_PODS
 
 
@@ -153,7 +153,7 @@ def test_texts_are_cut() -> None:
     theirs = Assessment(
         t=1.0, epoch=1, warm=True, host=BudgetState(current=5), suspicions=[huge] * 99
     )
-    kept = shortened(theirs)
+    kept = truncate(theirs)
     assert len(kept.suspicions) <= MAX_EVIDENCE
     (one, *_) = kept.suspicions
     assert one.confidence == 1.0
@@ -164,17 +164,17 @@ def test_silent_pods_do_not_make_the_answers_of_others_old(
     api: ApiServer, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asked one after another, seven silent pods take longer than an answer stands for."""
-    monkeypatch.setattr(other_pods, "ANSWER_S", 0.5)
+    monkeypatch.setattr(other_pods, "TIMEOUT_S", 0.5)
     silent = [endpoint(f"llm-0-{number}", OTHER) for number in range(2, MAX_PODS + 1)]
     api.add("llm", [*silent, endpoint("llm-0-1", WORKER)])
     found = members(api, port, time.monotonic)
     with socket.create_server((OTHER, port), backlog=MAX_PODS), serving(WORKER, port, state()):
         begin = time.monotonic()
-        found.ask()
+        found.poll()
         took = time.monotonic() - begin
     assert took < MAX_PODS * 0.5 / 3
     assert found.assessments()["llm-0-1"] is not None
 
 
 def test_the_longest_round_is_shorter_than_an_answer_stands_for() -> None:
-    assert MAX_PODS / other_pods.AT_ONCE * ANSWER_S + other_pods.POLL_S < STALE_S
+    assert MAX_PODS / other_pods.MAX_CONCURRENT * TIMEOUT_S + other_pods.POLL_S < STALE_S

@@ -16,11 +16,11 @@ import pytest
 
 from plimsoll_api.admin import Load
 from plimsoll_api.trace import Sample
-from plimsoll_sidecar.act.adapters.external_load import ExternalLoad, load_of
+from plimsoll_sidecar.act.adapters.external_load import ExternalLoad, load_from_page
 from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM, EngineProfile
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.detect.losses import IDLE_S, CapacityWatch
-from plimsoll_sidecar.signals.metrics_page import reader
+from plimsoll_sidecar.signals.metrics_page import page_reader
 
 PAGES = Path(__file__).with_name("pages")
 
@@ -53,7 +53,7 @@ def profile_of(name: str) -> EngineProfile:
 
 
 def loaded(page: bytes, profile: EngineProfile) -> Load:
-    load = load_of(reader(profile.series())(page), profile)
+    load = load_from_page(page_reader(profile.series())(page), profile)
     assert load is not None
     return load
 
@@ -358,7 +358,7 @@ def played(seed: int, pages: int = 12) -> Counter[str]:
         event = dice.random()
         if event < 0.06:  # another process
             writer.begin()
-            load.forget()
+            load.reset()
             answered, restarts = set(), 0
             for ranks in registries:
                 for rank in ranks:

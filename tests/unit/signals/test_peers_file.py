@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from plimsoll_api import peers
 from plimsoll_api.peers import MAX_AGE_S, MAX_PEERS, MAX_PEERS_BYTES, Grown, Peer
-from plimsoll_sidecar.signals.other_pods import FRESH_S, PeersFile
+from plimsoll_sidecar.signals.other_pods import PEERS_VALID_S, PeersFile
 
 ONE = Peer("qwen-0", "64d8", host=Grown(1 << 20, 60, 7))
 TWO = Peer("qwen-1", "64d8", "Deployment/qwen", device=Grown(0, 61, 0))
@@ -34,7 +34,7 @@ def test_a_file_counts_while_it_changes(tmp_path: Path) -> None:
     assert file.peers() == ()
     path.write_bytes(peers.encode([ONE, TWO]))
     assert file.peers() == (ONE, TWO)
-    clock.now += FRESH_S - 1
+    clock.now += PEERS_VALID_S - 1
     assert file.peers() == (ONE, TWO)
     clock.now += 1
     assert file.peers() == (), "the operator is away"

@@ -30,13 +30,19 @@ from plimsoll_api.admin import (
 from plimsoll_api.decoding import Malformed, decode
 from plimsoll_sidecar.signals import probe_reports
 from plimsoll_sidecar.signals.probe_reports import (
-    Inside,
+    EngineReport,
     Report,
     ReportedOwner,
     TorchDevice,
-    ask_all,
+    query_all,
 )
-from plimsoll_sidecar.signals.probes import AGAIN_S, LATE_S, OLD_S, REPORT_S, Probes
+from plimsoll_sidecar.signals.probes import (
+    LATE_ANSWER_S,
+    REPORT_TIMEOUT_S,
+    REPORT_VALID_S,
+    RETRY_S,
+    Probes,
+)
 
 ME = os.getpid()
 Answer = Callable[[socket.socket], None]
@@ -73,7 +79,7 @@ def says(data: bytes) -> Answer:
 
 
 def ask(folder: Path, timeout_s: float = 5.0, limit: int = 1000) -> dict[int, bytes]:
-    return ask_all(folder, [ME], b"{}\n", timeout_s, limit)
+    return query_all(folder, [ME], b"{}\n", timeout_s, limit)
 
 
 def test_a_whole_answer(tmp_path: Path) -> None:
@@ -105,17 +111,17 @@ def test_the_socket_must_belong_to_the_process(tmp_path: Path) -> None:
     """A folder that the engine writes to may hold another process's socket, or a link to one."""
     other = os.getppid()
     with listening(tmp_path, says(b"{}"), pid=other):
-        assert ask_all(tmp_path, [other], b"{}\n", 5.0) == {}
+        assert query_all(tmp_path, [other], b"{}\n", 5.0) == {}
         linked = 2 if other == 1 else 1  # the parent of a test in a container may be process 1
         (tmp_path / f"{linked}.sock").symlink_to(tmp_path / f"{other}.sock")
-        assert ask_all(tmp_path, [linked], b"{}\n", 5.0) == {}
+        assert query_all(tmp_path, [linked], b"{}\n", 5.0) == {}
 
 
 def test_no_socket_a_file_and_a_socket_of_nobody(tmp_path: Path) -> None:
     (tmp_path / "1.sock").write_text("")
     with socket.socket(socket.AF_UNIX) as closed:
         closed.bind(str(tmp_path / "2.sock"))
-    assert ask_all(tmp_path, [1, 2, 3], b"{}\n", 5.0) == {}
+    assert query_all(tmp_path, [1, 2, 3], b"{}\n", 5.0) == {}
 
 
 @pytest.mark.parametrize(
@@ -150,9 +156,9 @@ def test_ranks_are_added_up_and_an_unknown_bound_stays_unknown() -> None:
             ReportedOwner("weights", MemoryKind.DEVICE, 10, 10),
             ReportedOwner("grammar_cache", MemoryKind.HOST, 1, bound),
         ]
-        return Report(1, host_pinned=5, engine=Inside(ledger=lines))
+        return Report(1, host_pinned=5, engine=EngineReport(ledger=lines))
 
-    entries = probe_reports.ledger([(Role.WORKER, rank(4)), (Role.WORKER, rank(None))])
+    entries = probe_reports.merge_ledgers([(Role.WORKER, rank(4)), (Role.WORKER, rank(None))])
     assert [(e.owner, e.kind.value, e.bytes, e.bound) for e in entries] == [
         ("weights", "device", 20, 20),
         ("grammar_cache", "host", 2, None),
@@ -167,17 +173,17 @@ def test_devices_are_matched_by_uuid_and_summed_over_processes() -> None:
         Report(3, devices=[TorchDevice(1, 100, 200, "GPU-a")]),
     ]
     known = [DeviceMemory(0, "GPU-b"), DeviceMemory(1, "GPU-a")]
-    found = probe_reports.devices(known, reports)
+    found = probe_reports.merge_devices(known, reports)
     assert [(d.uuid, d.torch_allocated, d.torch_reserved) for d in found] == [
         ("GPU-b", 10, 20),
         ("GPU-a", 101, 202),
     ]
-    alone = probe_reports.devices([], reports)
+    alone = probe_reports.merge_devices([], reports)
     assert [(d.index, d.uuid, d.torch_reserved) for d in alone] == [
         (0, "GPU-a", 202),
         (1, "GPU-b", 20),
     ]
-    assert probe_reports.devices(known, []) == known
+    assert probe_reports.merge_devices(known, []) == known
 
 
 def seen() -> Status:
@@ -205,7 +211,7 @@ def test_a_report_completes_the_status(tmp_path: Path) -> None:
         "ledger": [{"owner": "kv_cache", "kind": "host", "bytes": 5, "bound": 5}],
     }
     with listening(tmp_path, says(report(engine=inside))):
-        status = Probes(tmp_path).complete(seen())
+        status = Probes(tmp_path).add_reports(seen())
     assert status.probed
     me = next(process for process in status.processes if process.pid == ME)
     assert (me.role, me.malloc_in_use, me.python_objects) == (Role.WORKER, 7, 3)
@@ -219,9 +225,9 @@ def test_garbage_and_a_report_of_another_leave_the_status_as_it_is(
     tmp_path: Path, data: bytes
 ) -> None:
     with listening(tmp_path, says(data)):
-        assert Probes(tmp_path).complete(seen()) == seen()
-    assert Probes(None).complete(seen()) == seen()
-    assert Probes(tmp_path / "none").complete(seen()) == seen()
+        assert Probes(tmp_path).add_reports(seen()) == seen()
+    assert Probes(None).add_reports(seen()) == seen()
+    assert Probes(tmp_path / "none").add_reports(seen()) == seen()
 
 
 def test_a_report_lasts_a_while_and_a_hung_probe_is_polled_less_often(tmp_path: Path) -> None:
@@ -234,17 +240,17 @@ def test_a_report_lasts_a_while_and_a_hung_probe_is_polled_less_often(tmp_path: 
 
     probes = Probes(tmp_path, clock=lambda: now[0])
     with listening(tmp_path, answer):
-        assert probes.complete(seen()).probed
+        assert probes.add_reports(seen()).probed
         answers[0] = b"hangs"
         for second in range(1, 6):
             now[0] = float(second)
-            assert probes.complete(seen()).probed, "its newest report"
+            assert probes.add_reports(seen()).probed, "its newest report"
         assert asked[0] == 2, "once, and not again for a while"
-        now[0] = OLD_S + AGAIN_S
-        assert not probes.complete(seen()).probed, "unknown, not what it was"
+        now[0] = REPORT_VALID_S + RETRY_S
+        assert not probes.add_reports(seen()).probed, "unknown, not what it was"
         answers[0] = report()
-        now[0] += AGAIN_S
-        assert probes.complete(seen()).probed
+        now[0] += RETRY_S
+        assert probes.add_reports(seen()).probed
 
 
 def test_a_process_that_always_answers_late_is_known(tmp_path: Path) -> None:
@@ -252,7 +258,7 @@ def test_a_process_that_always_answers_late_is_known(tmp_path: Path) -> None:
     made = iter(range(1000))
 
     def late(peer: socket.socket) -> None:
-        time.sleep(REPORT_S + 0.1)
+        time.sleep(REPORT_TIMEOUT_S + 0.1)
         peer.sendall(report(malloc_in_use=next(made)))
 
     probes = Probes(tmp_path)
@@ -260,14 +266,14 @@ def test_a_process_that_always_answers_late_is_known(tmp_path: Path) -> None:
     with listening(tmp_path, late):
         for _ in range(8):
             begin = time.monotonic()
-            processes = probes.complete(seen()).processes
+            processes = probes.add_reports(seen()).processes
             costs.append(time.monotonic() - begin)
             found.append(next(p.malloc_in_use for p in processes if p.pid == ME))
-            time.sleep(REPORT_S)
+            time.sleep(REPORT_TIMEOUT_S)
     assert found[0] is None
     assert None not in found[2:]
     assert (found[-1] or 0) >= 2, "its reports go on to be new"
-    assert max(costs[1:]) < REPORT_S, "the first sample waits for it alone"
+    assert max(costs[1:]) < REPORT_TIMEOUT_S, "the first sample waits for it alone"
 
 
 def test_a_late_answer_is_not_waited_for_for_ever(tmp_path: Path) -> None:
@@ -282,21 +288,21 @@ def test_a_late_answer_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     with listening(tmp_path, hang):
         for second in range(3):
             now[0] = float(second)
-            assert not probes.complete(seen()).probed
+            assert not probes.add_reports(seen()).probed
         assert asked[0] == 1
-        now[0] = LATE_S + 1.0
-        probes.complete(seen())
-        assert not probes._exchange.waits
-        now[0] += AGAIN_S
-        probes.complete(seen())
-        assert probes._exchange.waits, "asked again after a while"
+        now[0] = LATE_ANSWER_S + 1.0
+        probes.add_reports(seen())
+        assert not probes._requests.is_waiting
+        now[0] += RETRY_S
+        probes.add_reports(seen())
+        assert probes._requests.is_waiting, "asked again after a while"
         released.set()
 
 
 def test_an_old_report_is_unknown_however_new_the_answer(tmp_path: Path) -> None:
     """A leak since then would be called another segment's."""
-    for age_s, known in ((OLD_S - 1, True), (OLD_S + 1, False)):
+    for age_s, known in ((REPORT_VALID_S - 1, True), (REPORT_VALID_S + 1, False)):
         folder = tmp_path / str(known)
         folder.mkdir()
         with listening(folder, says(report(age_s=age_s))):
-            assert Probes(folder, clock=lambda: 100.0).complete(seen()).probed is known
+            assert Probes(folder, clock=lambda: 100.0).add_reports(seen()).probed is known

@@ -9,7 +9,7 @@ import pytest
 
 from plimsoll_api.admin import Parts, Role
 from plimsoll_api.engines import EngineType
-from plimsoll_sidecar.signals.engine_processes import name_of, named, parts_of
+from plimsoll_sidecar.signals.engine_processes import assign_roles, find_parts, helper_name
 
 MAIN = 1
 SERVE = "vllm serve m"
@@ -37,8 +37,8 @@ VLLM, SGLANG, CUSTOM = EngineType.VLLM, EngineType.SGLANG, EngineType.CUSTOM
     ],
 )
 def test_a_title_selects_a_known_name(title: str, kind: EngineType, name: str | None) -> None:
-    assert name_of([title], kind) == name
-    assert name_of([], kind) is None
+    assert helper_name([title], kind) == name
+    assert helper_name([], kind) is None
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_a_title_selects_a_known_name(title: str, kind: EngineType, name: str | 
 def test_each_process_has_its_name_and_the_unknown_has_none(
     kind: EngineType, lines: list[str], labels: list[str], worker: str | None, parts: Parts
 ) -> None:
-    processes = named([(pid, [line]) for pid, line in enumerate(lines, MAIN)], MAIN, kind)
+    processes = assign_roles([(pid, [line]) for pid, line in enumerate(lines, MAIN)], MAIN, kind)
     assert [one.label for one in processes] == labels
     assert processes[0].role is Role.FRONTEND
     assert {one.name for one in processes if one.role is Role.WORKER} == ({worker} - {None})
-    assert parts_of(processes, kind) == parts
+    assert find_parts(processes, kind) == parts

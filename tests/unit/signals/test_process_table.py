@@ -25,14 +25,14 @@ from plimsoll_sidecar.signals.process_table import (
     command_name,
     cpu_s,
     environment,
-    first_names,
     identify,
-    lives,
-    nearest,
+    is_running,
+    list_names,
+    nearest_to_limit,
     parents,
     read,
 )
-from plimsoll_sidecar.signals.resident_memory import resident
+from plimsoll_sidecar.signals.resident_memory import read_resident
 
 WORDS = 300_000
 
@@ -71,8 +71,8 @@ def test_arguments_and_environment_of_any_size_take_little_memory(talkative: int
 def test_parents_ages_and_time_are_those_of_the_process() -> None:
     own = identify(os.getpid())
     assert own is not None
-    assert lives(own)
-    assert not lives(ProcessId(own.pid, own.started + 1))
+    assert is_running(own)
+    assert not is_running(ProcessId(own.pid, own.started + 1))
     assert parents()[own.pid] == os.getppid()
     assert 0 < age_s(own) < 86_400
     times = os.times()
@@ -120,16 +120,16 @@ def test_what_is_read_with_each_sample_interns_no_number(monkeypatch: pytest.Mon
     assert parents()[pid] == os.getppid()
     assert children(pid) is not None
     assert cpu_s(pid) is not None
-    assert resident(pid) is not None
-    assert nearest({pid: "this"}) is not None
+    assert read_resident(pid) is not None
+    assert nearest_to_limit({pid: "this"}) is not None
     assert not any(text.isdigit() for text in interned), interned
 
 
 def test_only_so_many_names_of_a_folder_are_read(tmp_path: pathlib.Path) -> None:
     for number in range(20):
         (tmp_path / str(number)).touch()
-    assert len(first_names(tmp_path, 7)) == 7
-    assert len(first_names(str(tmp_path), 100)) == 20
+    assert len(list_names(tmp_path, 7)) == 7
+    assert len(list_names(str(tmp_path), 100)) == 20
 
 
 def test_a_process_of_very_many_threads_makes_its_children_unknown(

@@ -8,10 +8,10 @@ import pytest
 from plimsoll_api.engines import EngineType
 from plimsoll_sidecar.signals.engine_processes import (
     default_port,
-    has_title,
+    has_helper_title,
     is_engine,
-    is_part,
-    may_serve,
+    is_helper,
+    may_listen_on,
 )
 from plimsoll_sidecar.signals.process_table import Container
 
@@ -47,30 +47,30 @@ def test_engines(line: str, kind: EngineType) -> None:
 )
 def test_what_only_names_one(line: str) -> None:
     words = line.split()
-    assert not is_part(words, VLLM)
+    assert not is_helper(words, VLLM)
     assert not is_engine(words, VLLM)
 
 
 def test_helpers_are_parts_of_an_engine_and_never_one() -> None:
     for title in ("VLLM::EngineCore", "VLLM::Worker_TP0"):
-        assert is_part([title], VLLM)
+        assert is_helper([title], VLLM)
         assert not is_engine([title], VLLM)
-    assert is_part(["sglang::scheduler"], SGLANG)
+    assert is_helper(["sglang::scheduler"], SGLANG)
     tracker = ["python", "-B", "-c", "from multiprocessing.resource_tracker import main;main(5)"]
-    assert is_part(tracker, VLLM)
-    assert not has_title(tracker, VLLM), "any program's"
+    assert is_helper(tracker, VLLM)
+    assert not has_helper_title(tracker, VLLM), "any program's"
 
 
 def test_ports() -> None:
-    assert may_serve(["vllm", "serve", "m", "--port", "81"], 81, None)
-    assert not may_serve(["vllm", "serve", "m", "--port", "81"], 82, 82)
-    assert may_serve(["vllm", "serve", "m", "--port=82"], 82, None)
-    assert not may_serve(["vllm", "serve", "m"], 81, default_port(VLLM))
-    assert may_serve(["vllm", "serve", "m"], 8000, default_port(VLLM))
-    assert may_serve(["vllm", "serve", "m", "--port", "$PORT"], 81, None)
+    assert may_listen_on(["vllm", "serve", "m", "--port", "81"], 81, None)
+    assert not may_listen_on(["vllm", "serve", "m", "--port", "81"], 82, 82)
+    assert may_listen_on(["vllm", "serve", "m", "--port=82"], 82, None)
+    assert not may_listen_on(["vllm", "serve", "m"], 81, default_port(VLLM))
+    assert may_listen_on(["vllm", "serve", "m"], 8000, default_port(VLLM))
+    assert may_listen_on(["vllm", "serve", "m", "--port", "$PORT"], 81, None)
     # int() refuses both, and isdigit() does not: a process in the pod ended the supervisor.
-    assert may_serve(["vllm", "serve", "m", "--port=²"], 81, None)
-    assert may_serve(["vllm", "serve", "m", "--port", "8" * 5000], 81, None)
+    assert may_listen_on(["vllm", "serve", "m", "--port=²"], 81, None)
+    assert may_listen_on(["vllm", "serve", "m", "--port", "8" * 5000], 81, None)
 
 
 def test_two_sessions_of_one_machine_are_no_containers() -> None:
@@ -78,5 +78,7 @@ def test_two_sessions_of_one_machine_are_no_containers() -> None:
     assert not Container("/user.slice/session-2.scope", 5).is_other_than(mine)
     pod = Container("/kubepods/pod1/engine", 7)
     assert pod.is_other_than(mine)
-    assert pod.holds(Container("/kubepods/pod1/engine", None)), "one whose mounts may not be read"
-    assert not pod.holds(Container("/kubepods/pod1/proxy", 7))
+    assert pod.is_same_as(Container("/kubepods/pod1/engine", None)), (
+        "one whose mounts may not be read"
+    )
+    assert not pod.is_same_as(Container("/kubepods/pod1/proxy", 7))

@@ -28,7 +28,7 @@ from plimsoll_api.state import Signal
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.detect.segments import device_own, device_segments, device_total
 from plimsoll_sidecar.signals.device_memory import DeviceBytes, Nvml
-from plimsoll_sidecar.signals.sampler import SILENT_S, Sampler, SignalLog, load_of
+from plimsoll_sidecar.signals.sampler import PROBE_GONE_S, Sampler, SignalLog, current_load
 
 
 def status(epoch: str = "aa:1", **changes: object) -> Status:
@@ -56,7 +56,7 @@ class Engine:
             raise EngineError("no answer")
         return answer
 
-    def serves(self) -> bool:
+    def is_serving(self) -> bool:
         return False
 
     def processes(self) -> list[ProcessMemory]:
@@ -110,15 +110,15 @@ def test_without_an_answer_nothing_is_made_up() -> None:
 
 @pytest.mark.parametrize("state", [EngineState.STARTING, EngineState.WARMING])
 def test_the_load_of_an_engine_that_starts_is_unknown(state: EngineState) -> None:
-    assert load_of(status(state=state)).steps_total is None
+    assert current_load(status(state=state)).steps_total is None
 
 
 def test_the_load_is_unknown_before_the_worker_of_the_epoch_reports() -> None:
-    assert load_of(status(report_age_s=None)).inflight is None
+    assert current_load(status(report_age_s=None)).inflight is None
 
 
 def test_the_load_of_a_worker_that_hangs_is_known() -> None:
-    assert load_of(status(report_age_s=500.0)).steps_total == 40
+    assert current_load(status(report_age_s=500.0)).steps_total == 40
 
 
 def test_the_workers_allocator_and_the_ledger() -> None:
@@ -270,7 +270,7 @@ def test_the_account_of_all_is_unknown_while_one_process_is_silent() -> None:
     now = [0.0]
     silent = Sampler(Engine(probed(5, 7), *[probed(5, None)] * 4), clock=lambda: now[0])
     seen = []
-    for now[0] in (0.0, 1.0, 1.0 + SILENT_S, 2.0 + SILENT_S, 3.0 + SILENT_S):
+    for now[0] in (0.0, 1.0, 1.0 + PROBE_GONE_S, 2.0 + PROBE_GONE_S, 3.0 + PROBE_GONE_S):
         malloc = silent.sample().malloc
         seen.append(malloc.in_use if malloc else None)
     assert seen == [12, None, None, None, 5], "one that became another program has none to come"
@@ -293,13 +293,13 @@ def test_a_signal_that_stays_away_is_logged_once_with_its_reason(
     caplog.set_level("INFO")
     for signals, at in (({}, 0.0), (gone, 1.0), ({"metrics": Signal()}, 5.0)):
         now[0] = at
-        told.follow(signals)
+        told.update(signals)
     assert not caplog.messages, "one answer that came late"
     for at in range(10, 100):
         now[0] = float(at)
-        told.follow(gone)
-    told.follow({"metrics": Signal()})
+        told.update(gone)
+    told.update({"metrics": Signal()})
     assert caplog.messages == [
         "signal metrics: MetricsMissing: no route",
-        "signal metrics: known again",
+        "signal metrics: available again",
     ]

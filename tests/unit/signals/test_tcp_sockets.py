@@ -14,7 +14,12 @@ from collections.abc import Iterator
 import pytest
 
 from plimsoll_sidecar.signals import tcp_sockets as sock_diag
-from plimsoll_sidecar.signals.tcp_sockets import ESTABLISHED, LISTEN, listed, sockets
+from plimsoll_sidecar.signals.tcp_sockets import (
+    ESTABLISHED,
+    LISTEN,
+    socket_inodes,
+    socket_inodes_from_proc,
+)
 
 
 @pytest.fixture
@@ -31,7 +36,7 @@ def inode(one: socket.socket) -> str:
     return str(os.fstat(one.fileno()).st_ino)
 
 
-@pytest.mark.parametrize("look", [sockets, listed])
+@pytest.mark.parametrize("look", [socket_inodes, socket_inodes_from_proc])
 def test_listeners_and_connections_are_told_apart(server: socket.socket, look: object) -> None:
     assert callable(look)
     port = port_of(server)
@@ -55,7 +60,7 @@ def test_without_sock_diag_the_tables_are_read(
         return made(family, *rest)
 
     monkeypatch.setattr(socket, "socket", refuse)
-    assert sockets(port_of(server), LISTEN) == {inode(server)}
+    assert socket_inodes(port_of(server), LISTEN) == {inode(server)}
 
 
 @pytest.mark.parametrize("kind", [sock_diag.NLMSG_DONE, sock_diag.NLMSG_ERROR])
@@ -63,12 +68,12 @@ def test_a_list_that_ends_with_an_error_is_unknown_and_not_empty(kind: int) -> N
     body = struct.pack("=i", -errno.ENOENT)
     message = struct.pack("=IHHII", 16 + len(body), kind, 0, 1, 0) + body
     with pytest.raises(FileNotFoundError):
-        sock_diag.messages(message, 80)
+        sock_diag.parse_messages(message, 80)
     body = struct.pack("=i", 0)
     message = struct.pack("=IHHII", 16 + len(body), sock_diag.NLMSG_DONE, 0, 1, 0) + body
-    assert sock_diag.messages(message, 80) == (True, [])
+    assert sock_diag.parse_messages(message, 80) == (True, [])
 
 
 def test_half_a_message_is_an_error() -> None:
     with pytest.raises(struct.error):
-        sock_diag.messages(struct.pack("=IHHII", 40, 20, 0, 1, 0) + bytes(2), 80)
+        sock_diag.parse_messages(struct.pack("=IHHII", 40, 20, 0, 1, 0) + bytes(2), 80)

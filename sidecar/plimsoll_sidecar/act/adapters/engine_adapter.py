@@ -1,6 +1,6 @@
-"""The verbs for every kind of engine, and the adapter that carries them out.
+"""The operations on an engine, and the adapter that executes them for each engine type.
 
-The capabilities in an engine's status lack what it cannot do, and the ladder skips that.
+The status of an engine lists its capabilities; the ladder skips actions that it does not support.
 """
 
 from __future__ import annotations
@@ -19,91 +19,92 @@ from plimsoll_sidecar.signals.process_table import ProcessId
 
 
 class EngineAdapter(Protocol):
-    """Every call is bounded in time. The verbs return a :class:`Result` and never raise.
+    """Operations on one engine. Each call takes a bounded time.
 
-    ``Refused`` means that nothing was begun. The same ``operation_id`` may be sent again.
+    Operations with a :class:`Command` return a :class:`Result` and never raise. ``Refused`` means
+    that nothing was started. The same ``operation_id`` may be sent again.
     """
 
     def status(self) -> Status:
-        """Return the engine's account of itself; :class:`EngineError` where there is none."""
+        """Return the engine's status; :class:`EngineError` if there is none."""
 
     def page_signal(self) -> Signal | None:
-        """Return whether the engine's metrics page could be used; None where none is read."""
+        """Report whether the engine's metrics page is usable; None if none is read."""
 
-    def serves(self) -> bool:
-        """Return whether the serving port answers at all, whatever it says.
+    def is_serving(self) -> bool:
+        """Report whether the serving port gives any answer.
 
-        It is the second witness of a frontend that gives no status.
+        This is a second sign of life for a frontend that does not return its status.
         """
 
     def trim(self, command: Command) -> Result:
-        """Have the engine give cached memory back. Requests go on."""
+        """Let the engine free cached memory. Requests continue."""
 
-    def drain(self, command: Command, stands: Callable[[], bool] = lambda: True) -> Result:
-        """Refuse new requests and wait for those that run, at most ``command.deadline_s``.
+    def drain(self, command: Command, is_wanted: Callable[[], bool] = lambda: True) -> Result:
+        """Refuse new requests and wait for running ones, at most ``command.deadline_s``.
 
-        ``stands`` says whether the drain is still wanted: nothing is left drained if not.
+        ``is_wanted`` returns whether the drain is still wanted; if not, the engine is not left
+        drained.
         """
 
     def finish(self, command: Command) -> Result:
-        """Wait for the requests that run, at most ``command.deadline_s``, and refuse none."""
+        """Wait for running requests, at most ``command.deadline_s``, without refusing any."""
 
     def resume(self, epoch: str) -> None:
-        """End a drain that led to nothing; :class:`EngineError` where it cannot."""
+        """End a drain without a restart. Raises :class:`EngineError`."""
 
     def standby(self, epoch: str, lease_s: float) -> StandbyStatus | None:
-        """Have a worker prepared for the next restart for so long, with 0 none any more.
+        """Request a standby worker for the next ``lease_s`` seconds; 0 ends the lease.
 
-        Only for an engine with :attr:`Capability.STANDBY`. Raises :class:`EngineError`, also when
-        the epoch is over.
+        Only for an engine with :attr:`Capability.STANDBY`. Raises :class:`EngineError`, also if the
+        epoch has ended.
         """
 
     def restart_worker(self, command: Command) -> Result:
-        """Replace the worker alone; its requests are carried over."""
+        """Replace only the worker; its requests are carried over."""
 
     def restart_engine(self, command: Command) -> Result:
         """End the whole engine, so that its container restarts."""
 
     def processes(self) -> list[ProcessMemory]:
-        """Return the engine's living processes, found without its answer.
+        """Return the running processes of the engine, found without asking it.
 
-        Empty where there is none, or none can be found. The process that the others end with is
-        called the frontend.
+        Empty if there are none or they cannot be found. The main process has the role ``Frontend``.
         """
 
     def has_ended(self) -> bool:
-        """Return whether the main process has ended and left the others.
+        """Report whether the main process has ended and left other processes behind.
 
-        Also where it did so before anybody saw it.
+        Also true if it ended before the supervisor first saw it.
         """
 
     def sweep(self) -> str:
-        """End processes of an engine that has ended, beside the one that followed it.
+        """End processes of an earlier engine that run next to the current one.
 
-        Says what was ended, empty where nothing was.
+        Returns which processes were ended; empty for none.
         """
 
     def end(self, frontend: ProcessId | None) -> TerminationResult:
-        """End all of the engine's processes by signals, for an engine that does not answer.
+        """End all processes of an engine that does not answer, with signals.
 
-        ``frontend`` is the main process that was known last.
+        ``frontend`` is its last known main process.
         """
 
     def diagnostics(self, kind: Diagnostic, command: Command) -> bytes:
-        """Return the text of one diagnostic; :class:`EngineError` where there is none."""
+        """Return the text of one diagnostic; :class:`EngineError` if there is none."""
 
     def stacks(self, command: Command) -> bytes | None:
-        """Stacks of an engine that gives no status; None where nobody can have them from here."""
+        """Return the stacks of an engine that does not answer; None if they are not readable."""
 
 
 def adapter_for(
     endpoint: EngineEndpoint, token_file: Path, group_serves: Callable[[], bool] | None = None
 ) -> EngineAdapter:
-    """Return the adapter of ``endpoint.type``; only our own protocol needs the token.
+    """Return the adapter for ``endpoint.type``; only Plimsoll's own protocol needs the token.
 
-    ``group_serves`` is there for the worker of a multi-node group.
+    ``group_serves`` is set for a worker of a multi-node group.
     """
-    # Imported here: each imports modules that the other kind of replica never needs.
+    # Imported here, because each imports modules that the other never needs.
     if endpoint.type is EngineType.PLIMSOLL:
         from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
 

@@ -1,12 +1,12 @@
-"""What is known of each external engine: its paths, and what its metrics page says.
+"""The paths and metrics of each external engine type.
 
-vLLM: https://docs.vllm.ai/en/latest/api/vllm/entrypoints/ and its metrics page. ``/pause`` was
-served by default in 0.14 and needs the development mode since 0.16, as ``/reset_*`` always did;
-that mode is never switched on from here, for it opens ``/collective_rpc`` to everybody. SGLang:
+vLLM: https://docs.vllm.ai/en/latest/api/vllm/entrypoints/ and its metrics page. In 0.14, ``/pause``
+was available by default. Since 0.16, it needs the development mode, as ``/reset_*`` always did.
+Plimsoll never enables this mode, because it also opens ``/collective_rpc`` to every client. SGLang:
 https://docs.sglang.ai/ (native API, production metrics).
 
-Not spoken: ``/sleep`` moves weights to host memory and ``/release_memory_occupation`` drops them.
-Neither returns leaked memory, and both take the service away.
+Two paths are not used: ``/sleep`` moves weights to host memory, and ``/release_memory_occupation``
+frees them. Neither returns leaked memory, and both interrupt the service.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ from plimsoll_sidecar.signals.metrics_page import Kind, Series
 
 @dataclass(frozen=True)
 class EngineProfile:
-    """One kind of engine.
+    """The paths and metrics of one engine type.
 
-    ``alive`` is a cheap path that any answer to says that the frontend lives. ``trims``, ``pause``
-    and ``resume`` are used only where the server has them, and ``paused`` says whether it is
-    paused. ``metrics`` maps fields of :class:`~plimsoll_api.admin.Load` to what the page has of
-    them. ``steps`` lists counters of the engine's steps, the best first, each a tuple that is
-    added up; the first one counts of which the page has all. ``steps_are_progress`` says that
-    tokens are counted when their request ends, so that only steps show that work goes on.
-    ``load_path`` answers how many requests the server has not answered yet; ``entered`` is a metric
-    that says the same, less those of ``entered_not``. ``begun`` and ``finished`` are counters of
-    requests at their first token and at their end; ``aborts_since`` is on the pages of versions
-    whose counter of aborts has no line before the first (see
-    :mod:`plimsoll_sidecar.act.adapters.external_load`). ``version_paths`` name the version, the
-    newest path first; ``prefix`` begins its metrics' names, and ``owner`` is what it calls itself
-    in its list of models.
+    ``alive`` is a cheap path; any answer shows that the frontend is running. ``trims``, ``pause``
+    and ``resume`` are used only if the server has them. ``paused`` reports whether it is paused.
+
+    ``metrics`` maps fields of :class:`~plimsoll_api.admin.Load` to metrics. ``steps`` lists
+    counters of the engine's steps, the preferred one first. Each is a tuple to be summed; the first
+    tuple whose metrics are all present is used. With ``steps_are_progress``, tokens are counted
+    when their request ends, so only steps show progress.
+
+    ``load_path`` returns how many requests the server has not answered yet. ``inflight`` is a
+    metric with the same meaning, minus the requests in ``inflight_excluded``. ``first_tokens`` and
+    ``finished`` count requests at their first token and at their end. ``aborts_since`` is a metric
+    of versions whose counter of aborts has no line before the first abort.
+
+    ``version_paths`` return the version, the newest path first. ``prefix`` is the prefix of its
+    metrics, and ``owner`` its name in the list of models.
     """
 
     alive: str
@@ -42,9 +44,9 @@ class EngineProfile:
     owner: str = ""
     version_paths: tuple[str, ...] = ()
     load_path: str | None = None
-    entered: Series | None = None
-    entered_not: Series | None = None
-    begun: Series | None = None
+    inflight: Series | None = None
+    inflight_excluded: Series | None = None
+    first_tokens: Series | None = None
     finished: Series | None = None
     aborts_since: Series | None = None
     trims: tuple[str, ...] = ()
@@ -57,14 +59,14 @@ class EngineProfile:
     steps_are_progress: bool = False
 
     def series(self) -> Iterator[Series]:
-        """Yield everything that is read from the metrics page."""
+        """Yield all metrics that are read from the page."""
         yield from self.metrics.values()
         for counted in self.steps:
             yield from counted
         others = (
-            self.entered,
-            self.entered_not,
-            self.begun,
+            self.inflight,
+            self.inflight_excluded,
+            self.first_tokens,
             self.finished,
             self.aborts_since,
         )
@@ -72,7 +74,7 @@ class EngineProfile:
 
 
 def _counter(name: str, **only: str) -> Series:
-    return Series(name, Kind.COUNTER, only=next(iter(only.items()), None))
+    return Series(name, Kind.COUNTER, only_label=next(iter(only.items()), None))
 
 
 VLLM = EngineProfile(
@@ -81,10 +83,10 @@ VLLM = EngineProfile(
     owner="vllm",
     version_paths=("/version",),
     load_path="/load",
-    begun=_counter("vllm:time_to_first_token_seconds_count"),
+    first_tokens=_counter("vllm:time_to_first_token_seconds_count"),
     finished=_counter("vllm:request_success_total"),
     trims=("/reset_prefix_cache", "/reset_mm_cache"),
-    # The engine is idle, or out of time: mode says it to newer versions, the other to 0.14.
+    # The engine is idle or out of time. Newer versions read ``mode``, 0.14 the other option.
     pause="/pause?mode=abort&wait_for_inflight_requests=false&clear_cache=false",
     resume="/resume",
     paused="/is_paused",
@@ -95,7 +97,7 @@ VLLM = EngineProfile(
         "requests_total": _counter("vllm:request_success_total"),
         "aborted_total": _counter("vllm:request_success_total", finished_reason="abort"),
         "errors_total": _counter("vllm:request_success_total", finished_reason="error"),
-        # Items of any kind that were looked up in the processor's cache: images, mostly.
+        # Lookups in the processor's cache, mostly of images.
         "images_total": _counter("vllm:mm_cache_queries_total"),
         "prompt_tokens_total": _counter("vllm:prompt_tokens_total"),
         "generation_tokens_total": _counter("vllm:generation_tokens_total"),
@@ -103,23 +105,23 @@ VLLM = EngineProfile(
         "kv_usage_ratio": Series(
             "vllm:kv_cache_usage_perc",
             Kind.RATIO,
-            older=("vllm:gpu_cache_usage_perc",),
+            older_names=("vllm:gpu_cache_usage_perc",),
             pool="vllm:cache_config_info",
-            pool_in="num_gpu_blocks",
+            pool_label="num_gpu_blocks",
         ),
     },
     steps=((_counter("vllm:iteration_tokens_total_count"),),),
 )
 _HTTP = "sglang:http_requests_active"
 SGLANG = EngineProfile(
-    # Its /health makes the model generate a token unless a variable forbids it.
+    # Its /health makes the model generate a token, unless a variable disables that.
     alive="/v1/models",
     prefix="sglang",
     owner="sglang",
     version_paths=("/server_info", "/get_server_info"),
-    entered=Series(_HTTP),
-    # What the page is asked for by is always one of them.
-    entered_not=Series(_HTTP, only=("endpoint", "/metrics")),
+    inflight=Series(_HTTP),
+    # The scrape itself is always one of them.
+    inflight_excluded=Series(_HTTP, only_label=("endpoint", "/metrics")),
     aborts_since=Series(_HTTP),
     trims=("/flush_cache",),
     pause="/pause_generation",
@@ -142,7 +144,7 @@ SGLANG = EngineProfile(
     steps=(
         # Every forward pass, with a CUDA graph or without (its mode).
         (_counter("sglang:cuda_graph_passes_total"),),
-        # Older versions; the second name is of streams and of answers from 50 tokens on alone.
+        # Older versions; the second one counts only streams and answers of 50 tokens or more.
         (
             _counter("sglang:time_to_first_token_seconds_count"),
             _counter("sglang:inter_token_latency_seconds_count"),

@@ -1,7 +1,7 @@
-"""What an external engine's server is, and what it can do: asked once an epoch.
+"""The type, version and routes of an external engine's server, queried once per epoch.
 
-Routes are asked for by OPTIONS: one for another method answers 405, an unknown one 404, and nothing
-is done by asking.
+Routes are checked with OPTIONS: a route for another method answers 405, an unknown one 404, and the
+request has no effect.
 """
 
 from __future__ import annotations
@@ -26,44 +26,47 @@ from plimsoll_sidecar.signals.process_table import command_line
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 3.0
-IDENTIFY_S = 2.0
-VERSION_AGAIN_S = 30.0
+TIMEOUT_S = 3.0
+"""Seconds that one request may take."""
+IDENTIFY_TIMEOUT_S = 2.0
+"""Seconds that a request for the type or version may take."""
+VERSION_RETRY_S = 30.0
+"""Seconds until the version is requested again after a failure."""
 _PREFIX = rb'^(?:\{")?(?:ray_)?%s[:_]'
-"""Begins a line of an engine's metrics, as different writers spell it."""
+"""Matches the start of a line of an engine's metrics, in all spellings."""
 
 
 class ServerInfo:
-    """``routes`` are those of its profile that the server has, ``version`` is its own word."""
+    """The routes of the profile that the server has, and the version that it reports."""
 
     def __init__(self, endpoint: EngineEndpoint, server: HttpClient, owned: OwnedProcesses) -> None:
         self._endpoint, self._profile = endpoint, PROFILES[endpoint.type]
         self._server, self._owned = server, owned
         self._mismatch = ""
         self.version = endpoint.version
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
-        """Another process serves. What is known of the version stays until it has said its own."""
+    def reset(self) -> None:
+        """Forget the routes: another process serves. The version stays until it reports its own."""
         self.routes: frozenset[str] = frozenset()
-        self._known, self._version_next = False, 0.0
+        self._has_routes, self._next_version_at = False, 0.0
 
-    def learn(self) -> None:
-        """From a server that serves."""
-        if not self._known:
-            self.routes, self._known = self._discover(), True
-        self._learn_version()
+    def update(self) -> None:
+        """Query the routes and the version of a server that is serving."""
+        if not self._has_routes:
+            self.routes, self._has_routes = self._discover(), True
+        self._update_version()
 
     @property
     def capabilities(self) -> list[Capability]:
-        """Drain and restart always; trim where the server has a route of the profile for it."""
+        """Drain and restart, and trim if the server has one of the profile's routes for it."""
         found = [Capability.DRAIN, Capability.RESTART_ENGINE]
         if any(path in self.routes for path in self._profile.trims):
             found.insert(0, Capability.TRIM)
         return found
 
     def verify_type(self) -> None:
-        """Raise EngineError unless what answers is the type of engine that is looked after."""
+        """Raise EngineError unless the server is of the configured engine type."""
         wanted = self._endpoint.type
         if wanted is EngineType.CUSTOM:
             return
@@ -72,18 +75,18 @@ class ServerInfo:
         trouble = ""
         if found is not None and found is not wanted:
             trouble = f"the server on port {port} is {found.value}, not {wanted.value}"
-        elif found is None and not self._looks_right():
+        elif found is None and not self._is_expected_program():
             trouble = f"the server on port {port} does not identify itself as {wanted.value}"
         if trouble and trouble != self._mismatch:
-            log.warning("no engine: %s", trouble)
+            log.warning("engine not found: %s", trouble)
         self._mismatch = trouble
         if trouble:
             raise EngineError(trouble)
 
-    def _looks_right(self) -> bool:
-        """Whether it is the engine's own container, or a program of the right name."""
-        members = self._owned.known()
-        if members is None:  # it has ended since it answered
+    def _is_expected_program(self) -> bool:
+        """Report whether it runs in the engine's own container or is the expected program."""
+        members = self._owned.find_or_none()
+        if members is None:  # it has ended since its answer
             return False
         if members.container is not None:
             return True
@@ -91,22 +94,25 @@ class ServerInfo:
             command_line(members.main.pid), self._endpoint.type
         )
 
-    def _learn_version(self) -> None:
-        """Once an epoch. SGLang asks its scheduler first, and may be too busy: asked again."""
+    def _update_version(self) -> None:
+        """Query the version once per epoch, and again if that failed.
+
+        SGLang asks its scheduler for it, which may be too busy.
+        """
         now = time.monotonic()
-        if now < self._version_next:
+        if now < self._next_version_at:
             return
         found = server_version(self._server, self._profile)
         self.version = found or self.version
-        self._version_next = math.inf if found else now + VERSION_AGAIN_S
+        self._next_version_at = math.inf if found else now + VERSION_RETRY_S
 
     def _discover(self) -> frozenset[str]:
         paths = [*self._profile.trims, self._profile.pause, self._profile.resume]
-        return frozenset(path for path in paths if path and self._has(path.partition("?")[0]))
+        return frozenset(path for path in paths if path and self._has_route(path.partition("?")[0]))
 
-    def _has(self, path: str) -> bool:
+    def _has_route(self, path: str) -> bool:
         try:
-            return self._server.call("OPTIONS", path, ANSWER_S)[0] == 405
+            return self._server.call("OPTIONS", path, TIMEOUT_S)[0] == 405
         except EngineError:
             return False
 
@@ -124,9 +130,9 @@ class _Version(msgspec.Struct):
 
 
 def engine_type(server: HttpClient) -> EngineType | None:
-    """Return the known engine that answers.
+    """Return the known engine type that answers.
 
-    None where nothing shows which it is, as behind an API key without metrics.
+    None if it cannot be identified, for example behind an API key and without metrics.
     """
     page = _get(server, "/metrics") or b""
     for kind, profile in PROFILES.items():
@@ -141,10 +147,10 @@ def engine_type(server: HttpClient) -> EngineType | None:
 
 
 def server_version(server: HttpClient, profile: EngineProfile) -> str:
-    """Return what the server calls its version; empty where it does not say, or not in time."""
+    """Return the version that the server reports; empty if it does not, or not in time."""
     for path in profile.version_paths:
         try:
-            status, body = server.call("GET", path, IDENTIFY_S)
+            status, body = server.call("GET", path, IDENTIFY_TIMEOUT_S)
             found = decode(body, _Version).version if status == 200 else ""
         except EngineError:
             return ""
@@ -157,7 +163,7 @@ def server_version(server: HttpClient, profile: EngineProfile) -> str:
 
 def _get(server: HttpClient, path: str) -> bytes | None:
     try:
-        status, body = server.call("GET", path, IDENTIFY_S)
+        status, body = server.call("GET", path, IDENTIFY_TIMEOUT_S)
     except EngineError:
         return None
     return body if status == 200 else None

@@ -1,4 +1,4 @@
-"""The adapter for our own engine: the admin protocol over the pod's loopback."""
+"""The adapter for Plimsoll's own engine: the admin protocol over the pod's loopback interface."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from plimsoll_api.admin import (
 )
 from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.supervisor_config import EngineEndpoint
-from plimsoll_sidecar.act.adapters.processes import OwnedEngine, sweep
+from plimsoll_sidecar.act.adapters.processes import OwnedEngine, end_leftovers
 from plimsoll_sidecar.clients.http import (
     MAX_BYTES,
     Answer,
@@ -33,28 +33,34 @@ from plimsoll_sidecar.clients.http import (
 )
 from plimsoll_sidecar.govern.command import Command, Outcome, Result
 
-ANSWER_S = 3.0
-"""Longest wait for one answer. Long calls answer 202 at once, so that this is generous."""
-POLL_FIRST_S, POLL_S = 0.02, 0.25
-"""Most operations end at once; between polls of a long one the pause doubles up to the second."""
-TRIM_S = 60.0
+TIMEOUT_S = 3.0
+"""Seconds that one request may take; long operations answer 202 at once."""
+FIRST_POLL_S, MAX_POLL_S = 0.02, 0.25
+"""First and longest pause between two polls of an operation. Most operations end at once; the pause
+doubles from the first to the longest."""
+TRIM_TIMEOUT_S = 60.0
+"""Seconds that a trim may take."""
 DRAIN_GRACE_S = 15.0
+"""Seconds beyond the deadline that a drain may take."""
 WORKER_START_S = 600.0
-"""Longest start of a worker after the old one ended: it may have to load its weights again."""
+"""Seconds that a new worker may take to start: it may have to load its weights again."""
 ENGINE_EXIT_S = 60.0
-DIAGNOSTIC_S = 15.0
+"""Seconds beyond the deadline that the end of an engine may take."""
+DIAGNOSTIC_TIMEOUT_S = 15.0
+"""Seconds that a diagnostic may take."""
 MAX_MESSAGE = 1000
-"""Characters of a result or an error: it is logged, written to the journal and shown."""
+"""Maximum number of characters of a result or error, which is logged, stored and shown."""
 MAX_STATUS_BYTES = 1 << 20
-MAX_EPOCH = 128
-"""Characters of an epoch, which the journal keeps many of; ours have some twenty."""
+"""Maximum size of a status."""
+MAX_EPOCH_CHARS = 128
+"""Maximum number of characters of an epoch; the journal stores many, and ours have about twenty."""
 _FINAL = frozenset({OperationState.SUCCEEDED, OperationState.FAILED})
 
 _T = TypeVar("_T")
 
 
-class Refused(EngineError):
-    """The engine answered that it will not; ``status`` is the HTTP status."""
+class RefusedError(EngineError):
+    """The engine refused a request; ``status`` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -62,7 +68,7 @@ class Refused(EngineError):
 
 
 class PlimsollEngine(OwnedEngine):
-    """Safe to use from several threads: urllib3's pool is, and so is what is kept of processes."""
+    """The adapter of one engine of our own. Thread-safe."""
 
     def __init__(self, endpoint: EngineEndpoint, token_file: Path) -> None:
         self._url = endpoint.admin_url.rstrip("/") + admin.ADMIN_PREFIX
@@ -72,48 +78,45 @@ class PlimsollEngine(OwnedEngine):
         super().__init__(endpoint)
 
     def status(self) -> Status:
-        """``GET /status`` of the admin protocol. Raises EngineError."""
+        """Return ``GET /status`` of the admin protocol. Raises EngineError."""
         found = _decode(self._call("GET", "/status", max_bytes=MAX_STATUS_BYTES), Status)
-        if len(found.epoch) > MAX_EPOCH:
-            raise EngineError(f"its epoch has more than {MAX_EPOCH} characters")
+        if len(found.epoch) > MAX_EPOCH_CHARS:
+            raise EngineError(f"the epoch in its status has more than {MAX_EPOCH_CHARS} characters")
         return found
 
-    def serves(self) -> bool:
-        """Whether ``/health`` on the serving port is answered at all."""
-        return self._serving.answers("/health", ANSWER_S)
+    def is_serving(self) -> bool:
+        """Report whether ``/health`` on the serving port gives any answer."""
+        return self._serving.answers("/health", TIMEOUT_S)
 
     def diagnostics(self, kind: Diagnostic, command: Command) -> bytes:
-        """``GET /diagnostics/KIND``: the engine writes the text itself. Raises EngineError."""
-        return self._call("GET", f"/diagnostics/{kind.value}", timeout_s=DIAGNOSTIC_S)
+        """Return ``GET /diagnostics/KIND``, which the engine writes itself. Raises EngineError."""
+        return self._call("GET", f"/diagnostics/{kind.value}", timeout_s=DIAGNOSTIC_TIMEOUT_S)
 
     def stacks(self, command: Command) -> bytes | None:
-        """None: its processes write their stacks on a signal, to the shared directory."""
-        return None  # its processes write them on a signal, to the shared directory
+        """Return None: its processes write their stacks to the shared directory on a signal."""
+        return None
 
     def resume(self, epoch: str) -> None:
-        """``POST /resume``, fenced by ``epoch``.
-
-        Raises EngineError, also when the epoch is over.
-        """
+        """Send ``POST /resume`` for ``epoch``. Raises EngineError, also if the epoch has ended."""
         self._call("POST", "/resume", admin.ResumeRequest(expected_epoch=epoch))
 
     def standby(self, epoch: str, lease_s: float) -> StandbyStatus | None:
-        """``POST /standby``, fenced by ``epoch``; with 0 seconds the worker is given back.
+        """Request a standby worker for ``lease_s`` seconds in ``epoch``; 0 ends the lease.
 
-        Raises EngineError, also when the epoch is over.
+        Raises EngineError, also if the epoch has ended.
         """
         body = admin.StandbyRequest(expected_epoch=epoch, lease_s=lease_s)
         return _decode(self._call("POST", "/standby", body), Status).standby
 
     def trim(self, command: Command) -> Result:
-        """Start the operation and wait for its end, at most ``TRIM_S`` seconds."""
+        """Start a trim and wait for its end, at most :data:`TRIM_TIMEOUT_S`."""
         body = admin.TrimRequest(operation_id=command.operation_id, expected_epoch=command.epoch)
-        return self._operate(command, "/trim", body, TRIM_S)
+        return self._run_operation(command, "/trim", body, TRIM_TIMEOUT_S)
 
-    def drain(self, command: Command, stands: Callable[[], bool] = lambda: True) -> Result:
-        """Start the operation and wait for its end, a grace longer than its own deadline.
+    def drain(self, command: Command, is_wanted: Callable[[], bool] = lambda: True) -> Result:
+        """Start a drain and wait for its end, a little longer than its own deadline.
 
-        A resume ends the operation in the engine itself.
+        A resume ends the drain in the engine itself.
         """
         body = admin.DrainRequest(
             operation_id=command.operation_id,
@@ -121,34 +124,31 @@ class PlimsollEngine(OwnedEngine):
             mode=command.mode,
             deadline_s=command.deadline_s,
         )
-        return self._operate(command, "/drain", body, command.deadline_s + DRAIN_GRACE_S)
+        return self._run_operation(command, "/drain", body, command.deadline_s + DRAIN_GRACE_S)
 
     def finish(self, command: Command) -> Result:
-        """Nothing to wait for: this engine ends its requests itself when its pod ends."""
-        return _answer(command, Outcome.SUCCEEDED, "the engine finishes its requests itself")
+        """Succeed at once: this engine finishes its requests itself when its pod ends."""
+        return _make_result(command, Outcome.SUCCEEDED, "the engine finishes its requests itself")
 
     def restart_worker(self, command: Command) -> Result:
-        """Start the operation and wait until a new worker serves.
-
-        Or until its start has taken too long.
-        """
-        body = self._restart(command, admin.Scope.WORKER)
-        return self._operate(command, "/restart", body, command.deadline_s + WORKER_START_S)
+        """Start a restart and wait until the new worker serves, or until a timeout."""
+        body = self._restart_request(command, admin.Scope.WORKER)
+        return self._run_operation(command, "/restart", body, command.deadline_s + WORKER_START_S)
 
     def restart_engine(self, command: Command) -> Result:
-        """Succeeds as soon as the accepted operation's engine is gone: the next has other ids."""
-        body = self._restart(command, admin.Scope.ENGINE)
+        """Start a restart and wait until the processes of the engine have ended."""
+        body = self._restart_request(command, admin.Scope.ENGINE)
         limit_s = command.deadline_s + ENGINE_EXIT_S
-        before = self._owned.known()
-        result = self._operate(command, "/restart", body, limit_s, ends_engine=True)
+        before = self._owned.find_or_none()
+        result = self._run_operation(command, "/restart", body, limit_s, ends_engine=True)
         if result.outcome is not Outcome.SUCCEEDED or before is None:
             return result
-        ending = sweep(before)
-        outcome = Outcome.SUCCEEDED if ending.trouble is None else Outcome.FAILED
-        summary = (result.message, ending.summary, ending.trouble)
-        return _answer(command, outcome, "; ".join(filter(None, summary)))
+        ending = end_leftovers(before)
+        outcome = Outcome.SUCCEEDED if ending.error is None else Outcome.FAILED
+        summary = (result.message, ending.summary, ending.error)
+        return _make_result(command, outcome, "; ".join(filter(None, summary)))
 
-    def _restart(self, command: Command, scope: admin.Scope) -> admin.RestartRequest:
+    def _restart_request(self, command: Command, scope: admin.Scope) -> admin.RestartRequest:
         return admin.RestartRequest(
             operation_id=command.operation_id,
             expected_epoch=command.epoch,
@@ -157,7 +157,7 @@ class PlimsollEngine(OwnedEngine):
             deadline_s=command.deadline_s,
         )
 
-    def _operate(
+    def _run_operation(
         self,
         command: Command,
         path: str,
@@ -165,14 +165,14 @@ class PlimsollEngine(OwnedEngine):
         limit_s: float,
         ends_engine: bool = False,
     ) -> Result:
-        """Send an operation and follow it to its end, within ``limit_s``.
+        """Start an operation and wait for its end, at most ``limit_s`` seconds.
 
-        A lost answer is asked for again with the same id; an engine that started anew meanwhile
-        knows no such operation and refuses it for its epoch.
+        If an answer is lost, the request is sent again with the same id. An engine that has
+        restarted meanwhile refuses it, because the epoch differs.
         """
         deadline = time.monotonic() + limit_s
         accepted = False
-        trouble, pause = "no answer", POLL_FIRST_S
+        trouble, pause = "no answer", FIRST_POLL_S
         while time.monotonic() < deadline:
             try:
                 if not accepted:
@@ -182,21 +182,23 @@ class PlimsollEngine(OwnedEngine):
                     data = self._call("GET", f"/operations/{command.operation_id}")
                 operation = _decode(data, Operation)
                 if operation.state in _FINAL:
-                    return _result(command, operation)
+                    return _result_of(command, operation)
                 trouble = "still running"
-            except Refused as error:
+            except RefusedError as error:
                 if error.status == 404 and accepted:
                     accepted = False
                     continue
                 refused = error.status == 409
-                return _answer(command, Outcome.REFUSED if refused else Outcome.FAILED, str(error))
+                return _make_result(
+                    command, Outcome.REFUSED if refused else Outcome.FAILED, str(error)
+                )
             except EngineError as error:
                 if accepted and ends_engine:
-                    return _answer(command, Outcome.SUCCEEDED, "the engine's process ended")
+                    return _make_result(command, Outcome.SUCCEEDED, "the engine's process ended")
                 trouble = str(error)
             time.sleep(pause)
-            pause = min(2 * pause, POLL_S)
-        return _answer(
+            pause = min(2 * pause, MAX_POLL_S)
+        return _make_result(
             command, Outcome.FAILED, f"{path}: not finished within {limit_s:.0f} s: {trouble}"
         )
 
@@ -205,7 +207,7 @@ class PlimsollEngine(OwnedEngine):
         method: str,
         path: str,
         body: msgspec.Struct | None = None,
-        timeout_s: float = ANSWER_S,
+        timeout_s: float = TIMEOUT_S,
         max_bytes: int = MAX_BYTES,
     ) -> bytes:
         headers = {"Authorization": f"Bearer {self._token()}"}
@@ -221,7 +223,7 @@ class PlimsollEngine(OwnedEngine):
             raise EngineError(f"{method} {path}: {error}") from error
         if answer.status < 300:
             return answer.body
-        raise Refused(answer.status, f"{method} {path}: {_reason(answer)}")
+        raise RefusedError(answer.status, f"{method} {path}: {_error_text(answer)}")
 
     def _token(self) -> str:
         try:
@@ -237,7 +239,7 @@ def _decode(data: bytes, kind: type[_T]) -> _T:
         raise EngineError(f"the engine's answer is not a {kind.__name__}: {error}") from error
 
 
-def _reason(answer: Answer) -> str:
+def _error_text(answer: Answer) -> str:
     try:
         body = decode(answer.body, ErrorBody)
     except Malformed:
@@ -245,14 +247,14 @@ def _reason(answer: Answer) -> str:
     return f"HTTP {answer.status} {body.code}: {body.message}"[:MAX_MESSAGE]
 
 
-def _answer(command: Command, outcome: Outcome, message: str) -> Result:
+def _make_result(command: Command, outcome: Outcome, message: str) -> Result:
     return command.result(outcome, message[:MAX_MESSAGE])
 
 
-def _result(command: Command, operation: Operation) -> Result:
+def _result_of(command: Command, operation: Operation) -> Result:
     if operation.state is OperationState.FAILED:
-        return _answer(command, Outcome.FAILED, operation.error or "the engine gave no reason")
+        return _make_result(command, Outcome.FAILED, operation.error or "the engine gave no reason")
     steps = ", ".join(f"{step.name} {step.duration_s:.3f} s" for step in operation.steps)
     if operation.carried_requests is not None:
         steps = f"{operation.carried_requests} requests carried over; {steps}"
-    return _answer(command, Outcome.SUCCEEDED, steps)
+    return _make_result(command, Outcome.SUCCEEDED, steps)

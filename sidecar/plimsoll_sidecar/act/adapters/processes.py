@@ -1,7 +1,7 @@
-"""The processes of one engine, as the adapters find and end them, each signal fenced.
+"""Finds and ends the processes of one engine; every signal is fenced.
 
-A PID that was given to another process is never signalled. To end an engine is to end all of its
-processes: helpers outlive a frontend that was killed, and keep the memory or the device.
+A process with a reused PID is never signalled. Ending an engine means ending all of its processes:
+helper processes outlive a frontend that was killed, and keep memory or the device.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Outcome
 from plimsoll_sidecar.signals.engine_processes import (
     EngineFinder,
-    Members,
-    NoEngine,
-    has_title,
-    is_in,
-    named,
+    EngineNotFound,
+    EngineProcesses,
+    assign_roles,
+    has_helper_title,
+    is_in_container,
 )
 from plimsoll_sidecar.signals.process_table import (
     ProcessId,
@@ -37,50 +37,54 @@ from plimsoll_sidecar.signals.process_table import (
     command_line,
     descendants,
     identify,
-    lives,
+    is_running,
     parents,
-    send,
+    send_signal,
 )
-from plimsoll_sidecar.signals.resident_memory import resident, total
+from plimsoll_sidecar.signals.resident_memory import read_resident, sum_known
 
 log = logging.getLogger(__name__)
 
 TERM_GRACE_S = 5.0
-"""A frontend that hangs does not run its handler; one that is only slow can still end cleanly."""
-ALONE_S = 5.0
-"""Grace for a main process whose parts have all ended: it can finish no request any more, yet
-vLLM's waits for its open streams as long as its clients do."""
-FOLLOW_S = 3.0
-"""Time for helpers to follow a main process that ended by itself."""
+"""Seconds between SIGTERM and SIGKILL. A frontend that hangs does not run its handler; one that is
+only slow still can end cleanly."""
+NO_HELPERS_GRACE_S = 5.0
+"""Seconds for a main process whose helpers have all ended. It cannot finish any request, but vLLM's
+waits as long as clients keep their streams open."""
+HELPER_EXIT_S = 3.0
+"""Seconds within which helpers end after a main process that ended by itself."""
 KILL_WAIT_S = 5.0
+"""Seconds within which a process ends after SIGKILL."""
 POLL_S = 0.05
-SWEEP_S = 5.0
+"""Seconds between two checks whether a process has ended."""
+MAIN_EXIT_S = 5.0
+"""Seconds to wait for the end of the main process."""
 REFRESH_S = 5.0
-"""Between searches for the engine's helpers, which start with it: not at every sample."""
-LEFT_S = 60.0
-"""A process with the title of an engine's part was started by a main process. If there is no main
-process for this long, it has ended: a starting engine has one from the first moment on."""
-MIN_BYTES = 1 << 20
-"""A serving engine takes and returns less than this anyway: it is not the effect of a trim."""
+"""Seconds between two searches for the engine's helpers, which start together with it."""
+ORPHAN_AGE_S = 60.0
+"""Seconds after which helpers without a main process count as orphaned. An engine that is starting
+always has a main process."""
+MIN_EFFECT_BYTES = 1 << 20
+"""Smallest effect of a trim: a serving engine allocates and frees less than this anyway."""
 
 
 class TerminationResult(msgspec.Struct, frozen=True):
-    """How the end of an engine's processes went.
+    """How the processes of an engine ended.
 
-    ``trouble`` says what is left and why, None if nothing is; ``summary`` is a sentence for the
-    timeline.
+    ``trouble`` is which processes are still running and why, None for none. ``summary`` is a
+    sentence for the timeline.
     """
 
     summary: str
-    trouble: str | None = None
+    error: str | None = None
 
 
 class Terminator:
-    """Ends one engine.
+    """Ends the processes of one engine.
 
-    ``allowed`` is asked before every signal: whether the process is still the engine's. Children
-    that are started meanwhile belong to those that started them. ``parts`` are the processes
-    without which the main one can do no work.
+    ``allowed`` is called before every signal and returns whether the process still belongs to the
+    engine. Children that start meanwhile are ended, too. ``parts`` are the processes without which
+    the main process cannot work.
     """
 
     def __init__(
@@ -89,68 +93,68 @@ class Terminator:
         allowed: Callable[[ProcessId], bool] = lambda process: True,
         parts: Iterable[ProcessId] = (),
     ) -> None:
-        self._everyone, self._allowed, self._parts = set(everyone), allowed, set(parts)
+        self._processes, self._allowed, self._titled_helpers = set(everyone), allowed, set(parts)
         self._refused: dict[ProcessId, str] = {}
 
     def end(self, main: ProcessId | None, grace_s: float = TERM_GRACE_S) -> TerminationResult:
-        """Send SIGTERM to ``main``, wait a grace, send SIGKILL; then the same for what it left.
+        """End ``main`` with SIGTERM and, after a grace period, SIGKILL; then all others.
 
-        The grace is short once its parts have ended.
+        The grace period is short once the parts have ended.
         """
         summary: list[str] = []
-        if main is not None and lives(main):
-            self._everyone.add(main)
-            self._living()
+        if main is not None and is_running(main):
+            self._processes.add(main)
+            self._find_running()
             begin = time.monotonic()
-            number = self._one(main, grace_s)
+            number = self._end_main(main, grace_s)
             took = time.monotonic() - begin
-            if not lives(main):
-                summary.append(_sentence(main, number, took))
-            self._wait(self._everyone - {main}, FOLLOW_S if number is signal.SIGTERM else 0.0)
+            if not is_running(main):
+                summary.append(_format_end(main, number, took))
+            self._wait(self._processes - {main}, HELPER_EXIT_S if number is signal.SIGTERM else 0.0)
         else:
             if main is not None:
                 summary.append(f"process {main.pid} had already ended")
-            self._wait(self._living(), FOLLOW_S)
-        if left := self._living() - {main}:
-            summary.append(f"{_names(left)} still ran")
+            self._wait(self._find_running(), HELPER_EXIT_S)
+        if left := self._find_running() - {main}:
+            summary.append(f"{_format_pids(left)} still ran")
             for number, wait_s in ((signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, KILL_WAIT_S)):
-                signalled = self._living()
+                signalled = self._find_running()
                 for process in signalled:
                     self._send(process, number)
                 self._wait(signalled, wait_s)
-                if ended := signalled - self._living():
-                    summary.append(f"{_names(ended)} ended by {number.name}")
-        if left := self._living():
+                if ended := signalled - self._find_running():
+                    summary.append(f"{_format_pids(ended)} ended by {number.name}")
+        if left := self._find_running():
             why = "; ".join(sorted(set(self._refused.values()))) or "still running after SIGKILL"
-            return TerminationResult("; ".join(summary), f"{_names(left)}: {why}")
+            return TerminationResult("; ".join(summary), f"{_format_pids(left)}: {why}")
         return TerminationResult("; ".join(summary))
 
-    def _one(self, process: ProcessId, grace_s: float) -> signal.Signals:
-        """Return the signal that ended it, or the last that was tried."""
+    def _end_main(self, process: ProcessId, grace_s: float) -> signal.Signals:
+        """Return the signal that ended the process, or the last one that was sent."""
         self._send(process, signal.SIGTERM)
         deadline = time.monotonic() + grace_s
-        if self._parts:
+        if self._titled_helpers:
             self._wait({process}, grace_s, until=self._is_alone)
-            deadline = min(deadline, time.monotonic() + ALONE_S)
+            deadline = min(deadline, time.monotonic() + NO_HELPERS_GRACE_S)
         self._wait({process}, deadline - time.monotonic())
-        if not lives(process):
+        if not is_running(process):
             return signal.SIGTERM
         self._send(process, signal.SIGKILL)
         self._wait({process}, KILL_WAIT_S)
         return signal.SIGKILL
 
-    def _living(self) -> set[ProcessId]:
-        """Those that live, and what they have started since."""
-        alive = {process for process in self._everyone if lives(process)}
+    def _find_running(self) -> set[ProcessId]:
+        """Return the processes that are running, including their new children."""
+        alive = {process for process in self._processes if is_running(process)}
         children = descendants({process.pid for process in alive}, parents())
         alive |= {found for pid in children if (found := identify(pid)) is not None}
         alive = {process for process in alive if self._allowed(process)}
-        self._everyone |= alive
+        self._processes |= alive
         return alive
 
     def _is_alone(self) -> bool:
-        """Whether every part has ended."""
-        return not any(lives(part) for part in self._parts)
+        """Report whether all parts have ended."""
+        return not any(is_running(part) for part in self._titled_helpers)
 
     def _wait(
         self,
@@ -158,11 +162,11 @@ class Terminator:
         seconds: float,
         until: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Wait for the end of all of them, or ``until`` that is so."""
+        """Wait until all processes have ended, or until ``until`` returns True."""
         deadline = time.monotonic() + seconds
         waited = list(processes)
         while time.monotonic() < deadline and not until():
-            waited = [one for one in waited if lives(one) and one not in self._refused]
+            waited = [one for one in waited if is_running(one) and one not in self._refused]
             if not waited:
                 return
             time.sleep(POLL_S)
@@ -175,61 +179,61 @@ class Terminator:
                     f"it runs as UID {owner}, the supervisor as UID {os.geteuid()}"
                 )
                 return
-            send(process, number, self._allowed)
+            send_signal(process, number, self._allowed)
         except (psutil.NoSuchProcess, ProcessLookupError):
             return
         except (psutil.Error, OSError) as error:
             self._refused[process] = getattr(error, "strerror", None) or str(error)
 
 
-def _sentence(main: ProcessId, number: signal.Signals, took_s: float) -> str:
+def _format_end(main: ProcessId, number: signal.Signals, took_s: float) -> str:
     if number is signal.SIGKILL:
         return f"process {main.pid} was killed by SIGKILL {took_s:.1f} s after SIGTERM"
     return f"process {main.pid} ended within {took_s:.1f} s of SIGTERM"
 
 
-def _names(processes: Iterable[ProcessId]) -> str:
+def _format_pids(processes: Iterable[ProcessId]) -> str:
     pids = sorted(process.pid for process in processes)
     listed = ", ".join(map(str, pids[:8])) + (", …" if len(pids) > 8 else "")
     return f"process{'es' if len(pids) > 1 else ''} {listed}"
 
 
 class OwnedEngine:
-    """The part of an adapter that acts on the engine's processes, without asking the engine.
+    """The operations of an adapter that signal processes and need no answer of the engine.
 
-    The verbs are those of :class:`~plimsoll_sidecar.act.adapters.engine_adapter.EngineAdapter`.
+    They are those of :class:`~plimsoll_sidecar.act.adapters.engine_adapter.EngineAdapter`.
     """
 
     def __init__(self, endpoint: EngineEndpoint) -> None:
         self._owned = OwnedProcesses(endpoint)
 
     def processes(self) -> list[ProcessMemory]:
-        """Return the engine's living processes; empty where there is none."""
-        return self._owned.listed()
+        """Return the running processes of the engine; empty for none."""
+        return self._owned.list_all()
 
     def page_signal(self) -> Signal | None:
-        """None: no metrics page is read."""
+        """Return None: no metrics page is read."""
         return None
 
     def has_ended(self) -> bool:
-        """Whether the main process has ended and left the others."""
-        return self._owned.have_ended()
+        """Report whether the main process has ended and left other processes behind."""
+        return self._owned.has_main_ended()
 
     def sweep(self) -> str:
-        """End processes of an engine that has ended. Says what was ended."""
+        """End processes of an earlier engine; return which ones."""
         return self._owned.sweep()
 
     def end(self, frontend: ProcessId | None) -> TerminationResult:
-        """End all of the engine's processes by signals."""
+        """End all processes of the engine with signals."""
         return self._owned.end(frontend)
 
     def standby(self, epoch: str, lease_s: float) -> StandbyStatus | None:
-        """Raise EngineError: only our own engine has one."""
+        """Raise EngineError: only Plimsoll's own engine has a standby worker."""
         raise EngineError("this engine has no standby worker")
 
 
 class OwnedProcesses:
-    """Safe to use from several threads. ``main`` that is known stays until it ends."""
+    """The processes of one engine. Thread-safe. A known main process is kept until it ends."""
 
     def __init__(
         self, endpoint: EngineEndpoint, clock: Callable[[], float] = time.monotonic
@@ -238,129 +242,137 @@ class OwnedProcesses:
         self._kind = endpoint.type
         self._identity = EngineFinder(port, endpoint.type, endpoint.container)
         self._clock, self._lock = clock, threading.Lock()
-        self._members: Members | None = None
-        self._looked = 0.0
+        self._found: EngineProcesses | None = None
+        self._searched_at = 0.0
         self._logged = ""
-        self._left: set[ProcessId] = set()
+        self._leftovers: set[ProcessId] = set()
 
-    def find(self) -> Members:
-        """Return the living processes; raise :class:`NoEngine`, and log it once, without any."""
+    def find(self) -> EngineProcesses:
+        """Return the running processes. Raises and logs :class:`EngineNotFound`."""
         with self._lock:
-            known = self._members
-            fresh = self._clock() - self._looked < REFRESH_S
-            if fresh and known is not None and known.main is not None and lives(known.main):
+            known = self._found
+            fresh = self._clock() - self._searched_at < REFRESH_S
+            if fresh and known is not None and known.main is not None and is_running(known.main):
                 return known
-            return self._look()
+            return self._search()
 
-    def _look(self) -> Members:
-        self._looked = self._clock()
-        before = self._members
-        if before is not None and (before.main is None or not lives(before.main)):
-            self._left |= set(before.helpers if before.main is not None else self._parts(before))
-        self._left = {process for process in self._left if lives(process)}
+    def _search(self) -> EngineProcesses:
+        self._searched_at = self._clock()
+        before = self._found
+        if before is not None and (before.main is None or not is_running(before.main)):
+            self._leftovers |= set(
+                before.helpers if before.main is not None else self._titled_helpers(before)
+            )
+        self._leftovers = {process for process in self._leftovers if is_running(process)}
         try:
-            self._members = self._identity.find()
-        except NoEngine as none:
-            self._members = None
+            self._found = self._identity.find()
+        except EngineNotFound as none:
+            self._found = None
             if str(none) != self._logged:
-                log.warning("no engine: %s", none)
+                log.warning("engine not found: %s", none)
             self._logged = str(none)
             raise
         self._logged = ""
-        return self._members
+        return self._found
 
-    def listed(self, members: Members | None = None) -> list[ProcessMemory]:
-        """Return the processes by role and name, the main one as the frontend.
+    def list_all(self, members: EngineProcesses | None = None) -> list[ProcessMemory]:
+        """Return the processes with role and name; the main process is the frontend.
 
-        They are those of ``members``, or the living ones; empty where none is known.
+        They are those of ``members`` or all running ones; empty for none.
         """
-        members = members or self.known()
+        members = members or self.find_or_none()
         if members is None:
             return []
-        lines = ((process.pid, command_line(process.pid)) for process in members.everyone)
-        return named(lines, members.main.pid if members.main else None, self._kind)
+        lines = ((process.pid, command_line(process.pid)) for process in members.processes)
+        return assign_roles(lines, members.main.pid if members.main else None, self._kind)
 
-    def known(self) -> Members | None:
-        """Return the living processes; None where none is known."""
+    def find_or_none(self) -> EngineProcesses | None:
+        """Return the running processes; None if there is no engine."""
         try:
             return self.find()
-        except NoEngine:
+        except EngineNotFound:
             return None
 
-    def have_ended(self) -> bool:
-        """Return whether only parts of an engine are left, for longer than while it starts.
+    def has_main_ended(self) -> bool:
+        """Report whether only orphaned helper processes of an engine are running.
 
-        Their ages count: the main process may have ended before the first look.
+        Their age decides, because the main process may have ended before the first search.
         """
-        members = self.known()
+        members = self.find_or_none()
         if members is None or members.main is not None:
             return False
-        parts = self._parts(members)
-        return bool(parts) and min(map(age_s, parts)) >= LEFT_S
+        parts = self._titled_helpers(members)
+        return bool(parts) and min(map(age_s, parts)) >= ORPHAN_AGE_S
 
-    def _parts(self, members: Members) -> list[ProcessId]:
-        """Those whose title only a part of this type of engine has."""
-        return [p for p in members.everyone if has_title(command_line(p.pid), self._kind)]
+    def _titled_helpers(self, members: EngineProcesses) -> list[ProcessId]:
+        """Return the processes with a title that only helpers of this engine type have."""
+        return [p for p in members.processes if has_helper_title(command_line(p.pid), self._kind)]
 
     def sweep(self) -> str:
-        """End the processes that an engine left behind for the next one, which may serve already.
+        """End the processes that an earlier engine left behind; return which ones.
 
-        Returns what that was, empty where there was nothing. A container's runtime does the same,
-        where it can.
+        Empty if there were none. A container runtime does the same, if it can.
         """
         with self._lock:
-            members = self._members
-            left = {process for process in self._left if lives(process)}
+            members = self._found
+            left = {process for process in self._leftovers if is_running(process)}
             if not left or members is None or members.main is None:
                 return ""
             kept = {members.main, *members.helpers}
-            self._left = set()
+            self._leftovers = set()
         ending = Terminator(left - kept).end(None)
-        return "; ".join(filter(None, (ending.summary, ending.trouble)))
+        return "; ".join(filter(None, (ending.summary, ending.error)))
 
     def end(
         self, main: ProcessId | None = None, grace_s: float = TERM_GRACE_S
     ) -> TerminationResult:
         """End every process of the engine.
 
-        ``main`` is the main process at the decision, if known; another engine that serves in its
-        place by now is left alone.
+        ``main`` is the main process at the time of the decision, if known. Another engine that has
+        started since is not affected.
         """
         with self._lock:
             try:
-                members = self._look()
-            except NoEngine as none:
-                # Remembered processes can still be ended: their start times fence the signals.
-                members = Members(main, (main,) if main is not None else ())
-                if main is None or not lives(main):
+                members = self._search()
+            except EngineNotFound as none:
+                # A known main process can still be ended: its start time fences the signals.
+                members = EngineProcesses(main, (main,) if main is not None else ())
+                if main is None or not is_running(main):
                     return TerminationResult(f"no process was running ({none})")
         if main is not None and members.main is not None and members.main != main:
-            left = tuple(p for p in members.everyone if p.started < members.main.started)
-            members = Members(main, left, None)
-        return _terminator(members, self._parts(members)).end(main or members.main, grace_s)
+            left = tuple(p for p in members.processes if p.started < members.main.started)
+            members = EngineProcesses(main, left, None)
+        return _terminator(members, self._titled_helpers(members)).end(
+            main or members.main, grace_s
+        )
 
 
-def sweep(members: Members) -> TerminationResult:
-    """End the rest of an engine that ended by itself; nothing while its main process lives."""
-    deadline = time.monotonic() + SWEEP_S
-    while members.main is not None and lives(members.main):
+def end_leftovers(members: EngineProcesses) -> TerminationResult:
+    """End the remaining processes of an engine that ended by itself.
+
+    Does nothing while its main process is running.
+    """
+    deadline = time.monotonic() + MAIN_EXIT_S
+    while members.main is not None and is_running(members.main):
         if time.monotonic() > deadline:
             return TerminationResult("")
         time.sleep(POLL_S)
     return _terminator(members).end(None)
 
 
-def _terminator(members: Members, parts: Iterable[ProcessId] = ()) -> Terminator:
+def _terminator(members: EngineProcesses, parts: Iterable[ProcessId] = ()) -> Terminator:
     container = members.container
     return Terminator(
-        members.everyone, lambda process: container is None or is_in(process.pid, container), parts
+        members.processes,
+        lambda process: container is None or is_in_container(process.pid, container),
+        parts,
     )
 
 
 class TrimEffect(msgspec.Struct, frozen=True):
-    """Bytes that came back, negative where memory grew meanwhile; None is unknown.
+    """The bytes that a trim freed, negative if memory grew meanwhile; None is unknown.
 
-    ``devices`` says whether the engine has devices.
+    ``devices`` is whether the engine has devices.
     """
 
     host: int | None
@@ -369,15 +381,15 @@ class TrimEffect(msgspec.Struct, frozen=True):
 
     @property
     def outcome(self) -> Outcome:
-        """``Unknown`` if nothing measurable came back, and some memory could not be measured."""
-        if max(self.host or 0, self.device or 0) >= MIN_BYTES:
+        """``Unknown`` if nothing was freed and some of the memory could not be measured."""
+        if max(self.host or 0, self.device or 0) >= MIN_EFFECT_BYTES:
             return Outcome.SUCCEEDED
         unmeasured = self.host is None or (self.devices and self.device is None)
         return Outcome.UNKNOWN if unmeasured else Outcome.FAILED
 
     @property
     def summary(self) -> str:
-        """The bytes that came back, as a sentence for the incident's timeline."""
+        """The freed memory, as a sentence for the incident's timeline."""
         parts = [f"{_bytes(self.host)} of host memory"]
         if self.devices or self.device is not None:
             parts.append(f"{_bytes(self.device)} of device memory")
@@ -387,16 +399,16 @@ class TrimEffect(msgspec.Struct, frozen=True):
 def trim_effect(
     before: int | None, after: int | None, device: int | None, devices: bool
 ) -> TrimEffect:
-    """From what the engine held before and after the trim; ``device`` is what torch gave back."""
+    """Compare host memory before and after the trim; ``device`` is what torch freed."""
     host = None if before is None or after is None else before - after
     return TrimEffect(host, device, devices)
 
 
-def held(pids: Iterable[int]) -> int | None:
-    """Host memory of these processes that a trim can return; None where one cannot be read."""
-    sizes = [resident(pid) for pid in pids]
+def trimmable_bytes(pids: Iterable[int]) -> int | None:
+    """Return the host memory of these processes that a trim can free; None if unknown."""
+    sizes = [read_resident(pid) for pid in pids]
     known = [size.anon + size.shmem + (size.swap or 0) for size in sizes if size is not None]
-    return total(known) if known and len(known) == len(sizes) else None
+    return sum_known(known) if known and len(known) == len(sizes) else None
 
 
 def _bytes(size: int | None) -> str:

@@ -113,9 +113,9 @@ def test_files_in_dev_shm_outlive_the_process_that_left_them(leaver: Any, tmp_pa
         if not alive:
             process.kill()
             process.wait(30)
-        files = [f for name in names if (f := shared_memory.file_at(name)) is not None]
+        files = [f for name in names if (f := shared_memory.read_file(name)) is not None]
         assert sum(file.bytes for file in files) == 2 * MIB
-        holders = shared_memory.holders(files, tmp_path)
+        holders = shared_memory.find_holders(files, tmp_path)
         assert not any(map(holders.may_hold, files)), "who wrote them has let go of them"
 
 
@@ -133,7 +133,7 @@ def test_sysv_segments_outlive_the_process_that_left_them(leaver: Any) -> None:
     process.wait(30)
     assert orphaned() == 2 * MIB
     try:
-        seen = shared_memory.segments(AGE_S, time.time() + AGE_S + 1)
+        seen = shared_memory.unattached_segment_bytes(AGE_S, time.time() + AGE_S + 1)
     except shared_memory.UnknownError as error:
         assert "namespace of its node" in str(error)  # noqa: PT017 - it depends on the machine
     else:
