@@ -1,23 +1,43 @@
-"""The list of vLLM's tests in ``docs/engine.md``, from ``bench/results/vllm-entrypoints.json``."""
+"""The tables of ``docs/engine.md`` that runs made: vLLM's tests, and published chat templates."""
 
 from __future__ import annotations
 
 import json
-import re
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parents[1]
 PAGE = DOCS / "engine.md"
-RESULT = DOCS.parent / "bench" / "results" / "vllm-entrypoints.json"
-BLOCK = re.compile(r"(<!-- vllm-entrypoints -->\n).*?(<!-- end -->)", re.DOTALL)
+RESULTS = DOCS.parent / "bench" / "results"
 
 
 def page() -> str:
-    """Return the page with its list as the result is now."""
-    result = json.loads(RESULT.read_text())
-    return BLOCK.sub(lambda found: f"{found[1]}{listed(result)}\n{found[2]}", PAGE.read_text())
+    """Return the page with its tables as the results are now."""
+    text = PAGE.read_text()
+    for name, table in (("vllm-entrypoints", listed), ("chat-templates", templates)):
+        result = json.loads((RESULTS / f"{name}.json").read_text())
+        before, begin, rest = text.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition("<!-- end -->")
+        text = before + begin + f"{table(result)}\n" + end + after
+    return text
+
+
+def templates(result: dict[str, Any]) -> str:
+    """Return how many templates write each chat in which form."""
+    counts: dict[str, dict[str, int]] = result["samples"]["chats"]
+    forms = sorted({form for found in counts.values() for form in found} - {"different"})
+    lines = [
+        f"{result['figures']['templates_count']} templates, {result['date'][:10]}, commit"
+        f" {result['commit'][:7]}, of {', '.join(result['samples']['sources'])}:",
+        "",
+        f"| Chat | {' | '.join(one.capitalize() for one in forms)} | Different |",
+        f"|---|{'--:|' * (len(forms) + 1)}",
+    ]
+    for chat, found in counts.items():
+        cells = [str(found.get(form, 0)) for form in forms]
+        lines.append(f"| {chat} | {' | '.join(cells)} | {found.get('different', 0)} |")
+    return "\n".join(lines)
 
 
 def listed(result: dict[str, Any]) -> str:

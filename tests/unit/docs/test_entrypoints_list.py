@@ -1,4 +1,4 @@
-"""The list of vLLM's tests says of each what its outcome was, and why.
+"""The tables of docs/engine.md that runs made: vLLM's tests, and chat templates.
 
 Tests ``docs/tools/entrypoints.py``.
 """
@@ -26,6 +26,23 @@ def test_files_are_counted_and_reasons_have_their_tests() -> None:
     assert "- not built: `test_two`" in lines
     assert "- needs the hub: `b`" in lines
     assert lines.index("Failed:") < lines.index("Not applicable:")
+
+
+def test_chats_are_counted_by_the_form_that_they_are_written_in() -> None:
+    chats = {
+        "plain": {"as sent": 3, "both refuse": 1},
+        "parts": {"parts joined": 3, "different": 1},
+    }
+    result = {
+        "date": "2026-11-26T10:00:00Z",
+        "commit": "0123456789",
+        "figures": {"templates_count": 4},
+        "samples": {"sources": ["a==1"], "chats": chats},
+    }
+    lines = entrypoints.templates(result).splitlines()
+    assert lines[0] == "4 templates, 2026-11-26, commit 0123456, of a==1:"
+    assert lines[2] == "| Chat | As sent | Both refuse | Parts joined | Different |"
+    assert lines[4:] == ["| plain | 3 | 1 | 0 | 0 |", "| parts | 0 | 0 | 3 | 1 |"]
 
 
 def test_an_outcome_without_a_reason_is_unexplained() -> None:
