@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
-from plimsoll_operator.fleet.figures import UNSEEN_S
-from plimsoll_operator.render.monitoring import FAST, RUNBOOKS, SLOW, WINDOWS_S, Burn, burn
+from plimsoll_operator.fleet.figures import SIGNAL_MISSING_S
+from plimsoll_operator.render.monitoring import FAST, RUNBOOKS, SLOW, WINDOWS_S, Burn, burn_rule
 from plimsoll_operator.render.monitoring import alert as _alert
 
 
@@ -21,7 +21,7 @@ def _of_class(rule: Burn, index: int) -> dict[str, Any]:
     window = WINDOWS_S[index]
     least = "> 0" if index == 0 else f">= {window}"
     most = f" < {WINDOWS_S[index + 1]}" if index + 1 < len(WINDOWS_S) else ""
-    return burn(rule, window, window=f" {least}{most}")
+    return burn_rule(rule, window, window=f" {least}{most}")
 
 
 def rules() -> list[dict[str, Any]]:
@@ -127,7 +127,7 @@ def _supervisor() -> list[dict[str, Any]]:
         ),
         _alert(
             "PlimsollSupervisorBlind",
-            f'plimsoll_signal_age_seconds{{signal=~"engine|host"}} > {UNSEEN_S:g}',
+            f'plimsoll_signal_age_seconds{{signal=~"engine|host"}} > {SIGNAL_MISSING_S:g}',
             "warning",
             "The supervisor of {{ $labels.pod }} cannot read its {{ $labels.signal }} signal",
             "The signal has been unknown for {{ $value | humanizeDuration }}. The supervisor can"

@@ -113,7 +113,7 @@ async def what_is_not_there_is_none_or_said(api: Api, namespace: str) -> None:
     assert await api.evict(namespace, "nobody")
     with pytest.raises(ApiError) as refused:
         await api.apply(SERVICE, service(namespace) | {"status": {}}, "status")
-    assert (refused.value.status, refused.value.lasting) == (404, True)
+    assert (refused.value.status, refused.value.is_lasting) == (404, True)
 
 
 async def what_changed_since_is_not_deleted(api: Api, namespace: str) -> None:
@@ -131,7 +131,7 @@ async def a_bad_object_is_refused_with_its_field(api: Api, namespace: str) -> No
     ):
         with pytest.raises(ApiError, match=said) as refused:
             await api.apply(SERVICE, service(namespace, **spec))
-        assert (refused.value.status, refused.value.lasting) == (422, True)
+        assert (refused.value.status, refused.value.is_lasting) == (422, True)
     assert await api.get(SERVICE, namespace, "one") is None
 
 

@@ -9,8 +9,7 @@ from rich.text import Text
 
 from plimsoll_api.incident_object import spec_of, status_of
 from plimsoll_api.incident_record import IncidentRecord
-from plimsoll_api.incident_story import Story, StoryStep
-from plimsoll_api.incident_story import of_object as story_of
+from plimsoll_api.incident_story import Story, StoryStep, story_of_object
 from plimsoll_api.leakincident import LeakIncidentSpec, LeakIncidentStatus
 from plimsoll_api.names import POLICY_KIND, SERVICE_KIND
 from plimsoll_api.supervisor_config import ServiceRef
@@ -29,7 +28,7 @@ class IncidentView(msgspec.Struct, kw_only=True):
     @property
     def story(self) -> Story:
         """What happened, as ordered facts."""
-        return story_of(self.name, self.spec, self.status)
+        return story_of_object(self.name, self.spec, self.status)
 
 
 class UnreadableError(ValueError):

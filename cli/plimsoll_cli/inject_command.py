@@ -284,7 +284,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 def _of_policy(file: Path, image: str) -> Options:
     """Read the policy in ``file`` and return the options that it stands for."""
     from plimsoll_cli.manifest import read_policy
-    from plimsoll_operator.injection.options import Fields, of_policy
+    from plimsoll_operator.injection.options import Fields, options_of_policy
 
     policy = read_policy(file)
     fields = Fields(
@@ -301,7 +301,7 @@ def _of_policy(file: Path, image: str) -> Options:
     )
     # Without a namespace the policy is for whatever namespace both are applied in.
     stated = "namespace" in policy.metadata.model_fields_set
-    return of_policy(policy, image, fields, policy.metadata.namespace if stated else None)
+    return options_of_policy(policy, image, fields, policy.metadata.namespace if stated else None)
 
 
 def _budget(flag: str, text: str | None, window_s: float) -> MemoryBudget | None:

@@ -31,7 +31,7 @@ CRD_DIR = Path(__file__).resolve().parents[1]
 _DROPPED = ("title", "additionalProperties", "discriminator", "propertyNames", "const")
 
 
-def of_model(model: type[BaseModel]) -> dict[str, Any]:
+def model_schema(model: type[BaseModel]) -> dict[str, Any]:
     """Return the structural schema of a pydantic model."""
     schema = model.model_json_schema(by_alias=True, mode="validation")
     return _rewrite(schema, schema.get("$defs", {}))
@@ -154,7 +154,7 @@ _NAME_RULES = validations(
 def inference_service() -> dict[str, Any]:
     """Build the CRD of InferenceService."""
     return _crd(
-        of_model(InferenceService),
+        model_schema(InferenceService),
         names.SERVICE_KIND,
         names.SERVICE_PLURAL,
         names.SERVICE_SHORT_NAME,
@@ -184,7 +184,7 @@ def inference_service() -> dict[str, Any]:
 def supervision_policy() -> dict[str, Any]:
     """Build the CRD of SupervisionPolicy."""
     return _crd(
-        of_model(SupervisionPolicy),
+        model_schema(SupervisionPolicy),
         names.POLICY_KIND,
         names.POLICY_PLURAL,
         names.POLICY_SHORT_NAME,

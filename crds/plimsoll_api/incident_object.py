@@ -112,13 +112,13 @@ def status_of(
 
     ``revision`` counts the writes. ``generation`` is that of the object's spec.
     """
-    seen, texts = incident.attribution, _Texts()
+    seen, texts = incident.attribution, _TextBudget()
     ended_at = rfc3339(incident.ended_at) if incident.ended_at else None
     outcome = incident.reason.value if incident.reason else None
     # By importance: if there is too much text, the last ones are truncated first.
-    message = texts.take(incident.message)
-    evidence = [texts.take(text) for text in seen.evidence[:MAX_SENTENCES]]
-    diagnostics = [texts.take(path) for path in incident.diagnostics[:MAX_SENTENCES]]
+    message = texts.truncate(incident.message)
+    evidence = [texts.truncate(text) for text in seen.evidence[:MAX_SENTENCES]]
+    diagnostics = [texts.truncate(path) for path in incident.diagnostics[:MAX_SENTENCES]]
     timeline = [_step(step, texts) for step in reversed(incident.timeline[-MAX_TIMELINE:])]
     return LeakIncidentStatus(
         observed_generation=generation,
@@ -197,13 +197,13 @@ def _labels(service: ServiceRef) -> dict[str, str]:
     return labels | ({POLICY_LABEL: service.name} if service.kind == POLICY_KIND else {})
 
 
-class _Texts:
+class _TextBudget:
     """Truncates texts to the limits of a status: per text, and for all texts together."""
 
     def __init__(self) -> None:
         self._left = MAX_TEXTS
 
-    def take(self, text: str) -> str:
+    def truncate(self, text: str) -> str:
         """Return as much of ``text`` as there is room for; a truncated text ends with a mark."""
         room = min(MAX_TEXT, self._left)
         kept = text if len(text) <= room else f"{text[: room - 1]}…" if room else ""
@@ -211,14 +211,14 @@ class _Texts:
         return kept
 
 
-def _step(step: StepRecord, texts: _Texts) -> IncidentStep:
+def _step(step: StepRecord, texts: _TextBudget) -> IncidentStep:
     return IncidentStep(
         time=rfc3339(step.time),
         step=step.step[:63],
         outcome=step.outcome.value,
         before_bytes=step.before_bytes,
         after_bytes=step.after_bytes,
-        message=texts.take(step.message) or None,
+        message=texts.truncate(step.message) or None,
     )
 
 

@@ -137,13 +137,13 @@ class Story(NamedTuple):
         return points
 
 
-def of_object(name: str, spec: LeakIncidentSpec, status: LeakIncidentStatus) -> Story:
+def story_of_object(name: str, spec: LeakIncidentSpec, status: LeakIncidentStatus) -> Story:
     """Return the facts of a LeakIncident.
 
     A supervisor writes the object first and its status later. Until then the incident counts as
     open, without further facts.
     """
-    opened = seconds(spec.opened_at) or 0.0
+    opened = unix_seconds_or_none(spec.opened_at) or 0.0
     return Story(
         name=name,
         kind=str(spec.kind),
@@ -157,17 +157,17 @@ def of_object(name: str, spec: LeakIncidentSpec, status: LeakIncidentStatus) -> 
         message=status.message or "",
         waiting_reason=status.waiting_reason,
         diagnostics=tuple(status.diagnostics),
-        ended_at=seconds(status.ended_at),
+        ended_at=unix_seconds_or_none(status.ended_at),
     )
 
 
-def of_record(incident: IncidentRecord) -> Story:
+def story_of_record(incident: IncidentRecord) -> Story:
     """Return the facts of a supervisor's record."""
     spec = spec_of(incident, ServiceRef(""), "", "")
-    return of_object(incident.name, spec, status_of(incident))
+    return story_of_object(incident.name, spec, status_of(incident))
 
 
-def seconds(text: str | None) -> float | None:
+def unix_seconds_or_none(text: str | None) -> float | None:
     """Return the Unix seconds of an RFC 3339 time; None if it is missing or malformed."""
     try:
         return None if text is None else unix_seconds(text)
@@ -176,7 +176,7 @@ def seconds(text: str | None) -> float | None:
 
 
 def _step(step: IncidentStep, opened: float) -> StoryStep:
-    at = seconds(step.time)
+    at = unix_seconds_or_none(step.time)
     return StoryStep(
         at=opened if at is None else at,
         name=step.step,

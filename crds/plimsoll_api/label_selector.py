@@ -29,7 +29,7 @@ LABELS_MESSAGE = "matchLabels must have valid label keys, and values of at most 
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 
-def _with_subdomain(key: str) -> str:
+def _check_subdomain(key: str) -> str:
     """Refuse a prefix that is not a DNS subdomain, such as ``a..b``, which the pattern allows.
 
     One such key in a selector would make the API server refuse the webhooks of all policies.
@@ -41,7 +41,7 @@ def _with_subdomain(key: str) -> str:
 
 
 Key = Annotated[
-    str, StringConstraints(max_length=317, pattern=KEY_PATTERN), AfterValidator(_with_subdomain)
+    str, StringConstraints(max_length=317, pattern=KEY_PATTERN), AfterValidator(_check_subdomain)
 ]
 Value = Annotated[str, StringConstraints(max_length=63, pattern=VALUE_PATTERN)]
 
@@ -86,7 +86,7 @@ class Requirement(ResourceModel):
             raise ValueError(VALUES_MESSAGE)
         return self
 
-    def holds(self, labels: Mapping[str, str]) -> bool:
+    def matches(self, labels: Mapping[str, str]) -> bool:
         """Report whether ``labels`` meet the requirement."""
         found = labels.get(self.key)
         if self.operator is Operator.IN:
@@ -108,7 +108,7 @@ def _valid_keys(labels: dict[str, str]) -> dict[str, str]:
     for key in labels:
         if len(key) > 317 or not re.match(KEY_PATTERN, key):
             raise ValueError(f"{LABELS_MESSAGE}: {key[:317]!r}")
-        _with_subdomain(key)
+        _check_subdomain(key)
     return labels
 
 
@@ -142,7 +142,7 @@ class LabelSelector(ResourceModel):
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Report whether the selector matches ``labels``."""
         return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
-            one.holds(labels) for one in self.match_expressions
+            one.matches(labels) for one in self.match_expressions
         )
 
     def query(self) -> str:

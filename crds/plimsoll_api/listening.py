@@ -16,7 +16,7 @@ _NO_IPV6 = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUP
 """Errors of a kernel or sandbox without IPv6."""
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bind_socket(host: str, port: int) -> socket.socket:
     """Return a TCP socket bound to ``host`` and ``port``, before it listens.
 
     :data:`EVERY_ADDRESS` includes IPv4, and means only IPv4 if there is no IPv6. Raises OSError, or
@@ -24,15 +24,15 @@ def bound(host: str, port: int) -> socket.socket:
     """
     if host == EVERY_ADDRESS:
         try:
-            return _bound(socket.AF_INET6, host, port)
+            return _bind(socket.AF_INET6, host, port)
         except OSError as error:
             if error.errno not in _NO_IPV6:
                 raise
             host = "0.0.0.0"
-    return _bound(socket.AF_INET6 if ":" in host else socket.AF_INET, host, port)
+    return _bind(socket.AF_INET6 if ":" in host else socket.AF_INET, host, port)
 
 
-def _bound(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
+def _bind(family: socket.AddressFamily, host: str, port: int) -> socket.socket:
     # asyncio disables Nagle's algorithm only for sockets with an explicit protocol.
     found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:

@@ -108,10 +108,7 @@ class MaintenanceWindow(msgspec.Struct, frozen=True):
     ] = ()
 
     def opens_in(self, now: float) -> float:
-        """Return the seconds until the window opens; zero while it is open.
-
-        ``now`` is in Unix seconds.
-        """
+        """Return the seconds from ``now`` (Unix seconds) until it opens; zero while open."""
         today = int(now // DAY_S)
         # Yesterday's window may still be open.
         for day in range(today - 1, today + 8):

@@ -94,7 +94,7 @@ ADMIN_PORT, METRICS_PORT, PROBE_PORT = 8001, 9464, 9465
 """Ports in the pod: the engine's admin protocol, the supervisor's metrics, its readiness probe."""
 
 
-def object_name(policy: str) -> str:
+def policy_object_name(policy: str) -> str:
     """Return the name of a policy's ConfigMap, Role and RoleBinding.
 
     No object of an InferenceService has a dot in its name.

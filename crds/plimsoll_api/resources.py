@@ -31,7 +31,7 @@ class Resources(ResourceModel):
     def _within_limits(self) -> Self:
         for name, wanted in self.requests.items():
             limit = self.limits.get(name)
-            if _whole(name) and (limit is None or quantity(wanted) != quantity(limit)):
+            if _is_indivisible(name) and (limit is None or quantity(wanted) != quantity(limit)):
                 raise ValueError(f"requests.{name} {wanted} {_SAME}, which is {limit}")
             if limit is not None and quantity(wanted) > quantity(limit):
                 raise ValueError(f"requests.{name} {wanted} {_BELOW}, which is {limit}")
@@ -46,7 +46,7 @@ _BELOW = "must not be above its limit"
 _WHOLE = "must be a whole number of devices"
 
 
-def _whole(name: str) -> bool:
+def _is_indivisible(name: str) -> bool:
     return "/" in name or name.startswith(HUGE_PAGES)
 
 
@@ -54,7 +54,7 @@ def _amount(of: str) -> str:
     return f"quantity(string(self.{of}[r]))"
 
 
-def _each(of: str, wrong: str, message: str) -> dict[str, str]:
+def _rule(of: str, wrong: str, message: str) -> dict[str, str]:
     """Return the rule that no resource ``r`` is ``wrong``; the message names the first that is."""
     return rule(
         f"!has(self.{of}) || !self.{of}.exists(r, {wrong})",
@@ -69,8 +69,8 @@ _HAS_LIMIT = "(has(self.limits) && r in self.limits)"
 _UNSHARED = f"(r.contains('/') || r.startsWith('{HUGE_PAGES}'))"
 
 RESOURCE_RULES: dict[str, Any] = validations(
-    _each("requests", f"!{_UNSHARED} && {_HAS_LIMIT} && {_COMPARED} > 0", _BELOW),
-    _each("requests", f"{_UNSHARED} && (!{_HAS_LIMIT} || {_COMPARED} != 0)", _SAME),
-    _each("limits", f"r.contains('/') && !{_amount('limits')}.isInteger()", _WHOLE),
+    _rule("requests", f"!{_UNSHARED} && {_HAS_LIMIT} && {_COMPARED} > 0", _BELOW),
+    _rule("requests", f"{_UNSHARED} && (!{_HAS_LIMIT} || {_COMPARED} != 0)", _SAME),
+    _rule("limits", f"r.contains('/') && !{_amount('limits')}.isInteger()", _WHOLE),
 )
 """The same checks as CEL rules, for each ``resources``."""

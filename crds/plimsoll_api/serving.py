@@ -290,7 +290,7 @@ class Engine(ResourceModel):
 
     @field_validator("admin_contract", mode="before")
     @classmethod
-    def _stored(cls, contract: object) -> object:
+    def _convert_stored_contract(cls, contract: object) -> object:
         """Convert the words of an earlier release, whose default the API server stored."""
         return {"none": "None", "plimsoll": "Plimsoll"}.get(str(contract), contract)
 

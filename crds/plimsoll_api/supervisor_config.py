@@ -18,7 +18,7 @@ from plimsoll_api.manifest import PositiveBytes, PositiveSeconds
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.names import SERVICE_KIND
 from plimsoll_api.supervision import Action, Mode, Supervision
-from plimsoll_api.workloads import WorkloadRef, slots_of
+from plimsoll_api.workloads import WorkloadRef, slot_names
 
 CONFIG_FILE = "supervisor.json"
 NODE_IP, EXPORTER_PORT = "NODE_IP", "DCGM_EXPORTER_PORT"
@@ -140,7 +140,7 @@ def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
     ladder = tuple(one for one in config.supervision.ladder if one not in useless)
     supervision = replace(config.supervision, ladder=ladder)
     service = replace(config.service, workload=pod.workload, group=pod.group)
-    slots = slots_of(config.service.name, pod.workload, len(config.slots))
+    slots = slot_names(config.service.name, pod.workload, len(config.slots))
     if service.is_worker:
         supervision, slots = replace(supervision, mode=Mode.OBSERVE), ()
     return replace(

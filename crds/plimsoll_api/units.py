@@ -53,10 +53,7 @@ def quantity(text: str | int | float) -> Fraction:
 
 
 def parse_bytes(text: str | int) -> int:
-    """Parse a memory quantity to whole bytes, rounded up.
-
-    Raises ValueError like :func:`quantity`.
-    """
+    """Parse a memory quantity to bytes, rounded up. Raises ValueError as :func:`quantity`."""
     value = quantity(text)
     return -((-value.numerator) // value.denominator)
 

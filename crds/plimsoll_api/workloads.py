@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from plimsoll_api.names import object_name
+from plimsoll_api.names import policy_object_name
 
 APPS = "apps"
 TEMPLATE_HASH = "pod-template-hash"
@@ -134,27 +134,27 @@ def membership(metadata: Mapping[str, Any]) -> Membership:
     return Membership(_ref(api_group, kind, name), api_group, revision=revision)
 
 
-def slots_of(policy: str, workload: WorkloadRef | None, count: int) -> tuple[str, ...]:
+def slot_names(policy: str, workload: WorkloadRef | None, count: int) -> tuple[str, ...]:
     """Return the names of the restart-slot Leases of a workload of a policy.
 
     The operator and the supervisor both use these names. Pods without a controller share the
     policy's own slots.
     """
-    prefix = object_name(policy)
+    prefix = policy_object_name(policy)
     if workload is not None:
-        prefix = "-".join((prefix, *_distinct(workload.name, str(workload))))
+        prefix = "-".join((prefix, *_name_parts(workload.name, str(workload))))
     return tuple(f"{prefix}-restart-{index}" for index in range(count))
 
 
-def service_of_ray(policy: str, cluster: str) -> str:
+def ray_service_name(policy: str, cluster: str) -> str:
     """Return the name of the headless Service of a policy's pods in a RayCluster: a DNS label.
 
     The operator creates the Service, and the injection passes its name to the head's supervisor.
     """
-    return "-".join(("plimsoll", *_distinct(cluster, f"{policy}/{cluster}")))
+    return "-".join(("plimsoll", *_name_parts(cluster, f"{policy}/{cluster}")))
 
 
-def _distinct(name: str, whole: str) -> list[str]:
+def _name_parts(name: str, whole: str) -> list[str]:
     """Return parts of an object's name: ``name`` in safe characters, and a digest of ``whole``.
 
     At most 32 characters of ``name`` are kept.
@@ -163,7 +163,7 @@ def _distinct(name: str, whole: str) -> list[str]:
     return [*filter(None, (shown,)), hashlib.sha256(whole.encode()).hexdigest()[:12]]
 
 
-def replicas_text(replicas: Iterable[Iterable[str]]) -> str:
+def format_replicas(replicas: Iterable[Iterable[str]]) -> str:
     """Format the annotation of a slot that lists its replicas.
 
     Commas separate the pods of a replica, and spaces the replicas.
@@ -171,8 +171,8 @@ def replicas_text(replicas: Iterable[Iterable[str]]) -> str:
     return " ".join(",".join(pods) for pods in replicas)
 
 
-def replicas_in(text: str) -> list[tuple[str, ...]]:
-    """Parse the text of :func:`replicas_text`."""
+def parse_replicas(text: str) -> list[tuple[str, ...]]:
+    """Parse the text of :func:`format_replicas`."""
     return [tuple(one.split(",")) for one in text.split()]
 
 

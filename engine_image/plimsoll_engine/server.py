@@ -27,7 +27,7 @@ import uvicorn
 import uvloop
 
 from plimsoll_api.admin_token import write_token
-from plimsoll_api.listening import bound
+from plimsoll_api.listening import bind_socket
 from plimsoll_engine.api import admin, answer_sizes, serving
 from plimsoll_engine.api.answer import error_body, overloaded
 from plimsoll_engine.api.auth import ApiKeys, Guard
@@ -120,7 +120,7 @@ def read_token(file: Path, timeout_s: float) -> str:
 
 def _bind(host: str, port: int, flag: str) -> socket.socket:
     try:
-        listener = bound(host, port)
+        listener = bind_socket(host, port)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{flag} {port} on {host}: {reason}") from None

@@ -196,7 +196,6 @@ def parse(
 
 
 def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
-    """Declare the flags; ``env`` provides some of the defaults."""
     parser = argparse.ArgumentParser(
         prog="plimsoll-operator", description="Runs InferenceServices on a Kubernetes cluster."
     )

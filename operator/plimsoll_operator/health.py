@@ -58,13 +58,13 @@ class Health:
 
         Raises :class:`ApiError`, OSError or TimeoutError if the API server does not answer.
         """
-        said = ""
+        logged = ""
         while missing := [kind.crd for kind in DEFINED if not await self._api.serves(kind)]:
             self._well = self._clock()
-            if said != (said := ", ".join(missing)):
-                log.warning("waiting for %s: apply the CRDs (kubectl apply -k config)", said)
+            if logged != (logged := ", ".join(missing)):
+                log.warning("waiting for %s: apply the CRDs (kubectl apply -k config)", logged)
             await asyncio.sleep(self._config.clocks.definitions)
-        if said:
+        if logged:
             log.info("the CRDs are installed")
 
     async def canary(self) -> None:
@@ -80,7 +80,7 @@ class Health:
 
     def verdict(self) -> str | None:
         """Return the fault that a restart would fix; None if there is none."""
-        stale = self._watches.stale(STALE_LISTS)
+        stale = self._watches.stale_kinds(STALE_LISTS)
         kinds = ", ".join(stale)
         return f"stale watches: {kinds} changed without an event" if stale else None
 

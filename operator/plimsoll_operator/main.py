@@ -17,8 +17,8 @@ import kopf
 from plimsoll_api import logs
 from plimsoll_operator import handlers as handlers  # registers the handlers
 from plimsoll_operator.config import Config, parse
-from plimsoll_operator.controllers.circuit_breaker import Breaker
-from plimsoll_operator.controllers.inference_service import Controller
+from plimsoll_operator.controllers.circuit_breaker import CircuitBreaker
+from plimsoll_operator.controllers.inference_service import InferenceServiceController
 from plimsoll_operator.controllers.supervision_policy import PolicyController
 from plimsoll_operator.health import Health
 from plimsoll_operator.kinds import POLICY, Key
@@ -32,8 +32,8 @@ from plimsoll_operator.runtime.resync import Resync
 from plimsoll_operator.runtime.watches import (
     PolicyWatch,
     Watches,
-    by_file,
-    in_pod,
+    login_in_pod,
+    login_with_kubeconfig,
     registry,
     settings,
 )
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DEEPEST = 12_000
+RECURSION_LIMIT = 12_000
 """Recursion limit of Python.
 
 The API server takes JSON of 10,000 levels, also in an open schema such as ``podTemplate``. One
@@ -78,7 +78,9 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     watches = Watches(store, queue)
     policy_watch = PolicyWatch(api, store, watches, config.namespaces)
     resync = Resync(api, store, watches, queue.add, config.namespaces, config.clocks)
-    controller = Controller(api, store, scraper, config, resync.served, queue.add_later)
+    controller = InferenceServiceController(
+        api, store, scraper, config, resync.served, queue.add_later
+    )
     admission: Admission | None = None
     policies = PolicyController(
         api, store, scraper, config, queue.add, queue.add_later,
@@ -96,7 +98,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         voting = await Api.connect(config.kubeconfig, timeout_s, RateLimit(5.0, 10), tries=1)
         election = Election(voting, *config.lease, config.identity, clocks=config.clocks)
         api.left_s = election.left_s
-    breaker = Breaker(api, store, config.max_disruptions, clocks=config.clocks)
+    breaker = CircuitBreaker(api, store, config.max_disruptions, clocks=config.clocks)
     background = Background()
     age, suspects = (
         health.canary_age_s,
@@ -113,7 +115,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     canary = partial(keep, "canary", health.canary)
     watching: asyncio.Task[None] | None = None
     try:
-        if not await _first(stop, health.definitions()):
+        if not await _completes_before(stop, health.definitions()):
             return
         watching = asyncio.create_task(keep("policies", policy_watch.run, needed=False))
         if config.webhook:
@@ -124,22 +126,24 @@ async def run(config: Config, stop: asyncio.Event) -> None:
                 api, config, config.webhook, leading.is_set, metrics, policy_watch
             )
             health.webhook = admission.unready
-            _freeze()
+            _freeze_heap()
             admission.start(background)
         if election:
             health.ready = True  # a standby is ready
-            if not await _first(stop, election.acquire(), canary()):
+            if not await _completes_before(stop, election.acquire(), canary()):
                 return
         leading.set()
         metrics.leading.set(1)
         # A full list comes before the first reconcile, so that a restart writes nothing.
-        renewal = [partial(_renew, election)] if election else []
-        if not await _first(stop, resync.list_all(), canary(), *(one() for one in renewal)):
+        renewal = [partial(_keep_lease, election)] if election else []
+        if not await _completes_before(
+            stop, resync.list_all(), canary(), *(one() for one in renewal)
+        ):
             return
-        _freeze()
+        _freeze_heap()
         health.ready = True
         log.info("watching %s", ", ".join(config.namespaces) or "all namespaces")
-        await _until(
+        await _run_until(
             stop,
             keep("reconcile", partial(queue.run, handle)),
             keep("scrape", partial(scraper.run, config.scrape_s), needed=False),
@@ -147,7 +151,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
             canary(),
             keep("resync", partial(resync.run, config.resync_s)),
             *(one() for one in renewal),
-            _watch(watches, config, stop),
+            _run_kopf(watches, config, stop),
         )
     finally:
         if admission:
@@ -161,7 +165,7 @@ async def run(config: Config, stop: asyncio.Event) -> None:
             await connection.close()
 
 
-def _freeze() -> None:
+def _freeze_heap() -> None:
     """Exclude all present objects from later garbage collections.
 
     A full collection blocks the event loop, and with it the webhook, for 50 ms and more.
@@ -170,7 +174,9 @@ def _freeze() -> None:
     gc.freeze()
 
 
-async def _first(stop: asyncio.Event, wanted: Coroutine[Any, Any, None], *beside: Any) -> bool:
+async def _completes_before(
+    stop: asyncio.Event, wanted: Coroutine[Any, Any, None], *beside: Any
+) -> bool:
     """Return whether ``wanted`` completed before ``stop``.
 
     ``beside`` runs meanwhile, and its end is an error.
@@ -188,7 +194,7 @@ async def _first(stop: asyncio.Event, wanted: Coroutine[Any, Any, None], *beside
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _renew(election: Election) -> None:
+async def _keep_lease(election: Election) -> None:
     """Renew the leader's Lease; exit the process soon after it is lost."""
     try:
         await election.keep()
@@ -198,13 +204,13 @@ async def _renew(election: Election) -> None:
         raise
 
 
-async def _watch(watches: Watches, config: Config, stop: asyncio.Event) -> None:
+async def _run_kopf(watches: Watches, config: Config, stop: asyncio.Event) -> None:
     """Run kopf, which handles the signals and ends on them; the other parts follow it.
 
     At its end it waits 5 s for every task that is younger than itself, so it starts last.
     """
     await asyncio.sleep(0)
-    kopf.on.login(registry=registry)(by_file if config.kubeconfig else in_pod)
+    kopf.on.login(registry=registry)(login_with_kubeconfig if config.kubeconfig else login_in_pod)
     await kopf.operator(
         registry=registry,
         settings=settings(),
@@ -216,7 +222,7 @@ async def _watch(watches: Watches, config: Config, stop: asyncio.Event) -> None:
     stop.set()
 
 
-async def _until(stop: asyncio.Event, *parts: Coroutine[Any, Any, None]) -> None:
+async def _run_until(stop: asyncio.Event, *parts: Coroutine[Any, Any, None]) -> None:
     """Run ``parts`` until ``stop``; if one ends earlier, end all with an error."""
     async with asyncio.TaskGroup() as group:
         stopped = asyncio.create_task(stop.wait())
@@ -241,7 +247,7 @@ async def _serve(config: Config) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the operator; return 0 after a signal, 1 if the cluster could not be used."""
     config = parse(arguments)
-    sys.setrecursionlimit(DEEPEST)
+    sys.setrecursionlimit(RECURSION_LIMIT)
     libraries = dict.fromkeys(("kopf", "aiohttp", "asyncio"), "WARNING")
     logs.configure(os.environ.get("PLIMSOLL_LOG_LEVEL", "INFO").upper(), libraries)
     if config.kubeconfig:

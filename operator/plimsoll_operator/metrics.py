@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from plimsoll_operator.controllers.circuit_breaker import Breaker
+from plimsoll_operator.controllers.circuit_breaker import CircuitBreaker
 from plimsoll_operator.fleet.selected_pods import State
 from plimsoll_operator.kinds import POLICY, Key
 from plimsoll_operator.runtime.cache import Store
@@ -118,7 +118,7 @@ class OperatorCollector(Collector):
         queue: WorkQueue[Key],
         watches: Watches,
         scraper: Scraper,
-        breaker: Breaker,
+        breaker: CircuitBreaker,
         suspects: Collection[Key],
         suspect_workloads: Mapping[Key, Collection[str]],
         policy_pods: Mapping[Key, Mapping[State, int]],

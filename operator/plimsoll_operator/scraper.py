@@ -23,12 +23,12 @@ from plimsoll_api.names import METRICS_PORT
 from plimsoll_operator.config import CLOCKS
 from plimsoll_operator.fleet.figures import (
     Figures,
-    drained,
+    count_drained,
     drained_pods,
-    memory,
+    memory_status,
     parse,
+    pods_missing_signals,
     pods_near_limit,
-    unseen_pods,
 )
 from plimsoll_operator.kinds import Key, Object
 from plimsoll_operator.render.names import SUPERVISOR
@@ -88,7 +88,7 @@ class Scraper:
 
     def drained(self) -> dict[Key, int]:
         """Return how many pods a person keeps out of service, where supervisors report it."""
-        counts = {key: drained(found) for key, (_, found) in self._published.items()}
+        counts = {key: count_drained(found) for key, (_, found) in self._published.items()}
         return {key: count for key, count in counts.items() if count is not None}
 
     def latest(self, key: Key) -> dict[str, Figures]:
@@ -109,10 +109,10 @@ class Scraper:
         now = self._clock()
         self._latest[key] = fresh
         known = self._published.get(key)
-        if known and _shown(known[1]) == _shown(fresh):
+        if known and _status_parts(known[1]) == _status_parts(fresh):
             return
-        early = known and memory(known[1]) and now - known[0] < self._publish_s
-        if known and early and _drained_alike(known[1], fresh):
+        early = known and memory_status(known[1]) and now - known[0] < self._publish_s
+        if known and early and _has_same_drained(known[1], fresh):
             return
         self._published[key] = (now, fresh)
         self._changed(key)
@@ -164,7 +164,7 @@ class Scraper:
         if addresses is None:
             addresses = {
                 pod["metadata"]["name"]: address
-                for pod in self._store.of(key, {"Pod"})
+                for pod in self._store.children(key, {"Pod"})
                 if (address := address_of(pod))
             }
         found = await asyncio.gather(
@@ -204,25 +204,24 @@ class Scraper:
             return bytes(read)
 
 
-def _shown(figures: dict[str, Figures]) -> tuple[object, ...]:
-    """Return the parts of ``figures`` that a status shows."""
+def _status_parts(figures: dict[str, Figures]) -> tuple[object, ...]:
     spent = {pod for pod, one in figures.items() if one.restarts_left == 0}
     known = any(one.restarts_left is not None for one in figures.values())
     slow = slow_leak(ConditionType.SLOW_LEAK, figures)
     return (
-        memory(figures),
+        memory_status(figures),
         spent,
         known,
         slow.status,
         slow.message,
         drained_pods(figures),
-        unseen_pods(figures),
+        pods_missing_signals(figures),
         pods_near_limit(figures, already=False),
         pods_near_limit(figures, already=True),
     )
 
 
-def _drained_alike(known: dict[str, Figures], fresh: dict[str, Figures]) -> bool:
+def _has_same_drained(known: dict[str, Figures], fresh: dict[str, Figures]) -> bool:
     """Report whether no pod that answered was drained or resumed since."""
     return all(
         one.drained is None or one.drained == bool(pod in known and known[pod].drained)
@@ -246,8 +245,8 @@ def address_of(pod: Object) -> str | None:
         return None
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address
-        return None if address.scope_id or _nobodys(inner) else f"[{address}]{_host_port(pod)}"
-    return None if _nobodys(address) else f"{address}{_host_port(pod)}"
+        return None if address.scope_id or _is_unusable(inner) else f"[{address}]{_host_port(pod)}"
+    return None if _is_unusable(address) else f"{address}{_host_port(pod)}"
 
 
 def _host_port(pod: Object) -> str:
@@ -260,6 +259,6 @@ def _host_port(pod: Object) -> str:
     return ""
 
 
-def _nobodys(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+def _is_unusable(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     local = address.is_loopback or address.is_link_local
     return local or address.is_multicast or address.is_unspecified

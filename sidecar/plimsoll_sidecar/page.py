@@ -19,7 +19,7 @@ from plimsoll_api.assessment import (
 )
 from plimsoll_api.decoding import decode
 from plimsoll_api.incident_record import IncidentRecord
-from plimsoll_api.incident_story import Story, of_record
+from plimsoll_api.incident_story import Story, story_of_record
 from plimsoll_api.incidents import IncidentPhase
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.state import View
@@ -209,7 +209,7 @@ def incident_list(found: Sequence[IncidentRecord]) -> str:
     """One line an incident, its steps below it."""
     if not found:
         return "<p>No incidents.</p>"
-    return "".join(_incident(of_record(one)) for one in found)
+    return "".join(_incident(story_of_record(one)) for one in found)
 
 
 def _incident(story: Story) -> str:

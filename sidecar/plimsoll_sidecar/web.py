@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from plimsoll_api.listening import bound
+from plimsoll_api.listening import bind_socket
 
 MAX_CONNECTIONS = 64
 MAX_HEAD = 16 << 10
@@ -243,7 +243,7 @@ class HttpServer:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    listener = bound(host, port)
+    listener = bind_socket(host, port)
     try:
         listener.listen(BACKLOG)
     except OSError:

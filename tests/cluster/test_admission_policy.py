@@ -14,9 +14,9 @@ import yaml
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.supervision_policy import SupervisionPolicy
-from plimsoll_api.workloads import Membership, WorkloadRef, slots_of
+from plimsoll_api.workloads import Membership, WorkloadRef, slot_names
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
-from plimsoll_operator.fleet.workloads import grouped
+from plimsoll_operator.fleet.workloads import group_pods
 from plimsoll_operator.kinds import read
 from plimsoll_operator.plans import policy as policies
 from plimsoll_operator.plans.service import parse
@@ -374,12 +374,12 @@ def of_policy(kube: Kube, name: str, *accounts: str, **workloads: str) -> list[d
             "engine",
             State.SUPERVISED,
             member=Membership(WorkloadRef("StatefulSet", workload), "apps"),
-            holds=True,
+            may_hold_slot=True,
         )
         for workload, pods in workloads.items()
         for pod in pods.split()
     ]
-    made = policies.render(read(SupervisionPolicy, manifest), accounts, grouped(supervised))
+    made = policies.render(read(SupervisionPolicy, manifest), accounts, group_pods(supervised))
     for one in made:
         del one["metadata"]["ownerReferences"]
     return made
@@ -445,7 +445,7 @@ def test_a_hostile_pod_writes_few_and_small_events(kube: Kube, tmp_path: Path) -
 
 
 def slot_of(policy: str, workload: str) -> str:
-    return slots_of(policy, WorkloadRef("StatefulSet", workload), 1)[0]
+    return slot_names(policy, WorkloadRef("StatefulSet", workload), 1)[0]
 
 
 def test_a_hostile_engine_of_a_policy_forges_no_more_than_its_own_pod(

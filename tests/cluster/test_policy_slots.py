@@ -13,9 +13,9 @@ from plimsoll_api.engines import EngineType
 from plimsoll_api.incidents import WaitReason
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervisor_config import POD_ENGINE_ENV, EngineEndpoint, PodEngine
-from plimsoll_api.workloads import Membership, WorkloadRef, slots_of
+from plimsoll_api.workloads import Membership, WorkloadRef, slot_names
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
-from plimsoll_operator.fleet.workloads import grouped
+from plimsoll_operator.fleet.workloads import group_pods
 from plimsoll_operator.kinds import read
 from plimsoll_operator.plans.policy import render
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, Verb
@@ -42,7 +42,7 @@ class Policy:
         path = f"/apis/plimsoll.dev/v1alpha1/namespaces/{rig.namespace}/supervisionpolicies"
         made = _eventually(lambda: rig.admin.create(path, manifest))
         pods = [
-            SelectedPod(name, "x", State.SUPERVISED, member=Membership(ref), holds=True)
+            SelectedPod(name, "x", State.SUPERVISED, member=Membership(ref), may_hold_slot=True)
             for name, ref in PODS.items()
         ]
         account = f"{SERVICE}-supervisor"
@@ -52,7 +52,7 @@ class Policy:
             "Role": "/apis/rbac.authorization.k8s.io/v1",
             "RoleBinding": "/apis/rbac.authorization.k8s.io/v1",
         }
-        for one in render(read(SupervisionPolicy, made), [account], grouped(pods)):
+        for one in render(read(SupervisionPolicy, made), [account], group_pods(pods)):
             kind, name = one["kind"], one["metadata"]["name"]
             where = f"{groups[kind]}/namespaces/{rig.namespace}/{kind.lower()}s/{name}"
             rig.admin.apply(where, one)
@@ -82,7 +82,7 @@ class Policy:
         return supervisor._actuator.execute(command)
 
     def _lease(self, workload: WorkloadRef | None) -> str:
-        (name,) = slots_of("engines", workload, 1)
+        (name,) = slot_names("engines", workload, 1)
         return f"/apis/coordination.k8s.io/v1/namespaces/{self._rig.namespace}/leases/{name}"
 
     def holder(self, workload: WorkloadRef | None) -> str:

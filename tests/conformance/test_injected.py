@@ -18,8 +18,8 @@ from msgspec.structs import replace
 
 from plimsoll_api.supervisor_config import CONTAINER_ENV
 from plimsoll_operator.injection.configuration import Injected
-from plimsoll_operator.injection.documents import inject
-from plimsoll_operator.injection.options import WITHOUT_POLICY, Options
+from plimsoll_operator.injection.documents import inject_document
+from plimsoll_operator.injection.options import DEFAULT_MEMORY_POLICY, Options
 from tests.conformance.conftest import Record
 from tests.conformance.rig import START_S, Rig, free_port, until
 
@@ -30,7 +30,7 @@ SEEN_S = 60.0
 
 def injected(rig: Rig) -> Injected:
     """A Deployment that runs the rig's own command line, with a supervisor."""
-    return inject(
+    return inject_document(
         {
             "apiVersion": "apps/v1",
             "kind": "Deployment",
@@ -50,7 +50,7 @@ def injected(rig: Rig) -> Injected:
                 }
             },
         },
-        Options(image="example/supervisor", memory=replace(WITHOUT_POLICY, warmup_s=5.0)),
+        Options(image="example/supervisor", memory=replace(DEFAULT_MEMORY_POLICY, warmup_s=5.0)),
     )
 
 

@@ -78,7 +78,7 @@ def _operator(folder: Path) -> Target:
 
     def run(data: bytes) -> None:
         found = figures.parse(data)
-        msgspec.json.encode(figures.memory({"pod-0": found}))
+        msgspec.json.encode(figures.memory_status({"pod-0": found}))
 
     ratio = 'plimsoll_memory_budget_consumed_ratio{kind="host"} '
     left = "plimsoll_restart_budget_remaining "

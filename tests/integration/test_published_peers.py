@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 from msgspec.structs import replace
 
-from plimsoll_api.peers import PEERS_FILE, Grown
+from plimsoll_api.peers import PEERS_FILE, Growth
 from plimsoll_api.supervision import Mode
-from plimsoll_operator.fleet.figures import Figures, Summaries, replicas_of_service
+from plimsoll_operator.fleet.figures import Figures, PeersFiles, replicas_of_service
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.kinds import Key
 from plimsoll_operator.runtime.cache import Store
@@ -57,13 +57,13 @@ def growth(port: int) -> dict[str, Any]:
     return next((one for one in found if one["kind"] == "HostGrowth"), {})
 
 
-def published(figures: Figures, own: Grown) -> str:
+def published(figures: Figures, own: Growth) -> str:
     """The operator's summary of this replica, one that does not grow, and one of which nothing is
     known."""
     flat = replace(own, bytes=0, age_s=own.age_s + 9, requests=own.requests * 9 + 900)
     others = {"external-1": Figures(host_growth=flat), "external-2": Figures(0.1)}
-    pods = replicas_of_service(map(PodView.of, PODS))
-    return Summaries(time.monotonic).text(
+    pods = replicas_of_service(map(PodView.parse, PODS))
+    return PeersFiles(time.monotonic).text(
         Key("ml", "external"), pods, INCIDENTS, {"external-0": figures} | others
     )
 

@@ -20,7 +20,7 @@ import aiohttp
 import pytest
 
 from plimsoll_operator.admission import server as module
-from plimsoll_operator.admission.certificate import authority, leaf
+from plimsoll_operator.admission.certificate import create_authority, create_leaf
 from plimsoll_operator.admission.configuration import TIMEOUT_S
 from plimsoll_operator.admission.review import Policies, Reviewer
 from plimsoll_operator.admission.server import MAX_BYTES, Server
@@ -95,14 +95,14 @@ class Hook:
 
     def __init__(self, folder: Path) -> None:
         policies = Policies()
-        policies.take(POLICY, gone=False)
+        policies.update(POLICY, gone=False)
         self.results: Counter[str] = Counter()
         reviewer = Reviewer(policies, Images("e", "s"), lambda one: self.results.update([one]))
         self.server = Server(reviewer.answer_bytes, lambda: self.results.update(["failed"]))
         self.port = free_port()
         now = datetime.datetime.now(datetime.UTC)
-        signer = authority(now)
-        made = leaf("127.0.0.1", signer, now)
+        signer = create_authority(now)
+        made = create_leaf("127.0.0.1", signer, now)
         (folder / "crt").write_bytes(made.certificate)
         (folder / "key").write_bytes(made.key)
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -173,7 +173,7 @@ def test_the_leader_keeps_its_lease_and_pods_are_answered_under_hostile_reviews(
             ends = time.monotonic() + 2.5 * CLOCKS.lease
             while time.monotonic() < ends:
                 took.append(await supervised(ask))
-                assert election.holds()
+                assert election.is_leader()
                 await asyncio.sleep(0.1)
             assert not kept.done()
             for task in (*floods, kept):

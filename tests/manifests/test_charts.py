@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_cli.inject import validate
 from plimsoll_cli.main import app
-from plimsoll_operator.injection.documents import inject
+from plimsoll_operator.injection.documents import inject_document
 from plimsoll_operator.injection.options import Options
 
 ROOT = Path(__file__).parents[2]
@@ -81,7 +81,7 @@ def test_what_is_recognised(project: str, file: Path, status: int, said: list[st
 def test_a_runtime_beside_its_service_says_what_the_container_has() -> None:
     runtime, service, _ = yaml.safe_load_all((CHARTS / "kserve-runtime.yaml").read_text())
     options = Options("supervisor", runtimes={"vllm": runtime["spec"]})
-    made = inject(service, options)
+    made = inject_document(service, options)
     assert made.config_map is not None
     config = json.loads(made.config_map["data"]["supervisor.json"])
     assert config["memory"]["host"]["limit_bytes"] == 20 << 30

@@ -17,7 +17,7 @@ from plimsoll_cli.inject import command
 from plimsoll_cli.inject.command import Selection
 from plimsoll_cli.yaml_tree import split
 from plimsoll_operator.injection.options import Options
-from plimsoll_operator.injection.policy import admit
+from plimsoll_operator.injection.policy import inject_pod
 from plimsoll_operator.render.containers import Images
 from tests.manifests import documents
 
@@ -81,7 +81,7 @@ def test_no_pod_raises_an_exception_in_the_webhook(random: Random) -> None:
         spec = spoilt if isinstance(spoilt, dict) else spec
     wanted = {**POLICY, "spec": {**POLICY["spec"], "probe": {"enabled": random.random() < 0.3}}}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": spec}
-    made = admit(pod, SupervisionPolicy.model_validate(wanted), IMAGES)
+    made = inject_pod(pod, SupervisionPolicy.model_validate(wanted), IMAGES)
     listed = made.pod["spec"].get("initContainers")
     added = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     assert made.refusal or any(one.get("name") == "supervisor" for one in added)

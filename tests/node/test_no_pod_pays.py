@@ -16,7 +16,7 @@ import pytest
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervision_policy import SelectedEngine, SelectedType
-from plimsoll_operator.injection.documents import inject
+from plimsoll_operator.injection.documents import inject_document
 from plimsoll_operator.injection.options import Options
 from plimsoll_operator.scraper import address_of
 from tests.lab.kube import Kube, eventually
@@ -395,7 +395,7 @@ def test_the_engine_of_a_job_may_be_a_native_sidecar(node: Lab, kube: Kube, tmp_
         MemoryPolicy(host=MemoryBudget(growth_bytes=64 << 20, window_s=3600.0), warmup_s=5.0),
         Supervision(mode=Mode.RECOVER),
     )
-    made = inject(job, options)
+    made = inject_document(job, options)
     assert made.config_map is not None
     kube.apply(made.config_map, made.document)
 

@@ -118,7 +118,7 @@ def test_the_operator_talks_to_it(kubeconfig: Path) -> None:
 
 def test_the_operators_watches_talk_to_it(authority: Authority, server: str) -> None:
     found = kopf.ConnectionInfo(server=server, ca_path=str(authority.ca), token="t")
-    assert asyncio.run(status(server, Login.of(found).as_ssl_context())) == 200
+    assert asyncio.run(status(server, Login.from_connection(found).as_ssl_context())) == 200
     with pytest.raises(aiohttp.ClientConnectorCertificateError, match=REFUSED):
         asyncio.run(status(server, found.as_ssl_context()))
 

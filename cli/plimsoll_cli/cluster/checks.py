@@ -101,8 +101,8 @@ def first_cause(cluster: Cluster, pod: Object) -> Cause | None:
     What does not pass by itself comes first.
     """
     meta, spec, events = pod["metadata"], pod["spec"], list[Object]()
-    view = PodView.of(pod)
-    if view.creating:
+    view = PodView.parse(pod)
+    if view.is_creating:
         query = {"fieldSelector": f"involvedObject.name={meta['name']}"}
         with contextlib.suppress(RunError):  # without the right to read Events, show containers
             events = list(cluster.listed(CORE, "events", str(meta["namespace"]), **query))

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from plimsoll_api.incident_record import IncidentRecord
-from plimsoll_api.incident_story import StoryStep, of_record
+from plimsoll_api.incident_story import StoryStep, story_of_record
 from plimsoll_api.supervision import Action
 from plimsoll_api.units import format_bytes
 from plimsoll_cli.demo.evidence import Observed, cured, pauses, restarts
@@ -36,7 +36,7 @@ def tell(service: str, seen: Observed, values: Values, missing: list[str]) -> st
 
 
 def _incident(incident: IncidentRecord, start: float) -> list[str]:
-    story = of_record(incident)
+    story = story_of_record(incident)
     lines = [f"Incident {incident.name} in epoch {incident.epoch}: {story.headline}"]
     events = [(incident.opened_at, "incident opened")]
     events += [(step.at, _step(step)) for step in story.steps]

@@ -19,7 +19,7 @@ from plimsoll_cli.manifest import read_text
 from plimsoll_cli.yaml_text import YamlError, dump
 from plimsoll_cli.yaml_tree import Document, Node, split
 from plimsoll_operator.injection.configuration import Injected
-from plimsoll_operator.injection.documents import inject
+from plimsoll_operator.injection.documents import inject_document
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.options import Options
 from plimsoll_operator.injection.pods import KINDS, RUNTIMES
@@ -77,7 +77,7 @@ def run(file: Path, options: Options, selection: Selection) -> tuple[str, list[s
             if not selection.takes(place.value):
                 continue
             try:
-                injected = inject(place.value, options)
+                injected = inject_document(place.value, options)
                 names.check(injected, place.value)
             except InjectionError as error:
                 # Of a name that is taken, a person would read only once all else is mended.

@@ -12,7 +12,7 @@ from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.inject.command import Object, beside, documents, kind_of
 from plimsoll_cli.manifest import model_of, read_text
-from plimsoll_operator.injection.documents import inject
+from plimsoll_operator.injection.documents import inject_document
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.options import Options
 from plimsoll_operator.kinds import InvalidSpec
@@ -61,7 +61,7 @@ def _check(at: str, document: Object, options: Options, found: Findings) -> None
             found.notes.append(f"{at}: {kind_of(document)}: valid")
         return
     try:
-        injected = inject(document, options)
+        injected = inject_document(document, options)
     except InjectionError as error:
         found.refused.append(f"{at}: {error}")
         return

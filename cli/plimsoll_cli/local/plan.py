@@ -15,7 +15,7 @@ from plimsoll_cli.errors import UsageError
 from plimsoll_operator.render import (
     Places,
     engine_args,
-    plain_env,
+    process_env,
     supervisor_args,
     supervisor_config,
 )
@@ -119,7 +119,7 @@ def make(
         probe_port=probe_port,
     )
     try:
-        variables = plain_env(service)
+        variables = process_env(service)
     except ValueError as error:
         raise UsageError(str(error)) from None
     inherited = {k: v for k, v in environ.items() if k not in NOT_FOR_CHILDREN}

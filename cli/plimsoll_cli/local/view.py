@@ -18,7 +18,7 @@ from plimsoll_api.assessment import (
     Segment,
     slow_leak_texts,
 )
-from plimsoll_api.incident_story import of_record
+from plimsoll_api.incident_story import story_of_record
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.units import format_bytes, format_span
 from plimsoll_cli.incident_view import incident_lines
@@ -76,7 +76,7 @@ def render(screen: Screen, width: int, plain: bool = False) -> RenderableType:
         parts.extend(_troubles(view.journal_error, view.config_error))
         for incident in [*view.open, *(i for i in view.recent if i.ended)][:SHOWN_INCIDENTS]:
             parts.append(Text())
-            parts.extend(incident_lines(of_record(incident), width, plain))
+            parts.extend(incident_lines(story_of_record(incident), width, plain))
         if not view.open and not view.recent:
             parts.append(Text("no incidents", style="dim"))
     return Group(*parts)

@@ -18,7 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 AUTHORITY_VALID = datetime.timedelta(days=3 * 365)
 LEAF_VALID = datetime.timedelta(days=30)
 """Lifetime of a leaf. A certificate is replaced when a third of its lifetime is left."""
-BACKDATED = datetime.timedelta(minutes=5)
+CLOCK_SKEW = datetime.timedelta(minutes=5)
 """Offset of ``notBefore`` into the past, for clients whose clocks are behind."""
 
 
@@ -38,7 +38,7 @@ class Certificate:
         """Return the end of its validity. Raises ValueError if the text is not a certificate."""
         return x509.load_pem_x509_certificate(self.certificate).not_valid_after_utc
 
-    def covers(self, host: str) -> bool:
+    def is_valid_for(self, host: str) -> bool:
         """Report whether the certificate is valid for ``host``."""
         try:
             found = x509.load_pem_x509_certificate(self.certificate)
@@ -48,7 +48,9 @@ class Certificate:
         return _general_name(host) in names
 
 
-def due(current: Certificate | None, now: datetime.datetime, valid: datetime.timedelta) -> bool:
+def needs_renewal(
+    current: Certificate | None, now: datetime.datetime, valid: datetime.timedelta
+) -> bool:
     """Report whether a certificate with the lifetime ``valid`` must be replaced."""
     try:
         return current is None or now >= current.expires - valid / 3
@@ -56,7 +58,9 @@ def due(current: Certificate | None, now: datetime.datetime, valid: datetime.tim
         return True
 
 
-def authority(now: datetime.datetime, valid: datetime.timedelta = AUTHORITY_VALID) -> Certificate:
+def create_authority(
+    now: datetime.datetime, valid: datetime.timedelta = AUTHORITY_VALID
+) -> Certificate:
     """Create a CA, which is its own bundle."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name(f"plimsoll-webhook-ca-{now:%Y%m%d%H%M%S}")
@@ -70,7 +74,7 @@ def authority(now: datetime.datetime, valid: datetime.timedelta = AUTHORITY_VALI
     return Certificate(text, _pem(key), text)
 
 
-def leaf(
+def create_leaf(
     host: str,
     signer: Certificate,
     now: datetime.datetime,
@@ -83,7 +87,7 @@ def leaf(
     issuer = x509.load_pem_x509_certificate(signer.certificate)
     signing = serialization.load_pem_private_key(signer.key, None)
     if not isinstance(signing, ec.EllipticCurvePrivateKey):
-        raise ValueError("the authority's key is not an elliptic-curve key")
+        raise ValueError("the CA's key is not an elliptic-curve key")
     key = ec.generate_private_key(ec.SECP256R1())
     ends = min(now + valid, issuer.not_valid_after_utc)
     purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
@@ -100,7 +104,7 @@ def leaf(
     return Certificate(made.public_bytes(serialization.Encoding.PEM), _pem(key), signer.bundle)
 
 
-def signs(found: Certificate) -> bool:
+def is_authority(found: Certificate) -> bool:
     """Report whether ``found`` is a CA with its key."""
     try:
         made = x509.load_pem_x509_certificate(found.certificate)
@@ -112,7 +116,7 @@ def signs(found: Certificate) -> bool:
     return mine and ends.ca
 
 
-def certificates(bundle: bytes) -> list[bytes]:
+def split_bundle(bundle: bytes) -> list[bytes]:
     """Return each certificate of a bundle as a PEM text; none if the bundle is malformed."""
     try:
         found = x509.load_pem_x509_certificates(bundle)
@@ -135,7 +139,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - BACKDATED)
+        .not_valid_before(now - CLOCK_SKEW)
         .not_valid_after(ends)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer), critical=False)

@@ -54,7 +54,7 @@ class Address:
         return {"service": at} | trusted
 
 
-def configuration(
+def build_configuration(
     name: str, policies: Sequence[SupervisionPolicy], address: Address, bundle: bytes
 ) -> Object:
     """Build the complete MutatingWebhookConfiguration for server-side apply."""
@@ -62,14 +62,14 @@ def configuration(
     own: list[SupervisionPolicy] = []
     shared: list[SupervisionPolicy] = []
     left = MAX_SELECTORS
-    for one in in_turn(policies):
+    for one in interleave_namespaces(policies):
         size = len(json.dumps(one.spec.selector.manifest()))
         fits = len(own) < MAX_WEBHOOKS and size <= left
         (own if fits else shared).append(one)
         left -= size if fits else 0
     webhooks = [
         _webhook(
-            f"{_digest(one.metadata.namespace, one.metadata.name)}.pods.plimsoll.dev",
+            f"{_webhook_name(one.metadata.namespace, one.metadata.name)}.pods.plimsoll.dev",
             client,
             [one.metadata.namespace],
             one.spec.selector.manifest(),
@@ -89,7 +89,7 @@ def configuration(
     }
 
 
-def in_turn(policies: Sequence[SupervisionPolicy]) -> list[SupervisionPolicy]:
+def interleave_namespaces(policies: Sequence[SupervisionPolicy]) -> list[SupervisionPolicy]:
     """Order policies so that every namespace appears once before any appears twice."""
     seen: Counter[str] = Counter()
     ranked = []
@@ -99,7 +99,7 @@ def in_turn(policies: Sequence[SupervisionPolicy]) -> list[SupervisionPolicy]:
     return [one for _, one in sorted(ranked, key=lambda pair: pair[0])]
 
 
-def same(wanted: Object, found: Object) -> bool:
+def equal_webhooks(wanted: Object, found: Object) -> bool:
     """Report whether the webhooks of ``found``, the live object, equal the wanted ones."""
     return _by_name(wanted.get("webhooks")) == _by_name(found.get("webhooks"))
 
@@ -136,9 +136,6 @@ def _webhook(name: str, client: Object, namespaces: list[str], selector: Object)
     }
 
 
-def _digest(namespace: str, name: str) -> str:
-    """Return the name of a policy's webhook.
-
-    It is a digest, because namespace and name together may be too long.
-    """
+def _webhook_name(namespace: str, name: str) -> str:
+    """Return a digest, because namespace and name together may be too long."""
     return hashlib.sha256(f"{namespace}/{name}".encode()).hexdigest()[:16]

@@ -16,22 +16,22 @@ from typing import Any, NamedTuple
 from plimsoll_api.decoding import MAX_DEPTH, is_deeper
 from plimsoll_api.names import SERVICE_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
-from plimsoll_operator.fleet.selected_pods import in_order, selecting
+from plimsoll_operator.fleet.selected_pods import matching_policies, parse_policies
 from plimsoll_operator.injection.checks import supervisor_of
-from plimsoll_operator.injection.policy import admit, group_of, images_of
+from plimsoll_operator.injection.policy import group_of, inject_pod, injected_images
 from plimsoll_operator.kinds import Object
-from plimsoll_operator.plans.injection import held_back, known
+from plimsoll_operator.plans.injection import parse_injection, reason_to_skip
 from plimsoll_operator.render.containers import Images
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER
 
 
-class _Known(NamedTuple):
+class _CachedPolicy(NamedTuple):
     """A policy and its age.
 
     ``parsed`` is empty if the policy selects nothing. ``age`` is the sort key, oldest first.
     """
 
-    asked: tuple[object, ...]
+    user_fields: tuple[object, ...]
     age: tuple[str, str]
     parsed: list[SupervisionPolicy]
     status: Object
@@ -41,14 +41,11 @@ class Policies:
     """The policies that this replica has seen through its watch."""
 
     def __init__(self) -> None:
-        self._known: dict[str, dict[str, _Known]] = {}
+        self._known: dict[str, dict[str, _CachedPolicy]] = {}
         self._ordered: dict[str, list[SupervisionPolicy]] = {}
 
-    def take(self, item: Object, gone: bool) -> None:
-        """Store a policy, or remove it if it is ``gone``.
-
-        A change of its status alone is not parsed.
-        """
+    def update(self, item: Object, gone: bool) -> None:
+        """Store a policy, or remove it if ``gone``. A change of its status alone is not parsed."""
         meta = item["metadata"]
         namespace, name = meta["namespace"], meta["name"]
         held = self._known.setdefault(namespace, {})
@@ -56,11 +53,11 @@ class Policies:
         # Only the operator writes the status; all other parts are what users write.
         parts = ("uid", "generation", "deletionTimestamp", "annotations", "creationTimestamp")
         asked = tuple(meta.get(part) for part in parts)
-        same = before is not None and before.asked == asked and not gone
+        same = before is not None and before.user_fields == asked and not gone
         if not gone:
             age = (str(meta.get("creationTimestamp") or "~"), name)
-            parsed = before.parsed if same and before else in_order([item])
-            held[name] = _Known(asked, age, parsed, item.get("status") or {})
+            parsed = before.parsed if same and before else parse_policies([item])
+            held[name] = _CachedPolicy(asked, age, parsed, item.get("status") or {})
         if not same:
             ages = sorted(held.values(), key=lambda one: one.age)
             self._ordered[namespace] = [policy for one in ages for policy in one.parsed]
@@ -69,9 +66,9 @@ class Policies:
         """Return all valid policies by namespace, oldest first."""
         return [one for _, held in sorted(self._ordered.items()) for one in held]
 
-    def of(self, namespace: str, labels: Mapping[str, str]) -> SupervisionPolicy | None:
+    def find(self, namespace: str, labels: Mapping[str, str]) -> SupervisionPolicy | None:
         """Return the oldest policy that selects a pod with ``labels``, or None."""
-        found = selecting(self._ordered.get(namespace, ()), labels)
+        found = matching_policies(self._ordered.get(namespace, ()), labels)
         return found[0] if found else None
 
     def status(self, policy: SupervisionPolicy) -> Object:
@@ -83,7 +80,7 @@ class Policies:
 log = logging.getLogger(__name__)
 
 RESULTS = ("injected", "held", "refused", "unselected", "failed")
-TRIED_S = 30.0
+TRIAL_S = 30.0
 """Age after which an injected pod that has not started counts in the policy's status."""
 MAX_WARNING = 240
 """Maximum length of a warning, in characters: the API server truncates longer ones."""
@@ -138,18 +135,18 @@ class Reviewer:
         if request["operation"] != "CREATE" or request["kind"]["kind"] != "Pod":
             return "unselected"
         labels = pod["metadata"].get("labels") or {}
-        policy = self._policies.of(request["namespace"], labels)
+        policy = self._policies.find(request["namespace"], labels)
         if policy is None or (labels.get(SERVICE_LABEL) and labels.get(MANAGED_BY) == MANAGER):
             return "unselected"
-        admitted = admit(pod, policy, self._images)
+        admitted = inject_pod(pod, policy, self._images)
         name = f"SupervisionPolicy {policy.metadata.name}"
         fresh = admitted.refusal is None and supervisor_of(pod["spec"]) is None
         with self._lock:
-            why = self._held_back(request, policy) if fresh else ""
+            why = self._reason_to_skip(request, policy) if fresh else ""
         if why:
             response["warnings"] = [f"{name}: not supervised: {why}"[:MAX_WARNING]]
             return "held"
-        operations = patch(pod, admitted.pod)
+        operations = json_patch(pod, admitted.pod)
         if operations:
             text = json.dumps(operations, separators=(",", ":")).encode()
             response["patchType"] = "JSONPatch"
@@ -159,27 +156,27 @@ class Reviewer:
         response["warnings"] = [f"{name}: not supervised: {admitted.refusal}"[:MAX_WARNING]]
         return "refused"
 
-    def _held_back(self, request: Object, policy: SupervisionPolicy) -> str:
+    def _reason_to_skip(self, request: Object, policy: SupervisionPolicy) -> str:
         """Return why the pod gets no supervisor for now; empty if it gets one.
 
         Getting one counts as a try. The pods of a multi-node group are one replica.
         """
-        images, now = images_of(policy, self._images), self._clock()
+        images, now = injected_images(policy, self._images), self._clock()
         key = (policy.metadata.uid, images)
-        lately = {one: at for one, at in self._tries.pop(key, {}).items() if now - at < TRIED_S}
+        lately = {one: at for one, at in self._tries.pop(key, {}).items() if now - at < TRIAL_S}
         if lately:
             self._tries[key] = lately
         replica = group_of(request["object"]["metadata"]) or str(request["uid"])
         if replica in lately:
             return ""
-        found = known(self._policies.status(policy))
-        why = held_back(policy, found, images, len(lately), self._limit)
+        found = parse_injection(self._policies.status(policy))
+        why = reason_to_skip(policy, found, images, len(lately), self._limit)
         if not why and not (found is not None and found.proven) and not request.get("dryRun"):
             self._tries[key] = lately | {replica: now}
         return why
 
 
-def patch(before: Object, after: Object) -> list[Object]:
+def json_patch(before: Object, after: Object) -> list[Object]:
     """Return the JSON patch between two versions of a pod, by whole fields of metadata and spec."""
     operations: list[Object] = []
     for part in ("metadata", "spec"):

@@ -25,7 +25,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from plimsoll_operator.admission.configuration import TIMEOUT_S
 from plimsoll_operator.admission.review import RESULTS, Policies, Reviewer
-from plimsoll_operator.admission.upkeep import Tally, Upkeep
+from plimsoll_operator.admission.upkeep import Upkeep, WebhookMetrics
 from plimsoll_operator.config import Config, Webhook
 from plimsoll_operator.runtime.background import Background
 from plimsoll_operator.runtime.client import Api
@@ -40,10 +40,8 @@ MAX_BYTES = 1 << 20
 """Maximum size of a review. A pod of a megabyte is created without a supervisor."""
 THREADS = 2
 SWITCH_S = 0.0005
-"""Interpreter switch interval.
-
-The event loop releases the interpreter lock at each system call, and another thread may then keep
-the lock for this long."""
+"""Interpreter switch interval. The event loop releases the interpreter lock at each system call,
+and another thread may then keep it for this long."""
 MAX_WAITING = 64
 """Maximum number of reviews that are examined or wait for a thread; one takes about 3 ms."""
 MAX_CONNECTIONS = 512
@@ -51,9 +49,8 @@ MAX_BODIES = 32
 """Maximum number of bodies read at the same time, which limits their memory."""
 HANDSHAKE_S, HEAD_S, IDLE_S = 2.0, 5.0, 100.0
 """Time limits of a connection: for its TLS handshake, for the head of a request, between requests.
-
 An API server keeps a connection for the next pod, and closes it after 90 s."""
-SAID_S = 10.0
+LOG_INTERVAL_S = 10.0
 """Minimum time between log lines about unanswered reviews; the metric counts all of them."""
 
 
@@ -68,7 +65,7 @@ class Server:
         self._open: dict[RequestHandler, float] = {}
         """Idle deadline of each connection, most recently active last."""
         self._bodies = asyncio.Semaphore(MAX_BODIES)
-        self._said = float("-inf")
+        self._last_log = float("-inf")
         self.listening = asyncio.Event()
 
     async def run(self, port: int, context: Any) -> None:
@@ -96,63 +93,62 @@ class Server:
     def _accept(self, make: Callable[[], RequestHandler]) -> RequestHandler:
         """Create the protocol of a new connection; close the longest idle one beyond the limit."""
         if len(self._open) >= MAX_CONNECTIONS:
-            self._end(next(iter(self._open)))
+            self._close(next(iter(self._open)))
         handler = make()
-        self._alive(handler, HEAD_S)
-        self._watch(handler)
+        self._on_activity(handler, HEAD_S)
+        self._close_when_idle(handler)
         return handler
 
-    def _alive(self, handler: RequestHandler, for_s: float) -> None:
+    def _on_activity(self, handler: RequestHandler, for_s: float) -> None:
         self._open.pop(handler, None)
         self._open[handler] = asyncio.get_running_loop().time() + for_s
 
-    def _watch(self, handler: RequestHandler) -> None:
-        """Close the connection after its idle deadline."""
+    def _close_when_idle(self, handler: RequestHandler) -> None:
         loop = asyncio.get_running_loop()
         until = self._open.get(handler, 0.0)
         if loop.time() >= until:
-            self._end(handler)
+            self._close(handler)
         else:
-            loop.call_at(until, self._watch, handler)
+            loop.call_at(until, self._close_when_idle, handler)
 
-    def _end(self, handler: RequestHandler) -> None:
+    def _close(self, handler: RequestHandler) -> None:
         self._open.pop(handler, None)
         if handler.transport is not None:
             handler.transport.abort()
 
     async def _answer(self, request: web.Request) -> web.Response:
         """Answer a review, or fail it after :data:`ANSWER_S`."""
-        self._alive(request.protocol, IDLE_S)
+        self._on_activity(request.protocol, IDLE_S)
         try:
             async with asyncio.timeout(ANSWER_S):
                 async with self._bodies:
                     body = await request.read()
                 if self._waiting >= MAX_WAITING:
-                    return self._refused("too many reviews wait", 429)
+                    return self._refuse("too many reviews are waiting", 429)
                 loop = asyncio.get_running_loop()
                 work = loop.run_in_executor(self._pool, self._review, body)
                 # A running thread cannot be cancelled, so its review counts until it has finished.
                 self._waiting += 1
-                work.add_done_callback(self._finished)
+                work.add_done_callback(self._on_finished)
                 text = await asyncio.shield(work)
         except TimeoutError:
-            return self._refused(f"no answer within {ANSWER_S:g} s", 504)
+            return self._refuse(f"no answer within {ANSWER_S:g} s", 504)
         except web.HTTPRequestEntityTooLarge:
-            return self._refused(f"the review is larger than {MAX_BYTES} bytes", 413)
+            return self._refuse(f"the review is larger than {MAX_BYTES} bytes", 413)
         except ValueError as error:
-            return self._refused(f"no AdmissionReview: {error}", 400)
+            return self._refuse(f"not an AdmissionReview: {error}", 400)
         return web.Response(body=text, content_type="application/json")
 
-    def _finished(self, work: asyncio.Future[bytes]) -> None:
+    def _on_finished(self, work: asyncio.Future[bytes]) -> None:
         self._waiting -= 1
         if not work.cancelled():
             work.exception()  # mark the exception as retrieved
 
-    def _refused(self, why: str, status: int) -> web.Response:
+    def _refuse(self, why: str, status: int) -> web.Response:
         self._failed()
         now = asyncio.get_running_loop().time()
-        if now - self._said >= SAID_S:
-            self._said = now
+        if now - self._last_log >= LOG_INTERVAL_S:
+            self._last_log = now
             log.warning("admission: %s; the pod is created without a supervisor", why)
         return web.Response(text=f"{why}\n", status=status)
 
@@ -173,11 +169,11 @@ class Admission:
         config: Config,
         webhook: Webhook,
         leading: Callable[[], bool],
-        tally: Tally,
+        tally: WebhookMetrics,
         watch: PolicyWatch,
     ) -> None:
         policies = Policies()
-        watch.also = policies.take
+        watch.also = policies.update
         for result in RESULTS:
             tally.admitted(result, 0)
         self._folder = Path(tempfile.mkdtemp(prefix="plimsoll-webhook-"))
@@ -205,7 +201,7 @@ class Admission:
 
     def unready(self) -> str | None:
         """Return the same as :meth:`problem`, but None for a standby that waits for its leader."""
-        return None if self._upkeep.waits_for_leader() else self.problem()
+        return None if self._upkeep.is_waiting_for_leader() else self.problem()
 
     def start(self, background: Background) -> None:
         """Start serving. A failure never ends the operator: pods start without a supervisor."""

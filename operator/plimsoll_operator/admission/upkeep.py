@@ -26,13 +26,13 @@ from plimsoll_operator.admission.certificate import (
     AUTHORITY_VALID,
     LEAF_VALID,
     Certificate,
-    authority,
-    certificates,
-    due,
-    leaf,
-    signs,
+    create_authority,
+    create_leaf,
+    is_authority,
+    needs_renewal,
+    split_bundle,
 )
-from plimsoll_operator.admission.configuration import Address, configuration, same
+from plimsoll_operator.admission.configuration import Address, build_configuration, equal_webhooks
 from plimsoll_operator.admission.review import Policies
 from plimsoll_operator.config import Config, Webhook
 from plimsoll_operator.kinds import Kind, Object
@@ -53,7 +53,7 @@ OVERLAP = datetime.timedelta(days=1)
 KEYS = ("tls.crt", "tls.key", "ca.crt")
 
 
-class Tally(Protocol):
+class WebhookMetrics(Protocol):
     """The webhook's metrics."""
 
     def admitted(self, result: str, count: int = 1) -> None:
@@ -80,7 +80,7 @@ class Upkeep:
         config: Config,
         leading: Callable[[], bool],
         folder: Path,
-        tally: Tally,
+        tally: WebhookMetrics,
         known: Callable[[], bool],
         now: Callable[[], datetime.datetime] = lambda: datetime.datetime.now(datetime.UTC),
     ) -> None:
@@ -103,7 +103,7 @@ class Upkeep:
         self._current: Certificate | None = None
         self._checked = self._turned = float("-inf")
         self._written: Object | None = None
-        self._trouble = f"Secret {self._secret} was not read yet"
+        self._trouble = f"Secret {self._secret} has not been read yet"
         self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self.serving = asyncio.Event()
         """Set once a certificate is served."""
@@ -128,7 +128,7 @@ class Upkeep:
             )
         return None
 
-    def waits_for_leader(self) -> bool:
+    def is_waiting_for_leader(self) -> bool:
         """Report whether this is a standby, and the leader must write what is missing.
 
         The leader may be a pod of the previous release, without the webhook. The update that turned
@@ -144,15 +144,15 @@ class Upkeep:
         present certificate then stays in use.
         """
         while True:
-            await self.turn()
+            await self.check()
             await asyncio.sleep(self._clocks.webhook_policies)
 
-    async def turn(self) -> None:
+    async def check(self) -> None:
         """Check everything once, and repair what differs."""
         late = time.monotonic() - self._checked >= self._clocks.webhook_check
         check = late or self.problem() is not None
         if check:
-            self._adopt(await self._found())
+            self._use_source(await self._read_source())
         if self._source is not None:
             await self._configure(self._source, check)
             self._serve(self._source)
@@ -160,24 +160,24 @@ class Upkeep:
         if check:
             self._checked = self._turned
 
-    async def _found(self) -> Certificate | None:
+    async def _read_source(self) -> Certificate | None:
         """Read the Secret; if it is the operator's own and incomplete, the leader writes it."""
         secret = await self._api.get(SECRET, self._address.namespace, self._webhook.name)
         found, trouble = _read(secret, self._secret)
-        if found is not None and not self._webhook.provided and not signs(found):
-            found, trouble = None, f"Secret {self._secret} holds no authority: the leader makes it"
-        if not self._webhook.provided and due(found, self._now(), AUTHORITY_VALID):
+        if found is not None and not self._webhook.provided and not is_authority(found):
+            found, trouble = None, f"Secret {self._secret} has no CA: the leader creates it"
+        if not self._webhook.provided and needs_renewal(found, self._now(), AUTHORITY_VALID):
             if self._leading():
                 found, trouble = await self._renewed(), ""
             elif not trouble:
-                trouble = f"Secret {self._secret} has an old authority: the leader renews it"
+                trouble = f"Secret {self._secret} has a CA that expires soon: the leader renews it"
         if trouble and trouble != self._trouble:
             log.error("webhook: %s", trouble)
         self._trouble = trouble
         return found
 
     async def _renewed(self) -> Certificate:
-        made = authority(self._now())
+        made = create_authority(self._now())
         texts = zip(KEYS, (made.certificate, made.key, made.bundle), strict=True)
         body = {
             "apiVersion": "v1",
@@ -190,10 +190,10 @@ class Upkeep:
         except ApiError as error:
             self._trouble = f"Secret {self._secret} cannot be written: {error}"
             raise
-        log.info("the webhook has a new authority, which ends %s", made.expires.isoformat())
+        log.info("the webhook has a new CA, which expires at %s", made.expires.isoformat())
         return made
 
-    def _adopt(self, found: Certificate | None) -> None:
+    def _use_source(self, found: Certificate | None) -> None:
         """Use the Secret's present content; without a Secret, keep the last one."""
         if found is None:
             return
@@ -206,17 +206,17 @@ class Upkeep:
         policies, bundle = self._policies.all(), source.bundle
         if self._before is not None and self._now() < self._before[1]:
             bundle += self._before[0]
-        wanted = configuration(self._webhook.name, policies, self._address, bundle)
+        wanted = build_configuration(self._webhook.name, policies, self._address, bundle)
         writes = self._leading() and self._known()
         if not (writes and wanted != self._written) and not check:
             return
         present = await self._api.get(CONFIGURATION, "", self._webhook.name)
-        if writes and (present is None or not same(wanted, present)):
+        if writes and (present is None or not equal_webhooks(wanted, present)):
             present = await self._api.apply(CONFIGURATION, wanted)
             log.info("the webhook is configured for %d policies", len(policies))
         if writes:
             self._written = wanted
-        if present is None or not trusts(present, source.bundle):
+        if present is None or not is_trusted(present, source.bundle):
             self._trusted = None
         elif self._trusted is None or self._trusted[0] != source.bundle:
             self._trusted = (source.bundle, time.monotonic())
@@ -235,10 +235,10 @@ class Upkeep:
         elif (
             current is None
             or current.bundle != source.bundle
-            or due(current, now, min(LEAF_VALID, source.expires - now))
-            or not current.covers(self._address.host)
+            or needs_renewal(current, now, min(LEAF_VALID, source.expires - now))
+            or not current.is_valid_for(self._address.host)
         ):
-            self._load(leaf(self._address.host, source, now))
+            self._load(create_leaf(self._address.host, source, now))
 
     def _load(self, found: Certificate) -> None:
         """Use this certificate for new connections; open connections keep theirs."""
@@ -248,7 +248,7 @@ class Upkeep:
         try:
             self.context.load_cert_chain(self.certfile, self.keyfile)
         except ssl.SSLError as error:
-            self._trouble = f"Secret {self._secret}: tls.crt and tls.key do not fit: {error}"
+            self._trouble = f"Secret {self._secret}: tls.crt and tls.key do not match: {error}"
             log.error("webhook: %s", self._trouble)
             return
         self._current = found
@@ -271,14 +271,14 @@ def _read(secret: Object | None, name: str) -> tuple[Certificate | None, str]:
         _ = found.expires
     except (ValueError, binascii.Error) as error:
         return None, f"Secret {name}: tls.crt is not a certificate: {error}"
-    if not certificates(found.bundle):
+    if not split_bundle(found.bundle):
         return None, f"Secret {name}: ca.crt is not a certificate"
     return found, ""
 
 
-def trusts(present: Object, bundle: bytes) -> bool:
+def is_trusted(present: Object, bundle: bytes) -> bool:
     """Report whether every webhook of a configuration trusts all of ``bundle``."""
     clients = [one.get("clientConfig") or {} for one in present.get("webhooks") or ()]
-    wanted = set(certificates(bundle))
+    wanted = set(split_bundle(bundle))
     bundles = {one.get("caBundle") or "" for one in clients}
-    return all(wanted <= set(certificates(base64.b64decode(one))) for one in bundles)
+    return all(wanted <= set(split_bundle(base64.b64decode(one))) for one in bundles)

@@ -33,7 +33,7 @@ MAX_TRANSITIONS = 2**31
 """The field is a signed 32-bit integer."""
 
 
-class _Seen(NamedTuple):
+class _LeaseState(NamedTuple):
     """A Lease's spec and whether it has a holder, each with the time of the last change."""
 
     version: str
@@ -42,7 +42,7 @@ class _Seen(NamedTuple):
     since: float
 
 
-class Breaker:
+class CircuitBreaker:
     """Limits the slots that supervisors hold in the whole cluster to ``limit``."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Breaker:
         self._api, self._store, self._limit, self._clock = api, store, limit, clock
         self._clocks = clocks
         self._renewed: dict[str, float] = {}
-        self._leases: dict[str, _Seen] = {}
+        self._leases: dict[str, _LeaseState] = {}
         self._opened: dict[str, float] = {}
         self._last_turn: dict[str, float] = {}
         self._lost: Counter[str] = Counter()
@@ -69,11 +69,11 @@ class Breaker:
         while True:
             await asyncio.sleep(self._clocks.breaker)
             try:
-                await self.turn()
+                await self.run_once()
             except (ApiError, OSError, TimeoutError) as error:
-                log.warning("circuit breaker: %s", str(error) or repr(error))
+                log.warning("circuit breaker: request failed: %s", str(error) or repr(error))
 
-    async def turn(self) -> None:
+    async def run_once(self) -> None:
         """Make and carry out one decision; do nothing if nothing happened and nothing is due."""
         changes, now = self._store.changes, self._clock()
         seen = (changes[LEASE.kind], changes[INCIDENT.kind])
@@ -84,10 +84,10 @@ class Breaker:
         incidents = self._store.of_kind(INCIDENT.kind)
         self.last = allocate(leases, incidents, self._limit, dead, overlong, self._last_turn)
         self._expire_grants(now)
-        due = [one for one in self.last.close if self._due(one, now)]
+        due = [one for one in self.last.close if self._needs_renewal(one, now)]
         if due:
             log.warning(
-                "circuit breaker: %d of %d slots are in use, %d services wait",
+                "circuit breaker: %d of %d slots are in use, %d services are waiting",
                 self.last.held, self._limit, len(self.last.close),
             )  # fmt: skip
         closed = await asyncio.gather(*(self._close(one) for one in due))
@@ -109,7 +109,7 @@ class Breaker:
             known = self._leases.get(uid)
             at = known.at if known and known.version == version else now
             since = known.since if known and known.taken == taken else now
-            fresh[uid] = _Seen(version, at, taken, since)
+            fresh[uid] = _LeaseState(version, at, taken, since)
             if not taken:
                 continue
             self._last_turn[uid] = now
@@ -138,7 +138,7 @@ class Breaker:
                 self._last_turn[uid] = now
                 del self._opened[uid]
 
-    def _due(self, lease: Object, now: float) -> bool:
+    def _needs_renewal(self, lease: Object, now: float) -> bool:
         renewed = self._renewed.get(lease["metadata"]["uid"], -RENEW_S)
         return holder(lease) != HOLDER or now - renewed >= RENEW_S
 
@@ -191,9 +191,9 @@ class Breaker:
                 self._store.put(found)
             return found
         except ApiError as error:
-            if not error.lasting:
+            if not error.is_lasting:
                 raise
             if error.status != 404:
                 where = f"{meta['namespace']}/{meta['name']}"
-                log.warning("circuit breaker: lease %s: %s", where, error)
+                log.warning("circuit breaker: cannot write lease %s: %s", where, error)
         return None

@@ -11,24 +11,24 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.pods import pod_events, reconcile_pods
 from plimsoll_operator.controllers.reconciler import Reconciler, now
-from plimsoll_operator.controllers.writes import Claims
+from plimsoll_operator.controllers.writes import ClaimModes
 from plimsoll_operator.fleet.figures import replicas_of_service
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.kinds import BY_KIND, OPTIONAL, SERVICE, Key, Object, Ref, ref
 from plimsoll_operator.plans.service import Failure, Plan, claims_of, parse, reconcile
-from plimsoll_operator.render.compare import absent
+from plimsoll_operator.render.compare import missing_fields
 from plimsoll_operator.render.objects import first_replicas
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api
 from plimsoll_operator.scraper import Scraper
-from plimsoll_operator.status.notices import Notice, applied, finished
+from plimsoll_operator.status.notices import Notice, rollout_finished, rollout_started
 from plimsoll_operator.status.service import status
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Seen:
+class _Observation:
     """The observations of one reconcile. ``pods`` are those that are not terminating."""
 
     pods: list[PodView] = field(default_factory=list)
@@ -36,10 +36,10 @@ class _Seen:
     plan: Plan | None = None
 
 
-class Controller(Reconciler[_Seen]):
+class InferenceServiceController(Reconciler[_Observation]):
     """Reconciles InferenceServices, one per call."""
 
-    KIND, SEEN = SERVICE, _Seen
+    KIND, OBSERVATION = SERVICE, _Observation
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Controller(Reconciler[_Seen]):
         reconcile of a service after some seconds.
         """
         super().__init__(api, store, scraper, config, later, clock)
-        self._served, self._claims = served, Claims(api, time.monotonic)
+        self._served, self._claims = served, ClaimModes(api, time.monotonic)
         self.suspects: set[Key] = set()
         """Services whose current revision leaks in most replicas."""
 
@@ -65,17 +65,19 @@ class Controller(Reconciler[_Seen]):
         """Forget a service that is gone."""
         self.suspects.discard(key)
 
-    async def carry_out(
-        self, key: Key, item: Object, seen: _Seen, again: list[float | None]
+    async def apply_spec(
+        self, key: Key, item: Object, seen: _Observation, requeue_s: list[float | None]
     ) -> None:
         """Apply and remove objects, then handle the pods."""
-        every = [PodView.of(one) for one in self._store.of(key, {"Pod"})]
-        seen.pods = [one for one in every if not (one.leaving or one.over)]
+        every = [PodView.parse(one) for one in self._store.children(key, {"Pod"})]
+        seen.pods = [one for one in every if not (one.terminating or one.over)]
         seen.service = parse(item)
         seen.plan = await self._apply(key, item, seen.service, seen.pods)
         incidents, now, config = self._incidents(key), self._clock(), self._config
-        look = reconcile_pods(self._api, self._store, key, item, every, incidents, now, config)
-        again.append(await look)
+        next_check_s = reconcile_pods(
+            self._api, self._store, key, item, every, incidents, now, config
+        )
+        requeue_s.append(await next_check_s)
 
     async def _apply(
         self, key: Key, item: Object, service: InferenceService, pods: list[PodView]
@@ -90,7 +92,7 @@ class Controller(Reconciler[_Seen]):
             (self._item(key) or {}).get("status"),
             key.namespace not in self._config.unrestricted_namespaces,
             self._peers.text(key, replicas_of_service(pods), incidents, self._scraper.latest(key)),
-            [one for one in claims_of(service) if await self._claims.shared(key.namespace, one)],
+            [one for one in claims_of(service) if await self._claims.is_shared(key.namespace, one)],
         )
         uid, replicas = service.metadata.uid, first_replicas(service)
         for desired in plan.desired:
@@ -99,12 +101,12 @@ class Controller(Reconciler[_Seen]):
             live = self._store.get(key, ref(desired))
             written = await self._owned.apply(key, uid, desired, replicas)
             if written and desired["kind"] == "Deployment":
-                await self._recorder.write(item, applied(live, desired, plan.decision))
+                await self._recorder.write(item, rollout_started(live, desired, plan.decision))
         await self._owned.remove(key, plan.surplus)
         lacking = []
         for desired in plan.desired:
             live = self._store.get(key, ref(desired))
-            fields = absent(live, desired) if live is not None else []
+            fields = missing_fields(live, desired) if live is not None else []
             lacking += [f"{' '.join(ref(desired))}: {', '.join(fields)}"] if fields else []
         return replace(plan, absent=tuple(lacking))
 
@@ -112,7 +114,7 @@ class Controller(Reconciler[_Seen]):
         return BY_KIND[kind].watched or kind in self._served
 
     async def status(
-        self, key: Key, item: Object, seen: _Seen, failure: Failure | None
+        self, key: Key, item: Object, seen: _Observation, failure: Failure | None
     ) -> tuple[Object, float | None]:
         """Return the service's status, and after how many seconds time alone may change it."""
         now, clocks = self._clock(), self._config.clocks
@@ -135,4 +137,4 @@ class Controller(Reconciler[_Seen]):
 
     def notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
         """Return the Events for a rollout or a revision that completed."""
-        return finished(before, wanted)
+        return rollout_finished(before, wanted)

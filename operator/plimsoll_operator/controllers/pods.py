@@ -10,8 +10,8 @@ import logging
 from collections.abc import Collection, Sequence
 
 from plimsoll_operator.config import CLOCKS, Clocks, Config
-from plimsoll_operator.fleet.incidents import examine, surplus
-from plimsoll_operator.fleet.pods import CREATING_S, PodView, again_s, seconds
+from plimsoll_operator.fleet.incidents import plan_incidents, surplus_incidents
+from plimsoll_operator.fleet.pods import CREATING_S, PodView, next_change_s, seconds_between
 from plimsoll_operator.kinds import INCIDENT, Key, Object
 from plimsoll_operator.render.names import MANAGER
 from plimsoll_operator.runtime.cache import Store
@@ -19,7 +19,7 @@ from plimsoll_operator.runtime.client import Api, ApiError
 
 log = logging.getLogger(__name__)
 
-MARKER = "plimsoll-operator-incidents"
+MARK_MANAGER = "plimsoll-operator-incidents"
 """Field manager of the mark alone: its applications own no other field of an incident."""
 OWNER_GONE = "plimsoll.dev/owner-gone-at"
 """Annotation of an incident: when its service or policy was first found missing (RFC 3339)."""
@@ -38,25 +38,25 @@ async def reconcile_pods(
     """
     incidents = await _prune(api, store, key, incidents, now, config)
     for one in incidents:
-        if _marked(one):  # the owner exists again
-            await _change(api, store, _mark(one), manager=MARKER)
-    found = examine(item, pods, incidents, now)
+        if _owner_gone_at(one):  # the owner exists again
+            await _apply_incident(api, store, _mark_patch(one), manager=MARK_MANAGER)
+    found = plan_incidents(item, pods, incidents, now)
     for incident in found.new:
         identity = {name: value for name, value in incident.items() if name != "status"}
         store.put(await api.apply(INCIDENT, identity))
         status = {name: value for name, value in incident.items() if name != "spec"}
         store.put(await api.apply(INCIDENT, status, "status"))
     for incident in found.updates:
-        await _change(api, store, incident, "status")
-    again = [found.again_s + 1.0] if found.again_s is not None else []
+        await _apply_incident(api, store, incident, "status")
+    requeue_s = [found.requeue_s + 1.0] if found.requeue_s is not None else []
     for pod in filter(lambda name: name not in kept, found.evict):
         log.info("%s: evicting %s at its supervisor's request", key, pod)
         if not await api.evict(key.namespace, pod):
-            again.append(config.clocks.evict_again)
-    return min(again, default=None)
+            requeue_s.append(config.clocks.evict_again)
+    return min(requeue_s, default=None)
 
 
-async def outlive(
+async def retain_incidents(
     api: Api, store: Store, key: Key, incidents: list[Object], now: str, config: Config
 ) -> float | None:
     """Keep the incidents of a deleted service or policy for :attr:`Clocks.orphans`.
@@ -67,9 +67,9 @@ async def outlive(
     due = []
     for one in await _prune(api, store, key, incidents, now, config):
         try:
-            left = config.clocks.orphans - max(0.0, seconds(_marked(one), now))
+            left = config.clocks.orphans - max(0.0, seconds_between(_owner_gone_at(one), now))
         except (ValueError, OverflowError):
-            await _change(api, store, _mark(one, now), manager=MARKER)
+            await _apply_incident(api, store, _mark_patch(one, now), manager=MARK_MANAGER)
             left = config.clocks.orphans
         if left > 0.0:
             due.append(left)
@@ -84,14 +84,14 @@ async def _prune(
     """Delete surplus incidents; return the others."""
     elsewhere = store.count(INCIDENT.kind, key.namespace) - len(incidents) if incidents else 0
     least_age_s = config.clocks.incident_age
-    old = surplus(incidents, config.kept_incidents, now, least_age_s, elsewhere)
+    old = surplus_incidents(incidents, config.kept_incidents, now, least_age_s, elsewhere)
     for one in old:
         await _delete(api, store, key, one)
     gone = {one["metadata"]["name"] for one in old}
     return [one for one in incidents if one["metadata"]["name"] not in gone]
 
 
-async def _change(
+async def _apply_incident(
     api: Api, store: Store, item: Object, subresource: str = "", manager: str = MANAGER
 ) -> None:
     """Apply to an existing incident of any writer; log a refusal and continue.
@@ -101,24 +101,24 @@ async def _change(
     try:
         store.put(await api.apply(INCIDENT, item, subresource, manager))
     except ApiError as error:
-        if not error.lasting:
+        if not error.is_lasting:
             raise
         meta = item["metadata"]
-        log.warning("incident %s/%s: %s", meta["namespace"], meta["name"], error)
+        log.warning("cannot update incident %s/%s: %s", meta["namespace"], meta["name"], error)
 
 
 async def _delete(api: Api, store: Store, key: Key, incident: Object) -> None:
     log.info("%s: deleting incident %s", key, incident["metadata"]["name"])
     if await api.delete(INCIDENT, incident):
-        store.drop(incident)
+        store.remove(incident)
 
 
-def _marked(incident: Object) -> str:
+def _owner_gone_at(incident: Object) -> str:
     """Return when the incident's service or policy was deleted; empty without a mark."""
     return str((incident["metadata"].get("annotations") or {}).get(OWNER_GONE, ""))
 
 
-def _mark(incident: Object, at: str = "") -> Object:
+def _mark_patch(incident: Object, at: str = "") -> Object:
     """Build the patch that marks an incident, or without ``at`` removes the mark.
 
     With the UID, the API server refuses another object of the same name.
@@ -137,18 +137,18 @@ async def pod_events(
     that cannot be mounted, and does not change. Raises ApiError if the API server may answer later:
     without Events, the status would lose its reason and then get it back.
     """
-    again = [due] if (due := again_s(pods, now)) is not None else []
+    requeue_s = [due] if (due := next_change_s(pods, now)) is not None else []
     found: dict[str, list[Object]] = {}
     for pod in pods:
         age = pod.creating_s(now)
         if age is None or age < CREATING_S or len(found) == MAX_PODS:
             continue
-        again.append(clocks.creating_again)
+        requeue_s.append(clocks.creating_again)
         try:
             found[pod.name] = await api.events_of(namespace, pod.uid)
         except ApiError as error:
-            if not error.lasting:
+            if not error.is_lasting:
                 raise
-            log.warning("events of %s/%s: %s", namespace, pod.name, error)
+            log.warning("cannot list Events of pod %s/%s: %s", namespace, pod.name, error)
             found[pod.name] = []
-    return found, min(again, default=None)
+    return found, min(requeue_s, default=None)

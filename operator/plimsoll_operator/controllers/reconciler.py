@@ -9,24 +9,24 @@ from typing import ClassVar, Generic, TypeVar
 
 from plimsoll_api.times import rfc3339
 from plimsoll_operator.config import Config
-from plimsoll_operator.controllers.pods import outlive
+from plimsoll_operator.controllers.pods import retain_incidents
 from plimsoll_operator.controllers.writes import (
+    EventRecorder,
+    FailureCounter,
     NameConflict,
     OwnedObjects,
-    Recorder,
-    Refusals,
     write_status,
 )
-from plimsoll_operator.fleet.figures import Summaries
+from plimsoll_operator.fleet.figures import PeersFiles
 from plimsoll_operator.kinds import INCIDENT, OWNED, InvalidSpec, Key, Kind, Object, Ref, ref
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.scraper import Scraper
-from plimsoll_operator.status.notices import Notice, refused
+from plimsoll_operator.status.notices import Notice, failure_notice
 
 _OWNED = frozenset(kind.kind for kind in OWNED)
-Seen = TypeVar("Seen")
+Observation = TypeVar("Observation")
 
 
 def now() -> str:
@@ -34,15 +34,15 @@ def now() -> str:
     return rfc3339(time.time())
 
 
-class Reconciler(ABC, Generic[Seen]):
+class Reconciler(ABC, Generic[Observation]):
     """Reconciles the objects of one kind; idempotent.
 
-    A subclass collects what it learns in a ``Seen``. The status is written from it, also after a
-    failure.
+    A subclass collects its findings in an ``Observation``. The status is written from it, also
+    after a failure.
     """
 
     KIND: ClassVar[Kind]
-    SEEN: Callable[[], Seen]
+    OBSERVATION: Callable[[], Observation]
 
     def __init__(
         self,
@@ -55,9 +55,9 @@ class Reconciler(ABC, Generic[Seen]):
     ) -> None:
         self._api, self._store, self._scraper = api, store, scraper
         self._config, self._later, self._clock = config, later, clock
-        self._owned, self._recorder = OwnedObjects(api, store), Recorder(api, clock)
-        self._refusals = Refusals()
-        self._peers = Summaries(time.monotonic, config.clocks.publish)
+        self._owned, self._recorder = OwnedObjects(api, store), EventRecorder(api, clock)
+        self._refusals = FailureCounter()
+        self._peers = PeersFiles(time.monotonic, config.clocks.publish)
 
     async def handle(self, key: Key) -> None:
         """Reconcile ``key`` and update its status."""
@@ -65,7 +65,7 @@ class Reconciler(ABC, Generic[Seen]):
         if item is None:
             for known in (self._scraper, self._refusals, self._peers, self._owned, self):
                 known.forget(key)
-            left = await outlive(
+            left = await retain_incidents(
                 self._api, self._store, key, self._incidents(key), self._clock(), self._config
             )
             if left is not None:
@@ -73,46 +73,43 @@ class Reconciler(ABC, Generic[Seen]):
             return
         if item["metadata"].get("deletionTimestamp"):
             return
-        seen, again = self.SEEN(), list[float | None]()
+        seen, requeue_s = self.OBSERVATION(), list[float | None]()
         failure: Failure | None = None
         error: Exception | None = None
         try:
-            failure = await self.carry_out(key, item, seen, again)
-            again.append(self._peers.next_s(key))
+            failure = await self.apply_spec(key, item, seen, requeue_s)
+            requeue_s.append(self._peers.next_s(key))
         except (InvalidSpec, NameConflict, ApiError) as problem:
-            failure, error = self._refusals.judge(key, problem)
+            failure, error = self._refusals.classify(key, problem)
         else:
             self._refusals.forget(key)
         if failure is not None:
-            await self._recorder.write(item, [refused(failure)])
+            await self._recorder.write(item, [failure_notice(failure)])
         item = self._item(key) or item
         wanted, next_s = await self.status(key, item, seen, failure)
         before = item.get("status")
         if wanted != before and await write_status(self._api, self._store, self.KIND, item, wanted):
             await self._recorder.write(item, self.notices(before or {}, wanted))
-        if due := [one for one in (*again, next_s) if one is not None]:
+        if due := [one for one in (*requeue_s, next_s) if one is not None]:
             self._later(key, min(due))
         if error:
             raise error
 
     @abstractmethod
-    async def carry_out(
-        self, key: Key, item: Object, seen: Seen, again: list[float | None]
+    async def apply_spec(
+        self, key: Key, item: Object, seen: Observation, requeue_s: list[float | None]
     ) -> Failure | None:
         """Apply the spec; return why part of it cannot be applied, or None.
 
-        Append to ``again`` the seconds until the next check. Raises InvalidSpec, NameConflict and
-        ApiError.
+        Append to ``requeue_s`` the seconds until the next check. Raises InvalidSpec, NameConflict
+        and ApiError.
         """
 
     @abstractmethod
     async def status(
-        self, key: Key, item: Object, seen: Seen, failure: Failure | None
+        self, key: Key, item: Object, seen: Observation, failure: Failure | None
     ) -> tuple[Object, float | None]:
-        """Return the status, and after how many seconds time alone may change it.
-
-        None for never.
-        """
+        """Return the status, and the seconds until time alone may change it; None for never."""
 
     @abstractmethod
     def notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
@@ -126,7 +123,7 @@ class Reconciler(ABC, Generic[Seen]):
         return self._store.get(key, Ref(self.KIND.kind, key.name))
 
     def _incidents(self, key: Key) -> list[Object]:
-        return self._store.of(key, {INCIDENT.kind})
+        return self._store.children(key, {INCIDENT.kind})
 
     def _live(self, key: Key) -> dict[Ref, Object]:
-        return {ref(one): one for one in self._store.of(key, _OWNED)}
+        return {ref(one): one for one in self._store.children(key, _OWNED)}

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
-from plimsoll_operator.fleet.pods import seconds
+from plimsoll_operator.fleet.pods import seconds_between
 from plimsoll_operator.fleet.refused_creations import (
     EVENT_FIELDS,
     RefusedCreation,
-    by_supervisor,
+    blame_supervisor,
     kind_of,
     read_event,
 )
@@ -48,10 +48,7 @@ class _Namespace:
 
 
 class RefusedCreations:
-    """Watches for refused pods.
-
-    Calls ``changed`` with each policy of a namespace that has a new refusal.
-    """
+    """Watches for refused pods, and calls ``changed`` with the policies of their namespace."""
 
     def __init__(
         self, api: Api, images: Images, changed: Callable[[Key], None], clock: Callable[[], str]
@@ -71,7 +68,7 @@ class RefusedCreations:
                     task.cancel()
                 del self._namespaces[key.namespace]
 
-    async def of(
+    async def recent(
         self, key: Key, policy: SupervisionPolicy, created: str
     ) -> tuple[RefusedCreation, ...]:
         """Return recent refusals of pods that the policy would give a supervisor, oldest first.
@@ -79,7 +76,7 @@ class RefusedCreations:
         ``created`` is the policy's creation time in RFC 3339. Raises ApiError, OSError or
         TimeoutError if the API server does not answer.
         """
-        known = self._follow(key)
+        known = self._watch(key)
         if known.changed:
             known.changed = False
             try:
@@ -89,14 +86,16 @@ class RefusedCreations:
                 raise
         found, now = [], self._clock()
         for refused, event in known.read:
-            if refused.at < created or seconds(refused.at, now) > RECENT_S:
+            if refused.at < created or seconds_between(refused.at, now) > RECENT_S:
                 continue
-            owner = await self._owner(key.namespace, event)
-            if owner is not None and (ours := by_supervisor(refused, owner, policy, self._images)):
+            owner = await self._read_owner(key.namespace, event)
+            if owner is not None and (
+                ours := blame_supervisor(refused, owner, policy, self._images)
+            ):
                 found.append(ours)
         return tuple(sorted(found, key=lambda one: one.at))
 
-    def _follow(self, key: Key) -> _Namespace:
+    def _watch(self, key: Key) -> _Namespace:
         known = self._namespaces.get(key.namespace)
         if known is None:
             reflectors = [
@@ -104,8 +103,8 @@ class RefusedCreations:
                     self._api,
                     events,
                     key.namespace,
-                    lambda _: self._tell(key.namespace),
-                    lambda _, gone: None if gone else self._tell(key.namespace),
+                    lambda _: self._notify(key.namespace),
+                    lambda _, gone: None if gone else self._notify(key.namespace),
                 )
                 for events in EVENTS
             ]
@@ -114,7 +113,7 @@ class RefusedCreations:
         known.policies.add(key)
         return known
 
-    def _tell(self, namespace: str) -> None:
+    def _notify(self, namespace: str) -> None:
         known = self._namespaces.get(namespace)
         if known is not None:
             known.changed = True
@@ -122,7 +121,7 @@ class RefusedCreations:
                 self._changed(key)
 
     async def _read(self, namespace: str) -> list[tuple[RefusedCreation, Object]]:
-        """Read the refusals from a namespace's Events, each with its owner."""
+        """Read the refusals from a namespace's Events, each with its Event."""
         found: list[tuple[RefusedCreation, Object]] = []
         for events in EVENTS:
             count = 0
@@ -133,7 +132,7 @@ class RefusedCreations:
                     break
         return found
 
-    async def _owner(self, namespace: str, event: Object) -> Object | None:
+    async def _read_owner(self, namespace: str, event: Object) -> Object | None:
         """Read the owner that the Event is about; None if it is gone or cannot be read."""
         about, kind = event["involvedObject"], kind_of(event)
         if kind is None:
@@ -146,9 +145,9 @@ class RefusedCreations:
         try:
             owner = await self._api.get(kind, namespace, name)
         except ApiError as error:
-            if not error.lasting:
+            if not error.is_lasting:
                 raise
-            log.warning("%s %s/%s: %s", kind.kind, namespace, name, error)
+            log.warning("cannot read %s %s/%s: %s", kind.kind, namespace, name, error)
             return None
         if owner is None or owner["metadata"].get("uid") != uid:
             return None

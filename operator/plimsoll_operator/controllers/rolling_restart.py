@@ -16,19 +16,19 @@ from plimsoll_operator.fleet.selected_pods import State
 from plimsoll_operator.fleet.workloads import Workload
 from plimsoll_operator.kinds import Key, Kind
 from plimsoll_operator.plans.rolling_restart import (
-    ASKED,
     MANAGER,
+    REQUESTED,
     STOPPED,
     SUSPECT,
     UNPROVEN,
-    WEBHOOK_AWAY,
+    WEBHOOK_NOT_READY,
     WEBHOOK_OFF,
-    by_hand,
+    is_requested,
     kind_of,
-    obstacle,
-    request,
-    waiting,
-    was_asked,
+    manual_restart_hint,
+    restart_obstacle,
+    restart_patch,
+    waiting_workloads,
 )
 from plimsoll_operator.runtime.client import Api, ApiError
 
@@ -38,16 +38,16 @@ MAX_AT_ONCE = 10
 """Maximum number of workloads checked in one reconcile."""
 
 
-class _Look(NamedTuple):
+class _Check(NamedTuple):
     """The result of checking a workload for one generation of a policy."""
 
     generation: tuple[str, int, bool]
     at: float
-    said: str
+    text: str
 
     @property
-    def asked(self) -> bool:
-        return self.said == ASKED
+    def is_requested(self) -> bool:
+        return self.text == REQUESTED
 
 
 class RollingRestarts:
@@ -72,14 +72,14 @@ class RollingRestarts:
         self._api, self._webhook, self._clock = api, webhook, clock
         self._clocks = clocks
         self._seen: dict[Key, tuple[tuple[str, int, bool], float]] = {}
-        self._looks: dict[Key, dict[WorkloadRef, _Look]] = {}
+        self._checks: dict[Key, dict[WorkloadRef, _Check]] = {}
 
     def forget(self, key: Key) -> None:
         """Forget a policy that is gone."""
         self._seen.pop(key, None)
-        self._looks.pop(key, None)
+        self._checks.pop(key, None)
 
-    async def turn(
+    async def request(
         self,
         key: Key,
         policy: SupervisionPolicy,
@@ -93,62 +93,64 @@ class RollingRestarts:
 
         ``injection`` is the decision about it. Until a pod has run, ``limit`` pods at once get a
         supervisor; if more wait, one workload is restarted first. Returns the status text of each
-        workload, and the workloads that this call asked to restart. Raises ApiError if the API
+        workload, and the workloads that this call requested to restart. Raises ApiError if the API
         server may answer later.
         """
         if policy.spec.rollout is not PolicyRollout.RESTART:
             self.forget(key)
             return {}, []
-        wanting, at = waiting(workloads), self._clock()
-        many = sum(one.count(State.WAITING) for one in wanting) > limit
+        waiting, at = waiting_workloads(workloads), self._clock()
+        many = sum(one.count(State.WAITING) for one in waiting) > limit
         trial = injection is not None and not injection.proven and many
         generation = policy.metadata.uid, policy.metadata.generation, trial
         seen = self._seen.get(key)
         if seen is None or seen[0] != generation:
             seen = self._seen[key] = (generation, at)
         settled = at - seen[1] >= self._clocks.rollout_settle
-        looks = self._looks.setdefault(key, {})
-        for gone in looks.keys() - {one.ref for one in wanting}:
-            del looks[gone]
-        said: dict[WorkloadRef | None, str] = {}
-        asked: list[WorkloadRef] = []
-        looked = 0
-        busy = trial and any(one.asked and one.generation == generation for one in looks.values())
-        for one in wanting:
+        checks = self._checks.setdefault(key, {})
+        for gone in checks.keys() - {one.ref for one in waiting}:
+            del checks[gone]
+        texts: dict[WorkloadRef | None, str] = {}
+        requested: list[WorkloadRef] = []
+        checked = 0
+        busy = trial and any(
+            one.is_requested and one.generation == generation for one in checks.values()
+        )
+        for one in waiting:
             ref, kind = one.ref, kind_of(one)
             if ref is None or kind is None:
-                said[ref] = by_hand(ref)
+                texts[ref] = manual_restart_hint(ref)
                 continue
             if injection is not None and injection.stopped is not None:
-                said[ref] = STOPPED
+                texts[ref] = STOPPED
                 continue
             if self._webhook is None or ref in suspects:
-                said[ref] = SUSPECT if self._webhook else WEBHOOK_OFF
+                texts[ref] = SUSPECT if self._webhook else WEBHOOK_OFF
                 continue
-            known = looks.get(ref)
+            known = checks.get(ref)
             old = known is None or known.generation != generation
             late = (
                 known is not None
-                and not known.asked
+                and not known.is_requested
                 and at - known.at >= self._clocks.rollout_again
             )
-            if busy and (known is None or not known.asked):
-                said[ref] = UNPROVEN
+            if busy and (known is None or not known.is_requested):
+                texts[ref] = UNPROVEN
                 continue
             if (old or late) and not self._webhook():
-                said[ref] = WEBHOOK_AWAY
+                texts[ref] = WEBHOOK_NOT_READY
                 continue
-            if (old or late) and settled and looked < MAX_AT_ONCE:
-                looked += 1
-                text, new = await self._ask(kind, key.namespace, ref.name, policy, now, trial)
-                known = looks[ref] = _Look(generation, at, text)
-                asked += [ref] if new else []
-                busy = trial and known.asked
+            if (old or late) and settled and checked < MAX_AT_ONCE:
+                checked += 1
+                text, new = await self._request(kind, key.namespace, ref.name, policy, now, trial)
+                known = checks[ref] = _Check(generation, at, text)
+                requested += [ref] if new else []
+                busy = trial and known.is_requested
             if known is not None and known.generation == generation:
-                said[ref] = known.said
-        return said, asked
+                texts[ref] = known.text
+        return texts, requested
 
-    async def _ask(
+    async def _request(
         self,
         kind: Kind,
         namespace: str,
@@ -161,18 +163,22 @@ class RollingRestarts:
         try:
             live = await self._api.get(kind, namespace, name)
             if live is None:
-                return "it does not exist any more", False
+                return "it no longer exists", False
             live |= {"apiVersion": kind.api_version, "kind": kind.kind}
-            if was_asked(live, policy, trial):
-                return ASKED, False
-            if found := obstacle(live, policy):
+            if is_requested(live, policy, trial):
+                return REQUESTED, False
+            if found := restart_obstacle(live, policy):
                 return found, False
             log.info(
-                "%s/%s: asking %s %s to restart", namespace, policy.metadata.name, kind.kind, name
+                "%s/%s: requesting a rolling restart of %s %s",
+                namespace,
+                policy.metadata.name,
+                kind.kind,
+                name,
             )
-            await self._api.apply(kind, request(live, policy, now, trial), manager=MANAGER)
+            await self._api.apply(kind, restart_patch(live, policy, now, trial), manager=MANAGER)
         except ApiError as error:
-            if not error.lasting:
+            if not error.is_lasting:
                 raise
             return f"the API server refused the restart: {error.message}"[:MAX_SAID], False
-        return ASKED, True
+        return REQUESTED, True

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
-from plimsoll_operator.fleet.pods import seconds
+from plimsoll_operator.fleet.pods import seconds_between
 from plimsoll_operator.fleet.selected_pods import (
     SelectedPod,
     State,
-    examine,
-    in_order,
-    selecting,
-    stuck_s,
+    matching_policies,
+    next_stuck_s,
+    parse_policies,
+    summarize,
 )
 from plimsoll_operator.kinds import POD, POLICY, Key, Object
 from plimsoll_operator.render.containers import Images
@@ -29,15 +29,15 @@ from plimsoll_operator.runtime.client import Api
 from plimsoll_operator.runtime.reflector import Reflector
 from plimsoll_operator.scraper import address_of
 
-FEW = 8
+MAX_SINGLE_READS = 8
 """Maximum number of changed pods read one by one; more are read with a list."""
-PAGE = 50
+PAGE_SIZE = 50
 """Pods per page, at most 75 MiB: a pod has up to 1.5 MiB, and anyone may create one."""
 
 Generations = tuple[tuple[str, str, int], ...]
 
 
-class _Read(NamedTuple):
+class _CachedPod(NamedTuple):
     """A pod as last read: its version, its summary, its address, and when it was read."""
 
     version: str
@@ -45,10 +45,12 @@ class _Read(NamedTuple):
     address: str | None
     at: str
 
-    def stale(self, version: str, now: str) -> bool:
+    def is_stale(self, version: str, now: str) -> bool:
         """Report whether there is a newer version, or this one's summary depends on the time."""
-        due = stuck_s([self.pod], self.at)
-        return _older(self.version, version) or (due is not None and seconds(self.at, now) >= due)
+        due = next_stuck_s([self.pod], self.at)
+        return _is_older(self.version, version) or (
+            due is not None and seconds_between(self.at, now) >= due
+        )
 
 
 @dataclass
@@ -59,7 +61,7 @@ class _Namespace:
     policies: list[SupervisionPolicy]
     present: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
     """Version and selecting policies of each pod that a policy selects."""
-    read: dict[Key, dict[str, _Read]] = field(default_factory=dict)
+    read: dict[Key, dict[str, _CachedPod]] = field(default_factory=dict)
     listed: bool = False
 
 
@@ -96,22 +98,22 @@ class PolicyPods:
         known = self._namespaces.get(namespace)
         if known and known.generations == generations:
             if (task := self._watches[namespace][1]).done():
-                self._begin(namespace, known)
+                self._start_watch(namespace, known)
                 task.result()  # raises if the task failed: a bug
             return
         if namespace in self._watches:
             self._watches.pop(namespace)[1].cancel()
-        policies = in_order(items)
+        policies = parse_policies(items)
         if not policies:
             self._namespaces.pop(namespace, None)
             return
         fresh = self._namespaces[namespace] = _Namespace(generations, policies)
-        self._begin(namespace, fresh)
+        self._start_watch(namespace, fresh)
         for one in policies:
             if one.metadata.name != key.name:
                 self._changed(Key(namespace, one.metadata.name, POLICY.kind))
 
-    async def of(
+    async def read(
         self, key: Key, policy: SupervisionPolicy
     ) -> tuple[tuple[SelectedPod, ...], dict[str, str]]:
         """Return the selected pods, and the addresses of supervised ones by name.
@@ -132,14 +134,14 @@ class PolicyPods:
         now = self._clock()
         stale = [
             name for name, version in present.items()
-            if name not in read or read[name].stale(version, now)
+            if name not in read or read[name].is_stale(version, now)
         ]  # fmt: skip
-        kind = replace(POD, selector=policy.spec.selector.query(), page=PAGE)
-        for one in [""] if len(stale) > FEW else stale:
+        kind = replace(POD, selector=policy.spec.selector.query(), page=PAGE_SIZE)
+        for one in [""] if len(stale) > MAX_SINGLE_READS else stale:
             read.pop(one, None)
             async for page, _ in self._api.pages(kind, key.namespace, one):
                 for pod in page:
-                    self._examine(known, read, policy, pod)
+                    self._cache(known, read, policy, pod)
                     await asyncio.sleep(0)  # let the webhook run, which shares this loop
         pods = [read[name] for name in sorted(present) if name in read]
         addresses = {
@@ -148,53 +150,53 @@ class PolicyPods:
         }  # fmt: skip
         return tuple(one.pod for one in pods), addresses
 
-    def _examine(
-        self, known: _Namespace, read: dict[str, _Read], policy: SupervisionPolicy, pod: Object
+    def _cache(
+        self, known: _Namespace, read: dict[str, _CachedPod], policy: SupervisionPolicy, pod: Object
     ) -> None:
         meta = pod["metadata"]
-        names = _names(known.policies, pod)
+        names = _selecting_policies(known.policies, pod)
         if policy.metadata.name in names:
-            found = examine(pod, policy, names, self._images, now := self._clock())
-            read[meta["name"]] = _Read(meta["resourceVersion"], found, address_of(pod), now)
+            found = summarize(pod, policy, names, self._images, now := self._clock())
+            read[meta["name"]] = _CachedPod(meta["resourceVersion"], found, address_of(pod), now)
 
-    def _begin(self, namespace: str, known: _Namespace) -> None:
+    def _start_watch(self, namespace: str, known: _Namespace) -> None:
         def listed(items: list[Object]) -> None:
             known.present = {
                 one["metadata"]["name"]: (one["metadata"]["resourceVersion"], names)
                 for one in items
-                if (names := _names(known.policies, one))
+                if (names := _selecting_policies(known.policies, one))
             }
             known.listed = True
-            self._tell(namespace, (one.metadata.name for one in known.policies))
+            self._notify_later(namespace, (one.metadata.name for one in known.policies))
 
         def seen(item: Object, gone: bool) -> None:
             meta = item["metadata"]
-            names = [] if gone else _names(known.policies, item)
+            names = [] if gone else _selecting_policies(known.policies, item)
             _, before = known.present.pop(meta["name"], ("", []))
             if names:
                 known.present[meta["name"]] = (meta["resourceVersion"], names)
-            self._tell(namespace, {*names, *before})
+            self._notify_later(namespace, {*names, *before})
 
         reflector = Reflector(self._api, POD, namespace, listed, seen)
         self._watches[namespace] = (reflector, asyncio.create_task(reflector.run()))
 
-    def _tell(self, namespace: str, policies: Iterable[str]) -> None:
+    def _notify_later(self, namespace: str, policies: Iterable[str]) -> None:
         """Report a change after ``settle_s``, in which others may follow."""
         for name in policies:
             key = Key(namespace, name, POLICY.kind)
             if key not in self._due:
                 later = asyncio.get_running_loop().call_later
-                self._due[key] = later(self._settle_s, self._told, key)
+                self._due[key] = later(self._settle_s, self._notify, key)
 
-    def _told(self, key: Key) -> None:
+    def _notify(self, key: Key) -> None:
         del self._due[key]
         self._changed(key)
 
 
-def _names(policies: Iterable[SupervisionPolicy], pod: Object) -> list[str]:
+def _selecting_policies(policies: Iterable[SupervisionPolicy], pod: Object) -> list[str]:
     """Return the names of the policies that select the pod, oldest first."""
     labels = pod["metadata"].get("labels") or {}
-    return [one.metadata.name for one in selecting(policies, labels)]
+    return [one.metadata.name for one in matching_policies(policies, labels)]
 
 
 def _generation(item: Object) -> tuple[str, str, int]:
@@ -203,7 +205,7 @@ def _generation(item: Object) -> tuple[str, str, int]:
     return meta["name"] + deleted, meta.get("uid", ""), meta.get("generation", 0)
 
 
-def _older(version: str, than: str) -> bool:
+def _is_older(version: str, than: str) -> bool:
     """Report whether ``version`` is older; resource versions are comparable."""
     if not (version.isdigit() and than.isdigit()):
         return version != than

@@ -18,38 +18,44 @@ from plimsoll_operator.controllers.selected_pods import PolicyPods
 from plimsoll_operator.fleet.figures import replicas_of_policy
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.refused_creations import RefusedCreation
-from plimsoll_operator.fleet.selected_pods import SelectedPod, State, stuck_s
-from plimsoll_operator.fleet.workloads import of_workloads
-from plimsoll_operator.injection.policy import images_of
+from plimsoll_operator.fleet.selected_pods import SelectedPod, State, next_stuck_s
+from plimsoll_operator.fleet.workloads import workload_statuses
+from plimsoll_operator.injection.policy import injected_images
 from plimsoll_operator.kinds import POLICY, Key, Object, read
-from plimsoll_operator.plans.injection import decide, known
+from plimsoll_operator.plans.injection import decide_injection, parse_injection
 from plimsoll_operator.plans.policy import PolicyPlan, reconcile
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api
 from plimsoll_operator.scraper import Scraper
-from plimsoll_operator.status.notices import Notice, not_starting, restart_asked, suspected
+from plimsoll_operator.status.notices import (
+    Notice,
+    injection_stopped,
+    new_suspects,
+    restart_requested,
+)
 from plimsoll_operator.status.policy import status
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class _Seen:
+class _Observation:
     """The observations of one reconcile.
 
-    ``pods`` is None until they are known. ``said`` has the reason why each workload's pods wait.
+    ``pods`` is None until they are known. ``wait_reasons`` has the reason why each workload's pods
+    wait.
     """
 
     pods: tuple[SelectedPod, ...] | None = None
     refused: tuple[RefusedCreation, ...] = ()
-    said: dict[WorkloadRef | None, str] = field(default_factory=dict)
+    wait_reasons: dict[WorkloadRef | None, str] = field(default_factory=dict)
 
 
-class PolicyController(Reconciler[_Seen]):
+class PolicyController(Reconciler[_Observation]):
     """Reconciles SupervisionPolicies, one per call."""
 
-    KIND, SEEN = POLICY, _Seen
+    KIND, OBSERVATION = POLICY, _Observation
 
     def __init__(
         self,
@@ -94,28 +100,28 @@ class PolicyController(Reconciler[_Seen]):
         for kept in (self.suspects, self.pods, self.stopped):
             kept.pop(key, None)
 
-    async def carry_out(
-        self, key: Key, item: Object, seen: _Seen, again: list[float | None]
+    async def apply_spec(
+        self, key: Key, item: Object, seen: _Observation, requeue_s: list[float | None]
     ) -> Failure | None:
         """Read the pods, apply and remove objects, handle the pods, request restarts."""
         policy = read(SupervisionPolicy, item)
-        seen.pods, addresses = pods, _ = await self._selected.of(key, policy)
+        seen.pods, addresses = pods, _ = await self._selected.read(key, policy)
         self._scraper.follow(key, addresses)
         if self._config.webhook is not None:
             created = item["metadata"].get("creationTimestamp") or ""
-            seen.refused = await self._refused.of(key, policy, created)
+            seen.refused = await self._refused.recent(key, policy, created)
         there = Counter(one.state for one in pods)
         self.pods[key] = {state: there[state] for state in State if state is not State.LEAVING}
         plan = await self._apply(key, item, policy, pods)
-        again.append(stuck_s(pods, self._clock()))
-        look = await reconcile_pods(
-            self._api, self._store, key, item, _brief(pods), self._incidents(key),
-            self._clock(), self._config,
+        requeue_s.append(next_stuck_s(pods, self._clock()))
+        next_check_s = await reconcile_pods(
+            self._api, self._store, key, item, _views_without_containers(pods),
+            self._incidents(key), self._clock(), self._config,
             {one.name for one in pods if one.member.workload is None},
         )  # fmt: skip
-        again.append(look)
-        seen.said = await self._restart(key, item, policy, plan)
-        again.append(self._config.clocks.rollout_settle if seen.said else None)
+        requeue_s.append(next_check_s)
+        seen.wait_reasons = await self._request_restarts(key, item, policy, plan)
+        requeue_s.append(self._config.clocks.rollout_settle if seen.wait_reasons else None)
         return plan.failure
 
     async def _apply(
@@ -130,57 +136,57 @@ class PolicyController(Reconciler[_Seen]):
         await self._owned.remove(key, plan.surplus)
         return plan
 
-    async def _restart(
+    async def _request_restarts(
         self, key: Key, item: Object, policy: SupervisionPolicy, plan: PolicyPlan
     ) -> dict[WorkloadRef | None, str]:
         """Request rolling restarts; return why pods wait, by workload."""
-        said, asked = await self._restarts.turn(
+        wait_reasons, asked = await self._restarts.request(
             key,
             policy,
             plan.workloads,
             plan.suspects,
             self._clock(),
-            known(item.get("status")),
+            parse_injection(item.get("status")),
             self._config.max_waiting_pods,
         )
-        await self._recorder.write(item, [restart_asked(str(ref)) for ref in asked])
-        return said
+        await self._recorder.write(item, [restart_requested(str(ref)) for ref in asked])
+        return wait_reasons
 
     async def status(
-        self, key: Key, item: Object, seen: _Seen, failure: Failure | None
+        self, key: Key, item: Object, seen: _Observation, failure: Failure | None
     ) -> tuple[Object, float | None]:
         """Return the policy's status, and after how many seconds time alone may change it."""
         figures, now = self._scraper.published(key), self._clock()
         views = [one.view for one in seen.pods or () if one.view]
         clocks, incidents = self._config.clocks, self._incidents(key)
         events, next_s = await pod_events(self._api, key.namespace, views, now, clocks)
-        injection = self._injection(item, seen)
+        injection = self._decide_injection(item, seen)
         wanted = status(
-            item, seen.pods, incidents, figures, failure, now, seen.said, events, injection
+            item, seen.pods, incidents, figures, failure, now, seen.wait_reasons, events, injection
         )
         self.stopped[key] = "stopped" in (wanted.get("injection") or {})
-        shown = of_workloads(wanted)
+        shown = workload_statuses(wanted)
         self.suspects[key] = tuple(name for name in shown if "suspectRevision" in shown[name])
         return wanted, next_s
 
     def notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
         """Return the Events for suspect revisions and for pods that do not start."""
-        return [*suspected(before, wanted), *not_starting(before, wanted)]
+        return [*new_suspects(before, wanted), *injection_stopped(before, wanted)]
 
-    def _injection(self, item: Object, seen: _Seen) -> Object | None:
+    def _decide_injection(self, item: Object, seen: _Observation) -> Object | None:
         """Decide whether new pods get a supervisor; None if the spec selects none."""
         if seen.pods is None:
             return None
         policy, config = read(SupervisionPolicy, item), self._config
-        images, before = images_of(policy, config.images), known(item.get("status"))
+        images, before = injected_images(policy, config.images), parse_injection(item.get("status"))
         limit, now = config.max_waiting_pods, self._clock()
-        return decide(before, policy, images, seen.pods, limit, now, seen.refused)
+        return decide_injection(before, policy, images, seen.pods, limit, now, seen.refused)
 
 
-def _brief(pods: tuple[SelectedPod, ...]) -> list[PodView]:
+def _views_without_containers(pods: tuple[SelectedPod, ...]) -> list[PodView]:
     """Return the supervised or terminating pods, without their containers."""
     return [
-        PodView.brief(one.name, one.created, one.state is State.LEAVING)
+        PodView.without_containers(one.name, one.created, one.state is State.LEAVING)
         for one in pods
         if one.state in (State.SUPERVISED, State.LEAVING)
     ]

@@ -1,7 +1,7 @@
 """Writes the objects, status and Events of a service or a policy.
 
-:class:`Refusals` decides what a failure means for the status. Events only inform people: if one
-cannot be written, everything else continues.
+:class:`FailureCounter` decides what a failure means for the status. Events only inform people: if
+one cannot be written, everything else continues.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from plimsoll_operator.fleet.pods import clean, seconds
+from plimsoll_operator.fleet.pods import printable_line, seconds_between
 from plimsoll_operator.kinds import (
     BY_KIND,
     CLAIM,
@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 REPORT_AFTER = 3
 """Consecutive transient refusals after which the status shows one."""
 
-MAX_KNOWN = 1024
+MAX_CACHED = 1024
 CLAIM_S = 600.0
 """Time for which a claim's access modes are cached. They never change, but a new claim may reuse
 the name."""
-QUIET_S = 600.0
+EVENT_REPEAT_S = 600.0
 """An Event that repeats within this time is only counted: a refusal repeats with each try."""
 
 MAX_MESSAGE = 1000
@@ -84,15 +84,15 @@ class OwnedObjects:
             raise NameConflict(desired)
         known, where = self._fields.setdefault(key, {}), ref(desired)
         if live is not None and not needs_apply(desired, live, known.get(where)):
-            _note(known, where, owned_fields(live, desired))
+            _remember(known, where, owned_fields(live, desired))
             return False
-        log.info("%s: apply %s", key, " ".join(ref(desired)))
+        log.info("%s: applying %s", key, " ".join(ref(desired)))
         whole = with_replicas(desired, live, first_replicas)
         try:
             send = self._api.apply if live is not None else self._api.apply_new
             made = await send(kind, whole)
             self._store.put(made)
-            _note(known, where, owned_fields(made, desired))
+            _remember(known, where, owned_fields(made, desired))
         except Conflict:
             found = await self._api.get(kind, key.namespace, desired["metadata"]["name"])
             if found is not None and owner_uid(found) != uid:
@@ -105,13 +105,13 @@ class OwnedObjects:
     async def remove(self, key: Key, surplus: Sequence[Object]) -> None:
         """Delete objects that did not change since they were read: a Lease may have been taken."""
         for item in surplus:
-            log.info("%s: delete %s", key, " ".join(ref(item)))
+            log.info("%s: deleting %s", key, " ".join(ref(item)))
             if await self._api.delete(BY_KIND[item["kind"]], item):
-                self._store.drop(item)
+                self._store.remove(item)
                 self._fields.get(key, {}).pop(ref(item), None)
 
 
-def _note(known: dict[Ref, str], where: Ref, fields: str | None) -> None:
+def _remember(known: dict[Ref, str], where: Ref, fields: str | None) -> None:
     if fields is None:
         known.pop(where, None)
     else:
@@ -139,13 +139,13 @@ async def write_status(api: Api, store: Store, kind: Kind, item: Object, wanted:
     return True
 
 
-class Refusals:
+class FailureCounter:
     """Counts consecutive failures of services and policies."""
 
     def __init__(self) -> None:
-        self._in_a_row: Counter[Key] = Counter()
+        self._failures: Counter[Key] = Counter()
 
-    def judge(
+    def classify(
         self, key: Key, problem: InvalidSpec | NameConflict | ApiError
     ) -> tuple[Failure, Exception | None]:
         """Return the text for the status, and the error to raise after it is written, if any.
@@ -154,30 +154,27 @@ class Refusals:
         the status does not flicker.
         """
         if isinstance(problem, InvalidSpec):
-            return Failure("InvalidSpec", str(problem), lasting=True), None
+            return Failure("InvalidSpec", str(problem), is_lasting=True), None
         if isinstance(problem, NameConflict):
-            return Failure("NameConflict", str(problem), lasting=True), problem
-        self._in_a_row[key] += 1
-        if not problem.lasting and self._in_a_row[key] < REPORT_AFTER:
+            return Failure("NameConflict", str(problem), is_lasting=True), problem
+        self._failures[key] += 1
+        if not problem.is_lasting and self._failures[key] < REPORT_AFTER:
             raise problem
-        return Failure("ApplyFailed", problem.message, problem.lasting), problem
+        return Failure("ApplyFailed", problem.message, problem.is_lasting), problem
 
     def forget(self, key: Key) -> None:
         """Reset the count: the reconcile succeeded, or the service is gone."""
-        self._in_a_row.pop(key, None)
+        self._failures.pop(key, None)
 
 
-class Claims:
-    """Caches whether pods on several nodes may mount a claim.
-
-    This decides how a rollout proceeds.
-    """
+class ClaimModes:
+    """Caches whether pods on several nodes may mount a claim, for the rollout strategy."""
 
     def __init__(self, api: Api, clock: Callable[[], float]) -> None:
         self._api, self._clock = api, clock
         self._known: OrderedDict[tuple[str, str], tuple[float, bool]] = OrderedDict()
 
-    async def shared(self, namespace: str, name: str) -> bool:
+    async def is_shared(self, namespace: str, name: str) -> bool:
         """Report whether pods on several nodes may mount the claim; False if it cannot be read.
 
         Raises ApiError if the API server may answer later.
@@ -188,16 +185,16 @@ class Claims:
         try:
             claim = await self._api.get(CLAIM, namespace, name)
         except ApiError as error:
-            if not error.lasting:
+            if not error.is_lasting:
                 raise
-            log.warning("claim %s/%s: %s", namespace, name, error)
+            log.warning("cannot read claim %s/%s: %s", namespace, name, error)
             return False
         if claim is None:
             return False
         modes = set((claim.get("spec") or {}).get("accessModes") or ())
         several = "ReadWriteMany" in modes or modes == {"ReadOnlyMany"}
         self._known[namespace, name] = (self._clock(), several)
-        if len(self._known) > MAX_KNOWN:
+        if len(self._known) > MAX_CACHED:
             self._known.popitem(last=False)
         return self._known[namespace, name][1]
 
@@ -209,7 +206,7 @@ class _Seen:
     written: str
 
 
-class Recorder:
+class EventRecorder:
     """Writes Events. ``clock`` returns RFC 3339."""
 
     def __init__(self, api: Api, clock: Callable[[], str]) -> None:
@@ -226,19 +223,21 @@ class Recorder:
                 await self._api.apply(EVENT, body)
             except (ApiError, OSError, TimeoutError) as error:
                 name = f"{body['metadata']['namespace']}/{service['metadata']['name']}"
-                log.warning("%s: Event %s: %s", name, notice.reason, str(error) or repr(error))
+                log.warning(
+                    "%s: cannot write Event %s: %s", name, notice.reason, str(error) or repr(error)
+                )
 
     def _event(self, service: Object, notice: Notice) -> Object | None:
         """Build the Event; None if the same one was written just now."""
         meta, now = service["metadata"], self._clock()
-        message = clean(notice.message, MAX_MESSAGE)
+        message = printable_line(notice.message, MAX_MESSAGE)
         key = digest([meta["uid"], notice.type, notice.reason, message])
         seen = self._known.setdefault(key, _Seen(0, now, ""))
         self._known.move_to_end(key)
-        if len(self._known) > MAX_KNOWN:
+        if len(self._known) > MAX_CACHED:
             self._known.popitem(last=False)
         seen.count += 1
-        if seen.written and seconds(seen.written, now) < QUIET_S:
+        if seen.written and seconds_between(seen.written, now) < EVENT_REPEAT_S:
             return None
         seen.written = now
         return {

@@ -27,7 +27,7 @@ from plimsoll_api.peers import (
     MAX_GROWTH_BYTES,
     MAX_PEERS,
     MAX_REQUESTS,
-    Grown,
+    Growth,
     Peer,
     encode,
 )
@@ -37,7 +37,7 @@ from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.kinds import Key, Object
 
-STEP = 5
+PERCENT_STEP = 5
 """Step of the percentages in a status. A status that followed every sample would be written
 constantly."""
 
@@ -49,17 +49,17 @@ MAX_RESTARTS = 1000
 """Maximum of ``restartBudget.count`` in the schema."""
 
 
-UNSEEN_S = 120.0
+SIGNAL_MISSING_S = 120.0
 """Time without a signal after which it is reported, as in the alert PlimsollSupervisorBlind. An
 engine has no signals for some seconds after its start."""
-LEAVES_NEAR_LIMIT = NEAR_LIMIT_RATIO - 0.03
+NEAR_LIMIT_EXIT_RATIO = NEAR_LIMIT_RATIO - 0.03
 """Share of the limit below which memory is no longer near it; lower than the share that sets it, so
 that the status does not flap."""
 ENGINE_SIGNAL = "engine"
 SIGNALS = (ENGINE_SIGNAL, "host", "metrics", "device", "shared_memory")
 """Signals that a supervisor needs from its engine, the most important first."""
 REASONS = frozenset(SignalReason)
-UNSAID = "SignalMissing"
+UNKNOWN_REASON = "SignalMissing"
 """Reason for a missing signal whose supervisor gives none."""
 MAX_BYTES_PER_S = float(1 << 40)
 MAX_LEFT_S = 3.2e9
@@ -68,11 +68,8 @@ SEGMENTS = frozenset(segment.value for segment in Segment)
 
 
 @dataclass(frozen=True)
-class Slow:
-    """A slow leak of a replica.
-
-    ``segment`` is empty and ``limit_s`` is None if unknown.
-    """
+class SlowLeak:
+    """A slow leak of a replica. Unknown are an empty ``segment`` and a ``limit_s`` of None."""
 
     kind: str
     segment: str
@@ -86,25 +83,25 @@ class Figures:
 
     ``slow`` holds its slow leaks; it is None until the supervisor has judged a memory. A memory's
     growth is None until all of its parts are known. ``drained`` says whether a person took the
-    replica out of service. ``unseen`` has the signals that its supervisor has lacked for
-    :data:`UNSEEN_S`, each with the reason; it is None if the supervisor does not report signals.
-    ``limit`` is the share of the memory limit that is in use and cannot be reclaimed.
+    replica out of service. ``missing_signals`` has the signals that its supervisor has lacked for
+    :data:`SIGNAL_MISSING_S`, each with the reason; it is None if the supervisor does not report
+    signals. ``limit`` is the share of the memory limit that is in use and cannot be reclaimed.
     """
 
     host: float | None = None
     device: float | None = None
     restarts_left: int | None = None
-    slow: tuple[Slow, ...] | None = None
-    host_growth: Grown | None = None
-    device_growth: Grown | None = None
+    slow: tuple[SlowLeak, ...] | None = None
+    host_growth: Growth | None = None
+    device_growth: Growth | None = None
     drained: bool | None = None
-    unseen: tuple[tuple[str, str], ...] | None = None
+    missing_signals: tuple[tuple[str, str], ...] | None = None
     limit: float | None = None
 
     @property
-    def blind(self) -> bool:
+    def is_blind(self) -> bool:
         """Whether the supervisor reports that it does not see its engine."""
-        return any(signal == ENGINE_SIGNAL for signal, _ in self.unseen or ())
+        return any(signal == ENGINE_SIGNAL for signal, _ in self.missing_signals or ())
 
 
 _SAMPLE = re.compile(
@@ -130,7 +127,7 @@ _GROWN = {
     b"plimsoll_memory_baseline_age_seconds": MAX_AGE_S,
     b"plimsoll_memory_baseline_requests": MAX_REQUESTS,
 }
-"""Samples of growth in the order of the fields of :class:`Grown`, each with its maximum."""
+"""Samples of growth in the order of the fields of :class:`Growth`, each with its maximum."""
 
 _SEGMENT = re.compile(rb'(?:^|,)\s{0,8}segment="([a-z_]{1,63})"')
 
@@ -185,36 +182,36 @@ def parse(page: bytes) -> Figures:
         host=ratios.get(b"host"),
         device=ratios.get(b"device"),
         restarts_left=whole,
-        slow=_slow(slow),
-        host_growth=_grown(grown.get(b"host", {})),
-        device_growth=_grown(grown.get(b"device", {})),
+        slow=_slow_leaks(slow),
+        host_growth=_growth(grown.get(b"host", {})),
+        device_growth=_growth(grown.get(b"device", {})),
         drained=None if manual is None else bool(manual),
-        unseen=_unseen(ages, reasons),
+        missing_signals=_missing_signals(ages, reasons),
         limit=limit,
     )
 
 
-def _unseen(
+def _missing_signals(
     ages: Mapping[str, float | None], reasons: Mapping[str, str]
 ) -> tuple[tuple[str, str], ...] | None:
-    """Return the signals missing for :data:`UNSEEN_S`, with reasons; None if no age is known."""
+    """Return the signals missing for :data:`SIGNAL_MISSING_S`; None if no age is known."""
     known = {signal: ages.get(signal) for signal in SIGNALS}
     if not any(age is not None for age in known.values()):
         return None
-    lost = [signal for signal, age in known.items() if age is not None and age > UNSEEN_S]
-    told = {signal: reason for signal, reason in reasons.items() if reason in REASONS}
-    return tuple((signal, told.get(signal, UNSAID)) for signal in lost)
+    lost = [signal for signal, age in known.items() if age is not None and age > SIGNAL_MISSING_S]
+    known_reasons = {signal: reason for signal, reason in reasons.items() if reason in REASONS}
+    return tuple((signal, known_reasons.get(signal, UNKNOWN_REASON)) for signal in lost)
 
 
-def _grown(seen: Mapping[bytes, float | None]) -> Grown | None:
+def _growth(seen: Mapping[bytes, float | None]) -> Growth | None:
     """Return the growth of one memory; None if a part of it is unknown."""
     known = [int(value) for name in _GROWN if (value := seen.get(name)) is not None]
-    return Grown(*known) if len(known) == len(_GROWN) else None
+    return Growth(*known) if len(known) == len(_GROWN) else None
 
 
-def _slow(
+def _slow_leaks(
     seen: Mapping[bytes, Mapping[bytes, tuple[float | None, str]]],
-) -> tuple[Slow, ...] | None:
+) -> tuple[SlowLeak, ...] | None:
     """Return the slow leaks on a page; None if no memory has been judged yet."""
     judged = {kind: value for kind, (value, _) in seen.get(_LEAKS, {}).items() if value is not None}
     if not judged:
@@ -225,7 +222,7 @@ def _slow(
         limit_s, _ = seen.get(_LIMIT, {}).get(kind, (None, ""))
         if judged[kind] and rate is not None:
             known = segment if segment in SEGMENTS else ""
-            found.append(Slow(kind.decode(), known, rate, limit_s))
+            found.append(SlowLeak(kind.decode(), known, rate, limit_s))
     return tuple(found)
 
 
@@ -239,11 +236,11 @@ def _number(text: bytes, most: float) -> float | None:
 
 
 def percent(ratio: float) -> int:
-    """Return a ratio in percent, rounded down to :data:`STEP`, so that 100 means exhausted."""
-    return int(ratio * 100 / STEP + 1e-9) * STEP
+    """Return a ratio in percent, rounded down to :data:`PERCENT_STEP`: 100 means exhausted."""
+    return int(ratio * 100 / PERCENT_STEP + 1e-9) * PERCENT_STEP
 
 
-def drained(figures: Mapping[str, Figures]) -> int | None:
+def count_drained(figures: Mapping[str, Figures]) -> int | None:
     """Count the replicas that a person took out of service; None if no supervisor reports this."""
     known = [one.drained for one in figures.values() if one.drained is not None]
     return sum(known) if known else None
@@ -257,13 +254,17 @@ def drained_pods(figures: Mapping[str, Figures]) -> list[str]:
 def blind_pods(figures: Mapping[str, Figures]) -> dict[str, str]:
     """Return the replicas whose supervisors do not see their engines, with the reason."""
     return {
-        pod: one.unseen[0][1] for pod, one in sorted(figures.items()) if one.unseen and one.blind
+        pod: one.missing_signals[0][1]
+        for pod, one in sorted(figures.items())
+        if one.missing_signals and one.is_blind
     }
 
 
-def unseen_pods(figures: Mapping[str, Figures]) -> list[tuple[str, list[str]]]:
+def pods_missing_signals(figures: Mapping[str, Figures]) -> list[tuple[str, list[str]]]:
     """Return the replicas whose supervisors lack a signal, with the reasons, worst first."""
-    lost = [(pod, one.unseen) for pod, one in sorted(figures.items()) if one.unseen]
+    lost = [
+        (pod, one.missing_signals) for pod, one in sorted(figures.items()) if one.missing_signals
+    ]
     lost.sort(key=lambda one: SIGNALS.index(one[1][0][0]))
     return [(pod, [reason for _, reason in unseen]) for pod, unseen in lost]
 
@@ -273,13 +274,13 @@ def pods_near_limit(figures: Mapping[str, Figures], already: bool) -> list[str]:
 
     ``already`` says whether some were near before.
     """
-    least = LEAVES_NEAR_LIMIT if already else NEAR_LIMIT_RATIO
+    least = NEAR_LIMIT_EXIT_RATIO if already else NEAR_LIMIT_RATIO
     return sorted(
         pod for pod, one in figures.items() if one.limit is not None and one.limit > least
     )
 
 
-def memory(figures: Mapping[str, Figures]) -> dict[str, object]:
+def memory_status(figures: Mapping[str, Figures]) -> dict[str, object]:
     """Return ``status.memory`` of the worst replica, by pod name; empty if nothing is known."""
     found: dict[str, object] = {}
     worst: tuple[float, str] | None = None
@@ -302,7 +303,7 @@ GROWTHS = ("HostGrowth", "DeviceGrowth")
 UNKNOWN = Figures()
 
 
-def growing(incidents: Iterable[Object]) -> set[str]:
+def pods_with_growth(incidents: Iterable[Object]) -> set[str]:
     """Return the names of the pods with an open incident of growth."""
     return {
         str(one["spec"]["pod"])
@@ -316,7 +317,7 @@ def replicas_of_service(pods: Iterable[PodView]) -> list[Peer]:
     return [Peer(pod.name, pod.revision) for pod in pods if pod.revision]
 
 
-def summary(peers: Sequence[Peer], suspected: Collection[str]) -> str:
+def peers_file(peers: Sequence[Peer], suspected: Collection[str]) -> str:
     """Return the file of the ``peers`` whose growth is known; empty if none can be compared.
 
     It has the peers of each workload with a ``suspected`` pod. If they do not all fit, these pods
@@ -345,7 +346,7 @@ def replicas_of_policy(pods: Iterable[SelectedPod]) -> list[Peer]:
     ]
 
 
-class Summaries:
+class PeersFiles:
     """The last published file of each service and policy."""
 
     def __init__(self, clock: Callable[[], float], publish_s: float = CLOCKS.publish) -> None:
@@ -363,14 +364,14 @@ class Summaries:
 
         ``figures`` are by pod; they are empty until the pods were scraped.
         """
-        suspected = growing(incidents)
+        suspected = pods_with_growth(incidents)
         if not suspected:
             self.forget(key)
             return ""
         now, known = self._clock(), self._last.get(key)
         if known is not None and now - known[0] < self._publish_s:
             return known[1]
-        text = summary([_with_growth(one, figures) for one in replicas], suspected)
+        text = peers_file([_with_growth(one, figures) for one in replicas], suspected)
         if figures:
             self._last[key] = (now, text)
         return text

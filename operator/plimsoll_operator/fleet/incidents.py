@@ -27,13 +27,13 @@ from plimsoll_operator.fleet.pods import Container, PodView
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.render import names
 
-GRACE_S = 30.0
+REPORT_GRACE_S = 30.0
 """Time for the supervisor to report an OOM kill itself."""
-CRASHES = 3
+MIN_CRASHES = 3
 REPLACE = "PodReplace"
 REQUESTED = frozenset({"Requested", "Begun"})
 ENGINE_RESTART = "EngineRestart"
-BEGUN = frozenset({"Begun", "Succeeded"})
+STARTED = frozenset({"Begun", "Succeeded"})
 """Outcomes of an engine restart that recreated the group. Its supervisor may be killed before it
 can report success."""
 KEPT_OF_POD = 10
@@ -46,60 +46,60 @@ _SUSPECTED = frozenset({None, IncidentPhase.OPEN, IncidentPhase.TRIMMING})
 
 
 @dataclass
-class Findings:
+class IncidentChanges:
     """Incidents to create or update, pods to evict, and the seconds until the next check."""
 
     new: list[Object] = field(default_factory=list)
     updates: list[Object] = field(default_factory=list)
     evict: list[str] = field(default_factory=list)
-    again_s: float | None = None
+    requeue_s: float | None = None
 
 
-def examine(
+def plan_incidents(
     service: Object, pods: Sequence[PodView], incidents: list[Object], now: str
-) -> Findings:
+) -> IncidentChanges:
     """Return incidents that only the operator can open or end, and the pods to evict.
 
     ``pods`` are all pods of the service, including terminating ones. ``now`` is RFC 3339.
     """
-    found = Findings()
+    found = IncidentChanges()
     for pod in pods:
         for container in pod.containers:
             if container.name in (names.ENGINE, names.SUPERVISOR):
-                _kills(found, service, pod, container, incidents, now)
-                _crashes(found, service, pod, container, incidents, now)
+                _add_oom_kills(found, service, pod, container, incidents, now)
+                _add_crash_loops(found, service, pod, container, incidents, now)
     present = {pod.name: pod for pod in pods}
     wanted = set()
-    for one in filter(_open, incidents):
+    for one in filter(_is_open, incidents):
         pod_name = one["spec"]["pod"]
-        if not _lives(one, present.get(pod_name)):
-            _orphan(found, one, now)
+        if not _has_its_pod(one, present.get(pod_name)):
+            _end_orphan(found, one, now)
         elif ((one.get("status") or {}).get("revision") or 0) >= MAX_WRITES:
             # A supervisor reserves the last write for the end, so another client used its token.
             text = f"the status was written {MAX_WRITES} times, so its supervisor cannot end it"
             _end(found, one, "Unresolved", "WritesExhausted", text, now)
-        elif _asks_for_a_pod(one) and not present[pod_name].leaving:
+        elif _requests_replacement(one) and not present[pod_name].terminating:
             wanted.add(pod_name)
     found.evict = sorted(wanted)
     return found
 
 
-def _kills(
-    found: Findings, service: Object, pod: PodView, container: Container, incidents: list[Object],
-    now: str,
+def _add_oom_kills(
+    found: IncidentChanges, service: Object, pod: PodView, container: Container,
+    incidents: list[Object], now: str,
 ) -> None:  # fmt: skip
-    for ended in container.ends:
+    for ended in container.terminations:
         at = str(ended.get("finishedAt"))
         when = _time(at)
         if ended.get("reason") != "OOMKilled" or when is None:
             continue
-        name = _named(pod.name, container, f"oom-{int(when):x}")
-        if _known(name, incidents) or _reported(pod.name, container.name, at, incidents):
+        name = _incident_name(pod.name, container, f"oom-{int(when):x}")
+        if _exists(name, incidents) or _is_reported(pod.name, container.name, at, incidents):
             continue
         age = _seconds(at, now)
-        if age is not None and age < GRACE_S and container.name == names.ENGINE:
-            wait = min(GRACE_S, GRACE_S - age)  # a node's clock may be ahead
-            found.again_s = wait if found.again_s is None else min(found.again_s, wait)
+        if age is not None and age < REPORT_GRACE_S and container.name == names.ENGINE:
+            wait = min(REPORT_GRACE_S, REPORT_GRACE_S - age)  # a node's clock may be ahead
+            found.requeue_s = wait if found.requeue_s is None else min(found.requeue_s, wait)
             continue
         limit = f" at its memory limit of {container.memory}" if container.memory else ""
         status = {
@@ -113,22 +113,22 @@ def _kills(
         found.new.append(_incident(service, name, pod.name, container, kind, at, status))
 
 
-def _crashes(
-    found: Findings, service: Object, pod: PodView, container: Container, incidents: list[Object],
-    now: str,
+def _add_crash_loops(
+    found: IncidentChanges, service: Object, pod: PodView, container: Container,
+    incidents: list[Object], now: str,
 ) -> None:  # fmt: skip
     """Open an incident for a crash loop, and resolve it once the container is ready."""
     open_ = [
         one for one in incidents
-        if _open(one)
+        if _is_open(one)
         and (one["spec"]["kind"], one["spec"]["pod"]) == ("CrashLoop", pod.name)
         and one["spec"].get("container") == container.name
-        and _lives(one, pod)
+        and _has_its_pod(one, pod)
     ]  # fmt: skip
-    name = _named(pod.name, container, f"crashes-{container.restarts}")
-    looping = container.backs_off and container.restarts >= CRASHES
-    if looping and not open_ and not _known(name, incidents):
-        end = container.end
+    name = _incident_name(pod.name, container, f"crashes-{container.restarts}")
+    looping = container.is_backing_off and container.restarts >= MIN_CRASHES
+    if looping and not open_ and not _exists(name, incidents):
+        end = container.last_termination
         status = {
             "phase": "Confirmed",
             "confirmedAt": now,
@@ -142,37 +142,37 @@ def _crashes(
             _end(found, one, "Resolved", "Recovered", "the container is ready", now)
 
 
-def _orphan(found: Findings, incident: Object, now: str) -> None:
+def _end_orphan(found: IncidentChanges, incident: Object, now: str) -> None:
     """End an incident whose pod is gone; wait first if the pod may not be in the store yet."""
     age = _seconds(incident["metadata"].get("creationTimestamp") or now, now)
-    if age is not None and age < GRACE_S:
-        found.again_s = GRACE_S
-    elif _asks_for_a_pod(incident):
+    if age is not None and age < REPORT_GRACE_S:
+        found.requeue_s = REPORT_GRACE_S
+    elif _requests_replacement(incident):
         text = "the pod was replaced at the supervisor's request"
         _end(found, incident, "Resolved", "PodReplaced", text, now)
-    elif _restarted_group(incident):
+    elif _has_restarted_group(incident):
         text = "the restart of the leader's engine recreated the group"
         _end(found, incident, "Resolved", ENGINE_RESTART, text, now)
     else:
         _end(found, incident, "Unresolved", "PodGone", "the pod no longer exists", now)
 
 
-def _named(pod: str, container: Container, what: str) -> str:
+def _incident_name(pod: str, container: Container, what: str) -> str:
     """Return the name of an incident of a container, at most 253 characters."""
     end = f"-{container.name}-{what}"
     return pod[: 253 - len(end)] + end
 
 
-def _known(name: str, incidents: list[Object]) -> bool:
+def _exists(name: str, incidents: list[Object]) -> bool:
     return any(one["metadata"]["name"] == name for one in incidents)
 
 
-def _asks_for_a_pod(incident: Object) -> bool:
+def _requests_replacement(incident: Object) -> bool:
     steps = (incident.get("status") or {}).get("timeline") or ()
     return any(one.get("step") == REPLACE and one.get("outcome") in REQUESTED for one in steps[-1:])
 
 
-def _lives(incident: Object, pod: PodView | None) -> bool:
+def _has_its_pod(incident: Object, pod: PodView | None) -> bool:
     """Report whether the incident's own pod exists, not a later pod of the same name.
 
     Both times are the API server's.
@@ -183,19 +183,19 @@ def _lives(incident: Object, pod: PodView | None) -> bool:
     return apart is None or apart <= 0
 
 
-def _restarted_group(incident: Object) -> bool:
+def _has_restarted_group(incident: Object) -> bool:
     """Report whether the incident restarted a multi-node group, which renews all its processes."""
     steps = (incident.get("status") or {}).get("timeline") or ()
-    done = any(one.get("step") == ENGINE_RESTART and one.get("outcome") in BEGUN for one in steps)
+    done = any(one.get("step") == ENGINE_RESTART and one.get("outcome") in STARTED for one in steps)
     return done and bool(incident["spec"].get("podGroup"))
 
 
-def _reported(pod: str, container: str, at: str, incidents: list[Object]) -> bool:
+def _is_reported(pod: str, container: str, at: str, incidents: list[Object]) -> bool:
     return any(
         (one["spec"]["kind"], one["spec"]["pod"]) == ("OutOfMemoryKill", pod)
         and one["spec"].get("container") == container
         and (apart := _seconds(one["spec"]["openedAt"], at)) is not None
-        and abs(apart) < 2 * GRACE_S
+        and abs(apart) < 2 * REPORT_GRACE_S
         for one in incidents
     )
 
@@ -224,13 +224,13 @@ def _incident(
 
 
 def _end(
-    found: Findings, incident: Object, phase: str, outcome: str, message: str, now: str
+    found: IncidentChanges, incident: Object, phase: str, outcome: str, message: str, now: str
 ) -> None:
     """Add the status that ends the incident, within the size that its writer left."""
     about = {key: incident[key] for key in ("apiVersion", "kind")}
     name = {key: incident["metadata"][key] for key in ("name", "namespace")}
     before = incident.get("status") or {}
-    text = message[: max(0, MAX_TEXTS - _characters(before))]
+    text = message[: max(0, MAX_TEXTS - _text_length(before))]
     status = {"phase": phase, "outcome": outcome, "message": text, "endedAt": now}
     ended = _with_conditions(status, incident["spec"].get("openedAt") or now)
     held = {one.get("type") for one in before.get("conditions") or ()}
@@ -240,12 +240,12 @@ def _end(
     found.updates.append(about | {"metadata": name, "status": ended})
 
 
-def _characters(status: Object) -> int:
+def _text_length(status: Object) -> int:
     """Count the characters of all texts of a status except its message, as the schema does."""
-    told = [*(status.get("timeline") or ()), *(status.get("conditions") or ())]
+    entries = [*(status.get("timeline") or ()), *(status.get("conditions") or ())]
     attribution = status.get("attribution") or {}
     texts = [*(status.get("diagnostics") or ()), *(attribution.get("evidence") or ())]
-    return sum(map(len, [*texts, *(one.get("message") or "" for one in told)]))
+    return sum(map(len, [*texts, *(one.get("message") or "" for one in entries)]))
 
 
 def _with_conditions(status: Object, opened_at: str) -> Object:
@@ -275,7 +275,7 @@ def _seconds(since: str, until: str) -> float | None:
     return None if begin is None or end is None else end - begin
 
 
-def surplus(
+def surplus_incidents(
     incidents: Iterable[Object], kept: int, now: str, least_age_s: float, elsewhere: int = 0
 ) -> list[Object]:
     """Return the incidents of a service or policy beyond the limits, oldest first.
@@ -285,9 +285,9 @@ def surplus(
     go first. The newest confirmed one stays, and so do those younger than ``least_age_s``. ``now``
     is RFC 3339.
     """
-    order = sorted(incidents, key=lambda one: (_open(one), _created(one)))
-    newest = max(filter(_confirmed, order), key=_created, default=None)
-    free = {_uid(one) for one in order if one is not newest and _old(one, now, least_age_s)}
+    order = sorted(incidents, key=lambda one: (_is_open(one), _created(one)))
+    newest = max(filter(_is_confirmed, order), key=_created, default=None)
+    free = {_uid(one) for one in order if one is not newest and _is_old(one, now, least_age_s)}
     of_pods: dict[str, list[Object]] = defaultdict(list)
     for one in order:
         of_pods[str(one["spec"].get("pod"))].append(one)
@@ -301,8 +301,8 @@ def surplus(
 
     for some in of_pods.values():
         shed(some, KEPT_OF_POD)
-    shed([one for one in order if not _open(one)], kept)
-    shed([one for one in order if _open(one)], KEPT_OPEN)
+    shed([one for one in order if not _is_open(one)], kept)
+    shed([one for one in order if _is_open(one)], KEPT_OPEN)
     shed(order, max(0, KEPT_OF_NAMESPACE - elsewhere))
     return sorted(gone.values(), key=_created)
 
@@ -316,16 +316,15 @@ def _created(incident: Object) -> str:
     return str(incident["metadata"].get("creationTimestamp") or "")
 
 
-def _confirmed(incident: Object) -> bool:
+def _is_confirmed(incident: Object) -> bool:
     status = incident.get("status") or {}
     return bool(status.get("confirmedAt")) or status.get("phase") not in {*_SUSPECTED, *ENDED}
 
 
-def _old(incident: Object, now: str, least_age_s: float) -> bool:
-    """Report whether the incident may be deleted, by its creation time."""
+def _is_old(incident: Object, now: str, least_age_s: float) -> bool:
     age = _seconds(_created(incident), now)
     return age is not None and age >= least_age_s
 
 
-def _open(incident: Object) -> bool:
+def _is_open(incident: Object) -> bool:
     return (incident.get("status") or {}).get("phase") not in ENDED

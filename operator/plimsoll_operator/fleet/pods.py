@@ -49,10 +49,7 @@ Events = Mapping[str, Sequence[Object]]
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The reason why a container is not ready.
-
-    ``blocking`` says that it will not become ready just by waiting.
-    """
+    """Reason why a container is not ready. ``blocking``: waiting will not make it ready."""
 
     reason: str
     message: str
@@ -64,8 +61,8 @@ class Container:
     """A container's status. Empty texts mean none; times are RFC 3339.
 
     ``state`` is ``waiting``, ``running`` or ``terminated``; ``reason`` and ``text`` belong to a
-    waiting one. ``ends`` has its last terminations (Kubernetes' ``terminated``), newest first.
-    ``startup_s`` is what its startup probe allows, and ``memory`` its limit.
+    waiting one. ``terminations`` has its last terminations (Kubernetes' ``terminated``), newest
+    first. ``startup_s`` is what its startup probe allows, and ``memory`` its limit.
     """
 
     name: str
@@ -76,34 +73,34 @@ class Container:
     reason: str
     text: str
     running_since: str
-    ends: tuple[Object, ...]
+    terminations: tuple[Object, ...]
     startup_s: float
     memory: str
 
     @property
-    def end(self) -> Object:
+    def last_termination(self) -> Object:
         """Its last termination; empty if it never terminated."""
-        return self.ends[0] if self.ends else {}
+        return self.terminations[0] if self.terminations else {}
 
     @property
-    def backs_off(self) -> bool:
+    def is_backing_off(self) -> bool:
         """Whether the kubelet waits before it starts the container again."""
         return self.reason == "CrashLoopBackOff"
 
     @property
-    def killed(self) -> bool:
+    def was_oom_killed(self) -> bool:
         """Whether its last termination was an OOM kill."""
-        return self.end.get("reason") == "OOMKilled"
+        return self.last_termination.get("reason") == "OOMKilled"
 
     @property
-    def done(self) -> bool:
+    def is_completed(self) -> bool:
         """Whether the container completed successfully."""
-        return self.state == "terminated" and self.end.get("exitCode") == 0
+        return self.state == "terminated" and self.last_termination.get("exitCode") == 0
 
     @property
-    def creating(self) -> bool:
+    def is_creating(self) -> bool:
         """Whether the container was never created."""
-        return self.reason in _CREATING and not self.restarts and not self.end
+        return self.reason in _CREATING and not self.restarts and not self.last_termination
 
     @property
     def settled_s(self) -> float | None:
@@ -111,52 +108,58 @@ class Container:
 
         None if the last run was so long that its end is not part of a loop.
         """
-        if not (self.end.get("startedAt") and self.end.get("finishedAt")):
+        if not (self.last_termination.get("startedAt") and self.last_termination.get("finishedAt")):
             return SETTLE_S
-        ran = seconds(self.end["startedAt"], self.end["finishedAt"])
+        ran = seconds_between(
+            self.last_termination["startedAt"], self.last_termination["finishedAt"]
+        )
         longest = BACKOFF_RESET_S
-        if self.end.get("exitCode") not in PLANNED_EXIT_CODES:
+        if self.last_termination.get("exitCode") not in PLANNED_EXIT_CODES:
             # A slow engine may terminate each time before it was ever ready.
             longest = max(longest, 2 * self.startup_s)
         return None if ran >= longest else min(longest, max(2 * ran, SETTLE_S))
 
-    def unsettled(self, now: str) -> bool:
+    def is_unsettled(self, now: str) -> bool:
         """Report whether its last termination still counts.
 
         It does if the run before it was short, and the present run is not longer. ``now`` is RFC
         3339; empty means the time at which the status was written.
         """
-        if not self.end:
+        if not self.last_termination:
             return False
         if self.state == "waiting":
-            return self.backs_off
+            return self.is_backing_off
         if self.settled_s is None:
             return False
         running = self.running_since
-        return not (running and now) or seconds(running, now) < self.settled_s
+        return not (running and now) or seconds_between(running, now) < self.settled_s
 
-    def looping(self, now: str) -> bool:
+    def is_looping(self, now: str) -> bool:
         """Report whether it terminated at least twice and has not recovered."""
-        ended = self.state == "terminated" or self.backs_off
-        return self.restarts + ended >= 2 and self.unsettled(now)
+        ended = self.state == "terminated" or self.is_backing_off
+        return self.restarts + ended >= 2 and self.is_unsettled(now)
 
     def cause(self, now: str) -> Cause:
         """Return why it is not ready, according to its own status."""
-        if self.state == "terminated" or self.unsettled(now):
-            return self._ended()
+        if self.state == "terminated" or self.is_unsettled(now):
+            return self._termination_cause()
         if self.state == "waiting":
-            reason, text = _word(self.reason or "Waiting"), clean(self.text)
+            reason, text = _word(self.reason or "Waiting"), printable_line(self.text)
             if reason in _PULL:  # the kubelet alternates between the two reasons
                 reason, text = "ImagePullBackOff", _PULL_PREFIX.sub("", text)
             message = f"{reason} ({text})" if text else reason
             return Cause(reason, message, blocking=reason not in _CREATING)
         return Cause("NotReady", "running, not ready", blocking=False)
 
-    def _ended(self) -> Cause:
+    def _termination_cause(self) -> Cause:
         """Return how the last run ended, in the same words for each restart."""
-        text = last_lines(str(self.end.get("message") or ""))
-        how = "OOMKilled" if self.killed else f"exit code {self.end.get('exitCode')}"
-        reason = "OOMKilled" if self.killed else "ContainerExited"
+        text = last_lines(str(self.last_termination.get("message") or ""))
+        how = (
+            "OOMKilled"
+            if self.was_oom_killed
+            else f"exit code {self.last_termination.get('exitCode')}"
+        )
+        reason = "OOMKilled" if self.was_oom_killed else "ContainerExited"
         return Cause(reason, f"ended: {how}{f' ({text})' if text else ''}")
 
 
@@ -168,7 +171,7 @@ class PodView:
     uid: str
     created: str
     revision: str
-    leaving: bool
+    terminating: bool
     over: bool
     placed: str
     unscheduled: Cause | None
@@ -176,7 +179,7 @@ class PodView:
     mains: tuple[Container, ...]
 
     @classmethod
-    def of(cls, pod: Object) -> PodView:
+    def parse(cls, pod: Object) -> PodView:
         """Parse a pod from the API server."""
         meta, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
         placed, unscheduled = "", None
@@ -185,7 +188,7 @@ class PodView:
                 placed = str(one.get("lastTransitionTime") or "")
                 if one["status"] == "False":
                     reason = _word(one.get("reason") or "Unschedulable")
-                    unscheduled = Cause(reason, clean(str(one.get("message") or reason)))
+                    unscheduled = Cause(reason, printable_line(str(one.get("message") or reason)))
         specs = {
             one["name"]: one
             for one in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
@@ -195,7 +198,7 @@ class PodView:
             uid=str(meta.get("uid") or ""),
             created=str(meta.get("creationTimestamp") or ""),
             revision=str((meta.get("labels") or {}).get(REVISION_LABEL, "")),
-            leaving=bool(meta.get("deletionTimestamp")),
+            terminating=bool(meta.get("deletionTimestamp")),
             over=status.get("phase") in OVER,
             placed=placed,
             unscheduled=unscheduled,
@@ -204,7 +207,7 @@ class PodView:
         )
 
     @classmethod
-    def brief(cls, name: str, created: str, leaving: bool) -> PodView:
+    def without_containers(cls, name: str, created: str, leaving: bool) -> PodView:
         """Return a pod whose containers are unknown."""
         return cls(name, "", created, "", leaving, False, "", None, (), ())
 
@@ -214,18 +217,22 @@ class PodView:
         return self.mains + self.inits
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether every container is ready or has completed."""
-        return bool(self.containers) and all(one.ready or one.done for one in self.containers)
+        return bool(self.containers) and all(
+            one.ready or one.is_completed for one in self.containers
+        )
 
     @property
-    def creating(self) -> bool:
+    def is_creating(self) -> bool:
         """Whether the pod is scheduled and none of its containers was created yet."""
-        return bool(self.containers) and all(one.creating for one in self.containers)
+        return bool(self.containers) and all(one.is_creating for one in self.containers)
 
     def creating_s(self, now: str) -> float | None:
-        """Return the seconds since it was scheduled, while :attr:`creating`; else None."""
-        return seconds(self.placed or self.created or now, now) if self.creating else None
+        """Return the seconds since it was scheduled, while :attr:`is_creating`; else None."""
+        return (
+            seconds_between(self.placed or self.created or now, now) if self.is_creating else None
+        )
 
     def cause(self, name: str, events: Sequence[Object] = (), now: str = "") -> Cause | None:
         """Return why its container ``name`` is not ready; None if it is.
@@ -237,30 +244,29 @@ class PodView:
             return self.unscheduled or Cause("NotStarted", "not started", blocking=False)
         if found.ready:
             return None
-        if self.creating:
+        if self.is_creating:
             return _unmounted(events) or found.cause(now)
-        if found.reason in _CREATING and (before := self._unfinished(name)):
+        if found.reason in _CREATING and (before := self._unfinished_init_container(name)):
             inner = before.cause(now)
             return Cause(inner.reason, f"{before.name}: {inner.message}", inner.blocking)
         return found.cause(now)
 
-    def trouble(self, events: Sequence[Object] = (), now: str = "") -> Cause | None:
+    def blocking_cause(self, events: Sequence[Object] = (), now: str = "") -> Cause | None:
         """Return why the pod will not become ready just by waiting; None if nothing says so."""
         if self.unscheduled:
             return self.unscheduled
-        if self.creating and (found := _unmounted(events)):
+        if self.is_creating and (found := _unmounted(events)):
             return found
         for one in (*self.inits, *self.mains):
-            if not (one.ready or one.done) and (found := one.cause(now)).blocking:
-                return Cause(found.reason, f"{clean(one.name, 63)}: {found.message}")
+            if not (one.ready or one.is_completed) and (found := one.cause(now)).blocking:
+                return Cause(found.reason, f"{printable_line(one.name, 63)}: {found.message}")
         return None
 
-    def _unfinished(self, name: str) -> Container | None:
-        """Return the init container that ``name`` waits for."""
+    def _unfinished_init_container(self, name: str) -> Container | None:
         for one in self.inits:
             if one.name == name:
                 return None
-            if not (one.done or one.ready or one.started):
+            if not (one.is_completed or one.ready or one.started):
                 return one
         return None
 
@@ -277,7 +283,7 @@ def not_ready(
     return sorted(found, key=lambda one: not one[1].blocking)
 
 
-def again_s(pods: Iterable[PodView], now: str) -> float | None:
+def next_change_s(pods: Iterable[PodView], now: str) -> float | None:
     """Return the seconds until a verdict of this module changes without a change of a pod."""
     due = []
     for pod in pods:
@@ -285,25 +291,27 @@ def again_s(pods: Iterable[PodView], now: str) -> float | None:
         if age is not None and age < CREATING_S:
             due.append(CREATING_S - age)
         for one in pod.containers:
-            if one.running_since and one.settled_s is not None and one.unsettled(now):
-                due.append(one.settled_s - seconds(one.running_since, now))
+            if one.running_since and one.settled_s is not None and one.is_unsettled(now):
+                due.append(one.settled_s - seconds_between(one.running_since, now))
     return max(1.0, min(due)) if due else None
 
 
-def clean(text: str, limit: int = MAX_CAUSE) -> str:
+def printable_line(text: str, limit: int = MAX_CAUSE) -> str:
     """Return the start of ``text`` as one printable line of at most ``limit`` characters."""
-    whole = _printable(_ANSI.sub("", text[: 8 * limit]))
+    whole = _remove_control_characters(_ANSI.sub("", text[: 8 * limit]))
     return whole if len(whole) <= limit else f"{whole[: limit - 3].rstrip()}..."
 
 
 def last_lines(text: str, limit: int = MAX_CAUSE) -> str:
     """Return the end of a log as one printable line of at most ``limit`` characters."""
-    lines = [_printable(line) for line in _ANSI.sub("", text[-8 * limit :]).splitlines()]
+    lines = [
+        _remove_control_characters(line) for line in _ANSI.sub("", text[-8 * limit :]).splitlines()
+    ]
     whole = " | ".join([line for line in lines if line][-MAX_LINES:])
     return whole if len(whole) <= limit else f"...{whole[3 - limit :].lstrip()}"
 
 
-def seconds(since: str, until: str) -> float:
+def seconds_between(since: str, until: str) -> float:
     """Return the seconds between two times as the API writes them."""
     return unix_seconds(until) - unix_seconds(since)
 
@@ -328,7 +336,7 @@ def _container(status: Object, spec: Object) -> Container:
         reason=str(waiting.get("reason") or ""),
         text=str(waiting.get("message") or "")[: 8 * MAX_CAUSE],
         running_since=str((state.get("running") or {}).get("startedAt") or ""),
-        ends=tuple(filter(None, ends)),
+        terminations=tuple(filter(None, ends)),
         startup_s=float(probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3))
         if probe
         else 0.0,
@@ -346,8 +354,10 @@ def _unmounted(events: Sequence[Object]) -> Cause | None:
     if not relevant:
         return None
     newest = max(_at(one) for one in relevant)
-    recent = [one for one in relevant if not newest or seconds(_at(one), newest) <= RECENT_S]
-    reason, text = min((str(one["reason"]), clean(str(one["message"]))) for one in recent)
+    recent = [
+        one for one in relevant if not newest or seconds_between(_at(one), newest) <= RECENT_S
+    ]
+    reason, text = min((str(one["reason"]), printable_line(str(one["message"]))) for one in recent)
     return Cause(reason, f"{reason} ({text})")
 
 
@@ -356,7 +366,7 @@ def _at(event: Object) -> str:
     return str(found or event["metadata"].get("creationTimestamp") or "")
 
 
-def _printable(text: str) -> str:
+def _remove_control_characters(text: str) -> str:
     """Return one line without control, format (bidi overrides) and unassigned characters."""
     kept = (" " if unicodedata.category(one)[0] in "CZ" else one for one in text)
     return " ".join("".join(kept).split())

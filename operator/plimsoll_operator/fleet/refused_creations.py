@@ -26,10 +26,10 @@ from plimsoll_api.workloads import (
     RAY_NODE,
     RAY_WORKER,
 )
-from plimsoll_operator.fleet.pods import clean
-from plimsoll_operator.injection.policy import admit
+from plimsoll_operator.fleet.pods import printable_line
+from plimsoll_operator.injection.policy import inject_pod
 from plimsoll_operator.kinds import Kind, Object
-from plimsoll_operator.render.containers import Images, every_container
+from plimsoll_operator.render.containers import Images, all_containers
 from plimsoll_operator.render.names import digest
 
 REASON = "FailedCreate"
@@ -89,9 +89,9 @@ def read_event(event: Object) -> RefusedCreation | None:
     at = event.get("lastTimestamp") or event.get("eventTime") or ""
     series = (event.get("series") or {}).get("lastObservedTime")
     found = _POD.search(text)
-    reason = clean(text[found.end() :] if found else text, MAX_REASON)
+    reason = printable_line(text[found.end() :] if found else text, MAX_REASON)
     uid = str(about.get("uid") or "")
-    owner = clean(f"{about.get('kind')} {about.get('name')}", 253)
+    owner = printable_line(f"{about.get('kind')} {about.get('name')}", 253)
     # A denial may contain the pod's generated name.
     plain = re.sub(r'"[^"]*-[^"]*"', '""', reason)
     return RefusedCreation(owner, reason, str(series or at), f"{uid[:36]}/{digest(plain)}", node)
@@ -103,7 +103,7 @@ def kind_of(event: Object) -> Kind | None:
     return OWNERS.get((str(about.get("apiVersion")), str(about.get("kind"))))
 
 
-def by_supervisor(
+def blame_supervisor(
     refused: RefusedCreation, owner: Object, policy: SupervisionPolicy, images: Images
 ) -> RefusedCreation | None:
     """Return ``refused`` if the supervisor that ``policy`` adds may be the reason; else None.
@@ -111,13 +111,15 @@ def by_supervisor(
     The supervisor is not the reason if the API server also names other containers, or if a quota
     has no room for the pod without a supervisor either.
     """
-    pods = [_pod(template, owner, refused.node) for template in _templates(owner, refused.node)]
-    found = (_named(refused, pod, policy, images) for pod in pods)
+    pods = [
+        _pod_from_template(template, owner, refused.node)
+        for template in _templates(owner, refused.node)
+    ]
+    found = (_may_be_caused_by_supervisor(refused, pod, policy, images) for pod in pods)
     return refused if any(found) else None
 
 
 def _templates(owner: Object, node: str) -> list[Object]:
-    """Return the templates from which the owner may have created the pod."""
     spec = owner.get("spec") or {}
     if not node:
         return [spec.get("template") or {}]
@@ -125,7 +127,7 @@ def _templates(owner: Object, node: str) -> list[Object]:
     return [group.get("template") or {} for group in groups if isinstance(group, dict)]
 
 
-def _pod(template: Object, owner: Object, node: str) -> Object:
+def _pod_from_template(template: Object, owner: Object, node: str) -> Object:
     """Build the pod as its owner does, with the parts that an injection depends on."""
     meta, spec = template.get("metadata") or {}, template.get("spec") or {}
     reference = {"apiVersion": owner.get("apiVersion"), "kind": owner.get("kind")}
@@ -148,17 +150,17 @@ def _with_ray(containers: list[Object]) -> list[Object]:
     return [first | {"command": ["/bin/sh", "-c", "--"], "args": [script]}, *others]
 
 
-def _named(
+def _may_be_caused_by_supervisor(
     refused: RefusedCreation, pod: Object, policy: SupervisionPolicy, images: Images
 ) -> bool:
     """Report whether ``policy`` selects ``pod`` and only the supervisor may be the reason."""
     if not policy.spec.selector.matches(pod["metadata"].get("labels") or {}):
         return False
-    admitted = admit(pod, policy, images)
+    admitted = inject_pod(pod, policy, images)
     if admitted.refusal is not None:
         return False
-    before = {one.get("name") for one in every_container(pod["spec"])}
-    added = [one for one in every_container(admitted.pod["spec"]) if one.get("name") not in before]
+    before = {one.get("name") for one in all_containers(pod["spec"])}
+    added = [one for one in all_containers(admitted.pod["spec"]) if one.get("name") not in before]
     names = {str(one["name"]) for one in added}
     reason = refused.reason
     if quota := _QUOTA.search(reason):
@@ -173,17 +175,16 @@ def _named(
 
 
 def _fits_without(quota: re.Match[str], added: list[Object]) -> bool:
-    """Report whether the quota would have had room for the pod without the ``added`` containers."""
-    wanted, taken, limits = map(_amounts, quota.groups())
+    wanted, taken, limits = map(_parse_amounts, quota.groups())
     stays = [one for one in added if one.get("restartPolicy") == "Always"]
     for name, amount in wanted.items():
-        own = sum((_share(one, name) for one in stays), Fraction(0))
+        own = sum((_usage(one, name) for one in stays), Fraction(0))
         if amount - own > limits.get(name, Fraction(0)) - taken.get(name, Fraction(0)):
             return False
     return True
 
 
-def _share(container: Object, counted: str) -> Fraction:
+def _usage(container: Object, counted: str) -> Fraction:
     """Return a container's use of a resource that a quota names, such as ``limits.cpu``."""
     kind, dot, name = counted.partition(".")
     held = container.get("resources") or {}
@@ -191,7 +192,7 @@ def _share(container: Object, counted: str) -> Fraction:
     return quantity(str(amounts.get(name if dot else kind, "0")))
 
 
-def _amounts(text: str) -> dict[str, Fraction]:
+def _parse_amounts(text: str) -> dict[str, Fraction]:
     """Parse ``limits.cpu=1,memory=2Gi``; a malformed amount counts as zero."""
     found = {}
     for part in text.split(","):

@@ -31,7 +31,7 @@ MIN_LEAKING = 2
 """Minimum number of leaking replicas: the leak of one replica is only an incident."""
 
 MAX_CHANGES = 16
-MADE_IN_SETS = ("Deployment", "Rollout")
+REPLICA_SET_KINDS = ("Deployment", "Rollout")
 """Kinds whose pods are named after their ReplicaSet, which has a revision of its own."""
 
 
@@ -52,36 +52,36 @@ class Suspect:
 class ReplicaPod(NamedTuple):
     """A pod as evidence for or against its revision.
 
-    ``replica`` names the replica that the pod is or belongs to. ``in_set`` says whether a
+    ``replica`` names the replica that the pod is or belongs to. ``in_replica_set`` says whether a
     ReplicaSet created it. ``created`` is RFC 3339, empty if its name is never reused.
     """
 
     pod: str
     revision: str
     replica: str
-    in_set: bool = True
+    in_replica_set: bool = True
     created: str = ""
 
 
-def of_pods(pods: Iterable[PodView]) -> list[ReplicaPod]:
+def replica_pods(pods: Iterable[PodView]) -> list[ReplicaPod]:
     """Return the pods of an InferenceService as evidence."""
     return [ReplicaPod(pod.name, pod.revision, pod.name) for pod in pods]
 
 
-def find(revision: str, pods: list[ReplicaPod], incidents: list[Object]) -> Suspect | None:
+def find_suspect(revision: str, pods: list[ReplicaPod], incidents: list[Object]) -> Suspect | None:
     """Return the earliest leak that most replicas of ``revision`` have; None if there is none."""
     present = {pod.pod: pod for pod in pods}
-    of_sets = {_set(pod.pod): pod.revision for pod in pods if pod.in_set}
+    of_sets = {_replica_set_name(pod.pod): pod.revision for pod in pods if pod.in_replica_set}
     replicas = len({pod.replica for pod in pods if pod.revision == revision})
     first: dict[str, dict[str, str]] = defaultdict(dict)
     for incident in incidents:
         spec = incident["spec"]
-        if spec["kind"] not in LEAKS or not _confirmed(incident):
+        if spec["kind"] not in LEAKS or not _is_confirmed(incident):
             continue
         pod = present.get(spec["pod"])
         if pod is not None and incident["metadata"].get("creationTimestamp", "") < pod.created:
             continue  # an earlier pod of this name, with an unknown revision
-        if (pod.revision if pod else of_sets.get(_set(spec["pod"]))) != revision:
+        if (pod.revision if pod else of_sets.get(_replica_set_name(spec["pod"]))) != revision:
             continue
         seen, replica = first[_leak(incident)], pod.replica if pod else spec["pod"]
         seen[replica] = min(seen.get(replica, spec["openedAt"]), spec["openedAt"])
@@ -112,32 +112,32 @@ def suspect_status(
     }
 
 
-def changes(before: Any, after: Any, path: str = "") -> list[str]:
+def diff_templates(before: Any, after: Any, path: str = "") -> list[str]:
     """Return the paths of a pod template that differ, at most :data:`MAX_CHANGES`."""
     if isinstance(before, dict) and isinstance(after, dict):
         keys = sorted(before.keys() | after.keys())
-        parts = (changes(before.get(k), after.get(k), f"{path}.{k}") for k in keys)
+        parts = (diff_templates(before.get(k), after.get(k), f"{path}.{k}") for k in keys)
         return [one for part in parts for one in part][:MAX_CHANGES]
-    if _named(before) and _named(after):
+    if _are_named(before) and _are_named(after):
         old, new = ({one["name"]: one for one in items} for items in (before, after))
         keys = sorted(old.keys() | new.keys())
-        parts = (changes(old.get(k), new.get(k), f"{path}[{k}]") for k in keys)
+        parts = (diff_templates(old.get(k), new.get(k), f"{path}[{k}]") for k in keys)
         return [one for part in parts for one in part][:MAX_CHANGES]
     if before == after:
         return []
-    return [f"{path.removeprefix('.')}: {_short(before)} -> {_short(after)}"]
+    return [f"{path.removeprefix('.')}: {_shorten(before)} -> {_shorten(after)}"]
 
 
-def _named(items: Any) -> bool:
+def _are_named(items: Any) -> bool:
     return isinstance(items, list) and all(isinstance(i, dict) and "name" in i for i in items)
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = "none" if value is None else str(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-def _confirmed(incident: Object) -> bool:
+def _is_confirmed(incident: Object) -> bool:
     status = incident.get("status") or {}
     return status.get("phase") not in (None, "Open") and status.get("outcome") != "Cleared"
 
@@ -149,12 +149,12 @@ def _leak(incident: Object) -> str:
     return f"{kind} in {segment}" if segment else kind
 
 
-def _set(pod: str) -> str:
+def _replica_set_name(pod: str) -> str:
     """Return the name of the ReplicaSet: a pod's name without its last part."""
     return pod.rpartition("-")[0]
 
 
-def suspects(
+def find_suspects(
     workloads: Sequence[Workload], incidents: Sequence[Object], before: Mapping[str, Object]
 ) -> dict[WorkloadRef, Object]:
     """Return ``suspectRevision`` of each workload that has one.
@@ -162,18 +162,18 @@ def suspects(
     ``before`` is the last status of each workload, by KIND/NAME: evidence expires, but a revision
     stays suspect as long as it has pods. Pods without a controller have no revision.
     """
-    of_present, of_gone = _by_pod(workloads, incidents)
+    of_present, of_gone = _group_incidents(workloads, incidents)
     found: dict[WorkloadRef, Object] = {}
     for workload in workloads:
         if workload.ref is None:
             continue
         known = before.get(str(workload.ref)) or {}
-        own = [*of_present.get(workload.ref, ()), *_of_sets(workload, of_gone)]
+        own = [*of_present.get(workload.ref, ()), *_incidents_of_replica_sets(workload, of_gone)]
         if not own and "suspectRevision" not in known:
             continue
         pods = [_evidence(one) for one in workload.pods if one.state is not State.LEAVING]
         revisions = sorted({one.revision for one in pods} - {""})
-        suspected = [suspect for name in revisions if (suspect := find(name, pods, own))]
+        suspected = [suspect for name in revisions if (suspect := find_suspect(name, pods, own))]
         first = min(suspected, key=lambda suspect: suspect.since, default=None)
         kept = (known.get("suspectRevision") or {}).get("revision")
         shown = suspect_status(first, known, kept if kept in revisions else "", "Reported", [])
@@ -182,7 +182,7 @@ def suspects(
     return found
 
 
-def _by_pod(
+def _group_incidents(
     workloads: Sequence[Workload], incidents: Sequence[Object]
 ) -> tuple[dict[WorkloadRef | None, list[Object]], dict[str, list[Object]]]:
     """Return the incidents by workload, and those of deleted pods by the pod's name."""
@@ -198,18 +198,20 @@ def _by_pod(
     return present, gone
 
 
-def _of_sets(workload: Workload, of_gone: Mapping[str, list[Object]]) -> list[Object]:
+def _incidents_of_replica_sets(
+    workload: Workload, of_gone: Mapping[str, list[Object]]
+) -> list[Object]:
     """Return the incidents of deleted pods that belonged to one of the workload's ReplicaSets."""
     if not of_gone:
         return []
-    sets = tuple({_prefix(one) for one in workload.pods if _in_set(one)})
+    sets = tuple({_prefix(one) for one in workload.pods if _is_named_by_revision(one)})
     return [one for pod, some in of_gone.items() if pod.startswith(sets) for one in some]
 
 
 def _evidence(pod: SelectedPod) -> ReplicaPod:
     member = pod.member
     return ReplicaPod(
-        pod.name, member.revision, member.replica(pod.name), _in_set(pod), pod.created
+        pod.name, member.revision, member.replica(pod.name), _is_named_by_revision(pod), pod.created
     )
 
 
@@ -218,10 +220,10 @@ def _prefix(pod: SelectedPod) -> str:
     return f"{name}-{pod.member.revision}-"
 
 
-def _in_set(pod: SelectedPod) -> bool:
+def _is_named_by_revision(pod: SelectedPod) -> bool:
     """Report whether the pod's name shows its revision: Kubernetes truncates long names."""
     ref = pod.member.workload
-    return ref is not None and ref.kind in MADE_IN_SETS and pod.name.startswith(_prefix(pod))
+    return ref is not None and ref.kind in REPLICA_SET_KINDS and pod.name.startswith(_prefix(pod))
 
 
 @dataclass(frozen=True)
@@ -242,13 +244,13 @@ MAX_GOOD = 2
 """Maximum number of good revisions. One may be the spec's own, which leaves one to roll back to."""
 
 
-def advanced(before: Object, update: str, rolled_out: str, bad: str) -> Object:
+def next_revisions(before: Object, update: str, rolled_out: str, bad: str) -> Object:
     """Return ``status.revisions`` after an observation.
 
     ``rolled_out`` is the revision that all replicas run, empty while a rollout is in progress.
     ``bad`` is one that leaks or that was rolled back from, empty if there is none.
     """
-    known = dict.fromkeys([rolled_out, *good(before)])
+    known = dict.fromkeys([rolled_out, *good_revisions(before)])
     kept = [one for one in known if one not in ("", bad)][:MAX_GOOD]
     current = rolled_out or before.get("current", "")
     previous = next((one for one in kept if one != current), "")
@@ -256,7 +258,7 @@ def advanced(before: Object, update: str, rolled_out: str, bad: str) -> Object:
     return {key: value for key, value in named.items() if value} | {"good": kept}
 
 
-def good(revisions: Object) -> list[str]:
+def good_revisions(revisions: Object) -> list[str]:
     """Return the good revisions, newest first.
 
     Earlier operators wrote only ``current`` and ``previous``.
@@ -266,7 +268,7 @@ def good(revisions: Object) -> list[str]:
     return [revisions[name] for name in ("current", "previous") if revisions.get(name)]
 
 
-def decide(
+def decide_rollout(
     service: InferenceService,
     status: Object,
     update: str,
@@ -291,11 +293,11 @@ def decide(
         case OnLeak.CONTINUE:
             return RolloutDecision(update, action="Reported")
         case OnLeak.HOLD:
-            return _held(status, update)
+            return _hold(status, update)
         case OnLeak.ROLLBACK:
             if target:
                 return RolloutDecision(target, action="RolledBack")
-            return _held(status, update)
+            return _hold(status, update)
 
 
 def last_good(revisions: Object, update: str, known: Collection[str], running: str = "") -> str:
@@ -304,11 +306,11 @@ def last_good(revisions: Object, update: str, known: Collection[str], running: s
     This is the newest good one, unless another good one runs already: then someone has rolled back
     to it.
     """
-    found = [one for one in good(revisions) if one != update and one in known]
+    found = [one for one in good_revisions(revisions) if one != update and one in known]
     return running if running in found else next(iter(found), "")
 
 
-def _held(status: Object, update: str) -> RolloutDecision:
+def _hold(status: Object, update: str) -> RolloutDecision:
     """Pause a rollout that is in progress; only report a completed one."""
     if (status.get("revisions") or {}).get("current") == update:
         return RolloutDecision(update, action="Reported")

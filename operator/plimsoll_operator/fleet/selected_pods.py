@@ -16,18 +16,18 @@ from plimsoll_api.names import POLICY_LABEL, REFUSED, SERVICE_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
 from plimsoll_api.workloads import Membership, membership
-from plimsoll_operator.fleet.pods import OVER, Container, PodView, clean, seconds
-from plimsoll_operator.injection.policy import INJECTED, TAKEN_FOR, admit
+from plimsoll_operator.fleet.pods import OVER, Container, PodView, printable_line, seconds_between
+from plimsoll_operator.injection.policy import ENGINE_ANNOTATION, INJECTED_IMAGES, inject_pod
 from plimsoll_operator.kinds import InvalidSpec, Object, read
-from plimsoll_operator.render.containers import Images, every_container, native_sidecars
+from plimsoll_operator.render.containers import Images, all_containers, native_sidecars
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER, PROBE, SUPERVISOR
 
 STUCK_AFTER_S = 30.0
 """Age from which a pod counts as stuck. A shorter failure may be the registry's."""
 MAX_IMAGES = 1026
-MAX_ENDS = 2
+MAX_FAILED_STARTS = 2
 """Failed starts after which a container counts as one that cannot start."""
-AT_ONCE_S = 3.0
+IMMEDIATE_FAILURE_S = 3.0
 """Maximum run time of an engine that fails because it is not process 1. An engine that loads a
 model takes longer to import its libraries."""
 
@@ -42,7 +42,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartState:
     """Whether a pod has started the containers that an injection added.
 
     ``images`` are their images as recorded by the injection; empty if nothing was injected.
@@ -60,11 +60,11 @@ class Start:
 class SelectedPod:
     """The operator's summary of a pod that a policy selects.
 
-    ``others`` names the other policies that select it, oldest first. ``mine`` says whether this
-    policy is older than all of them. ``holds`` says whether the policy's supervisor in it may hold
-    a restart slot, also while the pod terminates. ``created`` is RFC 3339, because a StatefulSet
-    reuses names. ``engine`` describes the container that admission took for its engine. ``view`` is
-    set while a container of a supervised pod is not ready.
+    ``others`` names the other policies that select it, oldest first. ``is_oldest_policy`` says
+    whether this policy is older than all of them. ``may_hold_slot`` says whether the policy's
+    supervisor in it may hold a restart slot, also while the pod terminates. ``created`` is RFC
+    3339, because a StatefulSet reuses names. ``engine`` describes the container that admission took
+    for its engine. ``view`` is set while a container of a supervised pod is not ready.
     """
 
     name: str
@@ -72,17 +72,17 @@ class SelectedPod:
     state: State
     reason: str = ""
     others: tuple[str, ...] = ()
-    mine: bool = True
+    is_oldest_policy: bool = True
     member: Membership = field(default_factory=Membership)
-    holds: bool = False
+    may_hold_slot: bool = False
     created: str = ""
     view: PodView | None = None
-    start: Start = Start()
+    start: StartState = StartState()
     node: str = ""
     engine: str = ""
 
 
-def examine(
+def summarize(
     pod: Object,
     policy: SupervisionPolicy,
     selecting: Sequence[str],
@@ -102,76 +102,80 @@ def examine(
     mine = mine or state is State.SUPERVISED
     if state is State.WAITING and not _has_supervisor(pod):
         # A pod that admission would refuse waits for nothing.
-        refusal = admit(pod, policy, images).refusal
+        refusal = inject_pod(pod, policy, images).refusal
         state, reason = (State.REFUSED, refusal) if refusal else (state, reason)
     account = str(spec.get("serviceAccountName") or "default")
     labels = meta.get("labels") or {}
     over = (pod.get("status") or {}).get("phase") in OVER
     holds = not over and labels.get(POLICY_LABEL) == name and _has_supervisor(pod)
-    view = PodView.of(pod) if state is State.SUPERVISED else None
+    view = PodView.parse(pod) if state is State.SUPERVISED else None
     return SelectedPod(
         name=meta["name"],
         account=account,
         state=state,
         reason=reason,
         others=others,
-        mine=mine,
+        is_oldest_policy=mine,
         member=membership(meta),
-        holds=holds and state in (State.SUPERVISED, State.LEAVING),
+        may_hold_slot=holds and state in (State.SUPERVISED, State.LEAVING),
         created=str(meta.get("creationTimestamp") or ""),
-        view=None if view is None or view.ready else view,
-        start=_start(pod, view, now) if view is not None and holds else Start(),
+        view=None if view is None or view.is_ready else view,
+        start=_start(pod, view, now) if view is not None and holds else StartState(),
         node=str(spec.get("nodeName") or ""),
-        engine=clean(str((meta.get("annotations") or {}).get(TAKEN_FOR, "")), MAX_REASON),
+        engine=printable_line(
+            str((meta.get("annotations") or {}).get(ENGINE_ANNOTATION, "")), MAX_REASON
+        ),
     )
 
 
-def stuck_s(pods: Iterable[SelectedPod], now: str) -> float | None:
+def next_stuck_s(pods: Iterable[SelectedPod], now: str) -> float | None:
     """Return the seconds until a pod that has not started counts as stuck; None if none will."""
     due = [
         STUCK_AFTER_S - age
         for one in pods
         if one.view and one.view.created and not one.start.ran
-        if (age := seconds(one.view.created, now)) < STUCK_AFTER_S
+        if (age := seconds_between(one.view.created, now)) < STUCK_AFTER_S
     ]
     return max(1.0, min(due)) if due else None
 
 
-def _start(pod: Object, view: PodView, now: str) -> Start:
+def _start(pod: Object, view: PodView, now: str) -> StartState:
     listed = {one["name"]: str(one.get("image")) for one in pod["spec"].get("initContainers") or ()}
     own = [name for name in (SUPERVISOR, PROBE) if name in listed]
-    images = str((pod["metadata"].get("annotations") or {}).get(INJECTED, ""))[:MAX_IMAGES]
-    said = {one.name: one for one in view.inits if one.name in own}
+    images = str((pod["metadata"].get("annotations") or {}).get(INJECTED_IMAGES, ""))[:MAX_IMAGES]
+    own_containers = {one.name: one for one in view.inits if one.name in own}
     # The engine has run, so its supervisor had started, whatever its state is now.
-    begun = any(one.end or one.state == "running" for one in view.mains)
+    begun = any(one.last_termination or one.state == "running" for one in view.mains)
     natives = {one.get("name") for one in native_sidecars(pod["spec"])}
     engines = (*view.mains, *(one for one in view.inits if one.name in natives))
-    if ends := next((one for one in engines if _ends_at_once(one)), None):
+    if ends := next((one for one in engines if _fails_at_once(one)), None):
         text = (
-            f"container {ends.name} ends at once at each start ({ends.cause(now).message}): if it"
+            f"container {ends.name} exits at once at each start ({ends.cause(now).message}): if it"
             " must be process 1, which it is not beside a supervisor, keep it out of the selector"
         )
-        return Start(images, stuck=clean(text, MAX_REASON), engine=True)
-    if begun or (SUPERVISOR in said and said[SUPERVISOR].started):
-        return Start(images, ran=True)
-    if not (view.created and now) or seconds(view.created, now) < STUCK_AFTER_S:
-        return Start(images)
-    for name, one in said.items():
+        return StartState(images, stuck=printable_line(text, MAX_REASON), engine=True)
+    if begun or (SUPERVISOR in own_containers and own_containers[SUPERVISOR].started):
+        return StartState(images, ran=True)
+    if not (view.created and now) or seconds_between(view.created, now) < STUCK_AFTER_S:
+        return StartState(images)
+    for name, one in own_containers.items():
         why = one.cause(now)
-        fails = one.state == "waiting" or one.restarts >= MAX_ENDS
-        if fails and why.blocking and not one.done:
+        fails = one.state == "waiting" or one.restarts >= MAX_FAILED_STARTS
+        if fails and why.blocking and not one.is_completed:
             text = f"container {name}, image {listed[name]}: {why.message}"
-            return Start(images, stuck=clean(text, MAX_REASON))
-    return Start(images)
+            return StartState(images, stuck=printable_line(text, MAX_REASON))
+    return StartState(images)
 
 
-def _ends_at_once(one: Container) -> bool:
+def _fails_at_once(one: Container) -> bool:
     """Report whether a container failed at once at each start and was never ready."""
-    times = (one.end.get("startedAt"), one.end.get("finishedAt"))
-    if one.ready or one.restarts < MAX_ENDS or not all(times) or one.done:
+    times = (one.last_termination.get("startedAt"), one.last_termination.get("finishedAt"))
+    if one.ready or one.restarts < MAX_FAILED_STARTS or not all(times) or one.is_completed:
         return False
-    failed = one.end.get("exitCode") != 0 and not one.killed
-    return failed and one.backs_off and seconds(*map(str, times)) <= AT_ONCE_S
+    failed = one.last_termination.get("exitCode") != 0 and not one.was_oom_killed
+    return (
+        failed and one.is_backing_off and seconds_between(*map(str, times)) <= IMMEDIATE_FAILURE_S
+    )
 
 
 def _state(pod: Object, policy: str, older: str) -> tuple[State, str]:
@@ -199,16 +203,18 @@ def _state(pod: Object, policy: str, older: str) -> tuple[State, str]:
             " it from the workload"
         )
     if REFUSED in annotations:
-        return State.REFUSED, clean(str(annotations[REFUSED]), MAX_REASON) or "no reason given"
+        return State.REFUSED, printable_line(
+            str(annotations[REFUSED]), MAX_REASON
+        ) or "no reason given"
     return State.WAITING, ""
 
 
 def _has_supervisor(pod: Object) -> bool:
     spec = pod.get("spec") or {}
-    return any(one.get("name") == SUPERVISOR for one in every_container(spec))
+    return any(one.get("name") == SUPERVISOR for one in all_containers(spec))
 
 
-def in_order(items: Iterable[Object]) -> list[SupervisionPolicy]:
+def parse_policies(items: Iterable[Object]) -> list[SupervisionPolicy]:
     """Parse the policies of one namespace, oldest first; by name if created in the same second.
 
     A policy that is invalid or is being deleted selects nothing.
@@ -226,7 +232,7 @@ def in_order(items: Iterable[Object]) -> list[SupervisionPolicy]:
     return [policy for _, _, policy in sorted(found, key=lambda one: one[:2])]
 
 
-def selecting(
+def matching_policies(
     policies: Iterable[SupervisionPolicy], labels: Mapping[str, str]
 ) -> list[SupervisionPolicy]:
     """Return the ``policies`` that select a pod with ``labels``; the first one supervises it."""

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from plimsoll_api.incidents import ENDED
 from plimsoll_api.names import POLICY_KIND, SLOT_REPLICAS, SLOT_WORKLOAD
 from plimsoll_api.supervision import MAX_SLOTS
-from plimsoll_api.workloads import WorkloadRef, replicas_in, slots_of
+from plimsoll_api.workloads import WorkloadRef, parse_replicas, slot_names
 from plimsoll_operator.kinds import Object, key_of
 
 HOLDER = "plimsoll-operator"
@@ -33,11 +33,11 @@ SHARES = 2
 """A namespace may use one half of the limit if several have slots, and so may a service. With a
 single namespace the limit is not halved."""
 
-AWAITING = "AwaitingSlot"
+AWAITING_SLOT = "AwaitingSlot"
 """Phase of an incident whose supervisor tries to take a slot."""
 
 ASKING, IDLE = 0, 1
-LAST = "~"
+LATEST = "~"
 """Sorts after every time."""
 
 
@@ -81,8 +81,8 @@ def allocate(
     """
     ended = last_turn or {}
     slots = [one for one in leases if _is_slot(one)]
-    waits = _waits(incidents, slots)
-    fair = _Shares(slots, limit)
+    waits = _waiting_slot_sets(incidents, slots)
+    fair = _ShareCounter(slots, limit)
     found = Allocation()
     candidates = []
     for one in slots:
@@ -113,7 +113,7 @@ def allocate(
     return found
 
 
-class _Shares:
+class _ShareCounter:
     """The use of the limit by services and namespaces."""
 
     def __init__(self, slots: list[Object], limit: int) -> None:
@@ -142,7 +142,9 @@ class _Shares:
         return within
 
 
-def _waits(incidents: list[Object], slots: list[Object]) -> dict[SlotSet, tuple[int, str]]:
+def _waiting_slot_sets(
+    incidents: list[Object], slots: list[Object]
+) -> dict[SlotSet, tuple[int, str]]:
     """Return the slot sets with an open incident: whether one asks, and the oldest's creation time.
 
     An incident's opening time and workload are claims of its writer. So the pods that may take a
@@ -156,24 +158,23 @@ def _waits(incidents: list[Object], slots: list[Object]) -> dict[SlotSet, tuple[
         if key is None or phase in ENDED:
             continue
         if key.kind == POLICY_KIND:
-            of_pods = _of_pods(slots) if of_pods is None else of_pods
+            of_pods = _slot_sets_by_pod(slots) if of_pods is None else of_pods
             of = of_pods.get((key.namespace, incident["spec"]["pod"]))
         else:
             of = SlotSet(key.namespace, key.name)
         if of is None:
             continue
-        asks, since = found.get(of, (IDLE, LAST))
-        created = incident["metadata"].get("creationTimestamp") or LAST
-        found[of] = (min(asks, ASKING if phase == AWAITING else IDLE), min(since, created))
+        asks, since = found.get(of, (IDLE, LATEST))
+        created = incident["metadata"].get("creationTimestamp") or LATEST
+        found[of] = (min(asks, ASKING if phase == AWAITING_SLOT else IDLE), min(since, created))
     return found
 
 
-def _of_pods(slots: list[Object]) -> dict[tuple[str, str], SlotSet]:
-    """Return the slot set of each pod, by namespace and name."""
+def _slot_sets_by_pod(slots: list[Object]) -> dict[tuple[str, str], SlotSet]:
     return {
         (one["metadata"]["namespace"], pod): _key(one)
         for one in slots
-        for pods in replicas_in(_annotation(one, SLOT_REPLICAS))
+        for pods in parse_replicas(_annotation(one, SLOT_REPLICAS))
         for pod in pods
     }
 
@@ -196,7 +197,7 @@ def _is_slot(lease: Object) -> bool:
     if not holder(lease) and not _annotation(lease, SLOT_REPLICAS):
         return False
     workload = WorkloadRef.parse(_annotation(lease, SLOT_WORKLOAD))
-    return name in slots_of(key.name, workload, MAX_SLOTS)
+    return name in slot_names(key.name, workload, MAX_SLOTS)
 
 
 def _annotation(lease: Object, name: str) -> str:

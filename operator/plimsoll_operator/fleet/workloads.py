@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from plimsoll_api.names import SERVICE_RESTARTS
 from plimsoll_api.times import unix_seconds
-from plimsoll_api.workloads import WorkloadRef, replicas_text, slots_of
+from plimsoll_api.workloads import WorkloadRef, format_replicas, slot_names
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.kinds import Object
 
@@ -41,22 +41,24 @@ class Workload:
     @property
     def needs_slots(self) -> bool:
         """Whether one of its pods has a supervisor, or gets one when it is recreated."""
-        return any(one.holds or one.state in (State.SUPERVISED, State.WAITING) for one in self.pods)
+        return any(
+            one.may_hold_slot or one.state in (State.SUPERVISED, State.WAITING) for one in self.pods
+        )
 
     @property
-    def order(self) -> tuple[bool, str, str]:
+    def sort_key(self) -> tuple[bool, str, str]:
         """Sort key: kind and name, pods without a controller first."""
         return (self.ref is not None, *((self.ref.kind, self.ref.name) if self.ref else ("", "")))
 
     @property
     def ray_cluster(self) -> str:
         """Name of the RayCluster of its supervised pods; empty if it is not one."""
-        named = (one.member.ray_cluster for one in self.pods if one.holds)
+        named = (one.member.ray_cluster for one in self.pods if one.may_hold_slot)
         return next(filter(None, named), "")
 
     def slots(self, policy: str, count: int) -> tuple[str, ...]:
         """Return the names of its restart-slot Leases."""
-        return slots_of(policy, self.ref, count)
+        return slot_names(policy, self.ref, count)
 
     def replicas(self) -> str:
         """Return the annotation of a slot that lists the pods that may take it, by replica.
@@ -65,20 +67,20 @@ class Workload:
         """
         found: dict[str, list[str]] = defaultdict(list)
         for one in sorted(self.pods, key=lambda one: one.name):
-            if one.holds:
+            if one.may_hold_slot:
                 found[one.member.replica(one.name)].append(one.name)
-        text = replicas_text(found[name] for name in sorted(found))
+        text = format_replicas(found[name] for name in sorted(found))
         if len(text) <= MAX_REPLICAS_BYTES:
             return text
         return text[: max(0, text.rfind(" ", 0, MAX_REPLICAS_BYTES))]
 
     @property
-    def too_many(self) -> bool:
-        """Report whether :meth:`replicas` is truncated."""
-        return sum(len(one.name) + 1 for one in self.pods if one.holds) > MAX_REPLICAS_BYTES
+    def is_truncated(self) -> bool:
+        """Whether :meth:`replicas` truncates the list."""
+        return sum(len(one.name) + 1 for one in self.pods if one.may_hold_slot) > MAX_REPLICAS_BYTES
 
 
-def grouped(pods: Iterable[SelectedPod]) -> list[Workload]:
+def group_pods(pods: Iterable[SelectedPod]) -> list[Workload]:
     """Group ``pods`` by their workload, in order."""
     found: dict[WorkloadRef | None, list[SelectedPod]] = defaultdict(list)
     for one in pods:
@@ -87,10 +89,10 @@ def grouped(pods: Iterable[SelectedPod]) -> list[Workload]:
     for ref, some in found.items():
         groups = {one.member.api_group for one in some}
         made.append(Workload(ref, groups.pop() if len(groups) == 1 else "", tuple(some)))
-    return sorted(made, key=lambda one: one.order)
+    return sorted(made, key=lambda one: one.sort_key)
 
 
-def with_slots(
+def choose_workloads(
     policy: str, workloads: Sequence[Workload], leases: Collection[str]
 ) -> list[Workload]:
     """Return the ``workloads`` that have slots, at most :data:`MAX_WORKLOADS`.
@@ -102,15 +104,15 @@ def with_slots(
 
     def rank(one: Workload) -> tuple[bool, bool]:
         has = one.slots(policy, 1)[0] in leases
-        return not has, not any(pod.holds for pod in one.pods)
+        return not has, not any(pod.may_hold_slot for pod in one.pods)
 
     chosen = sorted(wanted, key=rank)[
         :MAX_WORKLOADS
     ]  # the sort is stable: ties stay ordered by kind and name
-    return sorted(chosen, key=lambda one: one.order)
+    return sorted(chosen, key=lambda one: one.sort_key)
 
 
-def counting_slots(leases: Iterable[Object], window_s: float, now: str) -> list[str]:
+def slots_with_restarts(leases: Iterable[Object], window_s: float, now: str) -> list[str]:
     """Return the names of unused slots whose restarts still count.
 
     A workload that is scaled to zero or recreated must not get its restart budget back. The time in
@@ -130,7 +132,7 @@ def counting_slots(leases: Iterable[Object], window_s: float, now: str) -> list[
     return [name for _, name in sorted(found)[:MAX_WORKLOADS]]
 
 
-def of_workloads(status: Object) -> dict[str, Object]:
+def workload_statuses(status: Object) -> dict[str, Object]:
     """Return the part of a status about each workload, by its :class:`WorkloadRef` as text."""
     shown = status.get("workloads") or ()
     return {

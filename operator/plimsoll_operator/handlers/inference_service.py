@@ -13,4 +13,4 @@ from plimsoll_operator.runtime.watches import Watches, registry
 @kopf.on.event(SERVICE.group, SERVICE.version, SERVICE.plural, registry=registry)
 async def inference_service(event: kopf.RawEvent, memo: Watches, **_: Any) -> None:
     """Reconcile the service: ``controllers/inference_service.py``."""
-    memo.take(SERVICE, event["type"], dict(event["object"]))
+    memo.handle_event(SERVICE, event["type"], dict(event["object"]))

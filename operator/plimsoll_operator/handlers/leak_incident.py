@@ -13,4 +13,4 @@ from plimsoll_operator.runtime.watches import Watches, registry
 @kopf.on.event(INCIDENT.group, INCIDENT.version, INCIDENT.plural, registry=registry)
 async def leak_incident(event: kopf.RawEvent, memo: Watches, **_: Any) -> None:
     """Reconcile the service or policy that the incident is about."""
-    memo.take(INCIDENT, event["type"], dict(event["object"]))
+    memo.handle_event(INCIDENT, event["type"], dict(event["object"]))

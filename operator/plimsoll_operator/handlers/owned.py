@@ -12,7 +12,7 @@ from plimsoll_operator.runtime.watches import Watches, registry
 
 async def owned(event: kopf.RawEvent, resource: kopf.Resource, memo: Watches, **_: Any) -> None:
     """Reconcile the service or policy that the object belongs to."""
-    memo.take(BY_KIND[str(resource.kind)], event["type"], dict(event["object"]))
+    memo.handle_event(BY_KIND[str(resource.kind)], event["type"], dict(event["object"]))
 
 
 for kind in OWNED:

@@ -13,4 +13,4 @@ from plimsoll_operator.runtime.watches import Watches, registry
 @kopf.on.event(POD.group, POD.version, POD.plural, registry=registry)
 async def pod(event: kopf.RawEvent, memo: Watches, **_: Any) -> None:
     """Reconcile the pod's service."""
-    memo.take(POD, event["type"], dict(event["object"]))
+    memo.handle_event(POD, event["type"], dict(event["object"]))

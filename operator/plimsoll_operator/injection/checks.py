@@ -186,7 +186,7 @@ def check_restarts(engine: EngineContainer, at: str, options: Options) -> None:
     With the operator, such a pod's supervisor omits the actions that end the engine. Raises
     InjectionError.
     """
-    if options.acts and not options.token and engine.ends:
+    if options.may_act and not options.token and engine.ends:
         raise InjectionError(
             f"{at}: {engine.ends}: an engine that the supervisor restarts would not start again,"
             f" and its pod would end: use {options.fields.mode}"

@@ -67,7 +67,7 @@ def length(container: Object) -> int:
     return sum(map(len, _words(container)))
 
 
-def of_container(container: Object, scripts: Mapping[str, str] | None = None) -> CommandLine:
+def parse_container(container: Object, scripts: Mapping[str, str] | None = None) -> CommandLine:
     """Parse command and arguments, up to :data:`MAX_COMMAND` characters.
 
     ``scripts`` has files that the container may run, by path. A longer file is not parsed.
@@ -80,11 +80,11 @@ def of_container(container: Object, scripts: Mapping[str, str] | None = None) ->
             break
         words.append(word)
     if not container.get("command") and len(words) == 1 and not words[0].startswith("/"):
-        words = words[0].split() if "'" in words[0] else _first(words[0])
+        words = words[0].split() if "'" in words[0] else _split_argument(words[0])
     if not container.get("command") and words[:1] == ["-c"]:
         words = ["sh", *words]  # The image's entrypoint is a shell.
     made = CommandLine()
-    _add(words, made, dict(scripts or {}), 0)
+    _add_command(words, made, dict(scripts or {}), 0)
     return made
 
 
@@ -93,30 +93,34 @@ def _words(container: Object) -> Iterator[str]:
         yield str(part)
 
 
-def _first(text: str) -> list[str]:
+def _split_argument(text: str) -> list[str]:
     """Return the words of one argument that holds several, as in some charts."""
-    commands = list(split(text))
+    commands = list(split_commands(text))
     return commands[0] if len(commands) == 1 else [text]
 
 
-def _add(words: Sequence[str], line: CommandLine, scripts: dict[str, str], nested: int) -> None:
+def _add_command(
+    words: Sequence[str], line: CommandLine, scripts: dict[str, str], nested: int
+) -> None:
     """Add a command, or the commands of the script if it is a shell with one."""
-    run = _unwrapped(words, line)
+    run = _strip_setup(words, line)
     if not run:
         return
-    script = (_script(run) or _mounted(run, scripts)) if nested < MAX_NESTED else None
+    script = (
+        (_inline_script(run) or _pop_mounted_script(run, scripts)) if nested < MAX_NESTED else None
+    )
     if script is None:
         line.commands.append(run)
         return
     line.is_script = True
-    for command in split(script[0]):
+    for command in split_commands(script[0]):
         if "$@" in command:
             at = command.index("$@")
             command[at : at + 1] = script[2:]
-        _add(command, line, scripts, nested + 1)
+        _add_command(command, line, scripts, nested + 1)
 
 
-def _unwrapped(words: Sequence[str], line: CommandLine) -> list[str]:
+def _strip_setup(words: Sequence[str], line: CommandLine) -> list[str]:
     """Return a command without its setup: keywords, assignments and wrapper programs."""
     left = list(words)
     while left:
@@ -127,36 +131,35 @@ def _unwrapped(words: Sequence[str], line: CommandLine) -> list[str]:
             left = left[1:]
         elif left[0] in ("export", "declare", "local", "readonly"):
             left = [one for one in left[1:] if ASSIGNMENT.fullmatch(one)]
-        elif program(left[0]) in WRAPPERS and (inner := _wrapped(left[1:])):
+        elif program_name(left[0]) in WRAPPERS and (inner := _wrapped_command(left[1:])):
             left = inner
         else:
             break
     return left
 
 
-def _wrapped(words: Sequence[str]) -> list[str]:
-    """Return the command in the arguments of a wrapper; empty if there is none."""
+def _wrapped_command(words: Sequence[str]) -> list[str]:
     for at, word in enumerate(words):
-        if PROGRAM.fullmatch(program(word)) or (at == 0 and ASSIGNMENT.fullmatch(word)):
+        if PROGRAM.fullmatch(program_name(word)) or (at == 0 and ASSIGNMENT.fullmatch(word)):
             return list(words[at:])
     rest = [at for at, word in enumerate(words) if not word.startswith("-") and not word.isdigit()]
     return list(words[rest[0] :]) if rest else []
 
 
-def program(word: str) -> str:
+def program_name(word: str) -> str:
     """Return the name of the program at a path."""
     return word.rpartition("/")[2]
 
 
-def _script(words: Sequence[str]) -> list[str] | None:
+def _inline_script(words: Sequence[str]) -> list[str] | None:
     """Return the script that a shell gets with ``-c``, its name and its arguments.
 
     Return None for any other command.
     """
-    if program(words[0]) not in SHELLS:
+    if program_name(words[0]) not in SHELLS:
         return None
     at = 1
-    if program(words[0]) == "busybox":
+    if program_name(words[0]) == "busybox":
         at += 1
     while at < len(words) and words[at].startswith(("-", "+")):
         if re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", words[at]):
@@ -171,14 +174,14 @@ def _script(words: Sequence[str]) -> list[str] | None:
 SHEBANG = re.compile(r"#![^\n]*\b(ba|da|a|z|k)?sh\b")
 
 
-def _mounted(words: Sequence[str], scripts: dict[str, str]) -> list[str] | None:
+def _pop_mounted_script(words: Sequence[str], scripts: dict[str, str]) -> list[str] | None:
     """Return the script file that a command runs, directly or by a shell, with name and arguments.
 
     Return None if the file is unknown or another program reads it. A script is removed from
     ``scripts`` once it is returned, because a script that runs itself would never end.
     """
     at = 0
-    if program(words[0]) in SHELLS:
+    if program_name(words[0]) in SHELLS:
         at = next((at for at, one in enumerate(words) if at and one[:1] not in ("-", "+")), 0)
     text = scripts.pop(words[at], "")
     if not text or len(text) > MAX_COMMAND or (text[:2] == "#!" and not SHEBANG.match(text)):
@@ -186,7 +189,7 @@ def _mounted(words: Sequence[str], scripts: dict[str, str]) -> list[str] | None:
     return [text, *words[at:]]
 
 
-def split(script: str) -> Iterator[list[str]]:
+def split_commands(script: str) -> Iterator[list[str]]:
     """Yield the simple commands of a script, in one pass.
 
     A script with an unterminated quote is one command, split at its spaces.

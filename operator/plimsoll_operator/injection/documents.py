@@ -16,8 +16,12 @@ from plimsoll_operator.injection.checks import (
     supervisor_of,
 )
 from plimsoll_operator.injection.configuration import Injected, config_map
-from plimsoll_operator.injection.engine import EngineContainer, candidate, find
-from plimsoll_operator.injection.engine import names as container_names
+from plimsoll_operator.injection.engine import (
+    EngineContainer,
+    classify,
+    describe_containers,
+    find_engine,
+)
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.notes import notes as notes_of
 from plimsoll_operator.injection.options import Options
@@ -30,20 +34,24 @@ from plimsoll_operator.injection.pods import (
 )
 from plimsoll_operator.injection.shape import check_types
 from plimsoll_operator.injection.sidecar import add_supervisor
-from plimsoll_operator.injection.unchanged import left_alone, restarts_group, unselected
+from plimsoll_operator.injection.unchanged import (
+    group_restart_reason,
+    selector_mismatch,
+    unchanged_note,
+)
 from plimsoll_operator.render import names
-from plimsoll_operator.render.containers import every_container
+from plimsoll_operator.render.containers import all_containers
 
 Object = dict[str, Any]
 MAX_LABEL = 63
 
 
-def inject(document: Object, options: Options) -> Injected:
+def inject_document(document: Object, options: Options) -> Injected:
     """Return ``document`` with a supervisor in each pod that runs an engine.
 
     The argument is not changed. Another injection replaces an earlier one.
     """
-    changed = _copy(document)
+    changed = _copy_without_aliases(document)
     metadata = changed.get("metadata")
     meta: Object = metadata if isinstance(metadata, dict) else {}
     name = str(meta.get("name") or str(meta.get("generateName") or "engine").rstrip("-"))
@@ -51,24 +59,28 @@ def inject(document: Object, options: Options) -> Injected:
     namespace = meta.get("namespace")
     if options.namespace is not None and namespace not in (None, options.namespace):
         text = f"it is in namespace {namespace}, and the policy in {options.namespace}"
-        return Injected(document, None, (f"{where}: {left_alone(text)}",))
+        return Injected(document, None, (f"{where}: {unchanged_note(text)}",))
     _check_knative(changed, where)
     if kserve_llm.is_service(changed):
         return kserve_llm.inject(document, changed, options)
     made: Object | None = None
     notes: list[str] = []
     pods = pods_of(changed, where)
-    if not pods and (why := _elsewhere(changed, options)) is not None:
-        return Injected(document, None, (f"{where}: {left_alone(why)}",))
+    if not pods and (why := _other_kind_reason(changed, options)) is not None:
+        return Injected(document, None, (f"{where}: {unchanged_note(why)}",))
     for pod in pods:
         at = f"{where}: {pod.path}"
-        engine = _engine(pod, at, options)
+        engine = _find_engine(pod, at, options)
         if isinstance(engine, str):
-            notes.append(f"{at}: {left_alone(engine)}")
+            notes.append(f"{at}: {unchanged_note(engine)}")
             continue
         # All but one of a document's pods are workers.
         add_supervisor(
-            pod.spec, engine, options, names.supervisor(name), at=places_in(pod.spec, engine)
+            pod.spec,
+            engine,
+            options,
+            names.supervisor(name),
+            at=places_in(pod.spec, engine),
         )
         pod.labels[SERVICE_LABEL] = name[:MAX_LABEL].rstrip("-.")
         made = config_map(name, namespace, engine, options)
@@ -100,10 +112,12 @@ def _check_knative(document: Object, where: str) -> None:
         )
 
 
-def _elsewhere(document: Object, options: Options) -> str | None:
+def _other_kind_reason(document: Object, options: Options) -> str | None:
     """Return why an object of another kind is left unchanged although it describes an engine."""
     group = str(document.get("apiVersion", "")).rpartition("/")[0]
-    if document.get("kind") in ("ConfigMap", "Secret") or not any(map(_is_engine, _pods(document))):
+    if document.get("kind") in ("ConfigMap", "Secret") or not any(
+        map(_is_engine, _pod_specs(document))
+    ):
         return None
     if group == KSERVE_API:
         return "the supervisor goes into the service that uses it: inject that one"
@@ -113,14 +127,13 @@ def _elsewhere(document: Object, options: Options) -> str | None:
     )
 
 
-def _pods(value: Any) -> Iterator[Object]:
-    """Yield each object in ``value`` that looks like a pod spec."""
+def _pod_specs(value: Any) -> Iterator[Object]:
     if isinstance(value, dict):
         if isinstance(value.get("containers"), list):
             yield value
         value = list(value.values())
     for one in value if isinstance(value, list) else ():
-        yield from _pods(one)
+        yield from _pod_specs(one)
 
 
 def _is_engine(pod: Object) -> bool:
@@ -128,12 +141,12 @@ def _is_engine(pod: Object) -> bool:
         check_types(pod, "")
     except InjectionError:
         return False
-    return any(candidate(one).kind is not None for one in pod["containers"])
+    return any(classify(one).kind is not None for one in pod["containers"])
 
 
 def _placeholder(pod: PodSpec) -> str | None:
     """Return an image that is still a template placeholder; None if all are names."""
-    images = [str(one.get("image") or "") for one in every_container(pod.spec)]
+    images = [str(one.get("image") or "") for one in all_containers(pod.spec)]
     return next((one for one in images if "{{" in one or "$" in one), None)
 
 
@@ -145,18 +158,18 @@ def _is_patch(pod: PodSpec) -> bool:
     return pod.needs_images and bool(names_only)
 
 
-def _copy(value: Any) -> Any:
+def _copy_without_aliases(value: Any) -> Any:
     """Copy a manifest; each YAML alias becomes a copy of its own."""
     if isinstance(value, dict):
-        return {key: _copy(held) for key, held in value.items()}
-    return [_copy(held) for held in value] if isinstance(value, list) else value
+        return {key: _copy_without_aliases(held) for key, held in value.items()}
+    return [_copy_without_aliases(held) for held in value] if isinstance(value, list) else value
 
 
-def _engine(pod: PodSpec, at: str, options: Options) -> EngineContainer | str:
+def _find_engine(pod: PodSpec, at: str, options: Options) -> EngineContainer | str:
     """Return the engine in ``pod``, or why the pod is left unchanged. Raises InjectionError."""
     if pod.worker:
         return WORKERS
-    if (why := unselected({**pod.inherited, **pod.labels}, options)) is not None:
+    if (why := selector_mismatch({**pod.inherited, **pod.labels}, options)) is not None:
         return why
     check_types(pod.spec, at)
     if _is_patch(pod):
@@ -169,7 +182,7 @@ def _engine(pod: PodSpec, at: str, options: Options) -> EngineContainer | str:
         check_types(runtime, f"ServingRuntime {name}: spec")
     spec, containers = pod.spec, containers_of(pod.spec, options.runtimes)
     composed = {**spec, "containers": containers}
-    engine = find(composed, at, options, ray=pod.ray, annotations=pod.annotations)
+    engine = find_engine(composed, at, options, ray=pod.ray, annotations=pod.annotations)
     if engine is None:
         if pod.ray:
             return (
@@ -177,13 +190,14 @@ def _engine(pod: PodSpec, at: str, options: Options) -> EngineContainer | str:
                 f" starts one, set {options.fields.engine}, {options.fields.container} and"
                 f" {options.fields.port}"
             )
+        listed = describe_containers(composed, options)
         return (
-            f"no container runs vLLM or SGLang (containers: {container_names(composed, options)});"
-            f" use {options.fields.unrecognized} to supervise it as a custom engine"
+            f"no container runs vLLM or SGLang (containers: {listed}); use"
+            f" {options.fields.unrecognized} to supervise it as a custom engine"
         )
     check_shape(spec, at, options.fields)
     if pod.restarts_group and not options.group_restarts:
-        raise InjectionError(f"{at}: {restarts_group(options, pod.restarts_group)}")
+        raise InjectionError(f"{at}: {group_restart_reason(options, pod.restarts_group)}")
     if supervisor_of(spec) is None:
         check_names(spec, at)
     engine = replace(engine, ends=engine.ends or pod.ends)

@@ -1,7 +1,7 @@
 """Finds the container of a pod that is the engine, and the evidence for it.
 
 The evidence, strongest first: the server's command, also in a script; the image's own name; options
-that only an engine has. The webhook and ``plimsoll inject`` both use :func:`find`.
+that only an engine has. The webhook and ``plimsoll inject`` both use :func:`find_engine`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,15 @@ from plimsoll_api.engines import EngineType
 from plimsoll_operator.injection import command_line
 from plimsoll_operator.injection.command_line import MAX_COMMAND, CommandLine
 from plimsoll_operator.injection.errors import InjectionError
-from plimsoll_operator.injection.listening import KSERVE, of_engine, scripts_of, variables_of
+from plimsoll_operator.injection.listening import KSERVE, find_address, scripts_of, variables_of
 from plimsoll_operator.injection.options import Options
-from plimsoll_operator.injection.programs import NOT_SERVING, Program, of_command, of_image, option
+from plimsoll_operator.injection.programs import (
+    NOT_SERVING,
+    Program,
+    classify_command,
+    classify_image,
+    option_value,
+)
 from plimsoll_operator.render.containers import native_sidecars
 from plimsoll_operator.render.supervisor import claims_of, shares_device
 
@@ -44,11 +50,11 @@ class EngineContainer:
     """The engine's container.
 
     ``container`` is its name and ``path`` its path in the document; ``limits`` are its resource
-    limits. ``uid`` is None if the manifest does not set it. ``hidden`` says whether only a process
-    with capabilities may inspect it. ``shm`` is its mount at /dev/shm; None if it uses the pod's
-    own. ``shares_device`` says whether others may use its devices. ``ends`` says why the kubelet
-    does not restart it; empty if it does. ``evidence`` says how the engine and its port were found,
-    and ``notes`` what the supervisor will not see.
+    limits. ``uid`` is None if the manifest does not set it. ``is_hidden`` says whether only a
+    process with capabilities may inspect it. ``shm`` is its mount at /dev/shm; None if it uses the
+    pod's own. ``shares_device`` says whether others may use its devices. ``ends`` says why the
+    kubelet does not restart it; empty if it does. ``evidence`` says how the engine and its port
+    were found, and ``notes`` what the supervisor will not see.
     """
 
     container: str
@@ -59,7 +65,7 @@ class EngineContainer:
     model: str
     limits: dict[str, Any]
     uid: int | None
-    hidden: bool
+    is_hidden: bool
     shm: Object | None = None
     shares_device: bool = False
     ends: str = ""
@@ -90,40 +96,44 @@ class Candidate:
     ray: bool = False
 
 
-def candidate(container: Object, scripts: Mapping[str, str] | None = None) -> Candidate:
+def classify(container: Object, scripts: Mapping[str, str] | None = None) -> Candidate:
     """Classify a container by its command, its image and its options.
 
     ``scripts`` has files that are mounted into it, by path.
     """
-    line = command_line.of_container(container, scripts)
-    programs = [of_command(words) for words in line.commands]
+    line = command_line.parse_container(container, scripts)
+    programs = [classify_command(words) for words in line.commands]
     servers = [one for one in programs if one.kind is not None]
-    image, name = of_image(str(container.get("image") or ""))
+    image, name = classify_image(str(container.get("image") or ""))
     ray = _is_ray(container, line, name)
     if servers:
-        server = next((one for one in servers if not one.unserved), servers[0])
+        server = next((one for one in servers if not one.no_port_reason), servers[0])
         return Candidate(
             container, server.kind, COMMAND, f"by its command {server.shown}", "", server, line
         )
-    others = [one.why for one in programs if one.why]
+    others = [one.not_engine_reason for one in programs if one.not_engine_reason]
     if programs and len(others) == len(programs):
         return Candidate(container, why=others[-1], line=line)
-    unknown = [words for words, one in zip(line.commands, programs, strict=True) if not one.why]
+    unknown = [
+        words
+        for words, one in zip(line.commands, programs, strict=True)
+        if not one.not_engine_reason
+    ]
     words = unknown[0] if unknown else []
     if words and words[0] in NOT_SERVING and not container.get("command"):
         return Candidate(container, why=f"runs vllm {words[0]}, which serves nothing", line=line)
     server = Program(words=words)
     model = container.get("modelFormat") or {}
-    if (kind := _of_format(str(model.get("name") or ""))) is not None:
+    if (kind := _engine_of_format(str(model.get("name") or ""))) is not None:
         return Candidate(container, kind, IMAGE, "by its model format", "", server, line)
     if image is not None:
         return Candidate(container, image, IMAGE, f"by its image {name}", "", server, line, ray)
-    if (kind := _of_options(words)) is not None:
+    if (kind := _classify_by_options(words)) is not None:
         return Candidate(container, kind, OPTIONS, "by its options", "", server, line)
     return Candidate(container, line=line, server=server, ray=ray)
 
 
-def _of_format(name: str) -> EngineType | None:
+def _engine_of_format(name: str) -> EngineType | None:
     """Return the engine of a KServe model format; huggingfaceserver runs vLLM."""
     formats = {
         "vllm": EngineType.VLLM, "huggingface": EngineType.VLLM, "sglang": EngineType.SGLANG
@@ -131,11 +141,11 @@ def _of_format(name: str) -> EngineType | None:
     return formats.get(name.lower())
 
 
-def _of_options(words: list[str]) -> EngineType | None:
+def _classify_by_options(words: list[str]) -> EngineType | None:
     if any(CLIENT_OPTIONS.match(word) for word in words):
         return None
     for flag in BACKEND_FLAGS:
-        value = option(words, flag)
+        value = option_value(words, flag)
         if value in (EngineType.VLLM, EngineType.SGLANG):
             return EngineType(value)
     for kind, pattern in ENGINE_OPTIONS.items():
@@ -147,11 +157,11 @@ def _of_options(words: list[str]) -> EngineType | None:
 def _is_ray(container: Object, line: CommandLine, image: str) -> bool:
     """Report whether a container starts Ray, which starts the engine later."""
     ports = {str(one.get("name")) for one in container.get("ports") or ()}
-    runs = any(command_line.program(words[0]) == "ray" for words in line.commands)
+    runs = any(command_line.program_name(words[0]) == "ray" for words in line.commands)
     return runs or bool(ports & RAY_PORTS) or "ray" in re.split(r"[^a-z0-9]+", image)
 
 
-def find(
+def find_engine(
     pod: Object,
     where: str,
     options: Options,
@@ -185,11 +195,13 @@ def find(
     if type_ is EngineType.CUSTOM and not wanted:
         return None
     server = chosen.server
-    if server.unserved and port is None and not worker and type_ is not EngineType.CUSTOM:
-        raise InjectionError(f"{path}: {server.shown}: {server.unserved}")
+    if server.no_port_reason and port is None and not worker and type_ is not EngineType.CUSTOM:
+        raise InjectionError(f"{path}: {server.shown}: {server.no_port_reason}")
     variables = {**chosen.line.variables, **variables_of(container, options.config_maps)}
-    found = of_engine(container, server, type_, variables, path)
-    number, by = (port, f"by {options.fields.port}") if port is not None else (found.port, found.by)
+    found = find_address(container, server, type_, variables, path)
+    number, by = (
+        (port, f"by {options.fields.port}") if port is not None else (found.port, found.evidence)
+    )
     if chosen.ray and port is None:
         number, by = None, "its command starts only Ray, and the ports that it shows are Ray's"
     if number is None and worker:
@@ -211,7 +223,7 @@ def find(
         model=found.model,
         limits=limits,
         uid=_uid(pod, container, where, path),
-        hidden=_hidden(pod, container),
+        is_hidden=_is_hidden(pod, container),
         shm=_shm(container),
         shares_device=shares_device(asked, claims_of(container), pod, annotations),
         ends="" if native else _ends(pod),
@@ -220,10 +232,10 @@ def find(
     )
 
 
-def names(pod: Object, options: Options) -> str:
+def describe_containers(pod: Object, options: Options) -> str:
     """Return a list of the pod's containers for a message, with what they run."""
     listed = [
-        (str(one.get("name")), candidate(one, scripts_of(pod, one, options.config_maps)).why)
+        (str(one.get("name")), classify(one, scripts_of(pod, one, options.config_maps)).why)
         for one in [*(pod.get("containers") or ()), *native_sidecars(pod)]
     ]
     return ", ".join(f"{name} {why}".rstrip() for name, why in listed) or "none"
@@ -244,8 +256,7 @@ def _choose(pod: Object, where: str, options: Options) -> Candidate | None:
     sidecars = native_sidecars(pod)
     listed = [str(one.get("name")) for one in (*containers, *sidecars)]
     known = [
-        candidate(one, scripts_of(pod, one, options.config_maps))
-        for one in (*containers, *sidecars)
+        classify(one, scripts_of(pod, one, options.config_maps)) for one in (*containers, *sidecars)
     ]
     if (named := options.engine.container) is not None:
         if named not in listed:
@@ -263,7 +274,7 @@ def _choose(pod: Object, where: str, options: Options) -> Candidate | None:
     candidates = engines or mains
     best = [one for one in candidates if one.rank == max(each.rank for each in candidates)]
     kserve = [one for one in best if one.container.get("name") == KSERVE]
-    serving = [one for one in best if not one.server.unserved]
+    serving = [one for one in best if not one.server.no_port_reason]
     with_ports = [one for one in serving if one.container.get("ports")]
     for found in (kserve, best, serving, with_ports if engines else []):
         if len(found) == 1:
@@ -288,7 +299,7 @@ def _uid(pod: Object, container: Object, where: str, path: str) -> int | None:
     return None
 
 
-def _hidden(pod: Object, container: Object) -> bool:
+def _is_hidden(pod: Object, container: Object) -> bool:
     """Report whether the kernel hides sockets and environment from a process without capabilities.
 
     By ptrace_may_access(), the reader needs every capability that the process has. A root process

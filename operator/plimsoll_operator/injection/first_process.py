@@ -19,7 +19,7 @@ Object = dict[str, Any]
 _PARTS = re.compile(r"[;&|\n(){}`]")
 """Ends of a command in a shell script."""
 _QUOTES = str.maketrans("", "", "\"'")
-_OWN = r"(?:getpid\s*\(\s*\)|\b[pP]rocess\.pid|\${2,4}|\$\{?BASHPID\}?)[\"'\]]*"
+_OWN_PID = r"(?:getpid\s*\(\s*\)|\b[pP]rocess\.pid|\${2,4}|\$\{?BASHPID\}?)[\"'\]]*"
 """The caller's own process ID in Python, JavaScript, Ruby and shells."""
 _IS = r"\s*(?:!==?|===?|=|<>|>|-(?:eq|ne|gt)|\bis(?:\s+not)?\b)\s*"
 _NAMES = (
@@ -34,7 +34,7 @@ _NAMES = (
     r"\b(?:gcore|jcmd|jmap|jstack|pmap)\s+(?:-\S+\s+)*1(?![\w.])",
     r"\bkillall5\b",
 )
-_CHECKS = (_OWN + _IS + r"[\"']?1\b", r"\b1[\"']?" + _IS + r"[\"']?(?:os\.)?" + _OWN)
+_CHECKS = (_OWN_PID + _IS + r"[\"']?1\b", r"\b1[\"']?" + _IS + r"[\"']?(?:os\.)?" + _OWN_PID)
 NAMES = re.compile("|".join(_NAMES))
 CHECKS = re.compile("|".join(_CHECKS))
 INITS = frozenset(
@@ -47,7 +47,7 @@ INITS = frozenset(
 has that name."""
 INIT_IMAGES = re.compile(r"(^|/)linuxserver/|(^|/)ubi\d+(-minimal)?[-/](ubi-)?init(:|@|$)|systemd")
 """Images that start such a program by default: s6-overlay and systemd."""
-S6 = "S6_"
+S6_PREFIX = "S6_"
 """Prefix of s6-overlay's variables."""
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
@@ -62,7 +62,7 @@ def check_first_process(pod: Object, at: str, fields: Fields) -> None:
     """
     if pod.get("shareProcessNamespace") is True:
         return
-    if (found := first_process(pod)) is not None:
+    if (found := find_dependency(pod)) is not None:
         raise InjectionError(
             f"{at}.{found}, which is another one where containers share their process IDs, as with"
             " a supervisor: signal the engine by its name, start it without an init system, or"
@@ -70,7 +70,7 @@ def check_first_process(pod: Object, at: str, fields: Fields) -> None:
         )
 
 
-def first_process(pod: Object) -> str | None:
+def find_dependency(pod: Object) -> str | None:
     """Return the field of a pod spec that depends on process 1, and how; None if there is none."""
     listed = [("containers", one) for one in _list(pod.get("containers"))]
     listed += [
@@ -79,16 +79,16 @@ def first_process(pod: Object) -> str | None:
         if _object(one).get("restartPolicy") == "Always"
     ]
     for kind, container in listed:
-        for field, why in _reasons(_object(container)):
+        for field, why in _dependencies(_object(container)):
             return f"{kind}[{_object(container).get('name')}].{field} {why} process 1"
     return None
 
 
-def _reasons(container: Object) -> Iterator[tuple[str, str]]:
+def _dependencies(container: Object) -> Iterator[tuple[str, str]]:
     """Yield each field of a container that depends on process 1, and how it does."""
     for field, command in _commands(container):
         text = " ".join(command)
-        if NAMES.search(text) or any(map(_kills, _PARTS.split(text))):
+        if NAMES.search(text) or any(map(_signals_first_process, _PARTS.split(text))):
             yield field, "names"
         elif CHECKS.search(text) or any(_starts_init(word) for word in command):
             yield field, "must be"
@@ -97,12 +97,11 @@ def _reasons(container: Object) -> Iterator[tuple[str, str]]:
     if INIT_IMAGES.search(str(container.get("image"))):
         yield "image", "must be"
     for one in _list(container.get("env")):
-        if str(_object(one).get("name")).startswith(S6):
+        if str(_object(one).get("name")).startswith(S6_PREFIX):
             yield f"env[{one['name']}] is of s6-overlay, which", "must be"
 
 
 def _commands(container: Object) -> Iterator[tuple[str, list[str]]]:
-    """Yield each field of a container that holds a command, and the command."""
     for key in ("command", "args"):
         yield key, [str(one) for one in _list(container.get(key))]
     for owner, prefix, keys in (
@@ -114,7 +113,7 @@ def _commands(container: Object) -> Iterator[tuple[str, list[str]]]:
             yield f"{prefix}{key}.exec.command", [str(one) for one in _list(command)]
 
 
-def _kills(part: str) -> bool:
+def _signals_first_process(part: str) -> bool:
     """Report whether a shell command signals process 1, or every process (``-1``)."""
     words = part.translate(_QUOTES).split()
     at = next((n for n, one in enumerate(words) if one.rpartition("/")[2] == "kill"), None)
@@ -123,7 +122,6 @@ def _kills(part: str) -> bool:
 
 
 def _starts_init(word: str) -> bool:
-    """Report whether a word of a command, which may be a script, starts an init system."""
     for part in _PARTS.split(word):
         program = part.translate(_QUOTES).strip().removeprefix("exec ").split()
         if program and (program[0] in INITS or program[0].rpartition("/")[2] in INITS):

@@ -30,14 +30,18 @@ from plimsoll_operator.injection.configuration import (
     metadata,
     pod_engine,
 )
-from plimsoll_operator.injection.engine import EngineContainer, find
+from plimsoll_operator.injection.engine import EngineContainer, find_engine
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.notes import notes as notes_of
 from plimsoll_operator.injection.options import Options
 from plimsoll_operator.injection.pods import KSERVE_API, WORKERS
 from plimsoll_operator.injection.shape import check_types
 from plimsoll_operator.injection.sidecar import add_supervisor
-from plimsoll_operator.injection.unchanged import left_alone, restarts_group, unselected
+from plimsoll_operator.injection.unchanged import (
+    group_restart_reason,
+    selector_mismatch,
+    unchanged_note,
+)
 from plimsoll_operator.render import names
 from plimsoll_operator.render.probe import PATH
 
@@ -93,9 +97,9 @@ def inject(document: Object, changed: Object, options: Options) -> Injected:
     notes: list[str] = []
     engines: list[EngineContainer] = []
     for workload in _workloads(spec, where):
-        found = _supervised(workload, name, model, options)
+        found = _supervise(workload, name, model, options)
         if isinstance(found, str):
-            notes.append(f"{workload.at}: {left_alone(found)}")
+            notes.append(f"{workload.at}: {unchanged_note(found)}")
             continue
         engine, part = found
         engines.append(engine)
@@ -105,7 +109,7 @@ def inject(document: Object, changed: Object, options: Options) -> Injected:
             made["prefill"] = part
         notes += notes_of(workload.at, _pod(workload), engine, options)
         if workload.spec.get("worker") is not None:
-            notes.append(f"{workload.at}.worker: {left_alone(WORKERS)}")
+            notes.append(f"{workload.at}.worker: {unchanged_note(WORKERS)}")
     if not engines:
         return Injected(document, None, tuple(notes))
     ours = names.supervisor(name)
@@ -135,16 +139,16 @@ def _workloads(spec: Object, where: str) -> list[_Workload]:
     return [_Workload(spec, at, DECODE_PORT), _Workload(prefill, f"{at}.prefill", PORT)]
 
 
-def _supervised(
+def _supervise(
     workload: _Workload, name: str, model: str, options: Options
 ) -> tuple[EngineContainer, Object] | str:
     """Return the engine and its part of the configuration, or why the pods are left unchanged."""
     labels = _object(workload.spec, "labels", workload.at) if "labels" in workload.spec else {}
     generated = {"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": PART_OF}
-    if (why := unselected({**generated, **labels}, options)) is not None:
+    if (why := selector_mismatch({**generated, **labels}, options)) is not None:
         return why
     if workload.spec.get("worker") is not None and not options.group_restarts:
-        raise InjectionError(f"{workload.at}: {restarts_group(options)}")
+        raise InjectionError(f"{workload.at}: {group_restart_reason(options)}")
     at = f"{workload.at}.template"
     check_types(_object(workload.spec, "template", workload.at), at)
     pod = _pod(workload)
@@ -186,12 +190,12 @@ def _pod(workload: _Workload) -> Object:
         listed.append({"name": MAIN})
     return found | {
         "containers": [
-            _preset(one, workload.port) if one["name"] == MAIN else one for one in listed
+            _apply_preset(one, workload.port) if one["name"] == MAIN else one for one in listed
         ]
     }
 
 
-def _preset(container: Object, port: int) -> Object:
+def _apply_preset(container: Object, port: int) -> Object:
     """Merge the engine's container over the fields that all presets set."""
     security = {"runAsNonRoot": True, "capabilities": {"drop": ["ALL"]}}
     return {
@@ -211,7 +215,7 @@ def _engine(
     preset: Object = {"container": named}
     if options.engine_type is None and not own_command:
         preset["type"] = SelectedType.VLLM
-    engine = find(
+    engine = find_engine(
         pod,
         at,
         replace(

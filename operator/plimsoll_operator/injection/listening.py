@@ -12,7 +12,7 @@ from plimsoll_api.engines import EngineType
 from plimsoll_api.units import MAX_DIGITS, whole_number
 from plimsoll_operator.injection.command_line import REFERENCE, expand
 from plimsoll_operator.injection.errors import InjectionError
-from plimsoll_operator.injection.programs import Program, has, option
+from plimsoll_operator.injection.programs import Program, has_option, option_value
 
 Object = dict[str, Any]
 ConfigMaps = Mapping[str, Mapping[str, Any]]
@@ -42,14 +42,14 @@ ANY_ADDRESS = frozenset({"0.0.0.0", "::", "[::]", "127.0.0.1", "localhost", "::1
 
 
 @dataclass(frozen=True)
-class Listening:
+class EngineAddress:
     """An engine's address, the evidence for it, and notes for a person.
 
     ``port`` is None if unknown.
     """
 
     port: int | None
-    by: str
+    evidence: str
     scheme: str
     model: str
     notes: tuple[str, ...] = ()
@@ -97,13 +97,13 @@ def scripts_of(pod: Object, container: Object, config_maps: ConfigMaps) -> dict[
     return found
 
 
-def of_engine(
+def find_address(
     container: Object,
     server: Program,
     kind: EngineType,
     variables: Mapping[str, str | None],
     path: str,
-) -> Listening:
+) -> EngineAddress:
     """Return where the engine in ``container`` listens.
 
     ``server`` is its command; ``variables`` are those of its container and its script. Raises
@@ -117,7 +117,7 @@ def of_engine(
         if str(request.get("scheme", "")).upper() == "HTTPS":
             scheme = "https"
     notes = tuple(_notes(container, words, server, kind, variables))
-    return Listening(port, by, scheme, _model(words), notes)
+    return EngineAddress(port, by, scheme, _model(words), notes)
 
 
 def _port(
@@ -130,21 +130,21 @@ def _port(
 ) -> tuple[int | None, str]:
     unresolved = ""
     for flag in PORT_FLAGS:
-        text = option(words, flag)
+        text = option_value(words, flag)
         number = None if text is None else whole_number(text[:MAX_DIGITS])
         if number is not None:
-            return _checked(number, f"{path}: {flag}"), f"by {flag}"
+            return _check_port(number, f"{path}: {flag}"), f"by {flag}"
         unresolved = unresolved or (f"{flag} {text}" if text is not None else "")
-    if not server.shown and (found := _of_variables(variables)):
+    if not server.shown and (found := _port_from_variables(variables)):
         return found
-    if (found := _of_probes(container, path)) is not None:
+    if (found := _port_from_probes(container, path)) is not None:
         return found
     # An unknown program may serve on any port, or on none.
     known = server.shown != "" or not container.get("command")
     default = KSERVE_PORT if container.get("name") == KSERVE else PORTS.get(kind)
     if "huggingfaceserver" in server.shown:
         default = KSERVE_PORT
-    if (found := _of_ports(container, default, path)) is not None:
+    if (found := _port_from_declarations(container, default, path)) is not None:
         return found
     if unresolved:
         return None, f"{unresolved[:80]} has a value that only the cluster knows"
@@ -153,7 +153,7 @@ def _port(
     return None, "no option, probe or named port shows it"
 
 
-def _of_variables(variables: Mapping[str, str | None]) -> tuple[int, str] | None:
+def _port_from_variables(variables: Mapping[str, str | None]) -> tuple[int, str] | None:
     for name in PORT_VARIABLES:
         number = whole_number((variables.get(name) or "")[:MAX_DIGITS])
         if number is not None and 0 < number <= MAX_PORT:
@@ -161,7 +161,7 @@ def _of_variables(variables: Mapping[str, str | None]) -> tuple[int, str] | None
     return None
 
 
-def _of_probes(container: Object, path: str) -> tuple[int, str] | None:
+def _port_from_probes(container: Object, path: str) -> tuple[int, str] | None:
     ports = {one.get("name"): one.get("containerPort") for one in container.get("ports") or ()}
     for name in PROBES:
         probe = container.get(name) or {}
@@ -169,19 +169,21 @@ def _of_probes(container: Object, path: str) -> tuple[int, str] | None:
         port = asked.get("port")
         port = ports.get(port, whole_number(port[:MAX_DIGITS])) if isinstance(port, str) else port
         if port is not None:
-            return _checked(port, f"{path}.{name}.httpGet.port"), f"by its {name}"
+            return _check_port(port, f"{path}.{name}.httpGet.port"), f"by its {name}"
         command = " ".join(map(str, (probe.get("exec") or {}).get("command") or ()))
         if (url := URL.search(command)) is not None:
-            return _checked(int(url[2]), f"{path}.{name}"), f"by its {name}"
+            return _check_port(int(url[2]), f"{path}.{name}"), f"by its {name}"
     return None
 
 
-def _of_ports(container: Object, default: int | None, path: str) -> tuple[int, str] | None:
+def _port_from_declarations(
+    container: Object, default: int | None, path: str
+) -> tuple[int, str] | None:
     """Choose one of the declared ports: by its name, else the default one, else the only one."""
     listed = [
         (
             str(one.get("name") or ""),
-            _checked(one.get("containerPort"), f"{path}.ports[{at}].containerPort"),
+            _check_port(one.get("containerPort"), f"{path}.ports[{at}].containerPort"),
         )
         for at, one in enumerate(container.get("ports") or ())
     ]
@@ -196,7 +198,7 @@ def _of_ports(container: Object, default: int | None, path: str) -> tuple[int, s
     return None
 
 
-def _checked(port: object, where: str) -> int:
+def _check_port(port: object, where: str) -> int:
     if isinstance(port, bool) or not isinstance(port, int) or not 0 < port <= MAX_PORT:
         raise InjectionError(f"{where}: {port!r} is not a port number from 1 to {MAX_PORT}")
     return port
@@ -204,7 +206,7 @@ def _checked(port: object, where: str) -> int:
 
 def _model(words: Sequence[str]) -> str:
     """Return the model's name if the manifest shows it; otherwise an empty text."""
-    named = [option(words, flag) for flag in MODEL_FLAGS]
+    named = [option_value(words, flag) for flag in MODEL_FLAGS]
     named += [
         words[at + 1]
         for at, word in enumerate(words[:-1])
@@ -224,33 +226,35 @@ def _notes(
 ) -> list[str]:
     """Return notes on what the supervisor will not see of the engine, and what to change."""
     found: list[str] = []
-    host = option(words, "--host")
+    host = option_value(words, "--host")
     if host is not None and host.strip() not in ANY_ADDRESS:
         shown = "the pod's own address" if POD_IP in host else host[:80]
         found.append(
             f"it listens on {shown} only (--host), and the supervisor asks 127.0.0.1: use --host"
             " 0.0.0.0, or the supervisor sees no load, no stall and no readiness"
         )
-    if kind is EngineType.SGLANG and server.shown and not has(words, "--enable-metrics"):
+    if kind is EngineType.SGLANG and server.shown and not has_option(words, "--enable-metrics"):
         found.append(
             "SGLang without --enable-metrics shows no load: no stall is seen, and a drain waits to"
             " its deadline; add the option"
         )
-    if kind is EngineType.VLLM and has(words, "--disable-log-stats"):
+    if kind is EngineType.VLLM and has_option(words, "--disable-log-stats"):
         found.append(
             "--disable-log-stats leaves the metrics empty: no load and no stall is seen; remove it"
         )
-    if option(words, "--ssl-cert-reqs") in ("1", "2") or has(words, "--enable-ssl-client-auth"):
+    if option_value(words, "--ssl-cert-reqs") in ("1", "2") or has_option(
+        words, "--enable-ssl-client-auth"
+    ):
         found.append(
             "the engine asks its clients for certificates, and the supervisor has none: no load and"
             " no stall is seen; serve /metrics without, or watch it as --engine custom"
         )
-    if has(words, "--api-key") or "VLLM_API_KEY" in variables:
+    if has_option(words, "--api-key") or "VLLM_API_KEY" in variables:
         found.append(
             "the supervisor has no API key: it asks only paths that need none, such as /metrics and"
             " /health"
         )
-    rank = option(words, "--node-rank")
+    rank = option_value(words, "--node-rank")
     if rank is not None and not rank.isdigit():
         found.append(
             "--node-rank differs from pod to pod: the pods of rank 1 and above serve no port, and"

@@ -8,7 +8,7 @@ from plimsoll_api.engines import EngineType
 from plimsoll_api.supervision import Action
 from plimsoll_operator.injection.engine import EngineContainer
 from plimsoll_operator.injection.options import Options
-from plimsoll_operator.render.containers import beside, guaranteed
+from plimsoll_operator.render.containers import is_guaranteed, other_containers
 from plimsoll_operator.render.paths import on_node
 
 Object = dict[str, Any]
@@ -17,9 +17,9 @@ Object = dict[str, Any]
 def notes(where: str, pod: Object, engine: EngineContainer, options: Options) -> list[str]:
     """Return the notes on an injection; each sentence begins with the pod's path."""
     known = engine.type is not EngineType.CUSTOM
-    found = [shown(engine)]
+    found = [describe_engine(engine)]
     found += engine.notes
-    found += _of_user(engine, options, known)
+    found += _user_notes(engine, options, known)
     if pod.get("hostNetwork"):
         at = on_node(engine.port)
         found.append(
@@ -38,7 +38,11 @@ def notes(where: str, pod: Object, engine: EngineContainer, options: Options) ->
             " account only to a pod with none: name there what the engine's image needs, too"
         )
     own = options.supervisor.resources
-    if own is not None and guaranteed(beside(pod)) and not guaranteed([{"resources": vars(own)}]):
+    if (
+        own is not None
+        and is_guaranteed(other_containers(pod))
+        and not is_guaranteed([{"resources": vars(own)}])
+    ):
         found.append(
             "the pod is no longer of the QoS class Guaranteed: the supervisor's requests and"
             f" limits differ or lack CPU or memory: omit {options.fields.resources} to keep it"
@@ -52,15 +56,15 @@ def notes(where: str, pod: Object, engine: EngineContainer, options: Options) ->
             "inject sets PYTHONPATH for the probe, which overrides a value in the image; to keep"
             " that value, set it in the container's env"
         )
-    return [f"{where}: {one}" for one in [*found, *_of_mode(options)]]
+    return [f"{where}: {one}" for one in [*found, *_mode_notes(options)]]
 
 
-def shown(engine: EngineContainer) -> str:
+def describe_engine(engine: EngineContainer) -> str:
     """Describe the engine that was found, and the evidence."""
     return f"{engine.type.value} in container {engine.container}, {engine.evidence}"
 
 
-def _of_user(engine: EngineContainer, options: Options, known: bool) -> list[str]:
+def _user_notes(engine: EngineContainer, options: Options, known: bool) -> list[str]:
     found = []
     if options.assigned_user and engine.uid is None:
         found.append(
@@ -78,7 +82,7 @@ def _of_user(engine: EngineContainer, options: Options, known: bool) -> list[str
             f"the engine runs as user {engine.uid} and the supervisor as {options.run_as_user}: the"
             f" supervisor cannot see or signal it; omit {options.fields.run_as_user}"
         )
-    elif engine.hidden and not known:
+    elif engine.is_hidden and not known:
         found.append(
             "the engine runs as root with capabilities, so the supervisor cannot see its sockets"
             " and will not find it: set runAsUser, or drop all capabilities"
@@ -86,9 +90,9 @@ def _of_user(engine: EngineContainer, options: Options, known: bool) -> list[str
     return found
 
 
-def _of_mode(options: Options) -> list[str]:
+def _mode_notes(options: Options) -> list[str]:
     """Return the limits of mode ``Recover`` without the operator."""
-    if not options.acts:
+    if not options.may_act:
         return []
     found = [
         "mode Recover without the operator: replicas take no restart slots, so several of them may"

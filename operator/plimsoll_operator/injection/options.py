@@ -14,7 +14,7 @@ from plimsoll_api.serving import SUPERVISOR_RESOURCES, SupervisorSettings
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervision_policy import SelectedEngine, SelectedType, SupervisionPolicy
 
-WITHOUT_POLICY = MemoryPolicy(host=MemoryBudget(growth_bytes=2 << 30), warmup_s=300.0)
+DEFAULT_MEMORY_POLICY = MemoryPolicy(host=MemoryBudget(growth_bytes=2 << 30), warmup_s=300.0)
 """Memory policy of ``plimsoll inject`` without a policy, with a long warm-up for unknown
 engines."""
 
@@ -51,7 +51,7 @@ class Options:
 
     image: str
     engine: SelectedEngine = field(default_factory=SelectedEngine)
-    memory: MemoryPolicy = WITHOUT_POLICY
+    memory: MemoryPolicy = DEFAULT_MEMORY_POLICY
     supervision: Supervision = field(default_factory=Supervision)
     selector: LabelSelector | None = None
     namespace: str | None = None
@@ -77,12 +77,12 @@ class Options:
         return None if found is SelectedType.AUTO else EngineType(found.value)
 
     @property
-    def acts(self) -> bool:
+    def may_act(self) -> bool:
         """Whether the supervisor may take actions."""
         return self.supervision.mode is Mode.RECOVER
 
 
-def of_policy(
+def options_of_policy(
     policy: SupervisionPolicy, image: str, fields: Fields, namespace: str | None = None
 ) -> Options:
     """Translate ``policy`` into options; ``image`` is the supervisor's."""

@@ -92,15 +92,15 @@ def pods_of(document: Object, where: str) -> list[PodSpec]:
     if (path := TEMPLATES.get((group, kind))) is not None:
         return [_template(document, path, where)]
     if group == LWS_API and kind == LWS_KIND:
-        return _inheriting(document, _leader_worker_set(document, where))
+        return _with_inherited_labels(document, _leader_worker_set(document, where))
     if (path := RAY_CLUSTERS.get((group, kind))) is not None:
         return list(_ray_cluster(document, path, where))
     if group == KSERVE_API and kind == SERVICE_KIND:
-        return _inheriting(document, _predictor(document, where))
+        return _with_inherited_labels(document, _predictor(document, where))
     return []
 
 
-def _inheriting(document: Object, pods: Iterable[PodSpec]) -> list[PodSpec]:
+def _with_inherited_labels(document: Object, pods: Iterable[PodSpec]) -> list[PodSpec]:
     """Add the labels that identify the pods of a group or of a predictor."""
     held = document.get("metadata")
     metadata = held if isinstance(held, dict) else {}
@@ -179,7 +179,7 @@ def engine_of(pod: Object, container: str) -> Object | None:
     return next((one for one in engines_of(pod) if one.get("name") == container), made)
 
 
-def mark(pod: Object, container: str) -> None:
+def set_container_name_variable(pod: Object, container: str) -> None:
     """Put the container's name into its own environment.
 
     The supervisor identifies the engine's processes by it. KServe takes it from a predictor's
@@ -212,7 +212,7 @@ def _leader_worker_set(document: Object, where: str) -> Iterator[PodSpec]:
 
 def _ray_cluster(document: Object, path: tuple[str, ...], where: str) -> Iterator[PodSpec]:
     head = _template(document, (*path, "headGroupSpec", "template"), where)
-    yield replace(head, ray=True, ends=_ends_of_ray(document, path, where))
+    yield replace(head, ray=True, ends=_ray_restart_obstacle(document, path, where))
     groups = _object(document, path, where).get("workerGroupSpecs") or []
     if not isinstance(groups, list):
         raise InjectionError(f"{where}: {'.'.join(path)}.workerGroupSpecs: must be a list")
@@ -224,7 +224,7 @@ def _ray_cluster(document: Object, path: tuple[str, ...], where: str) -> Iterato
         yield PodSpec(f"{at}.{found.path}", found.spec, found.labels, worker=True)
 
 
-def _ends_of_ray(document: Object, path: tuple[str, ...], where: str) -> str:
+def _ray_restart_obstacle(document: Object, path: tuple[str, ...], where: str) -> str:
     """Return why KubeRay prevents the kubelet from restarting a head; empty if it does not."""
     cluster = _object(document, path, where)
     options = cluster.get("autoscalerOptions")

@@ -10,7 +10,7 @@ import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plimsoll_api.names import METRICS_PORT, POLICY_LABEL, PROBE_PORT, REFUSED, object_name
+from plimsoll_api.names import METRICS_PORT, POLICY_LABEL, PROBE_PORT, REFUSED, policy_object_name
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
 from plimsoll_api.supervisor_config import POD_ENGINE_ENV, GroupMember, PodEngine
@@ -22,7 +22,7 @@ from plimsoll_api.workloads import (
     RAY_NODE,
     RAY_WORKER,
     membership,
-    service_of_ray,
+    ray_service_name,
 )
 from plimsoll_operator.injection.checks import (
     check_engine,
@@ -32,11 +32,10 @@ from plimsoll_operator.injection.checks import (
     places_in,
 )
 from plimsoll_operator.injection.configuration import endpoint, pod_engine
-from plimsoll_operator.injection.engine import EngineContainer, find
-from plimsoll_operator.injection.engine import names as container_names
+from plimsoll_operator.injection.engine import EngineContainer, describe_containers, find_engine
 from plimsoll_operator.injection.errors import InjectionError
-from plimsoll_operator.injection.notes import shown
-from plimsoll_operator.injection.options import Fields, Options, of_policy
+from plimsoll_operator.injection.notes import describe_engine
+from plimsoll_operator.injection.options import Fields, Options, options_of_policy
 from plimsoll_operator.injection.pods import WORKERS
 from plimsoll_operator.injection.ray import worker_container
 from plimsoll_operator.injection.shape import check_types
@@ -47,11 +46,11 @@ from plimsoll_operator.render.paths import SUPERVISED
 
 Object = dict[str, Any]
 
-INJECTED = "plimsoll.dev/injected-images"
-"""Annotation of a pod: the images of its injection, in the format of :func:`images_of`."""
-TAKEN_FOR = "plimsoll.dev/engine"
+INJECTED_IMAGES = "plimsoll.dev/injected-images"
+"""Annotation of a pod: the images of its injection, in the format of :func:`injected_images`."""
+ENGINE_ANNOTATION = "plimsoll.dev/engine"
 """Annotation of a pod: the engine that was found, and the evidence."""
-AT = "spec"
+POD_PATH = "spec"
 """Path of the pod spec at the beginning of messages."""
 ALLOW_GROUP_RESTARTS = "plimsoll.dev/allow-group-restarts"
 """Annotation of the pods of a LeaderWorkerSet: ``true`` accepts that a restart of the supervisor
@@ -81,40 +80,44 @@ FIELDS = Fields(
 
 
 @dataclass(frozen=True)
-class Admitted:
+class AdmittedPod:
     """The pod to create. ``refusal`` says why it has no supervisor; None if it has one."""
 
     pod: Object
     refusal: str | None = None
 
 
-def images_of(policy: SupervisionPolicy, images: Images) -> str:
+def injected_images(policy: SupervisionPolicy, images: Images) -> str:
     """Return the images that new pods of ``policy`` get, as one text."""
     probe = images.probe if policy.spec.probe.enabled else None
     return ", ".join(dict.fromkeys([images.supervisor, probe or images.supervisor]))
 
 
-def admit(pod: Object, policy: SupervisionPolicy, images: Images) -> Admitted:
+def inject_pod(pod: Object, policy: SupervisionPolicy, images: Images) -> AdmittedPod:
     """Return ``pod`` with a supervisor, or with an annotation that says why it has none.
 
     The argument is not changed. A pod that already has the supervisor gets the same one again.
     """
     changed = copy.deepcopy(pod)
     try:
-        _check(changed)
+        _check_pod(changed)
         engine = _inject(changed, policy, images)
     except InjectionError as error:
         refused = copy.deepcopy(pod)
         reason = " ".join(str(error).split())[:MAX_REASON]
         if _annotated_bytes(pod["metadata"]) + len(REFUSED) + 4 * MAX_REASON <= MAX_ANNOTATIONS:
-            _put(refused["metadata"], "annotations", REFUSED, reason)
-        return Admitted(refused, reason)
-    _put(changed["metadata"], "labels", POLICY_LABEL, policy.metadata.name)
+            _set_metadata(refused["metadata"], "annotations", REFUSED, reason)
+        return AdmittedPod(refused, reason)
+    _set_metadata(changed["metadata"], "labels", POLICY_LABEL, policy.metadata.name)
     # Another webhook may rewrite the images, for example to a private registry.
-    _put(changed["metadata"], "annotations", INJECTED, images_of(policy, images))
+    _set_metadata(
+        changed["metadata"], "annotations", INJECTED_IMAGES, injected_images(policy, images)
+    )
     changed["metadata"]["annotations"].pop(REFUSED, None)
-    _put(changed["metadata"], "annotations", TAKEN_FOR, shown(engine)[:MAX_REASON])
-    return Admitted(changed)
+    _set_metadata(
+        changed["metadata"], "annotations", ENGINE_ANNOTATION, describe_engine(engine)[:MAX_REASON]
+    )
+    return AdmittedPod(changed)
 
 
 def _annotated_bytes(metadata: Object) -> int:
@@ -122,28 +125,28 @@ def _annotated_bytes(metadata: Object) -> int:
     return sum(len(f"{key}{value}".encode()) for key, value in annotations.items())
 
 
-def _put(metadata: Object, field: str, key: str, value: str) -> None:
+def _set_metadata(metadata: Object, field: str, key: str, value: str) -> None:
     metadata[field] = (metadata.get(field) or {}) | {key: value}
 
 
-def _check(pod: Object) -> None:
+def _check_pod(pod: Object) -> None:
     """Refuse a pod whose shape rules a supervisor out, whatever its engine is."""
     meta, spec = pod["metadata"], pod["spec"]
-    check_types(spec, AT)
-    check_shape(spec, AT, FIELDS)
+    check_types(spec, POD_PATH)
+    check_shape(spec, POD_PATH, FIELDS)
     annotations = meta.get("annotations") or {}
     grouped = bool(membership(meta).ray_cluster) or _in_group(meta.get("labels") or {})
     if spec.get("hostNetwork") and grouped and annotations.get(ALLOW_HOST_PORTS) != "true":
         # The supervisors of a group reach each other at the same port.
         raise InjectionError(
-            f"{AT}.hostNetwork: true: in a multi-node group, the supervisor's ports {METRICS_PORT}"
-            f" and {PROBE_PORT} would be the node's, and a second supervised pod on it could not"
-            f" start: set the annotation {ALLOW_HOST_PORTS} to true in the pod template if each"
-            " node runs one such pod"
+            f"{POD_PATH}.hostNetwork: true: in a multi-node group, the supervisor's ports"
+            f" {METRICS_PORT} and {PROBE_PORT} would be the node's, and a second supervised pod on"
+            f" it could not start: set the annotation {ALLOW_HOST_PORTS} to true in the pod"
+            " template if each node runs one such pod"
         )
     _check_group(meta)
-    if not _has_ours(pod):
-        check_names(spec, AT)
+    if not _has_our_supervisor(pod):
+        check_names(spec, POD_PATH)
 
 
 def _check_group(metadata: Object) -> None:
@@ -182,7 +185,7 @@ def group_of(metadata: Object) -> str:
     return ""
 
 
-def _group(pod: Object, policy: str) -> GroupMember | None:
+def _group_member(pod: Object, policy: str) -> GroupMember | None:
     """Return the pod's place in a RayCluster or LeaderWorkerSet; None if it has none."""
     meta = pod["metadata"]
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
@@ -191,7 +194,7 @@ def _group(pod: Object, policy: str) -> GroupMember | None:
         return GroupMember(
             index=cluster[:MAX_LABEL],
             worker=node == RAY_WORKER,
-            subdomain=service_of_ray(policy, cluster),
+            subdomain=ray_service_name(policy, cluster),
         )
     if not _in_group(labels):
         return None
@@ -202,8 +205,8 @@ def _group(pod: Object, policy: str) -> GroupMember | None:
     )
 
 
-def _has_ours(pod: Object) -> bool:
-    """Report whether :func:`admit` gave the pod its supervisor."""
+def _has_our_supervisor(pod: Object) -> bool:
+    """Report whether :func:`inject_pod` gave the pod its supervisor."""
     return any(
         one.get("name") == names.SUPERVISOR
         and any(variable.get("name") == POD_ENGINE_ENV for variable in one.get("env") or ())
@@ -213,7 +216,7 @@ def _has_ours(pod: Object) -> bool:
 
 def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineContainer:
     spec = pod["spec"]
-    options = of_policy(policy, images.supervisor, FIELDS)
+    options = options_of_policy(policy, images.supervisor, FIELDS)
     options = replace(
         options,
         token=True,
@@ -222,15 +225,15 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
         pull_secrets=images.pull_secrets,
         selector=None,
     )
-    group = _group(pod, policy.metadata.name)
-    engine = _engine(pod, group, options)
+    group = _group_member(pod, policy.metadata.name)
+    engine = _find_engine(pod, group, options)
     if engine is None:
         raise InjectionError(
-            f"no container runs vLLM or SGLang (containers: {container_names(spec, options)}): set"
-            f" {FIELDS.unrecognized}"
+            f"no container runs vLLM or SGLang (containers: {describe_containers(spec, options)}):"
+            f" set {FIELDS.unrecognized}"
         )
     places = places_in(spec, engine) if group is None else SUPERVISED
-    check_engine(spec, spec.get("containers") or [], engine, AT, options, places)
+    check_engine(spec, spec.get("containers") or [], engine, POD_PATH, options, places)
     found = PodEngine(
         engine=endpoint(engine, serves=group is None or not group.worker),
         workload=membership(pod["metadata"]).workload,
@@ -239,17 +242,19 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
         shared_device=engine.shares_device,
         restarts=not engine.ends,
     )
-    config_map = object_name(policy.metadata.name)
+    config_map = policy_object_name(policy.metadata.name)
     add_supervisor(spec, engine, options, config_map, (pod_engine(found),), places)
     return engine
 
 
-def _engine(pod: Object, group: GroupMember | None, options: Options) -> EngineContainer | None:
+def _find_engine(
+    pod: Object, group: GroupMember | None, options: Options
+) -> EngineContainer | None:
     """Find the pod's engine. A Ray worker runs no server command that would show its type."""
     is_worker = group is not None and group.worker
     if is_worker and membership(pod["metadata"]).ray_cluster:
-        named = worker_container(pod["spec"], AT, options)
+        named = worker_container(pod["spec"], POD_PATH, options)
         engine = options.engine.model_copy(update={"container": named})
         options = replace(options, engine=engine, unrecognized=True)
     annotations = pod["metadata"].get("annotations") or ()
-    return find(pod["spec"], AT, options, is_worker, annotations=annotations)
+    return find_engine(pod["spec"], POD_PATH, options, is_worker, annotations=annotations)

@@ -7,21 +7,22 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from plimsoll_api.engines import EngineType
-from plimsoll_operator.injection.command_line import program, words_of
+from plimsoll_operator.injection.command_line import program_name, words_of
 
 
 class Program(NamedTuple):
     """The classification of a command.
 
-    ``kind`` is the engine if it is one's server, and ``why`` says why it is none; both are empty if
-    unknown. ``words`` are the server's own. ``unserved`` says why a server has no HTTP port.
+    ``kind`` is the engine if it is one's server, and ``not_engine_reason`` says why it is none;
+    both are empty if unknown. ``words`` are the server's own. ``no_port_reason`` says why a server
+    has no HTTP port.
     """
 
     kind: EngineType | None = None
     words: Sequence[str] = ()
     shown: str = ""
-    why: str = ""
-    unserved: str = ""
+    not_engine_reason: str = ""
+    no_port_reason: str = ""
 
 
 UNKNOWN = Program()
@@ -49,7 +50,7 @@ OTHER_MODULES = re.compile(
 OTHER_FILES = re.compile(
     r".*(bench|client|download|convert|quantize|eval|test|router|proxy|export|upload|warm).*"
 )
-OTHERS = words_of(
+HELPERS = words_of(
     "sleep|tail|cat|echo|printf|true|false|:|wait|trap|cd|set|source|.|ulimit|umask|mkdir|"
     "cp|mv|rm|ln|chmod|chown|ls|test|[|[[|pip|pip3|apt|apt-get|apk|dnf|yum|microdnf|git|tar|"
     "unzip|gzip|aws|gsutil|gcloud|az|azcopy|rclone|s5cmd|mc|hf|huggingface-cli|modelscope|"
@@ -80,91 +81,97 @@ OTHER_IMAGES = words_of(
 """Words in the name of an image that is related to an engine but does not contain one."""
 
 
-def of_command(words: Sequence[str]) -> Program:
+def classify_command(words: Sequence[str]) -> Program:
     """Classify a simple command."""
-    name = program(words[0])
+    name = program_name(words[0])
     if PYTHON.fullmatch(name):
-        return _of_python(words)
+        return _classify_python(words)
     if name in COMMANDS:
-        return _of_verb(name, words[1:])
-    if name in OTHERS:
-        return Program(why=f"runs {name}")
+        return _classify_subcommand(name, words[1:])
+    if name in HELPERS:
+        return Program(not_engine_reason=f"runs {name}")
     return UNKNOWN
 
 
-def _of_verb(name: str, rest: Sequence[str]) -> Program:
+def _classify_subcommand(name: str, rest: Sequence[str]) -> Program:
     kind = COMMANDS[name]
     verb = next((one for one in rest if not one.startswith("-")), "")
     if verb != "serve":
         return Program(
-            why=f"runs {name.partition('.')[0]} {verb}".rstrip() + ", which serves nothing"
+            not_engine_reason=f"runs {name.partition('.')[0]} {verb}".rstrip()
+            + ", which serves nothing"
         )
     words = rest[list(rest).index("serve") :]
-    return Program(kind, words, f"{kind} serve", unserved=_unserved(words))
+    return Program(kind, words, f"{kind} serve", no_port_reason=_missing_port_reason(words))
 
 
-def _of_python(words: Sequence[str]) -> Program:
+def _classify_python(words: Sequence[str]) -> Program:
     at = 1
     while at < len(words) and words[at].startswith("-") and words[at] not in ("-m", "-c"):
         at += 2 if words[at] in ("-X", "-W") else 1
     if at >= len(words) or (words[at] == "-m" and at + 1 >= len(words)):
         return UNKNOWN
     if words[at] == "-c":
-        return Program(why="runs a line of Python")
+        return Program(not_engine_reason="runs a line of Python")
     if words[at] != "-m":
         file = words[at]
         if SERVING_FILES.fullmatch(file):
             kind = EngineType.SGLANG if "sglang" in file else EngineType.VLLM
             return Program(
-                kind, words[at + 1 :], program(file), unserved=_unserved(words[at + 1 :])
+                kind,
+                words[at + 1 :],
+                program_name(file),
+                no_port_reason=_missing_port_reason(words[at + 1 :]),
             )
-        other = OTHER_FILES.fullmatch(program(file).lower())
-        return Program(why=f"runs {program(file)}") if other else UNKNOWN
+        other = OTHER_FILES.fullmatch(program_name(file).lower())
+        return Program(not_engine_reason=f"runs {program_name(file)}") if other else UNKNOWN
     module, rest = words[at + 1], words[at + 2 :]
     if module in SERVERS:
-        found = Program(SERVERS[module], rest, module, unserved=_unserved(rest))
-        return _of_huggingface(found) if module == "huggingfaceserver" else found
+        found = Program(SERVERS[module], rest, module, no_port_reason=_missing_port_reason(rest))
+        return _classify_huggingface(found) if module == "huggingfaceserver" else found
     if module in COMMANDS:
-        return _of_verb(module, rest)
+        return _classify_subcommand(module, rest)
     if (worker := WORKERS.fullmatch(module)) is not None:
         kind = EngineType.SGLANG if worker[1] == "sglang" else EngineType.VLLM
         why = "a worker of NVIDIA Dynamo has no OpenAI server of its own; its frontend has"
-        return Program(kind, rest, module, unserved=why)
+        return Program(kind, rest, module, no_port_reason=why)
     if GRPC.fullmatch(module):
         kind = EngineType.SGLANG if module.startswith("sglang") else EngineType.VLLM
         return Program(
-            kind, rest, module, unserved="it serves gRPC, and the supervisor asks by HTTP"
+            kind, rest, module, no_port_reason="it serves gRPC, and the supervisor asks by HTTP"
         )
     if OTHER_MODULES.fullmatch(module):
-        return Program(why=f"runs {module}")
+        return Program(not_engine_reason=f"runs {module}")
     return UNKNOWN
 
 
-def _of_huggingface(found: Program) -> Program:
-    backend = option(found.words, "--backend")
+def _classify_huggingface(found: Program) -> Program:
+    backend = option_value(found.words, "--backend")
     if backend in ("huggingface", "sglang"):
         kind = EngineType.SGLANG if backend == "sglang" else None
-        return found._replace(kind=kind, why="" if kind else "runs Hugging Face's own backend")
+        return found._replace(
+            kind=kind, not_engine_reason="" if kind else "runs Hugging Face's own backend"
+        )
     return found
 
 
-def _unserved(words: Sequence[str]) -> str:
+def _missing_port_reason(words: Sequence[str]) -> str:
     """Return why a server with these options has no HTTP port; empty if it has one."""
     if "--headless" in words:
         return "--headless: this process of a multi-node engine serves no port"
     if "--grpc-mode" in words or "--grpc" in words:
         return "it serves gRPC, and the supervisor asks by HTTP"
-    rank = option(words, "--node-rank")
+    rank = option_value(words, "--node-rank")
     if rank is not None and rank.isdigit() and int(rank[:9]) > 0:
         return f"--node-rank {rank[:9]}: this process of a multi-node engine serves no port"
-    if (path := option(words, "--uds")) is not None:
+    if (path := option_value(words, "--uds")) is not None:
         return (
             f"--uds {path}: it listens on a Unix socket; serve on a port, which the supervisor asks"
         )
     return ""
 
 
-def of_image(image: str) -> tuple[EngineType | None, str]:
+def classify_image(image: str) -> tuple[EngineType | None, str]:
     """Return the engine that an image's own name suggests, and that name.
 
     The names of registries and projects, which precede it, do not count.
@@ -181,7 +188,7 @@ def of_image(image: str) -> tuple[EngineType | None, str]:
     return None, name
 
 
-def option(words: Sequence[str], name: str) -> str | None:
+def option_value(words: Sequence[str], name: str) -> str | None:
     """Return the last value of an option of vLLM or SGLang; None if it is absent.
 
     Both accept underscores instead of dashes.
@@ -200,6 +207,6 @@ def option(words: Sequence[str], name: str) -> str | None:
     return found
 
 
-def has(words: Sequence[str], name: str) -> bool:
+def has_option(words: Sequence[str], name: str) -> bool:
     """Report whether an option is given, with or without a value."""
     return any(word.partition("=")[0].replace("_", "-") == name for word in words)

@@ -6,8 +6,8 @@ from itertools import pairwise
 from typing import Any
 
 from plimsoll_operator.injection import command_line
-from plimsoll_operator.injection.command_line import program
-from plimsoll_operator.injection.engine import names
+from plimsoll_operator.injection.command_line import program_name
+from plimsoll_operator.injection.engine import describe_containers
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.options import Options
 
@@ -26,20 +26,23 @@ def worker_container(pod: Object, at: str, options: Options) -> str:
     containers: list[Object] = pod.get("containers") or []
     if any(one.get("name") == named for one in containers):
         return str(named)
-    starting = containers if len(containers) == 1 else [one for one in containers if _starts(one)]
+    starting = (
+        containers if len(containers) == 1 else [one for one in containers if _starts_ray(one)]
+    )
     if len(starting) != 1:
         raise InjectionError(
             f"{at}.containers: {len(starting) or 'none'} of the containers of this Ray worker run"
-            f" `ray start`: use {options.fields.container} with one of {names(pod, options)}"
+            f" `ray start`: use {options.fields.container} with one of"
+            f" {describe_containers(pod, options)}"
         )
     return str(starting[0]["name"])
 
 
-def _starts(container: Object) -> bool:
+def _starts_ray(container: Object) -> bool:
     """Report whether the container runs ``ray start``, as KubeRay writes it into a shell script."""
-    commands = command_line.of_container(container).commands
+    commands = command_line.parse_container(container).commands
     return any(
-        program(word) == "ray" and verb == "start"
+        program_name(word) == "ray" and verb == "start"
         for words in commands
         for word, verb in pairwise(words)
     )

@@ -8,9 +8,14 @@ from plimsoll_operator.injection.checks import CONFIG, PREFIX, TOKEN, VOLUMES
 from plimsoll_operator.injection.engine import EngineContainer
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.options import Options
-from plimsoll_operator.injection.pods import containers_of, engine_of, engines_of, mark
+from plimsoll_operator.injection.pods import (
+    containers_of,
+    engine_of,
+    engines_of,
+    set_container_name_variable,
+)
 from plimsoll_operator.render import names
-from plimsoll_operator.render.containers import beside, native_sidecars
+from plimsoll_operator.render.containers import native_sidecars, other_containers
 from plimsoll_operator.render.paths import SUPERVISED, SupervisorPlaces
 from plimsoll_operator.render.pod import add_pull_secrets, supervisor_container, token_sources
 from plimsoll_operator.render.probe import add_probe, remove_probe
@@ -35,7 +40,7 @@ def add_supervisor(
     supervisor["env"] = [*supervisor["env"], *env]
     remove_probe(pod, engines_of(pod))
     _add(pod, supervisor, engine.container, config_map, options)
-    mark(pod, engine.container)
+    set_container_name_variable(pod, engine.container)
     if options.probe:
         _add_probe(pod, supervisor, engine, options.probe_image)
 
@@ -53,7 +58,7 @@ def _container(
     pod: Object, engine: EngineContainer, options: Options, at: SupervisorPlaces
 ) -> Object:
     containers = containers_of(pod, options.runtimes)
-    others = beside(pod | {"containers": containers})
+    others = other_containers(pod | {"containers": containers})
     made = supervisor_container(options.supervisor, options.image, options.resources, others, at)
     # Without a policy, the supervisor writes no objects and needs no service account token.
     unwanted = ("shm",) if options.token else ("token", "shm")

@@ -8,12 +8,12 @@ from typing import Any
 from plimsoll_operator.injection.options import Options
 
 
-def left_alone(why: str) -> str:
+def unchanged_note(why: str) -> str:
     """Return the note about a pod that is left unchanged."""
     return f"left unchanged: {why}"
 
 
-def unselected(labels: Mapping[str, Any], options: Options) -> str | None:
+def selector_mismatch(labels: Mapping[str, Any], options: Options) -> str | None:
     """Return why the selector does not match ``labels``; None if it does."""
     held = {str(key): str(value) for key, value in labels.items()}
     if options.selector is None or options.selector.matches(held):
@@ -22,7 +22,7 @@ def unselected(labels: Mapping[str, Any], options: Options) -> str | None:
     return f"{options.fields.selector} does not select its labels ({shown})"
 
 
-def restarts_group(options: Options, policy: str = "RecreateGroupOnPodRestart") -> str:
+def group_restart_reason(options: Options, policy: str = "RecreateGroupOnPodRestart") -> str:
     """Explain why a group that its restart ``policy`` restarts as a whole needs consent."""
     return (
         f"restartPolicy {policy} recreates the whole group whenever a container"

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_ANYWAY, Injection, InjectionStop
-from plimsoll_operator.fleet.pods import seconds
+from plimsoll_operator.fleet.pods import seconds_between
 from plimsoll_operator.fleet.refused_creations import RefusedCreation
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.kinds import Object
@@ -27,11 +27,11 @@ from plimsoll_operator.kinds import Object
 RETRY = "plimsoll.dev/retry-injection"
 """Annotation of a policy: any value other than that at the stop requests another try."""
 MAX_RETRY = 256
-SETTLED_S = 15.0
+PROPAGATION_S = 15.0
 """Time after a stop by which every webhook knows of it: they read the policies every 2 s."""
 
 
-def known(status: Object | None) -> Injection | None:
+def parse_injection(status: Object | None) -> Injection | None:
     """Parse ``status.injection``; return None if it is absent or malformed."""
     try:
         return Injection.model_validate((status or {}).get("injection"))
@@ -39,7 +39,7 @@ def known(status: Object | None) -> Injection | None:
         return None
 
 
-def decide(
+def decide_injection(
     before: Injection | None,
     policy: SupervisionPolicy,
     images: str,
@@ -57,9 +57,11 @@ def decide(
     same = before if before is not None and before.images == images else Injection(images=images)
     stopped, since, proven = same.stopped, same.since, same.proven
     anyway = same.refused_anyway
-    if stopped is not None and not _stands(stopped, policy):
+    if stopped is not None and not _is_in_force(stopped, policy):
         stopped, since, proven = None, now, False
-    elif stopped is not None and any(_without(stopped, one) for one in refused):
+    elif stopped is not None and any(
+        _is_refused_without_supervisor(stopped, one) for one in refused
+    ):
         anyway = [*anyway, stopped.refusal][-MAX_ANYWAY:]
         stopped, since = None, now
     ours = [
@@ -77,7 +79,7 @@ def decide(
     why = None
     if new:
         why = (new[0].owner, new[0].reason, new[0].key)
-    elif _count(stuck, ours) >= limit:
+    elif _count_stuck(stuck, ours) >= limit:
         why = (stuck[0].name, stuck[0].start.stuck, "")
     if stopped is None and why is not None:
         pod, reason, refusal = why
@@ -86,7 +88,7 @@ def decide(
             reason=reason,
             time=now,
             generation=policy.metadata.generation,
-            retry=_retry(policy),
+            retry=_retry_value(policy),
             refusal=refusal,
         )
     found = Injection(
@@ -101,7 +103,7 @@ def decide(
     return made
 
 
-def held_back(
+def reason_to_skip(
     policy: SupervisionPolicy, before: Injection | None, images: str, tried: int, limit: int
 ) -> str:
     """Return why a new pod of ``policy`` gets no supervisor; empty if it gets one.
@@ -110,8 +112,8 @@ def held_back(
     yet.
     """
     same = before if before is not None and before.images == images else Injection(images=images)
-    if same.stopped is not None and _stands(same.stopped, policy):
-        return f"injection is stopped, because {because(same.stopped)}"
+    if same.stopped is not None and _is_in_force(same.stopped, policy):
+        return f"injection is stopped, because {stop_cause(same.stopped)}"
     if same.proven:
         return ""
     waiting = max(tried, same.waiting if same.stopped is None else 0)
@@ -120,20 +122,20 @@ def held_back(
     return f"{waiting} replicas wait for {images}, with which no pod has run yet"
 
 
-def because(stopped: InjectionStop) -> str:
+def stop_cause(stopped: InjectionStop) -> str:
     """Return in a few words which pod or owner stopped the injection."""
     if stopped.refusal:
         return f"the API server refuses pods of {stopped.pod} with a supervisor"
     return f"pod {stopped.pod} does not start"
 
 
-def _without(stopped: InjectionStop, refused: RefusedCreation) -> bool:
+def _is_refused_without_supervisor(stopped: InjectionStop, refused: RefusedCreation) -> bool:
     """Report whether the API server refuses the same owner's pods without a supervisor, too."""
     same = bool(stopped.refusal) and refused.key.split("/")[0] == stopped.refusal.split("/")[0]
-    return same and bool(refused.at) and seconds(stopped.time, refused.at) > SETTLED_S
+    return same and bool(refused.at) and seconds_between(stopped.time, refused.at) > PROPAGATION_S
 
 
-def _count(stuck: Sequence[SelectedPod], ours: Sequence[SelectedPod]) -> int:
+def _count_stuck(stuck: Sequence[SelectedPod], ours: Sequence[SelectedPod]) -> int:
     """Count the stuck pods; if others of ``ours`` run on another node, count the nodes instead.
 
     A single broken node is no evidence against the images.
@@ -143,10 +145,10 @@ def _count(stuck: Sequence[SelectedPod], ours: Sequence[SelectedPod]) -> int:
     return len(nodes) if elsewhere and "" not in nodes else len(stuck)
 
 
-def _retry(policy: SupervisionPolicy) -> str:
+def _retry_value(policy: SupervisionPolicy) -> str:
     return policy.metadata.annotations.get(RETRY, "")[:MAX_RETRY]
 
 
-def _stands(stopped: InjectionStop, policy: SupervisionPolicy) -> bool:
+def _is_in_force(stopped: InjectionStop, policy: SupervisionPolicy) -> bool:
     """Report whether the policy is unchanged since the stop, without a request for another try."""
-    return (stopped.generation, stopped.retry) == (policy.metadata.generation, _retry(policy))
+    return (stopped.generation, stopped.retry) == (policy.metadata.generation, _retry_value(policy))

@@ -19,7 +19,7 @@ from plimsoll_api.names import (
     SERVICE_LABEL,
     SLOT_REPLICAS,
     SLOT_WORKLOAD,
-    object_name,
+    policy_object_name,
 )
 from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy
 from plimsoll_api.supervisor_config import (
@@ -29,17 +29,17 @@ from plimsoll_api.supervisor_config import (
     SupervisorConfig,
     encode,
 )
-from plimsoll_api.workloads import RAY_CLUSTER, WorkloadRef, service_of_ray, slots_of
-from plimsoll_operator.fleet.pods import clean
-from plimsoll_operator.fleet.revisions import suspects
+from plimsoll_api.workloads import RAY_CLUSTER, WorkloadRef, ray_service_name, slot_names
+from plimsoll_operator.fleet.pods import printable_line
+from plimsoll_operator.fleet.revisions import find_suspects
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
 from plimsoll_operator.fleet.workloads import (
     MAX_WORKLOADS,
     Workload,
-    counting_slots,
-    grouped,
-    of_workloads,
-    with_slots,
+    choose_workloads,
+    group_pods,
+    slots_with_restarts,
+    workload_statuses,
 )
 from plimsoll_operator.kinds import LEASE, Key, Object, Ref, owner_uid, ref
 from plimsoll_operator.plans.service import Failure, held_slots
@@ -50,7 +50,7 @@ from plimsoll_operator.render.supervisor import peers_data
 MAX_ACCOUNTS = 100
 """Maximum number of service accounts in a RoleBinding."""
 MAX_SHOWN = 320
-MAX_NAMED = 4
+MAX_LISTED_NAMES = 4
 """Maximum number of pods, workloads or policies that a message names."""
 
 
@@ -87,14 +87,16 @@ def reconcile(
     own = {where: item for where, item in owned.items() if owner_uid(item) == uid}
     leases = {where.name: item for where, item in own.items() if where.kind == LEASE.kind}
     held = held_slots(leases.values(), {one.name for one in pods})
-    workloads = grouped(pods)
-    chosen = with_slots(name, workloads, leases)
+    workloads = group_pods(pods)
+    chosen = choose_workloads(name, workloads, leases)
     # Includes terminating pods, whose supervisors release slots and close incidents.
-    accounts = sorted({one.account for one in pods if one.holds or one.state is State.SUPERVISED})
+    accounts = sorted(
+        {one.account for one in pods if one.may_hold_slot or one.state is State.SUPERVISED}
+    )
     desired = render(policy, accounts[:MAX_ACCOUNTS], chosen, held, peers)
     wanted = {ref(one) for one in desired}
     idle = [item for slot, item in leases.items() if Ref(LEASE.kind, slot) not in wanted]
-    kept = {*held, *counting_slots(idle, policy.spec.supervision.restart_budget.window_s, now)}
+    kept = {*held, *slots_with_restarts(idle, policy.spec.supervision.restart_budget.window_s, now)}
     surplus = [
         item
         for where, item in own.items()
@@ -104,7 +106,7 @@ def reconcile(
         desired,
         surplus,
         workloads,
-        suspects(workloads, incidents, of_workloads(status or {})),
+        find_suspects(workloads, incidents, workload_statuses(status or {})),
         too_many_accounts(accounts) or too_many_workloads(workloads, chosen),
     )
 
@@ -118,7 +120,7 @@ def too_many_accounts(accounts: Sequence[str]) -> Failure | None:
         f" rights: {accounts[MAX_ACCOUNTS]} and later names write no incidents; use fewer"
         " accounts, or more policies"
     )
-    return Failure("TooManyServiceAccounts", text, lasting=True)
+    return Failure("TooManyServiceAccounts", text, is_lasting=True)
 
 
 def too_many_workloads(workloads: Sequence[Workload], chosen: Sequence[Workload]) -> Failure | None:
@@ -126,31 +128,32 @@ def too_many_workloads(workloads: Sequence[Workload], chosen: Sequence[Workload]
     have = {one.ref for one in chosen}
     without = [one for one in workloads if one.needs_slots and one.ref not in have]
     if without:
-        who = named([name_of(one.ref) for one in without])
+        who = list_names([display_name(one.ref) for one in without])
         text = (
             f"the pods belong to {len(without) + len(chosen)} workloads, and {MAX_WORKLOADS} can"
             f" have restart slots: {who} restart nothing; use more policies"
         )
-        return Failure("TooManyWorkloads", text, lasting=True)
-    large = [name_of(one.ref) for one in chosen if one.too_many]
+        return Failure("TooManyWorkloads", text, is_lasting=True)
+    large = [display_name(one.ref) for one in chosen if one.is_truncated]
     if large:
-        text = f"{named(large)}: so many pods that some can take no restart slot: use more policies"
-        return Failure("TooManyPods", text, lasting=True)
+        names = list_names(large)
+        text = f"{names}: so many pods that some can take no restart slot: use more policies"
+        return Failure("TooManyPods", text, is_lasting=True)
     return None
 
 
-def name_of(ref: WorkloadRef | None) -> str:
+def display_name(ref: WorkloadRef | None) -> str:
     """Return the name of a workload for a message, truncated and cleaned.
 
     The creator of a pod may write any text as its owner's name.
     """
-    return clean(str(ref), MAX_SHOWN) if ref else "pods without an owner"
+    return printable_line(str(ref), MAX_SHOWN) if ref else "pods without an owner"
 
 
-def named(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     """List the first names, and how many more there are."""
-    more = len(names) - MAX_NAMED
-    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - MAX_LISTED_NAMES
+    return ", ".join(names[:MAX_LISTED_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 REPORT = "report"
@@ -184,7 +187,7 @@ def supervisor_config(policy: SupervisionPolicy) -> SupervisorConfig:
         ),
         memory=spec.memory,
         supervision=spec.supervision,
-        slots=slots_of(meta.name, None, spec.supervision.max_unavailable) if meta.uid else (),
+        slots=slot_names(meta.name, None, spec.supervision.max_unavailable) if meta.uid else (),
     )
 
 
@@ -201,7 +204,7 @@ def render(
     that have slots. ``held`` names surplus slots that are still held: their holders release them.
     ``peers`` is the file with the replicas' growth for their supervisors.
     """
-    name = object_name(policy.metadata.name)
+    name = policy_object_name(policy.metadata.name)
     config: Object = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -239,7 +242,7 @@ def _leases(policy: SupervisionPolicy, workload: Workload) -> list[Object]:
             "kind": "Lease",
             "metadata": {
                 "name": slot,
-                "labels": {SERVICE_LABEL: object_name(name)},
+                "labels": {SERVICE_LABEL: policy_object_name(name)},
                 "annotations": annotations,
             },
         }
@@ -257,7 +260,7 @@ def _service(policy: SupervisionPolicy, cluster: str) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": service_of_ray(name, cluster)},
+        "metadata": {"name": ray_service_name(name, cluster)},
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
@@ -274,7 +277,7 @@ def role(policy: SupervisionPolicy, slots: Collection[str]) -> Object:
     """
     name = policy.metadata.name
     report = rule(API_GROUP, [POLICY_PLURAL], [REPORT]) | {"resourceNames": [name]}
-    return supervisor_role(object_name(name), list(slots), report)
+    return supervisor_role(policy_object_name(name), list(slots), report)
 
 
 def _labels(policy: SupervisionPolicy) -> dict[str, str]:

@@ -21,9 +21,11 @@ RESTARTED_AT = "kubectl.kubernetes.io/restartedAt"
 RESTARTED_FOR = "plimsoll.dev/restarted-for"
 """Annotation of a workload: UID and generation of the policy that it was last restarted for."""
 
-ASKED = "the operator asked for a rolling restart; if pods still wait after it, restart it yourself"
+REQUESTED = (
+    "the operator asked for a rolling restart; if pods still wait after it, restart it yourself"
+)
 WEBHOOK_OFF = "the operator runs without its webhook, so a restart would add no supervisor"
-WEBHOOK_AWAY = "waiting for the operator's webhook, which is not ready"
+WEBHOOK_NOT_READY = "waiting for the operator's webhook, which is not ready"
 UNPROVEN = "waiting until a pod of another workload has started with its supervisor"
 STOPPED = "injection is stopped: see the condition InjectionStopped"
 SUSPECT = "held: most replicas of one of its revisions have the same leak"
@@ -36,7 +38,7 @@ DEPLOYMENT, STATEFUL_SET, DAEMON_SET = (
 KINDS = {kind.kind: kind for kind in (DEPLOYMENT, STATEFUL_SET, DAEMON_SET)}
 
 
-def waiting(workloads: Sequence[Workload]) -> list[Workload]:
+def waiting_workloads(workloads: Sequence[Workload]) -> list[Workload]:
     """Return the workloads with pods that would get a supervisor if they were recreated."""
     return [one for one in workloads if one.count(State.WAITING)]
 
@@ -52,14 +54,14 @@ def kind_of(workload: Workload) -> Kind | None:
     return KINDS.get(workload.ref.kind)
 
 
-def by_hand(ref: WorkloadRef | None) -> str:
+def manual_restart_hint(ref: WorkloadRef | None) -> str:
     """Explain that a workload has no rolling restart, and what to do."""
     if ref is None:
         return "no workload owns these pods: recreate them yourself"
     return f"a {ref.kind} has no rolling restart that the operator can ask for: restart it yourself"
 
 
-def was_asked(live: Object, policy: SupervisionPolicy, trial: bool = False) -> bool:
+def is_requested(live: Object, policy: SupervisionPolicy, trial: bool = False) -> bool:
     """Report whether a restart for this generation of the policy was already requested.
 
     A restart in a ``trial``, while only a few pods get a supervisor, does not count after the
@@ -70,7 +72,7 @@ def was_asked(live: Object, policy: SupervisionPolicy, trial: bool = False) -> b
     return annotations.get(RESTARTED_FOR) in marks
 
 
-def obstacle(live: Object, policy: SupervisionPolicy) -> str:
+def restart_obstacle(live: Object, policy: SupervisionPolicy) -> str:
     """Return why a restart must wait or would replace no pod; empty if it may begin."""
     meta, spec, status = live["metadata"], live.get("spec") or {}, live.get("status") or {}
     template = (spec.get("template") or {}).get("metadata") or {}
@@ -83,12 +85,12 @@ def obstacle(live: Object, policy: SupervisionPolicy) -> str:
         return "its rollout is paused: resume it"
     if strategy == "OnDelete":
         return "its updateStrategy is OnDelete: delete its pods yourself"
-    if _under_way(live["kind"], meta, status):
-        return "waiting for the rollout that is under way"
+    if _is_rolling_out(live["kind"], meta, status):
+        return "waiting for the rollout in progress"
     return ""
 
 
-def request(live: Object, policy: SupervisionPolicy, now: str, trial: bool = False) -> Object:
+def restart_patch(live: Object, policy: SupervisionPolicy, now: str, trial: bool = False) -> Object:
     """Build the patch for the workload, to be applied under its own field manager.
 
     With the UID, the API server refuses another object of the same name.
@@ -107,7 +109,7 @@ def request(live: Object, policy: SupervisionPolicy, now: str, trial: bool = Fal
     }
 
 
-def _under_way(kind: str, meta: Object, status: Object) -> bool:
+def _is_rolling_out(kind: str, meta: Object, status: Object) -> bool:
     if status.get("observedGeneration", 0) < meta.get("generation", 0):
         return True
     if kind == DAEMON_SET.kind:

@@ -15,8 +15,14 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import POD_HASH
 from plimsoll_operator.fleet import revisions
 from plimsoll_operator.fleet.pods import PodView
-from plimsoll_operator.fleet.revisions import RolloutDecision, Suspect, changes, find, of_pods
-from plimsoll_operator.injection.first_process import first_process
+from plimsoll_operator.fleet.revisions import (
+    RolloutDecision,
+    Suspect,
+    diff_templates,
+    find_suspect,
+    replica_pods,
+)
+from plimsoll_operator.injection.first_process import find_dependency
 from plimsoll_operator.kinds import InvalidSpec, Object, Ref, owner_uid, read, ref
 from plimsoll_operator.render import Images, model, names, render
 from plimsoll_operator.render.deployment import pod_hash
@@ -28,14 +34,11 @@ CLAIM_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class Failure:
-    """The reason why the spec cannot be applied.
-
-    ``lasting`` says that another try will not help.
-    """
+    """Reason why the spec cannot be applied. ``is_lasting``: another try will not help."""
 
     reason: str
     message: str
-    lasting: bool
+    is_lasting: bool
 
 
 @dataclass(frozen=True)
@@ -61,13 +64,12 @@ def parse(item: Object) -> InferenceService:
     The API server refuses such specs by schema and CEL, except those stored before an upgrade and a
     deeply nested ``podTemplate``, whose schema is open.
     """
-    if _nested((item.get("spec") or {}).get("podTemplate"), MAX_DEPTH):
+    if _is_deeper((item.get("spec") or {}).get("podTemplate"), MAX_DEPTH):
         raise InvalidSpec(f"spec.podTemplate: nested more than {MAX_DEPTH} levels deep")
     return read(InferenceService, item)
 
 
-def _nested(value: Any, limit: int) -> bool:
-    """Report whether objects and lists are nested more than ``limit`` deep."""
+def _is_deeper(value: Any, limit: int) -> bool:
     level = [value]
     for _ in range(limit + 1):
         held = [one for one in level if isinstance(one, dict | list) and one]
@@ -97,10 +99,10 @@ def reconcile(
     """
     before = status or {}
     update = pod_hash(service)
-    templates = _templates(service, owned)
-    suspect = find(update, of_pods(pods), incidents)
-    running = _running(service, owned)
-    decision = revisions.decide(service, before, update, suspect, templates, running)
+    templates = _pinned_templates(service, owned)
+    suspect = find_suspect(update, replica_pods(pods), incidents)
+    running = _running_revision(service, owned)
+    decision = revisions.decide_rollout(service, before, update, suspect, templates, running)
     instead = (
         None if decision.revision == update else (decision.revision, templates[decision.revision])
     )
@@ -110,7 +112,7 @@ def reconcile(
     try:
         if restricted and service.spec.pod_template is not None:
             check(service, pod_template(service, images), rendered_template(service, images))
-        if pinned is None and (found := first_process(pod_template(service, images)["spec"])):
+        if pinned is None and (found := find_dependency(pod_template(service, images)["spec"])):
             # A revision that runs already may continue.
             raise InvalidSpec(
                 f"the pod's {found}, which is another one, for containers of a service share their"
@@ -133,7 +135,7 @@ def reconcile(
     wanted = {ref(item) for item in desired}
     wanted |= {
         Ref("ControllerRevision", names.revision(service.metadata.name, revision))
-        for revision in {update, running, *revisions.good(known_revisions)}
+        for revision in {update, running, *revisions.good_revisions(known_revisions)}
     }
     surplus = [
         item
@@ -143,7 +145,7 @@ def reconcile(
         and where.name not in held
     ]
     good = templates.get(revisions.last_good(known_revisions, update, templates, running))
-    changed = changes(good, pinned) if suspect and good and pinned else []
+    changed = diff_templates(good, pinned) if suspect and good and pinned else []
     return Plan(desired, surplus, decision, suspect, changed)
 
 
@@ -166,8 +168,7 @@ def claims_of(service: InferenceService) -> list[str]:
     )
 
 
-def _templates(service: InferenceService, owned: Mapping[Ref, Object]) -> dict[str, Any]:
-    """Return the pod templates of the service's own revisions, by hash."""
+def _pinned_templates(service: InferenceService, owned: Mapping[Ref, Object]) -> dict[str, Any]:
     prefix = names.revision(service.metadata.name, "")
     return {
         where.name.removeprefix(prefix): item["data"]
@@ -176,8 +177,7 @@ def _templates(service: InferenceService, owned: Mapping[Ref, Object]) -> dict[s
     }
 
 
-def _running(service: InferenceService, owned: Mapping[Ref, Object]) -> str:
-    """Return the Deployment's revision; empty if there is no Deployment yet."""
+def _running_revision(service: InferenceService, owned: Mapping[Ref, Object]) -> str:
     live = owned.get(Ref("Deployment", service.metadata.name)) or {"metadata": {}}
     return str((live["metadata"].get("annotations") or {}).get(POD_HASH, ""))
 

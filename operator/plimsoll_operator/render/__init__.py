@@ -13,7 +13,7 @@ from plimsoll_api.names import SERVICE_KIND as KIND
 from plimsoll_operator.render import names
 from plimsoll_operator.render.containers import Images
 from plimsoll_operator.render.deployment import deployment, pod_hash, revision
-from plimsoll_operator.render.engine import drain_args, engine_args, engine_env, plain_env
+from plimsoll_operator.render.engine import drain_args, engine_args, engine_env, process_env
 from plimsoll_operator.render.monitoring import pod_monitor, prometheus_rule
 from plimsoll_operator.render.names import owned
 from plimsoll_operator.render.objects import (
@@ -39,7 +39,7 @@ __all__ = [
     "engine_env",
     "in_pod",
     "model_dir",
-    "plain_env",
+    "process_env",
     "render",
     "supervisor_args",
     "supervisor_config",

@@ -124,24 +124,24 @@ def owned_fields(live: dict[str, Any], desired: dict[str, Any]) -> str | None:
     return found.removesuffix("+replicas")
 
 
-def absent(live: dict[str, Any], desired: dict[str, Any]) -> list[str]:
+def missing_fields(live: dict[str, Any], desired: dict[str, Any]) -> list[str]:
     """Return the fields of ``desired`` that are missing in ``live``, at most :data:`MAX_ABSENT`.
 
     Default values that the API server drops (false, 0, empty) do not count.
     """
-    found = list(_absent(live, desired, "", ""))
+    found = list(_missing(live, desired, "", ""))
     more = [f"{len(found) - MAX_ABSENT} more"] if len(found) > MAX_ABSENT else []
     return found[:MAX_ABSENT] + more
 
 
-def _absent(live: Any, wanted: Any, field: str, at: str) -> Iterator[str]:
+def _missing(live: Any, wanted: Any, field: str, at: str) -> Iterator[str]:
     if wanted in (None, "", False, 0, [], {}):
         return
     if live is None:
         yield at
     elif isinstance(wanted, dict) and isinstance(live, dict):
         for key, value in wanted.items():
-            yield from _absent(live.get(key), value, key, f"{at}.{key}".lstrip("."))
+            yield from _missing(live.get(key), value, key, f"{at}.{key}".lstrip("."))
     elif isinstance(wanted, list) and isinstance(live, list):
         keys = LIST_KEYS.get(field)
         if keys is not None and all(item_key(one, keys) for one in wanted):
@@ -149,10 +149,10 @@ def _absent(live: Any, wanted: Any, field: str, at: str) -> Iterator[str]:
             for one in wanted:
                 key = item_key(one, keys)
                 name = ",".join(map(str, key or ()))
-                yield from _absent(held.get(key), one, "", f"{at}[{name}]")
+                yield from _missing(held.get(key), one, "", f"{at}[{name}]")
         elif len(live) == len(wanted):
             for index, pair in enumerate(zip(live, wanted, strict=True)):
-                yield from _absent(*pair, "", f"{at}[{index}]")
+                yield from _missing(*pair, "", f"{at}[{index}]")
 
 
 def with_replicas(
@@ -195,7 +195,7 @@ def contains(live: Any, wanted: Any, field: str = "", texts: bool = False) -> bo
         )
     if isinstance(wanted, list):
         return isinstance(live, list) and _list_contains(live, wanted, field, texts)
-    return bool(live == wanted) or (not texts and _same_amount(live, wanted))
+    return bool(live == wanted) or (not texts and _is_same_amount(live, wanted))
 
 
 def _list_contains(live: list[Any], wanted: list[Any], field: str, texts: bool) -> bool:
@@ -208,7 +208,7 @@ def _list_contains(live: list[Any], wanted: list[Any], field: str, texts: bool) 
     return all(contains(by_key.get(item_key(item, keys)), item, "", texts) for item in wanted)
 
 
-def _same_amount(live: Any, wanted: Any) -> bool:
+def _is_same_amount(live: Any, wanted: Any) -> bool:
     if isinstance(wanted, bool) or not isinstance(live, str):
         return False  # a quantity comes back as a string
     try:

@@ -15,7 +15,7 @@ Object = dict[str, Any]
 
 PROBE_PERIOD_S = 2
 
-LAST_WORDS = {"terminationMessagePolicy": "FallbackToLogsOnError"}
+LOG_ON_ERROR = {"terminationMessagePolicy": "FallbackToLogsOnError"}
 """On a failure, puts the end of the container's log into the pod's status, and so into ours."""
 
 
@@ -64,14 +64,14 @@ def resources(wanted: Resources) -> dict[str, Any]:
 
 
 QOS_RESOURCES = ("cpu", "memory")
-COUNTED = {"cpu": "200m", "memory": "256Mi", "ephemeral-storage": "512Mi"}
+QUOTA_LIMITS = {"cpu": "200m", "memory": "256Mi", "ephemeral-storage": "512Mi"}
 """Limits of our container for resources that a ResourceQuota may count, used if all other
 containers have one. The supervisor's volumes hold at most 320 MiB; the rest is for its log."""
-RESERVED = {"cpu": "20m", "memory": "96Mi", "ephemeral-storage": "64Mi"}
+QUOTA_REQUESTS = {"cpu": "20m", "memory": "96Mi", "ephemeral-storage": "64Mi"}
 """Requests of our container for the same resources."""
 
 
-def fitted(wanted: Resources, others: Iterable[Object]) -> Object:
+def fit_resources(wanted: Resources, others: Iterable[Object]) -> Object:
     """Return limits and requests for one of our containers beside ``others`` in the same pod.
 
     A ResourceQuota that counts a resource refuses a pod if one container lacks it, so ours sets
@@ -82,33 +82,33 @@ def fitted(wanted: Resources, others: Iterable[Object]) -> Object:
     others = list(others)
     each = [_resources(one) for one in others]
     limits, requests = dict(wanted.limits), dict(wanted.requests)
-    for name in COUNTED:
+    for name in QUOTA_LIMITS:
         if each and all(name in one["limits"] for one in each):
-            limits.setdefault(name, max(COUNTED[name], requests.get(name, "0"), key=quantity))
+            limits.setdefault(name, max(QUOTA_LIMITS[name], requests.get(name, "0"), key=quantity))
         if each and all(name in one["limits"] or name in one["requests"] for one in each):
-            requests.setdefault(name, limits[name] if name in wanted.limits else RESERVED[name])
-    if guaranteed(others):
+            requests.setdefault(
+                name, limits[name] if name in wanted.limits else QUOTA_REQUESTS[name]
+            )
+    if is_guaranteed(others):
         requests |= {name: limits[name] for name in QOS_RESOURCES}
     return {"limits": limits, "requests": requests}
 
 
-def every_container(spec: Object) -> list[Object]:
+def all_containers(spec: Object) -> list[Object]:
     """Return all init containers and containers of a pod's ``spec``."""
     return [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
 
 
-def beside(pod: Object) -> list[Object]:
+def other_containers(pod: Object) -> list[Object]:
     """Return the containers of ``pod``, a pod spec, that an injection did not add."""
     return [
-        one
-        for one in every_container(pod)
-        if one.get("name") not in (names.SUPERVISOR, names.PROBE)
+        one for one in all_containers(pod) if one.get("name") not in (names.SUPERVISOR, names.PROBE)
     ]
 
 
 def native_sidecars(pod: Object) -> list[Object]:
     """Return the native sidecars of ``pod``, a pod spec, except ours."""
-    listed = beside({"initContainers": pod.get("initContainers")})
+    listed = other_containers({"initContainers": pod.get("initContainers")})
     return [one for one in listed if one.get("restartPolicy") == "Always"]
 
 
@@ -122,7 +122,7 @@ def _resources(container: Object) -> dict[str, Object]:
     }
 
 
-def guaranteed(containers: Iterable[Object]) -> bool:
+def is_guaranteed(containers: Iterable[Object]) -> bool:
     """Report whether a pod of these containers has the QoS class Guaranteed.
 
     Kubernetes derives a missing request from the limit and compares the sums over all containers.

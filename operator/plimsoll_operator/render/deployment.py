@@ -18,7 +18,7 @@ from plimsoll_api.units import format_duration, parse_duration
 from plimsoll_operator.render import names
 from plimsoll_operator.render.names import digest
 
-PULL_S = 300
+PULL_MARGIN_S = 300
 """Time in addition to the startup timeout for scheduling and pulling an image, in seconds."""
 
 
@@ -34,10 +34,10 @@ def pod_hash(service: InferenceService) -> str:
     }
     drain_s = service.spec.supervision.drain.deadline_s
     drain = None if drain_s == Drain().deadline_s else format_duration(drain_s)
-    return digest({"drainDeadline": drain, **concerns, **_probe(service)})
+    return digest({"drainDeadline": drain, **concerns, **_probe_parts(service)})
 
 
-def _probe(service: InferenceService) -> dict[str, Any]:
+def _probe_parts(service: InferenceService) -> dict[str, Any]:
     """Return the probe for the hash; nothing if it is off, because old hashes have no probe."""
     probe = service.spec.probe
     return {"probe": {"image": probe.image}} if probe.enabled else {}
@@ -71,7 +71,7 @@ def deployment(
         "kind": "Deployment",
         "metadata": {
             "name": service.metadata.name,
-            "annotations": {POD_HASH: of, **_restart(service)},
+            "annotations": {POD_HASH: of, **_restart_annotation(service)},
         },
         "spec": {
             # An autoscaler owns the replicas: see compare.with_replicas.
@@ -82,14 +82,14 @@ def deployment(
             "selector": {"matchLabels": names.selector(service.metadata.name)},
             "strategy": {
                 "type": "RollingUpdate",
-                "rollingUpdate": _rolling(service, template, shared),
+                "rollingUpdate": _rolling_update(service, template, shared),
             },
             "template": template,
         },
     }
 
 
-def _restart(service: InferenceService) -> dict[str, str]:
+def _restart_annotation(service: InferenceService) -> dict[str, str]:
     """Return the annotation of ``restart.id``, which pods do not need: their hash contains it."""
     restart_id = service.spec.restart.id
     return {RESTART_ID: restart_id} if restart_id else {}
@@ -99,15 +99,15 @@ def _deadline(service: InferenceService) -> int:
     own = service.spec.rollout.progress_deadline
     if own is not None:
         return max(1, int(parse_duration(own)))
-    return int(parse_duration(service.spec.engine.startup_timeout)) + PULL_S
+    return int(parse_duration(service.spec.engine.startup_timeout)) + PULL_MARGIN_S
 
 
-def _rolling(
+def _rolling_update(
     service: InferenceService, template: dict[str, Any], shared: Collection[str]
 ) -> dict[str, Any]:
     """Return the rolling-update limits; a pod goes first if the next one needs what it holds."""
     wanted = service.spec.rollout
-    holds = _holds(template["spec"], shared)
+    holds = _is_exclusive(template["spec"], shared)
     surge = "0" if holds else "1"
     missing = "1" if holds else "0"
     if wanted.max_surge is not None:
@@ -123,14 +123,14 @@ def _rolling(
 _NONE = ("0", "0%")
 
 
-def _holds(spec: dict[str, Any], shared: Collection[str]) -> bool:
+def _is_exclusive(spec: dict[str, Any], shared: Collection[str]) -> bool:
     """Report whether a pod holds a resource that no other pod can have at the same time.
 
     These are devices, by a device plugin or a claim, ports of the node, and volumes of claims that
     are not ``shared``.
     """
     containers = [*(spec.get("initContainers") or ()), *spec["containers"]]
-    taken = any(_devices(one) or _node_ports(one) for one in containers)
+    taken = any(_has_devices(one) or _has_node_ports(one) for one in containers)
     claimed = any(name not in shared for name in claims(spec))
     return bool(spec.get("hostNetwork") or spec.get("resourceClaims")) or taken or claimed
 
@@ -141,7 +141,7 @@ def claims(spec: dict[str, Any]) -> list[str]:
     return [one["claimName"] for one in sources if one.get("claimName")]
 
 
-def _devices(container: dict[str, Any]) -> bool:
+def _has_devices(container: dict[str, Any]) -> bool:
     """Report whether the container requests devices.
 
     Extended resources (``nvidia.com/gpu``) have a domain; cpu and memory have none.
@@ -151,5 +151,5 @@ def _devices(container: dict[str, Any]) -> bool:
     return bool(held.get("claims")) or any("/" in resource for resource in named)
 
 
-def _node_ports(container: dict[str, Any]) -> bool:
+def _has_node_ports(container: dict[str, Any]) -> bool:
     return any(one.get("hostPort") for one in container.get("ports") or ())

@@ -17,7 +17,7 @@ from plimsoll_api.supervisor_config import CONTAINER_ENV
 from plimsoll_api.units import parse_duration
 from plimsoll_operator.render import model, names, paths
 from plimsoll_operator.render.containers import (
-    LAST_WORDS,
+    LOG_ON_ERROR,
     PROBE_PERIOD_S,
     Images,
     probe,
@@ -57,7 +57,7 @@ def engine_args(service: InferenceService, places: Places | None = None) -> list
         f"--port={at.port}",
         f"--admin-port={at.admin_port}",
         f"--run-dir={at.run_dir}",
-        f"--startup-timeout={seconds(parse_duration(engine.startup_timeout))}",
+        f"--startup-timeout={format_seconds(parse_duration(engine.startup_timeout))}",
         *([f"--api-key-file={KEYS_DIR}/{KEYS_FILE}"] if engine.api_key_secret_ref else []),
         *engine.args,
     ]
@@ -71,7 +71,7 @@ def drain_args(service: InferenceService, places: Places | None = None) -> list[
         "drain",
         f"--admin-port={at.admin_port}",
         f"--run-dir={at.run_dir}",
-        f"--deadline={seconds(deadline)}",
+        f"--deadline={format_seconds(deadline)}",
     ]
 
 
@@ -83,7 +83,7 @@ def engine_env(service: InferenceService) -> list[dict[str, Any]]:
     ]
 
 
-def plain_env(service: InferenceService) -> dict[str, str]:
+def process_env(service: InferenceService) -> dict[str, str]:
     """Return the manifest's variables in the format of a process.
 
     Raises ValueError if one of them, or the engine's API keys, refers to another object.
@@ -104,7 +104,7 @@ def plain_env(service: InferenceService) -> dict[str, str]:
     return variables
 
 
-def seconds(value: float) -> str:
+def format_seconds(value: float) -> str:
     """Format a number of seconds: ``30`` rather than ``30.0``, but ``0.5``."""
     return f"{value:g}" if value < 1e6 else f"{value:.0f}"
 
@@ -126,7 +126,7 @@ def engine_container(service: InferenceService, images: Images) -> dict[str, Any
     return {
         "name": names.ENGINE,
         "image": engine.image or images.engine,
-        **_start(service, images.host),
+        **_command(service, images.host),
         "env": _environment(service),
         "ports": [{"name": "http", "containerPort": engine.port, "protocol": "TCP"}],
         "resources": resources(engine.resources),
@@ -137,8 +137,8 @@ def engine_container(service: InferenceService, images: Images) -> dict[str, Any
         # the kubelet would restart it outside of slot, budget and journal.
         "livenessProbe": probe(engine.probes.liveness or "/health", engine.port, scheme)
         | {"periodSeconds": 10, "failureThreshold": 6},
-        "lifecycle": {"preStop": _before_stop(service)},
-        **LAST_WORDS,
+        "lifecycle": {"preStop": _pre_stop_hook(service)},
+        **LOG_ON_ERROR,
         "securityContext": restricted(),
         "volumeMounts": [
             {"name": "run", "mountPath": paths.RUN_DIR},
@@ -158,13 +158,13 @@ def _environment(service: InferenceService) -> list[dict[str, Any]]:
         {"name": "HF_HOME", "value": f"{paths.CACHE_DIR}/huggingface"},
         {"name": "TRITON_CACHE_DIR", "value": f"{paths.CACHE_DIR}/triton"},
         {"name": CONTAINER_ENV, "value": names.ENGINE},
-        *_coordinates(service),
+        *_custom_engine_env(service),
         *engine_env(service),
     ]
     return list({one["name"]: one for one in variables}.values())
 
 
-def _start(service: InferenceService, host: str) -> dict[str, Any]:
+def _command(service: InferenceService, host: str) -> dict[str, Any]:
     """Return command and arguments; the manifest's arguments follow those of a known engine."""
     engine = service.spec.engine
     at = in_pod(service)
@@ -182,7 +182,7 @@ def _start(service: InferenceService, host: str) -> dict[str, Any]:
     return {"command": [*command, named, *address, *engine.args]}
 
 
-def _coordinates(service: InferenceService) -> list[dict[str, Any]]:
+def _custom_engine_env(service: InferenceService) -> list[dict[str, Any]]:
     """Return the variables that configure a custom engine; other engines get arguments."""
     if service.spec.engine.type is not EngineType.CUSTOM:
         return []
@@ -196,7 +196,7 @@ def _coordinates(service: InferenceService) -> list[dict[str, Any]]:
     return [{"name": name, "value": value} for name, value in variables.items()]
 
 
-def _before_stop(service: InferenceService) -> dict[str, Any]:
+def _pre_stop_hook(service: InferenceService) -> dict[str, Any]:
     """Return the preStop hook.
 
     Our engine drains by an exec hook, because an HTTP hook cannot reach a loopback port. An

@@ -9,9 +9,9 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.serving import EnvVar, ModelSource
 from plimsoll_operator.render import paths
 from plimsoll_operator.render.containers import (
-    LAST_WORDS,
+    LOG_ON_ERROR,
     Images,
-    fitted,
+    fit_resources,
     resources,
     restricted,
 )
@@ -60,8 +60,10 @@ def download(service: InferenceService, images: Images) -> list[dict[str, Any]]:
             **_environment(service),
             "resources": resources(model.resources)
             if model.resources is not None
-            else fitted(images.download, [{"resources": resources(service.spec.engine.resources)}]),
-            **LAST_WORDS,
+            else fit_resources(
+                images.download, [{"resources": resources(service.spec.engine.resources)}]
+            ),
+            **LOG_ON_ERROR,
             "securityContext": restricted(),
             "volumeMounts": [
                 {"name": VOLUME, "mountPath": paths.CLAIM_DIR},
@@ -80,7 +82,7 @@ def _source(model: ModelSource) -> list[str]:
     ]
 
 
-PASSED = frozenset(
+PASSED_VARIABLES = frozenset(
     {
         *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"),
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
@@ -92,13 +94,13 @@ PASSED = frozenset(
 case. HF_HUB_OFFLINE is not among them: an engine with a downloaded model needs no hub."""
 
 
-def _passed(name: str, secret: bool) -> bool:
+def _is_passed_on(name: str, secret: bool) -> bool:
     """Report whether the download gets this variable.
 
     ``secret`` says that a Secret has its credentials for S3.
     """
     aws = name.startswith("AWS_") and not secret
-    return name.upper() in PASSED or name.startswith("HF_XET_") or aws
+    return name.upper() in PASSED_VARIABLES or name.startswith("HF_XET_") or aws
 
 
 def _variables(listed: Iterable[EnvVar]) -> list[dict[str, Any]]:
@@ -115,7 +117,9 @@ def _environment(service: InferenceService) -> dict[str, Any]:
     variables: list[dict[str, Any]] = [
         {"name": "HOME", "value": "/tmp"},
         {"name": "HF_HOME", "value": "/tmp/huggingface"},
-        *_variables(one for one in service.spec.engine.env if _passed(one.name, keys is not None)),
+        *_variables(
+            one for one in service.spec.engine.env if _is_passed_on(one.name, keys is not None)
+        ),
     ]
     if token := source.token_secret_ref:
         reference = {"secretKeyRef": {"name": token.name, "key": token.key}}

@@ -60,7 +60,7 @@ def burn_rate(range_s: int, matchers: str = "", window: str = "") -> str:
     )
 
 
-def burn(rule: Burn, window_s: int, matchers: str = "", window: str = "") -> dict[str, Any]:
+def burn_rule(rule: Burn, window_s: int, matchers: str = "", window: str = "") -> dict[str, Any]:
     """Build the rule with ranges for a window of ``window_s`` seconds.
 
     Its ``window`` label is the class of the window. A service's own rule and the cluster's then
@@ -160,7 +160,7 @@ def prometheus_rule(service: InferenceService) -> list[dict[str, Any]]:
         return []
     meta, memory = service.metadata, service.spec.memory
     rules = [
-        burn(rule, round(budget.window_s), _matchers(service, kind))
+        burn_rule(rule, round(budget.window_s), _matchers(service, kind))
         for kind, budget in (("host", memory.host), ("device", memory.device))
         if budget is not None
         for rule in (FAST, SLOW)

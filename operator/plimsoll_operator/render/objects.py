@@ -102,16 +102,16 @@ def network_policy(service: InferenceService) -> list[dict[str, Any]]:
                 "podSelector": {"matchLabels": names.selector(service.metadata.name)},
                 "policyTypes": ["Ingress"],
                 "ingress": [
-                    _from(wanted.clients, port),
-                    _from(wanted.monitoring, *scraped),
-                    *([_from(wanted.probes, PROBE_PORT)] if wanted.probes else []),
+                    _ingress_rule(wanted.clients, port),
+                    _ingress_rule(wanted.monitoring, *scraped),
+                    *([_ingress_rule(wanted.probes, PROBE_PORT)] if wanted.probes else []),
                 ],
             },
         }
     ]
 
 
-def _from(peers: list[dict[str, Any]], *ports: int) -> dict[str, Any]:
+def _ingress_rule(peers: list[dict[str, Any]], *ports: int) -> dict[str, Any]:
     """Build an ingress rule; without ``peers`` it admits everyone."""
     rule: dict[str, Any] = {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
     return rule | ({"from": peers} if peers else {})

@@ -14,9 +14,9 @@ from plimsoll_api.supervisor_config import AMD_EXPORTER_PORT, EXPORTER_PORT, NOD
 from plimsoll_operator.render import model, names, paths
 from plimsoll_operator.render.compare import merge_template
 from plimsoll_operator.render.containers import (
-    LAST_WORDS,
+    LOG_ON_ERROR,
     Images,
-    fitted,
+    fit_resources,
     probe,
     resources,
     restricted,
@@ -76,7 +76,6 @@ def rendered_template(service: InferenceService, images: Images) -> dict[str, An
 
 
 def _containers(service: InferenceService, images: Images) -> dict[str, Any]:
-    """Return the containers and volumes of the pod."""
     engine, wanted = engine_container(service, images), service.spec.supervisor
     supervisor = supervisor_container(
         wanted, wanted.image or images.supervisor, images.resources, [engine]
@@ -147,7 +146,7 @@ def supervisor_container(
             {"name": "metrics", "containerPort": at.metrics_port, "protocol": "TCP"},
             {"name": "probe", "containerPort": at.probe_port, "protocol": "TCP"},
         ],
-        "resources": fitted(default, others) if own is None else resources(own),
+        "resources": fit_resources(default, others) if own is None else resources(own),
         # The engine starts once this probe has succeeded: the admin token exists then.
         "startupProbe": probe("/live", at.probe_port)
         | {"periodSeconds": 1, "failureThreshold": 60},
@@ -156,7 +155,7 @@ def supervisor_container(
         | {"periodSeconds": 1, "failureThreshold": 1},
         "livenessProbe": probe("/live", at.probe_port)
         | {"periodSeconds": 10, "failureThreshold": 6},
-        **LAST_WORDS,
+        **LOG_ON_ERROR,
         "securityContext": restricted(),
         "volumeMounts": [
             {"name": "run", "mountPath": paths.RUN_DIR},

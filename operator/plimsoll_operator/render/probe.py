@@ -11,7 +11,7 @@ from typing import Any
 from plimsoll_api.resources import Resources
 from plimsoll_api.supervisor_config import PROBE_DIR_ENV
 from plimsoll_operator.render import names
-from plimsoll_operator.render.containers import LAST_WORDS, beside, fitted
+from plimsoll_operator.render.containers import LOG_ON_ERROR, fit_resources, other_containers
 
 Object = dict[str, Any]
 
@@ -52,8 +52,8 @@ def add_probe(pod: Object, engine: Object, supervisor: Object, image: str | None
         "name": NAME,
         "image": image or supervisor["image"],
         "command": ["python", "-m", "plimsoll_probe.install", CODE_DIR],
-        "resources": fitted(RESOURCES, beside(pod)),
-        **LAST_WORDS,
+        "resources": fit_resources(RESOURCES, other_containers(pod)),
+        **LOG_ON_ERROR,
         "securityContext": supervisor["securityContext"],
         "volumeMounts": [{"name": NAME, "mountPath": CODE_DIR}],
     }

@@ -119,7 +119,7 @@ def _problems(
         ours = {one["name"]: one for one in own[kind]}
         for one in spec.get(kind) or ():
             where = f"{at}.{kind}[{one.get('name')}]"
-            yield from _reads(one, ours.get(one.get("name"), {}), secrets, where)
+            yield from _credential_reads(one, ours.get(one.get("name"), {}), secrets, where)
 
 
 def _container(one: dict[str, Any], pod: dict[str, Any], at: str) -> Iterator[str]:
@@ -184,7 +184,7 @@ def _volume(one: dict[str, Any], kept: dict[str, Any], secrets: set[str], at: st
         yield f"{at}: Secret {secret} belongs to the container that the spec assigns it to"
 
 
-def _reads(
+def _credential_reads(
     one: dict[str, Any], rendered: dict[str, Any], secrets: set[str], at: str
 ) -> Iterator[str]:
     """Yield the mounts and variables that let the wrong container read a credential."""

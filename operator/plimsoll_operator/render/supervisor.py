@@ -40,7 +40,7 @@ def supervisor_config(
     return SupervisorConfig(
         service=ServiceRef(name=meta.name, namespace=meta.namespace, uid=meta.uid),
         engine=EngineEndpoint(
-            type=_contract(spec.engine),
+            type=_adapter_type(spec.engine),
             admin_url=_admin_url(spec.engine, at),
             serving_url=f"{_scheme(spec.engine)}://127.0.0.1:{at.port}",
             model=service.served_name,
@@ -52,12 +52,11 @@ def supervisor_config(
     )
 
 
-def _contract(engine: Engine) -> EngineType:
-    """Return the type of engine whose calls the supervisor uses."""
+def _adapter_type(engine: Engine) -> EngineType:
     return EngineType.PLIMSOLL if engine.admin_contract == "Plimsoll" else engine.type
 
 
-PARTS = re.compile(
+PARTIAL_DEVICES = re.compile(
     r"\.shared$|/v(gpu|cuda|core|memory)|(gpu|dcu|[ms]lu|npu|xpu|ascend\w*)[\w.-]*(mem|core|perc|milli)"
     r"|gpu\.intel\.com/(memory|millicores)",
     re.IGNORECASE,
@@ -86,29 +85,30 @@ def shares_device(
     template belongs to the pod, and is shared if two of its containers use it.
     """
     given = {
-        one.get("name") for one in _each(pod, "resourceClaims") if one.get("resourceClaimName")
+        one.get("name") for one in _objects(pod, "resourceClaims") if one.get("resourceClaimName")
     }
-    native = [one for one in _each(pod, "initContainers") if one.get("restartPolicy") == "Always"]
-    users = (*_each(pod, "containers"), *native)
+    native = [
+        one for one in _objects(pod, "initContainers") if one.get("restartPolicy") == "Always"
+    ]
+    users = (*_objects(pod, "containers"), *native)
     used = Counter(name for one in users for name in set(claims_of(one)))
     return (
-        any(PARTS.search(str(name)) for name in resources)
+        any(PARTIAL_DEVICES.search(str(name)) for name in resources)
         or any(name in given or used[name] > 1 for name in claims)
-        or any(name in SHARING_LABELS and value != "none" for name, value in _placed(pod))
+        or any(name in SHARING_LABELS and value != "none" for name, value in _node_labels(pod))
         or not SHARING_ANNOTATIONS.isdisjoint(annotations)
     )
 
 
-def _placed(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the labels and values that a pod spec requires of its node."""
+def _node_labels(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     found = pod.get("nodeSelector")
     yield from ((str(k), str(v)) for k, v in (found if isinstance(found, dict) else {}).items())
     for key in ("affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"):
         pod = pod.get(key) or {}
         if not isinstance(pod, dict):
             return
-    for term in _each(pod, "nodeSelectorTerms"):
-        for one in _each(term, "matchExpressions"):
+    for term in _objects(pod, "nodeSelectorTerms"):
+        for one in _objects(term, "matchExpressions"):
             values = one.get("values")
             if one.get("operator") == "In" and isinstance(values, list):
                 yield from ((str(one.get("key")), str(value)) for value in values)
@@ -116,10 +116,10 @@ def _placed(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def claims_of(container: Mapping[str, Any]) -> list[str]:
     """Return the names of the resourceClaims that a container uses."""
-    return [str(one.get("name")) for one in _each(container.get("resources") or {}, "claims")]
+    return [str(one.get("name")) for one in _objects(container.get("resources") or {}, "claims")]
 
 
-def _each(found: Mapping[str, Any], field: str) -> Iterator[Mapping[str, Any]]:
+def _objects(found: Mapping[str, Any], field: str) -> Iterator[Mapping[str, Any]]:
     """Yield the objects in a list of an unchecked manifest."""
     listed = found.get(field)
     yield from (
@@ -131,13 +131,13 @@ def _shares(service: InferenceService) -> bool:
     resources, template = service.spec.engine.resources, service.spec.pod_template or {}
     pod = template.get("spec") or {}
     annotations = (template.get("metadata") or {}).get("annotations") or ()
-    claims = [name for one in _each(pod, "containers") for name in claims_of(one)]
+    claims = [name for one in _objects(pod, "containers") for name in claims_of(one)]
     return shares_device((*resources.limits, *resources.requests), claims, pod, annotations)
 
 
 def _admin_url(engine: Engine, at: Places) -> str:
     """Return the URL for admin calls: the admin port, or an external engine's serving port."""
-    own = _contract(engine) is EngineType.PLIMSOLL
+    own = _adapter_type(engine) is EngineType.PLIMSOLL
     if own:
         return f"http://127.0.0.1:{at.admin_port}"
     return f"{_scheme(engine)}://127.0.0.1:{at.port}"
@@ -151,12 +151,12 @@ def _memory(memory: MemoryPolicy, service: InferenceService) -> MemoryPolicy:
     """Return the policy, with missing limits taken from the engine's resources."""
     return replace(
         memory,
-        host=_limited(memory.host, service.spec.engine.resources.limits.get("memory")),
+        host=_with_limit(memory.host, service.spec.engine.resources.limits.get("memory")),
         shared_device=memory.shared_device or _shares(service),
     )
 
 
-def _limited(budget: MemoryBudget | None, limit: str | None) -> MemoryBudget | None:
+def _with_limit(budget: MemoryBudget | None, limit: str | None) -> MemoryBudget | None:
     if budget is None or limit is None or budget.limit_bytes is not None:
         return budget
     return replace(budget, limit_bytes=parse_bytes(limit))

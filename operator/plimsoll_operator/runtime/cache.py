@@ -12,7 +12,7 @@ import msgspec
 from plimsoll_operator.kinds import INCIDENT, POLICY, SERVICE, Key, Object, Ref, key_of, ref
 
 
-class _Packed(NamedTuple):
+class _CompressedObject(NamedTuple):
     """A stored object: UID and resource version, and the object itself, compressed.
 
     As Python objects, a service with its ten children takes 115 KiB; compressed, it takes 9 KiB.
@@ -23,7 +23,7 @@ class _Packed(NamedTuple):
     packed: bytes
 
     @classmethod
-    def of(cls, item: Object) -> _Packed:
+    def compress(cls, item: Object) -> _CompressedObject:
         meta = item["metadata"]
         packed = zlib.compress(msgspec.json.encode(item), level=1)
         return cls(meta.get("uid", ""), str(meta.get("resourceVersion", "")), packed)
@@ -33,11 +33,11 @@ class _Packed(NamedTuple):
         found: Object = msgspec.json.decode(zlib.decompress(self.packed))
         return found
 
-    def is_of(self, meta: Object) -> bool:
+    def has_version(self, meta: Object) -> bool:
         """Report whether this is the version with the metadata ``meta``."""
         return self.uid == meta.get("uid", "") and self.version == str(meta.get("resourceVersion"))
 
-    def older(self, than: _Packed) -> bool:
+    def is_older(self, than: _CompressedObject) -> bool:
         """Report whether this is an older version of the same object (UID).
 
         Resource versions are comparable (officially since 1.35, and in fact always: they are etcd
@@ -47,7 +47,7 @@ class _Packed(NamedTuple):
             return False
         return int(self.version) < int(than.version)
 
-    def after(self, version: str) -> bool:
+    def is_after(self, version: str) -> bool:
         """Report whether the object was written after the resource version ``version``."""
         digits = self.version.isdigit() and version.isdigit()
         return digits and int(self.version) > int(version)
@@ -58,7 +58,7 @@ class Listed(NamedTuple):
 
     key: Key
     where: Ref
-    kept: _Packed
+    kept: _CompressedObject
 
 
 OWNERS = (SERVICE.kind, POLICY.kind)
@@ -72,20 +72,20 @@ class Store:
     """The newest known version of each object. Callers get copies.
 
     Anyone may create objects with our labels. So an object from a watch or a list is stored only if
-    it is :meth:`expected`: if its owner is known and has room left.
+    it is :meth:`is_expected`: if its owner is known and has room left.
 
     ``changes`` counts by kind the objects that were stored or removed.
     """
 
     def __init__(self) -> None:
-        self._objects: dict[Key, dict[Ref, _Packed]] = {}
+        self._objects: dict[Key, dict[Ref, _CompressedObject]] = {}
         self._gone: set[str] = set()
         self._bytes: Counter[Key] = Counter()
         self._passed_over: tuple[set[Key], set[Key]] = (set(), set())
         """Keys of unexpected objects: those before the present list, and those since it began."""
         self.changes: Counter[str] = Counter()
 
-    def expected(self, item: Object, owners: Container[Key] = ()) -> bool:
+    def is_expected(self, item: Object, owners: Container[Key] = ()) -> bool:
         """Report whether ``item`` is a service, policy or incident, or belongs to a known one.
 
         ``owners`` are known in addition to those in the store.
@@ -106,35 +106,35 @@ class Store:
         if key is not None and len(self._passed_over[1]) < MAX_PASSED_OVER:
             self._passed_over[1].add(key)
 
-    def knows(self, item: Object) -> bool:
+    def has_version(self, item: Object) -> bool:
         """Report whether exactly this version of ``item`` is stored."""
         key = key_of(item)
         kept = self._objects.get(key, {}).get(ref(item)) if key is not None else None
-        return kept is not None and kept.is_of(item["metadata"])
+        return kept is not None and kept.has_version(item["metadata"])
 
     def put(self, item: Object) -> Key | None:
         """Store ``item`` unless a newer version is stored; return its service."""
         key = key_of(item)
         if key is not None:
-            self._put(key, ref(item), _Packed.of(item))
+            self._put(key, ref(item), _CompressedObject.compress(item))
         return key
 
-    def _put(self, key: Key, where: Ref, fresh: _Packed) -> None:
+    def _put(self, key: Key, where: Ref, fresh: _CompressedObject) -> None:
         known = self._objects.setdefault(key, {})
         before = known.get(where)
-        if before is None or not fresh.older(before):
+        if before is None or not fresh.is_older(before):
             known[where] = fresh
             self._bytes[key] += len(fresh.packed) - (len(before.packed) if before else 0)
             self.changes[where.kind] += 1
 
-    def drop(self, item: Object) -> Key | None:
+    def remove(self, item: Object) -> Key | None:
         """Remove ``item``, unless another object has its name by now; return its service."""
         key = key_of(item)
         if key is not None:
-            self._drop(key, ref(item), item["metadata"].get("uid", ""))
+            self._remove(key, ref(item), item["metadata"].get("uid", ""))
         return key
 
-    def _drop(self, key: Key, where: Ref, uid: str) -> None:
+    def _remove(self, key: Key, where: Ref, uid: str) -> None:
         self._gone.add(uid)
         known = self._objects.get(key, {})
         before = known.get(where)
@@ -159,11 +159,11 @@ class Store:
         found = []
         for item in items:
             key = key_of(item)
-            if key is not None and self.expected(item, owners):
+            if key is not None and self.is_expected(item, owners):
                 where = ref(item)
                 before = self._objects.get(key, {}).get(where)
-                if before is None or not before.is_of(item["metadata"]):
-                    before = _Packed.of(item)
+                if before is None or not before.has_version(item["metadata"]):
+                    before = _CompressedObject.compress(item)
                 found.append(Listed(key, where, before))
             else:
                 self.pass_over(item)
@@ -187,13 +187,13 @@ class Store:
             if before is None:
                 behind += not any(key in some for some in self._passed_over)
             else:
-                behind += before.older(fresh)
+                behind += before.is_older(fresh)
             self._put(key, where, fresh)
-        for key in self.known():
+        for key in self.known_keys():
             for where, kept in list(self._objects[key].items()):
                 stale = where.kind == kind and (key, where) not in listed
-                if stale and not kept.after(version):
-                    self._drop(key, where, kept.uid)
+                if stale and not kept.is_after(version):
+                    self._remove(key, where, kept.uid)
                     behind += kept.uid not in present  # present: its labels name another owner now
         return behind
 
@@ -202,7 +202,7 @@ class Store:
         kept = self._objects.get(key, {}).get(wanted)
         return kept.item if kept else None
 
-    def of(self, key: Key, kinds: Container[str]) -> list[Object]:
+    def children(self, key: Key, kinds: Container[str]) -> list[Object]:
         """Return a service's objects of some kinds."""
         known = self._objects.get(key, {}).items()
         return [kept.item for where, kept in known if where.kind in kinds]
@@ -221,7 +221,7 @@ class Store:
         some = (known for key, known in self._objects.items() if key.namespace == namespace)
         return sum(where.kind == kind for known in some for where in known)
 
-    def known(self) -> list[Key]:
+    def known_keys(self) -> list[Key]:
         """Return all services, including those of which only children are stored."""
         return list(self._objects)
 

@@ -36,7 +36,7 @@ MAX_EVENT_BYTES = 4 << 20
 """Maximum size of a watch event: metadata of one object, whose annotations have up to 256 KiB."""
 METADATA_PAGE = 50
 """Objects per page of metadata: 75 MiB at most, with labels of 1.5 MiB each."""
-KEPT = ("name", "labels", "resourceVersion")
+KEPT_METADATA = ("name", "labels", "resourceVersion")
 MAX_ANSWER_BYTES = 32 << 20
 """Maximum size of an answer, as JSON. Anyone may create objects of 1.5 MiB with our labels, and a
 parsed object takes about five times as much."""
@@ -57,7 +57,7 @@ class ApiError(Exception):
         self.status, self.reason, self.message = status, reason, message
 
     @property
-    def lasting(self) -> bool:
+    def is_lasting(self) -> bool:
         """Whether the same request fails again until someone changes something.
 
         Server-side apply answers a field that a type does not have with 500.
@@ -169,7 +169,7 @@ class Api:
             page, version, following = await self._page(kind.path(namespace), query, METADATA_LIST)
             first = first or version
             for meta in (one["metadata"] for one in page):
-                items.append({"metadata": {key: meta[key] for key in KEPT if key in meta}})
+                items.append({"metadata": {key: meta[key] for key in KEPT_METADATA if key in meta}})
             if not following:
                 return items, first
             query["continue"] = following
@@ -201,7 +201,7 @@ class Api:
         """
         query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
         query |= {"timeoutSeconds": str(WATCH_S)} | _fields(kind)
-        await self.limit.turn()
+        await self.limit.acquire()
         limits = aiohttp.ClientTimeout(total=WATCH_S + SILENT_S, sock_read=SILENT_S)
         what = f"watch of {kind.plural}"
         path = kind.path(namespace)
@@ -266,7 +266,7 @@ class Api:
         """Replace the version that ``item`` names. Raises :class:`Conflict` if it has changed."""
         meta = item["metadata"]
         path = kind.path(meta["namespace"], meta["name"])
-        return await self._call("PUT", path, body=_sent(item))
+        return await self._call("PUT", path, body=_for_server(item))
 
     async def evict(self, namespace: str, pod: str) -> bool:
         """Evict the pod; return False if a disruption budget prevents it for now."""
@@ -308,7 +308,7 @@ class Api:
             "PATCH",
             kind.path(meta["namespace"], meta["name"], subresource),
             {"fieldManager": manager, "force": "true", "fieldValidation": "Strict"},
-            yaml_of(_sent(item)),
+            yaml_of(_for_server(item)),
             # With a parameter in the content type, the client does not encode the body.
             "application/apply-patch+yaml; charset=utf-8",
         )
@@ -341,9 +341,9 @@ class Api:
         accept: str = WHOLE,
     ) -> Object:
         for left in reversed(range(self._tries if patient else 1)):
-            await self.limit.turn()
+            await self.limit.acquire()
             if method != "GET":
-                query = (query or {}) | self._bounded(method, path)
+                query = (query or {}) | self._timeout_parameter(method, path)
             self.requests += 1
             status, data, wait = await self._send(method, path, query, body, content_type, accept)
             if status != 429:
@@ -362,7 +362,7 @@ class Api:
             raise OSError(f"{method} {path}: the answer is not an object")
         return _with_owned_fields(found) if isinstance(found.get("metadata"), dict) else found
 
-    def _bounded(self, method: str, path: str) -> dict[str, str]:
+    def _timeout_parameter(self, method: str, path: str) -> dict[str, str]:
         """Return the query parameter that limits how long the API server keeps a write waiting."""
         left_s = self.left_s()
         if left_s <= 0.0:
@@ -378,7 +378,7 @@ class Api:
         The process may also have been paused meanwhile.
         """
         if context.method != "GET":
-            self._bounded(context.method, context.path)
+            self._timeout_parameter(context.method, context.path)
 
     async def _send(
         self, method: str, path: str, query: dict[str, str] | None, body: Any, content_type: str,
@@ -441,7 +441,7 @@ def _with_owned_fields(item: Object) -> Object:
     return item
 
 
-def _sent(item: Object) -> Object:
+def _for_server(item: Object) -> Object:
     """Return ``item`` without what the operator adds to it, as the API server expects it."""
     meta = {name: value for name, value in item["metadata"].items() if name != OWNED_FIELDS}
     return item | {"metadata": meta}

@@ -53,7 +53,7 @@ class Election:
         self._renewed = -math.inf
         self.leading = False
 
-    def holds(self) -> bool:
+    def is_leader(self) -> bool:
         """Report whether this process leads and no other can have taken over yet."""
         return self.left_s() > 0
 
@@ -69,18 +69,18 @@ class Election:
 
     async def acquire(self) -> None:
         """Wait until this process leads."""
-        said = ""
+        logged = ""
         while True:
             try:
-                holder = await self._try(self._clocks.renew)
+                holder = await self._try_acquire(self._clocks.renew)
             except (ApiError, OSError, TimeoutError) as error:
                 holder = f"unknown: {str(error) or repr(error)}"
-            if self.holds():
+            if self.is_leader():
                 log.info("leading as %s", self._identity)
                 return
-            if holder != said:
+            if holder != logged:
                 log.info("on standby; the leader is %s", holder)
-                said = holder
+                logged = holder
             await asyncio.sleep(self._clocks.retry * (1.0 + 0.2 * random.random()))
 
     async def keep(self) -> None:
@@ -88,14 +88,14 @@ class Election:
 
         It may be called again after it was cancelled: the time of the last renewal is kept.
         """
-        while self.holds():
+        while self.is_leader():
             await asyncio.sleep(min(self._clocks.retry, self.left_s()))
-            if not self.holds():
+            if not self.is_leader():
                 break
             try:
-                holder = await self._try(self.left_s())
+                holder = await self._try_acquire(self.left_s())
             except (ApiError, OSError, TimeoutError) as error:
-                log.warning("renewing the leader's lease: %s", str(error) or repr(error))
+                log.warning("cannot renew the leader's Lease: %s", str(error) or repr(error))
             else:
                 if not self.leading:
                     raise LeadershipLost(f"{self._name} is held by {holder}")
@@ -114,9 +114,9 @@ class Election:
                     lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
                     await self._api.replace(LEASE, lease)
         except (ApiError, OSError, TimeoutError) as error:
-            log.warning("releasing the leader's lease: %s", str(error) or repr(error))
+            log.warning("cannot release the leader's Lease: %s", str(error) or repr(error))
 
-    async def _try(self, within_s: float) -> str:
+    async def _try_acquire(self, within_s: float) -> str:
         """Acquire or renew the Lease if possible; return its holder.
 
         Raises TimeoutError if that takes longer than ``within_s`` or half the time of a renewal.
@@ -126,13 +126,12 @@ class Election:
             if lease is None:
                 return await self._write(self._new())
             holder = _holder(lease)
-            if holder not in ("", self._identity) and not self._expired(lease):
+            if holder not in ("", self._identity) and not self._is_expired(lease):
                 self.leading = False
                 return holder
-            return await self._write(lease | {"spec": self._taken(lease)})
+            return await self._write(lease | {"spec": self._acquired_spec(lease)})
 
-    def _taken(self, lease: Object) -> Object:
-        """Return the spec of ``lease`` with this process as its holder."""
+    def _acquired_spec(self, lease: Object) -> Object:
         spec = dict(lease.get("spec") or {})
         if _holder(lease) != self._identity:
             spec["acquireTime"] = _now()
@@ -144,10 +143,7 @@ class Election:
         }
 
     async def _write(self, lease: Object) -> str:
-        """Write the Lease for this process; return its holder.
-
-        The holder is empty if another process was faster.
-        """
+        """Write the Lease for this process; return its holder, "" if another was faster."""
         began = self._clock()
         try:
             if "resourceVersion" in lease["metadata"]:
@@ -165,7 +161,7 @@ class Election:
     def _duration_s(self) -> int:
         return math.ceil(self._clocks.lease)
 
-    def _expired(self, lease: Object) -> bool:
+    def _is_expired(self, lease: Object) -> bool:
         """Report whether the spec did not change for the Lease's duration, by this process's clock.
 
         Other clients write the Lease's metadata, so only the spec shows that a holder is alive.

@@ -74,7 +74,7 @@ class WorkQueue(Generic[K]):
         self._timers.pop(key, None)
         self.add(key)
 
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Report whether nothing waits, runs or is scheduled."""
         return not (self._waiting or self._running or self._timers)
 
@@ -111,7 +111,12 @@ class WorkQueue(Generic[K]):
                 self.failed += 1
                 self._failures[key] += 1
                 delay = backoff(self._failures[key], random.random())
-                log.warning("%s: %s; again in %.1f s", key, str(error) or repr(error), delay)
+                log.warning(
+                    "%s: reconcile failed: %s; retrying in %.1f s",
+                    key,
+                    str(error) or repr(error),
+                    delay,
+                )
                 log.debug("", exc_info=True)
                 self.add_later(key, delay)
             else:
@@ -131,7 +136,7 @@ class WorkQueue(Generic[K]):
 class RateLimit:
     """Limits requests to ``rate`` a second in the long run, with bursts of ``burst``.
 
-    Callers proceed in the order in which they called :meth:`turn`.
+    Callers proceed in the order in which they called :meth:`acquire`.
     """
 
     def __init__(
@@ -145,7 +150,7 @@ class RateLimit:
         self._tokens, self._at = float(burst), clock()
         self.waited_s = 0.0
 
-    async def turn(self) -> None:
+    async def acquire(self) -> None:
         """Wait until the caller may send its request."""
         now = self._clock()
         self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)

@@ -64,7 +64,7 @@ class Reflector:
                 self.error = error
                 self.tried.set()
                 where = self._namespace or "all namespaces"
-                log.warning("%s of %s: %r", self._kind.plural, where, error)
+                log.warning("cannot watch %s in %s: %r", self._kind.plural, where, error)
                 await asyncio.sleep(backoff(self._failures, random.random()))
 
     async def _list(self) -> str:

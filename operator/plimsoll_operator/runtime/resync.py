@@ -47,16 +47,18 @@ class Resync:
     async def run(self, every_s: float) -> None:
         """List every ``every_s`` seconds, and soon after a watch restarted or went stale."""
         while True:
-            period = min(every_s, self._clocks.suspicious) if self._watches.stale(1) else every_s
-            interrupted = await _within(period, self._watches.listing)
+            period = (
+                min(every_s, self._clocks.suspicious) if self._watches.stale_kinds(1) else every_s
+            )
+            interrupted = await _is_set_within(period, self._watches.listing)
             if interrupted:
-                await quiet(self._watches.listing, self._clocks.quiet)
+                await wait_until_quiet(self._watches.listing, self._clocks.quiet)
             try:
                 await self.list_all(count_missed=not interrupted)
             except (ApiError, OSError, TimeoutError) as error:
                 if interrupted:
                     self._watches.listing.set()
-                log.warning("resync: %s", str(error) or repr(error))
+                log.warning("resync: cannot list objects: %s", str(error) or repr(error))
 
     async def list_all(self, count_missed: bool = True) -> None:
         """List all kinds and queue all services; check for the kinds that a cluster may lack.
@@ -82,7 +84,7 @@ class Resync:
             if kind.watched and count_missed and not self._first:
                 self._watches.count_missed(kind.kind, missed)
         self._first = False
-        for key in self._store.known():
+        for key in self._store.known_keys():
             self._add(key)
 
     async def _list(self, kind: Kind, owners: Container[Key]) -> tuple[list[Listed], str]:
@@ -100,7 +102,7 @@ class Resync:
         return items, min(versions, key=lambda text: int(text) if text.isdigit() else 0)
 
 
-async def quiet(listing: asyncio.Event, for_s: float) -> None:
+async def wait_until_quiet(listing: asyncio.Event, for_s: float) -> None:
     """Clear ``listing`` and return once it was not set for ``for_s`` seconds."""
     for _ in range(MAX_WAITS):
         listing.clear()
@@ -110,8 +112,7 @@ async def quiet(listing: asyncio.Event, for_s: float) -> None:
     listing.clear()
 
 
-async def _within(seconds: float, event: asyncio.Event) -> bool:
-    """Report whether ``event`` was set within ``seconds``."""
+async def _is_set_within(seconds: float, event: asyncio.Event) -> bool:
     try:
         await asyncio.wait_for(event.wait(), seconds)
     except TimeoutError:

@@ -103,7 +103,7 @@ class Watches:
         self.missed[kind] += missed
         self._misses[kind] = self._misses[kind] + 1 if missed else 0
 
-    def stale(self, lists: int) -> list[str]:
+    def stale_kinds(self, lists: int) -> list[str]:
         """Return the kinds whose last ``lists`` full lists all showed changes without an event."""
         return sorted(kind for kind, count in self._misses.items() if count >= lists)
 
@@ -111,7 +111,7 @@ class Watches:
         """Return itself: kopf copies the memo for each object."""
         return self
 
-    def take(self, kind: Kind, event: str | None, item: Object) -> None:
+    def handle_event(self, kind: Kind, event: str | None, item: Object) -> None:
         """Store the object of an event and queue its service.
 
         An event without a type is from the list that starts a watch. A version that is already
@@ -123,13 +123,13 @@ class Watches:
             self.listing.set()
         item |= {"apiVersion": kind.api_version, "kind": kind.kind}
         gone = event == "DELETED"
-        if not gone and self._store.knows(item):
+        if not gone and self._store.has_version(item):
             return
-        if not gone and not self._store.expected(item):
+        if not gone and not self._store.is_expected(item):
             self._store.pass_over(item)
             return
         item["metadata"] = with_owned_fields(item["metadata"])
-        key = self._store.drop(item) if gone else self._store.put(item)
+        key = self._store.remove(item) if gone else self._store.put(item)
         if key is not None:
             self._queue.add(key)
 
@@ -160,7 +160,7 @@ class PolicyWatch:
 
     def _listed(self, namespace: str | None, items: list[Object]) -> None:
         present = {key_of(item) for item in items}
-        for key in self._store.known():
+        for key in self._store.known_keys():
             if key.kind == POLICY.kind and namespace in (None, key.namespace):
                 known = self._store.get(key, Ref(POLICY.kind, key.name))
                 if known is not None and key not in present:
@@ -169,7 +169,7 @@ class PolicyWatch:
             self._seen(item, gone=False)
 
     def _seen(self, item: Object, gone: bool) -> None:
-        self._watches.take(POLICY, "DELETED" if gone else "MODIFIED", item)
+        self._watches.handle_event(POLICY, "DELETED" if gone else "MODIFIED", item)
         self.also(item, gone)
 
 
@@ -187,20 +187,26 @@ class Login(kopf.ConnectionInfo):
         return context
 
     @classmethod
-    def of(cls, found: kopf.ConnectionInfo) -> Login:
+    def from_connection(cls, found: kopf.ConnectionInfo) -> Login:
         """Return a copy of a login with this verification."""
         return cls(
             **{field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
         )
 
 
-def in_pod(**given: Any) -> Login | None:
+def login_in_pod(**given: Any) -> Login | None:
     """Log in with the pod's service account, else with the user's default file."""
     account = kopf.login_with_service_account(**given)
-    return Login.of(by_address(account, os.environ)) if account else by_file(**given)
+    return (
+        Login.from_connection(with_ip_address(account, os.environ))
+        if account
+        else login_with_kubeconfig(**given)
+    )
 
 
-def by_address(account: kopf.ConnectionInfo, environ: Mapping[str, str]) -> kopf.ConnectionInfo:
+def with_ip_address(
+    account: kopf.ConnectionInfo, environ: Mapping[str, str]
+) -> kopf.ConnectionInfo:
     """Return the same account with the API server's address in place of its name.
 
     The kubelet sets the address in each container. kopf would use the name, and without the
@@ -214,7 +220,7 @@ def by_address(account: kopf.ConnectionInfo, environ: Mapping[str, str]) -> kopf
     return dataclasses.replace(account, server=f"https://{host}:{port}")
 
 
-def by_file(**given: Any) -> Login | None:
+def login_with_kubeconfig(**given: Any) -> Login | None:
     """Log in with the file that KUBECONFIG names."""
     found = kopf.login_with_kubeconfig(**given)
-    return Login.of(found) if found else None
+    return Login.from_connection(found) if found else None

@@ -30,7 +30,7 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.inferenceservice_status import ConditionType as Type
 from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
 from plimsoll_api.supervision_policy_status import PolicyCondition
-from plimsoll_operator.fleet.figures import Figures, Slow, pods_near_limit, unseen_pods
+from plimsoll_operator.fleet.figures import Figures, SlowLeak, pods_missing_signals, pods_near_limit
 from plimsoll_operator.fleet.pods import Cause, Events, PodView, not_ready
 from plimsoll_operator.fleet.revisions import RolloutDecision, Suspect
 from plimsoll_operator.kinds import Object
@@ -56,20 +56,17 @@ class Verdict:
     message: str = ""
 
 
-def failed(failure: Failure) -> list[Verdict]:
-    """Return the conditions while the spec cannot be applied.
-
-    The other conditions do not change.
-    """
+def failure_conditions(failure: Failure) -> list[Verdict]:
+    """Return the conditions while the spec cannot be applied; others do not change."""
     message = failure.message[:MAX_MESSAGE]
     return [
         Verdict(Type.READY, False, failure.reason, message),
-        Verdict(Type.PROGRESSING, not failure.lasting, failure.reason, message),
-        Verdict(Type.STALLED, failure.lasting, failure.reason, message),
+        Verdict(Type.PROGRESSING, not failure.is_lasting, failure.reason, message),
+        Verdict(Type.STALLED, failure.is_lasting, failure.reason, message),
     ]
 
 
-def rollout(
+def rollout_conditions(
     deployment: Object | None, wanted: int, may_miss: int, engines: Verdict | None = None,
     drained: Sequence[str] = (),
 ) -> list[Verdict]:  # fmt: skip
@@ -87,7 +84,7 @@ def rollout(
     current = bool(deployment) and seen.get("observedGeneration", 0) >= generation
     ready, updated = seen.get("readyReplicas", 0), seen.get("updatedReplicas", 0)
     rolled_out = current and updated == wanted == seen.get("replicas", 0)
-    refused = _refused(seen)
+    refused = _creation_failure(seen)
     count = f"{ready} of {wanted} replicas are ready"
     count += f"; {refused.message}" if refused else ""
     count += f"; drained by a person: {', '.join(drained)}" if drained else ""
@@ -138,7 +135,7 @@ def reconciling(verdicts: Sequence[Verdict]) -> Verdict:
     return Verdict(Type.RECONCILING, True, seen[-1].reason, seen[-1].message)
 
 
-def _refused(status: Object) -> Cause | None:
+def _creation_failure(status: Object) -> Cause | None:
     """Return why pods cannot be created: a quota, Pod Security, or a template that is refused."""
     for one in status.get("conditions") or ():
         if one["type"] == "ReplicaFailure" and one["status"] == "True":
@@ -161,7 +158,7 @@ def completeness(
     if not lacking and absent:
         text = (
             "the cluster did not keep all that was applied, because it does not have a field, its"
-            f" feature is off, or other admission removed it: {'; '.join(absent)}"
+            f" feature is off, or another webhook removed it: {'; '.join(absent)}"
         )
         return [Verdict(Type.OBJECTS_COMPLETE, False, "FieldsNotKept", text[:MAX_MESSAGE])]
     if not lacking:
@@ -177,7 +174,7 @@ def completeness(
     ]
 
 
-def containers(pods: Sequence[PodView], events: Events, now: str) -> list[Verdict]:
+def container_conditions(pods: Sequence[PodView], events: Events, now: str) -> list[Verdict]:
     """Return ``EngineReady`` and ``SupervisorReady`` from the containers of the pods.
 
     ``events`` are the Events of pods that wait for a volume or a sandbox, by the pod's name.
@@ -197,10 +194,10 @@ def _container(type_: Type, pods: Sequence[PodView], causes: list[tuple[str, Cau
     return Verdict(type_, False, reason, text[:MAX_MESSAGE])
 
 
-def ends(pods: Sequence[PodView], now: str) -> list[Verdict]:
+def termination_conditions(pods: Sequence[PodView], now: str) -> list[Verdict]:
     """Return ``OOMKilled`` and ``CrashLooping`` from the last terminations of the containers."""
-    killed = sorted(pod.name for pod in pods if any(one.killed for one in pod.containers))
-    looping = sorted(pod.name for pod in pods if any(one.looping(now) for one in pod.containers))
+    killed = sorted(pod.name for pod in pods if any(one.was_oom_killed for one in pod.containers))
+    looping = sorted(pod.name for pod in pods if any(one.is_looping(now) for one in pod.containers))
     return [
         Verdict(
             Type.OOM_KILLED,
@@ -217,7 +214,7 @@ def ends(pods: Sequence[PodView], now: str) -> list[Verdict]:
     ]
 
 
-def suspicion(suspect: Suspect | None, decision: RolloutDecision) -> list[Verdict]:
+def suspicion_conditions(suspect: Suspect | None, decision: RolloutDecision) -> list[Verdict]:
     """Return ``SuspectRevision``, and ``Stalled`` while a rollout is held or rolled back."""
     acts = decision.action in ("Held", "RolledBack") and not decision.requested
     if suspect is None and not acts:
@@ -245,7 +242,7 @@ def same_leak(leak: str, leaking: int, replicas: int, revision: str, since: str)
     return f"{leak} in {leaking} of {replicas} replicas of revision {revision} since {since}"
 
 
-def requested(decision: RolloutDecision, complete: bool) -> list[Verdict]:
+def last_good_conditions(decision: RolloutDecision, complete: bool) -> list[Verdict]:
     """Return ``Progressing`` for ``rollout.revision: LastGood``, which is not a failure.
 
     ``complete`` says that all replicas run the requested revision.
@@ -262,7 +259,7 @@ def requested(decision: RolloutDecision, complete: bool) -> list[Verdict]:
     return [Verdict(Type.STALLED, True, "NoGoodRevision", text)]
 
 
-def budgets(figures: Mapping[str, Figures]) -> list[Verdict]:
+def budget_conditions(figures: Mapping[str, Figures]) -> list[Verdict]:
     """Return ``MemoryWithinBudget`` and ``RestartBudgetExhausted`` from the figures."""
     spent = sorted(
         pod for pod, one in figures.items() if max(one.host or 0.0, one.device or 0.0) >= 1.0
@@ -323,11 +320,11 @@ def near_limit(
     )
 
 
-def observed(type_: Type | PolicyCondition, figures: Mapping[str, Figures]) -> Verdict:
+def engine_observed(type_: Type | PolicyCondition, figures: Mapping[str, Figures]) -> Verdict:
     """Return ``EngineObserved``, with the reason that the supervisors give."""
-    if all(one.unseen is None for one in figures.values()):
+    if all(one.missing_signals is None for one in figures.values()):
         return Verdict(type_, None, "NoMetrics", "no supervisor reports what it sees")
-    lost = unseen_pods(figures)
+    lost = pods_missing_signals(figures)
     if not lost:
         return Verdict(type_, True, "AllSignals")
     text = "; ".join(f"{pod}: {', '.join(reasons)}" for pod, reasons in lost)
@@ -335,7 +332,7 @@ def observed(type_: Type | PolicyCondition, figures: Mapping[str, Figures]) -> V
     return Verdict(type_, False, reason, f"{text} (see plimsoll doctor)"[:MAX_MESSAGE])
 
 
-def of_figures(
+def figure_conditions(
     figures: Mapping[str, Figures], before: Object, types: type[Type] | type[PolicyCondition]
 ) -> list[Verdict]:
     """Return the conditions that services and policies share, from the supervisors' figures.
@@ -349,11 +346,11 @@ def of_figures(
     return [
         slow_leak(types.SLOW_LEAK, figures),
         near_limit(types.MEMORY_NEAR_LIMIT, figures, already),
-        observed(types.ENGINE_OBSERVED, figures),
+        engine_observed(types.ENGINE_OBSERVED, figures),
     ]
 
 
-def _left_s(slow: Slow) -> float:
+def _left_s(slow: SlowLeak) -> float:
     return math.inf if slow.limit_s is None else slow.limit_s
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from plimsoll_api.names import POD_HASH, RESTART_ID
 from plimsoll_api.supervision_policy_status import PolicyCondition
-from plimsoll_operator.fleet.pods import clean
+from plimsoll_operator.fleet.pods import printable_line
 from plimsoll_operator.fleet.revisions import RolloutDecision
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.service import Failure
@@ -25,14 +25,16 @@ class Notice:
     type: Literal["Normal", "Warning"] = "Normal"
 
 
-def applied(live: Object | None, desired: Object, decision: RolloutDecision) -> list[Notice]:
+def rollout_started(
+    live: Object | None, desired: Object, decision: RolloutDecision
+) -> list[Notice]:
     """Return the notices of a Deployment applied over ``live``: a rollout or rollback began."""
     before, after = _revision(live), _revision(desired)
     found = []
     restart_id, had = _restart_id(desired), _restart_id(live)
     if live is not None and restart_id != had and before != after:
         said = (
-            f"spec.restart.id is now {clean(restart_id)!r}"
+            f"spec.restart.id is now {printable_line(restart_id)!r}"
             if restart_id
             else "spec.restart.id was removed"
         )
@@ -62,7 +64,7 @@ def _rollback(before: str, after: str, decision: RolloutDecision) -> Notice:
     return Notice("RollbackStarted", text, "Warning")
 
 
-def finished(before: Object, after: Object) -> list[Notice]:
+def rollout_finished(before: Object, after: Object) -> list[Notice]:
     """Return the notice of a rollout or rollback that completed between two statuses."""
     was, now = before.get("revisions") or {}, after.get("revisions") or {}
     current = now.get("current")
@@ -73,18 +75,18 @@ def finished(before: Object, after: Object) -> list[Notice]:
     return [Notice("RollbackFinished", f"all replicas run revision {current} again")]
 
 
-def refused(failure: Failure) -> Notice:
+def failure_notice(failure: Failure) -> Notice:
     """Return the notice of a failure, with the API server's message or the fault in the spec."""
     return Notice(failure.reason, failure.message, "Warning")
 
 
-def restart_asked(workload: str) -> Notice:
+def restart_requested(workload: str) -> Notice:
     """Return the notice that a policy's workload was asked for a rolling restart."""
     text = f"asked {workload} for a rolling restart, because some of its pods have no supervisor"
     return Notice("RestartRequested", text)
 
 
-def suspected(before: Object, after: Object) -> list[Notice]:
+def new_suspects(before: Object, after: Object) -> list[Notice]:
     """Return the notices of workloads whose revision became suspect between two statuses."""
     known, found = _suspects(before), _suspects(after)
     return [
@@ -99,7 +101,7 @@ def suspected(before: Object, after: Object) -> list[Notice]:
     ]
 
 
-def not_starting(before: Object, after: Object) -> list[Notice]:
+def injection_stopped(before: Object, after: Object) -> list[Notice]:
     """Return the notice that pods do not start with a supervisor, from two statuses of a policy."""
     was, now = (_condition(one, PolicyCondition.INJECTION_STOPPED) for one in (before, after))
     if now.get("reason") == was.get("reason"):

@@ -16,24 +16,24 @@ from plimsoll_api.supervision_policy_status import (
 )
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.fleet.figures import Figures, blind_pods, drained_pods, percent
-from plimsoll_operator.fleet.pods import Cause, Events, clean
-from plimsoll_operator.fleet.revisions import suspects
+from plimsoll_operator.fleet.pods import Cause, Events, printable_line
+from plimsoll_operator.fleet.revisions import find_suspects
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
-from plimsoll_operator.fleet.workloads import Workload, grouped, of_workloads
+from plimsoll_operator.fleet.workloads import Workload, group_pods, workload_statuses
 from plimsoll_operator.kinds import Object
-from plimsoll_operator.plans.injection import RETRY, because
-from plimsoll_operator.plans.policy import name_of, named
-from plimsoll_operator.plans.rolling_restart import SUSPECT, by_hand
+from plimsoll_operator.plans.injection import RETRY, stop_cause
+from plimsoll_operator.plans.policy import display_name, list_names
+from plimsoll_operator.plans.rolling_restart import SUSPECT, manual_restart_hint
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.status.conditions import (
     MAX_MESSAGE,
     NO_SUSPECT,
     SAME_LEAK,
     Verdict,
-    of_figures,
+    figure_conditions,
     same_leak,
 )
-from plimsoll_operator.status.service import merged, reported
+from plimsoll_operator.status.service import figure_fields, merge_conditions
 
 
 def status(
@@ -43,17 +43,17 @@ def status(
     figures: Mapping[str, Figures] | None,
     failure: Failure | None,
     now: str,
-    said: Mapping[WorkloadRef | None, str] | None = None,
+    wait_reasons: Mapping[WorkloadRef | None, str] | None = None,
     events: Events = MappingProxyType({}),
     injection: Object | None = None,
 ) -> Object:
     """Return the status that ``item`` should have.
 
     ``pods`` is None if the spec is invalid: the last status's facts about pods then stay.
-    ``figures`` is None until the supervisors were first scraped. ``now`` is RFC 3339. ``said``
-    explains why the waiting pods of a workload wait, if they are to be recreated. ``events`` are
-    the Events of pods whose containers are not created, by the pod's name. ``injection`` is the
-    decision about it.
+    ``figures`` is None until the supervisors were first scraped. ``now`` is RFC 3339.
+    ``wait_reasons`` explains why the waiting pods of a workload wait, if they are to be recreated.
+    ``events`` are the Events of pods whose containers are not created, by the pod's name.
+    ``injection`` is the decision about it.
     """
     before: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
@@ -67,14 +67,16 @@ def status(
         after |= {key: before[key] for key in counted if key in before}
         after |= {"openIncidents": before.get("openIncidents", 0)}
     else:
-        going_on = _open(pods, incidents)
-        after |= _counts(pods, blind) | {"openIncidents": going_on.total()}
-        after |= _workloads(before, pods, incidents, going_on, figures, said or {}, blind)
-    troubles = _troubles(pods or (), events, now)
+        open_incidents = _count_open_incidents(pods, incidents)
+        after |= _count_pods(pods, blind) | {"openIncidents": open_incidents.total()}
+        after |= _workloads(
+            before, pods, incidents, open_incidents, figures, wait_reasons or {}, blind
+        )
+    troubles = _blocked_pods(pods or (), events, now)
     if injection is not None and pods is not None:
         after["injection"] = injection
     out = drained_pods(figures or {})
-    verdicts = [_ready(after, failure, said or {}, troubles, out, blind)]
+    verdicts = [_ready(after, failure, wait_reasons or {}, troubles, out, blind)]
     verdicts += _progress(failure)
     if pods is not None:
         verdicts += [_conflicting(pods), _suspicion(after["workloads"])]
@@ -87,12 +89,12 @@ def status(
             for kind in (PolicyCondition.CONFLICTING, PolicyCondition.SUSPECT_REVISION)
         ]
     if figures is not None or "conditions" not in before:
-        verdicts += of_figures(figures or {}, before, PolicyCondition)
-    after["conditions"] = merged(before, verdicts, generation, now)
-    return after | reported(before, figures)
+        verdicts += figure_conditions(figures or {}, before, PolicyCondition)
+    after["conditions"] = merge_conditions(before, verdicts, generation, now)
+    return after | figure_fields(before, figures)
 
 
-def _counts(pods: Sequence[SelectedPod], blind: Mapping[str, str]) -> Object:
+def _count_pods(pods: Sequence[SelectedPod], blind: Mapping[str, str]) -> Object:
     """Count the pods by state. One whose supervisor does not see its engine is not supervised."""
     there = [one for one in pods if one.state is not State.LEAVING]
     refused = sorted((one for one in there if one.state is State.REFUSED), key=lambda one: one.name)
@@ -108,7 +110,7 @@ def _counts(pods: Sequence[SelectedPod], blind: Mapping[str, str]) -> Object:
     return found
 
 
-def _open(pods: Sequence[SelectedPod], incidents: Sequence[Object]) -> Counter[str]:
+def _count_open_incidents(pods: Sequence[SelectedPod], incidents: Sequence[Object]) -> Counter[str]:
     """Count the open incidents by pod.
 
     An incident counts only if the policy supervises its pod. Anyone with the service account of
@@ -127,32 +129,32 @@ def _workloads(
     before: Object,
     pods: Sequence[SelectedPod],
     incidents: Sequence[Object],
-    going_on: Counter[str],
+    open_incidents: Counter[str],
     figures: Mapping[str, Figures] | None,
-    said: Mapping[WorkloadRef | None, str],
+    wait_reasons: Mapping[WorkloadRef | None, str],
     blind: Mapping[str, str],
 ) -> Object:
     """Return ``workloads``; if there are too many for a status, those that matter most."""
     there = [one for one in pods if one.state is not State.LEAVING]
-    known = of_workloads(before)
-    workloads = grouped(there)
-    suspected = suspects(grouped(pods), incidents, known)
+    known = workload_statuses(before)
+    workloads = group_pods(there)
+    suspected = find_suspects(group_pods(pods), incidents, known)
     made = []
     for one in workloads:
-        shown: Object = _named(one.ref) | {
+        shown: Object = _workload_fields(one.ref) | {
             "selected": len(one.pods),
             "supervised": sum(
                 pod.state is State.SUPERVISED and pod.name not in blind for pod in one.pods
             ),
             "waitingForRestart": one.count(State.WAITING),
-            "openIncidents": sum(going_on[pod.name] for pod in one.pods),
+            "openIncidents": sum(open_incidents[pod.name] for pod in one.pods),
         }
         engines = [pod.engine for pod in one.pods if pod.state is State.SUPERVISED and pod.engine]
         shown |= {"engine": engines[-1]} if engines else {}
         used = _consumed(one, figures, known.get(str(one.ref or "Pod/")) or {})
         shown |= {} if used is None else {"consumedPercent": used}
-        text = said.get(one.ref, "")
-        shown |= {"message": clean(text, MAX_REASON)} if text else {}
+        text = wait_reasons.get(one.ref, "")
+        shown |= {"message": printable_line(text, MAX_REASON)} if text else {}
         if one.ref in suspected:
             action = {"action": "Held"} if text == SUSPECT else {}
             shown["suspectRevision"] = suspected[one.ref] | action
@@ -170,12 +172,12 @@ def _workloads(
     return {"workloadCount": len(made), "workloads": made[:MAX_SHOWN_WORKLOADS]}
 
 
-def _named(ref: WorkloadRef | None) -> Object:
+def _workload_fields(ref: WorkloadRef | None) -> Object:
     """Return group, kind and name. The creator of a pod may write any text there."""
     if ref is None:
         return {"kind": "Pod"}
-    group = {"apiGroup": clean(ref.api_group, 253)} if ref.api_group else {}
-    return group | {"kind": clean(ref.kind, 63), "name": clean(ref.name, 253)}
+    group = {"apiGroup": printable_line(ref.api_group, 253)} if ref.api_group else {}
+    return group | {"kind": printable_line(ref.kind, 63), "name": printable_line(ref.name, 253)}
 
 
 def _consumed(
@@ -210,7 +212,7 @@ def _suspicion(workloads: Sequence[Object]) -> Verdict:
 def _ready(
     counts: Object,
     failure: Failure | None,
-    said: Mapping[WorkloadRef | None, str],
+    wait_reasons: Mapping[WorkloadRef | None, str],
     troubles: Sequence[tuple[str, Cause]],
     out: Sequence[str],
     blind: Mapping[str, str],
@@ -227,13 +229,17 @@ def _ready(
     text = f"{counts['supervised']} of {counts['selected']} selected pods are supervised"
     if counts["waitingForRestart"]:
         text += f"; not supervised until recreated: {counts['waitingForRestart']}"
-        yours = [name_of(ref) for ref, why in said.items() if why == by_hand(ref)]
-        text += f"; restart them yourself: {named(yours)}" if yours else ""
+        yours = [
+            display_name(ref)
+            for ref, why in wait_reasons.items()
+            if why == manual_restart_hint(ref)
+        ]
+        text += f"; restart them yourself: {list_names(yours)}" if yours else ""
     if counts["refused"]:
         text += f"; refused: {counts['refused']} (see status.refusals)"
-    text += f"; drained by a person: {named(out)}" if out else ""
+    text += f"; drained by a person: {list_names(out)}" if out else ""
     if blind:
-        pods = named(list(blind))
+        pods = list_names(list(blind))
         text += f"; supervisors that do not see their engine: {pods} (see plimsoll doctor)"
     if troubles:
         pod, first = troubles[0]
@@ -252,7 +258,7 @@ def _ready(
 
 def _progress(failure: Failure | None) -> list[Verdict]:
     """Return ``Reconciling`` and ``Stalled`` for kstatus: whether another try may help."""
-    trying = failure is not None and not failure.lasting
+    trying = failure is not None and not failure.is_lasting
     return [
         Verdict(
             kind,
@@ -262,17 +268,17 @@ def _progress(failure: Failure | None) -> list[Verdict]:
         )
         for kind, true in (
             (PolicyCondition.RECONCILING, trying),
-            (PolicyCondition.STALLED, failure is not None and failure.lasting),
+            (PolicyCondition.STALLED, failure is not None and failure.is_lasting),
         )
     ]
 
 
-def _troubles(pods: Sequence[SelectedPod], events: Events, now: str) -> list[tuple[str, Cause]]:
+def _blocked_pods(pods: Sequence[SelectedPod], events: Events, now: str) -> list[tuple[str, Cause]]:
     """Return the supervised pods that will not become ready just by waiting, with the cause."""
     return [
         (one.name, why)
         for one in sorted(pods, key=lambda one: one.name)
-        if one.view and (why := one.view.trouble(events.get(one.name, ()), now))
+        if one.view and (why := one.view.blocking_cause(events.get(one.name, ()), now))
     ]
 
 
@@ -281,7 +287,7 @@ def _injection(found: Object, pods: Sequence[SelectedPod]) -> Verdict:
     if stopped := found.get("stopped"):
         stop = InjectionStop.model_validate(stopped)
         text = (
-            f"new pods get no supervisor, because {because(stop)}: {stop.reason}; fix this, then"
+            f"new pods get no supervisor, because {stop_cause(stop)}: {stop.reason}; fix this, then"
             f" set the annotation {RETRY} to another value"
         )
         reason = "PodsRefused" if stop.refusal else "PodsDoNotStart"
@@ -304,10 +310,12 @@ def _conflicting(pods: Sequence[SelectedPod]) -> Verdict:
         return Verdict(kind, False, "NoConflict", "no other policy selects a pod of this policy")
     parts = []
     for mine, word in ((True, "this policy, which is older, supervises"), (False, "")):
-        some = sorted((one for one in shared if one.mine is mine), key=lambda one: one.name)
+        some = sorted(
+            (one for one in shared if one.is_oldest_policy is mine), key=lambda one: one.name
+        )
         if not some:
             continue
         policies = sorted({name for one in some for name in one.others})
-        text = f"{named(policies)} also selects {named([one.name for one in some])}: "
+        text = f"{list_names(policies)} also selects {list_names([one.name for one in some])}: "
         parts.append(text + (f"{word} them" if mine else "the oldest policy supervises them"))
     return Verdict(kind, True, "PodsSelectedTwice", "; ".join(parts)[:MAX_MESSAGE])

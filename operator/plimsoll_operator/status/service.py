@@ -10,9 +10,9 @@ from plimsoll_api.incidents import ENDED
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_api.names import POD_HASH, SERVICE_LABEL
-from plimsoll_operator.fleet.figures import Figures, drained, drained_pods, memory
+from plimsoll_operator.fleet.figures import Figures, count_drained, drained_pods, memory_status
 from plimsoll_operator.fleet.pods import Events, PodView
-from plimsoll_operator.fleet.revisions import advanced, suspect_status
+from plimsoll_operator.fleet.revisions import next_revisions, suspect_status
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.service import Failure, Plan
 from plimsoll_operator.render.deployment import pod_hash
@@ -21,7 +21,7 @@ from plimsoll_operator.status import conditions
 from plimsoll_operator.status.conditions import Verdict
 
 RESTARTS = frozenset({"WorkerRestart", "EngineRestart"})
-RENAMED = frozenset({"OutOfMemoryKilled"})
+RETIRED_TYPES = frozenset({"OutOfMemoryKilled"})
 """Types of conditions that earlier operators wrote. They are removed."""
 
 
@@ -47,11 +47,13 @@ def status(
     """
     before: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
-    verdicts: list[Verdict] = conditions.containers(pods, events, now) + conditions.ends(pods, now)
+    verdicts: list[Verdict] = conditions.container_conditions(
+        pods, events, now
+    ) + conditions.termination_conditions(pods, now)
     if failure is None and service is not None:
-        verdicts += conditions.rollout(
+        verdicts += conditions.rollout_conditions(
             deployment,
-            _wanted(service, deployment),
+            _wanted_replicas(service, deployment),
             service.spec.supervision.max_unavailable,
             verdicts[0],
             drained_pods(figures or {}),
@@ -59,14 +61,14 @@ def status(
         verdicts += conditions.completeness(service, missing, plan.absent if plan else ())
     if plan is not None:
         complete = any(one.reason == "RolloutComplete" for one in verdicts)
-        verdicts += conditions.suspicion(plan.suspect, plan.decision)
-        verdicts += conditions.requested(plan.decision, complete)
+        verdicts += conditions.suspicion_conditions(plan.suspect, plan.decision)
+        verdicts += conditions.last_good_conditions(plan.decision, complete)
     if failure is not None:
-        verdicts += conditions.failed(failure)
+        verdicts += conditions.failure_conditions(failure)
     if figures is not None or "conditions" not in before:
         # Set to Unknown from the beginning: adding the condition later would cost a write.
-        verdicts += conditions.budgets(figures or {})
-        verdicts += conditions.of_figures(figures or {}, before, ConditionType)
+        verdicts += conditions.budget_conditions(figures or {})
+        verdicts += conditions.figure_conditions(figures or {}, before, ConditionType)
     verdicts.append(conditions.reconciling(verdicts))
     seen = (deployment or {}).get("status") or {}
     after: Object = {
@@ -75,9 +77,9 @@ def status(
         "readyReplicas": seen.get("readyReplicas", 0),
         "desiredReplicas": before.get("desiredReplicas", 0)
         if service is None
-        else _wanted(service, deployment),
+        else _wanted_replicas(service, deployment),
         "selector": f"{SERVICE_LABEL}={item['metadata']['name']}",
-        "conditions": merged(before, verdicts, generation, now),
+        "conditions": merge_conditions(before, verdicts, generation, now),
         **_incidents(incidents),
     }
     after |= _revisions(before, deployment, verdicts, plan, service)
@@ -85,14 +87,14 @@ def status(
         after["url"] = url(service)
     elif "url" in before:
         after["url"] = before["url"]
-    return after | reported(before, figures)
+    return after | figure_fields(before, figures)
 
 
-def reported(before: Object, figures: Mapping[str, Figures] | None) -> Object:
+def figure_fields(before: Object, figures: Mapping[str, Figures] | None) -> Object:
     """Return ``memory`` and ``drained`` from the figures; without figures, the previous values."""
     if figures is None:
         return {key: before[key] for key in ("memory", "drained") if key in before}
-    found: Object = {"memory": memory(figures), "drained": drained(figures)}
+    found: Object = {"memory": memory_status(figures), "drained": count_drained(figures)}
     return {key: value for key, value in found.items() if value not in (None, {})}
 
 
@@ -110,17 +112,17 @@ def _revisions(
     update = pod_hash(service)
     annotations = ((deployment or {}).get("metadata") or {}).get("annotations") or {}
     # Without a replica, a rollout is complete but proves nothing.
-    proven = _wanted(service, deployment) and any(
+    proven = _wanted_replicas(service, deployment) and any(
         one.reason == "RolloutComplete" for one in verdicts
     )
     done = str(annotations.get(POD_HASH, "")) if proven else ""
     bad = "" if plan.decision.action == "None" else update
-    found: Object = {"revisions": advanced(before.get("revisions") or {}, update, done, bad)}
+    found: Object = {"revisions": next_revisions(before.get("revisions") or {}, update, done, bad)}
     suspect = suspect_status(plan.suspect, before, update, plan.decision.action, plan.changed)
     return found | ({"suspectRevision": suspect} if suspect else {})
 
 
-def _wanted(service: InferenceService, deployment: Object | None) -> int:
+def _wanted_replicas(service: InferenceService, deployment: Object | None) -> int:
     """Return the wanted number of replicas; an autoscaler sets it in the Deployment."""
     if service.spec.autoscaling is None:
         return service.spec.replicas
@@ -128,7 +130,7 @@ def _wanted(service: InferenceService, deployment: Object | None) -> int:
     return int(spec.get("replicas", first_replicas(service)))
 
 
-def merged(
+def merge_conditions(
     before: Object, verdicts: Sequence[Verdict], generation: int, now: str
 ) -> list[dict[str, Any]]:
     """Merge the verdicts into the conditions, with the time of the last change.
@@ -137,7 +139,9 @@ def merged(
     counts.
     """
     known: dict[str, Any] = {
-        one["type"]: one for one in before.get("conditions") or () if one["type"] not in RENAMED
+        one["type"]: one
+        for one in before.get("conditions") or ()
+        if one["type"] not in RETIRED_TYPES
     }
     for verdict in {one.type: one for one in verdicts}.values():
         word = {True: "True", False: "False", None: "Unknown"}[verdict.status]

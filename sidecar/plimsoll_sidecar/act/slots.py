@@ -22,7 +22,7 @@ from plimsoll_api.incidents import WaitReason
 from plimsoll_api.names import OPERATOR, SLOT_REPLICAS
 from plimsoll_api.supervision import RestartBudget
 from plimsoll_api.times import rfc3339_micro
-from plimsoll_api.workloads import replicas_in
+from plimsoll_api.workloads import parse_replicas
 from plimsoll_sidecar.act import lease_counts
 from plimsoll_sidecar.clients.kube import (
     Conflict,
@@ -129,7 +129,7 @@ class LeaseSlots(Slots):
             lease = self._kube.get(f"{self._path}/{self._names[0]}")
         except NOT_CREATED:
             return []
-        return replicas_in((lease["metadata"].get("annotations") or {}).get(SLOT_REPLICAS, ""))
+        return parse_replicas((lease["metadata"].get("annotations") or {}).get(SLOT_REPLICAS, ""))
 
     def _take(self, incident: str, policy: RestartBudget, at: float | None) -> Refusal | None:
         leases = self._leases()

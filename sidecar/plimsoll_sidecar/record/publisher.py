@@ -18,7 +18,7 @@ import time
 from typing import NamedTuple
 
 from plimsoll_api.incident_object import names_of, object_of, path_of, status_object_of
-from plimsoll_api.incident_story import of_record
+from plimsoll_api.incident_story import story_of_record
 from plimsoll_api.incidents import IncidentPhase
 from plimsoll_api.leakincident import MAX_OF_POD, MAX_WRITES
 from plimsoll_api.names import API_VERSION, ENGINE_CONTAINER, INCIDENT_KIND
@@ -185,7 +185,7 @@ class Publisher:
                 "uid": written.uid,
             },
             "reason": incident.phase.value,
-            "message": of_record(incident).sentence[:1024],
+            "message": story_of_record(incident).sentence[:1024],
             "type": "Warning" if incident.phase in WARNINGS else "Normal",
             "source": {"component": "plimsoll-supervisor", "host": self._pod},
             "firstTimestamp": at,

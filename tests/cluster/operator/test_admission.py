@@ -18,8 +18,8 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 
-from plimsoll_operator.admission.certificate import Certificate, authority, leaf
-from plimsoll_operator.injection.policy import admit
+from plimsoll_operator.admission.certificate import Certificate, create_authority, create_leaf
+from plimsoll_operator.injection.policy import inject_pod
 from plimsoll_operator.render.containers import Images
 from tests.lab.faults import proxied
 from tests.lab.kube import Kube
@@ -186,7 +186,7 @@ def test_an_expired_certificate_costs_no_pod_and_the_leader_replaces_it(
 ) -> None:
     kubectl.apply(policy())
     past = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=2)
-    expired = leaf(HOST, authority(past), past, datetime.timedelta(days=1))
+    expired = create_leaf(HOST, create_authority(past), past, datetime.timedelta(days=1))
     put(kubectl, NAMESPACE, expired)
     operator = start(*flags, "--webhook-certificate-provided", ready=False)
     eventually(lambda: webhooks(kubectl), 60)
@@ -235,7 +235,7 @@ def test_a_provided_secret_without_a_bundle_is_named_and_keeps_it_from_being_rea
 ) -> None:
     kubectl.apply(policy())
     now = datetime.datetime.now(datetime.UTC)
-    made = leaf(HOST, authority(now), now)
+    made = create_leaf(HOST, create_authority(now), now)
     put(kubectl, NAMESPACE, replace(made, bundle=b""))
     operator = start(*flags, "--webhook-certificate-provided", ready=False)
     eventually(operator.healthy, 60)
@@ -333,7 +333,7 @@ def test_what_the_api_server_takes_before_it_takes_after(
         suppress_health_check=list(HealthCheck),
     )
     def collect(before: dict[str, Any], wanted: Any) -> None:
-        pairs.append((before, admit(before, wanted, images).pod))
+        pairs.append((before, inject_pod(before, wanted, images).pod))
 
     collect()
     assert len(pairs) >= count * 0.9

@@ -13,7 +13,7 @@ import pytest
 
 from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.names import METRICS_PORT, object_name
+from plimsoll_api.names import METRICS_PORT, policy_object_name
 from plimsoll_api.peers import PEERS_FILE, decode
 from plimsoll_operator.config import CLOCKS
 from plimsoll_sidecar.detect.fleet import weighed
@@ -109,7 +109,7 @@ def test_a_policy_compares_the_pods_of_one_workload(
     leaking_in_policy(kubectl, pods(kubectl, "vllm")[0], "vllm", "Open")
 
     def published() -> set[tuple[str, str]]:
-        made = kubectl.get("configmap", object_name("engines"))
+        made = kubectl.get("configmap", policy_object_name("engines"))
         text = "[]" if made is None else made["data"].get(PEERS_FILE, "[]")
         return {(one.pod, one.workload) for one in decode(text.encode()) if one.host}
 

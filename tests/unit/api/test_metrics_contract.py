@@ -8,7 +8,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, generate_latest
 
 from plimsoll_api.assessment import Assessment, BudgetState
-from plimsoll_api.peers import Grown
+from plimsoll_api.peers import Growth
 from plimsoll_api.state import Signal, SignalReason
 from plimsoll_operator.fleet.figures import Figures, parse
 from plimsoll_sidecar.record.collectors import GroupMetrics
@@ -22,7 +22,7 @@ def test_the_operator_understands_the_supervisors_metrics() -> None:
     metrics.observe(assessment, {"engine": True}, 0.001)
     metrics.standing(1, 2, 0)
     assert parse(generate_latest(metrics.registry)) == Figures(
-        0.42, None, 2, drained=False, unseen=()
+        0.42, None, 2, drained=False, missing_signals=()
     )
 
 
@@ -34,7 +34,7 @@ def test_the_operator_learns_the_reason_of_a_missing_signal_and_the_share_of_the
     assert page.count("plimsoll_supervisor_signal_missing{") == 1, "the earlier reason is gone"
     page += 'plimsoll_signal_age_seconds{signal="engine"} 0\n'
     page += 'plimsoll_signal_age_seconds{signal="metrics"} 130\n'
-    assert parse(page.encode()).unseen == (("metrics", "MetricsInconsistent"),)
+    assert parse(page.encode()).missing_signals == (("metrics", "MetricsInconsistent"),)
     group = CollectorRegistry()
     read = CgroupMemory(current=970, reclaimable=0, limit=1000)
     group.register(GroupMetrics(lambda: read))
@@ -51,8 +51,8 @@ def test_the_operator_learns_the_growth_of_each_memory() -> None:
     assessment = Assessment(1.0, 1, True, host=host, device=in_use, reserved=reserved)
     metrics.observe(assessment, {}, 0.001)
     found = parse(metrics.text())
-    assert found.host_growth == Grown(1 << 30, 86_400, 1_234_567)
-    assert found.device_growth == Grown(5 << 20, 60, 0)
+    assert found.host_growth == Growth(1 << 30, 86_400, 1_234_567)
+    assert found.device_growth == Growth(5 << 20, 60, 0)
 
     # An engine without a count of its requests, and one that is not warm yet.
     host = BudgetState(unexplained=1 << 30, age_s=86_400.5)

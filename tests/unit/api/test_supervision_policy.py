@@ -12,7 +12,7 @@ from plimsoll_api import generate
 from plimsoll_api.engines import EngineType
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.label_selector import LabelSelector
-from plimsoll_api.names import object_name
+from plimsoll_api.names import policy_object_name
 from plimsoll_api.supervision import Action, Mode, Supervision
 from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy
 from plimsoll_api.supervisor_config import (
@@ -167,7 +167,7 @@ def test_all_labels_and_all_requirements_must_hold() -> None:
 
 def test_no_object_has_the_name_of_one_of_an_inference_service() -> None:
     """Their names hold no dot."""
-    assert object_name("engines") == "engines.policy"
+    assert policy_object_name("engines") == "engines.policy"
 
 
 def test_the_engine_of_a_pod_survives_its_environment_variable() -> None:

@@ -13,8 +13,8 @@ from plimsoll_api.workloads import (
     Membership,
     WorkloadRef,
     membership,
-    service_of_ray,
-    slots_of,
+    ray_service_name,
+    slot_names,
 )
 
 LWS = "leaderworkerset.sigs.k8s.io"
@@ -100,7 +100,7 @@ def test_kinds_of_one_name_in_two_groups_are_two_workloads() -> None:
     )
     assert usual == WorkloadRef("StatefulSet", "a", "apps") != other
     assert (str(usual), str(other)) == ("StatefulSet/a", "StatefulSet.apps.kruise.io/a")
-    assert slots_of("p", usual, 1) != slots_of("p", other, 1)
+    assert slot_names("p", usual, 1) != slot_names("p", other, 1)
     for one in (usual, other, WorkloadRef("ReplicationController", "old")):
         assert WorkloadRef.parse(str(one)) == one
     assert WorkloadRef.parse("") is None
@@ -108,7 +108,7 @@ def test_kinds_of_one_name_in_two_groups_are_two_workloads() -> None:
 
 @given(kind=st.text(min_size=1, max_size=63), name=st.text(min_size=1, max_size=253))
 def test_slots_have_valid_names_whatever_a_pod_calls_its_owner(kind: str, name: str) -> None:
-    made = slots_of("p" * 63, WorkloadRef(kind, name), 16)
+    made = slot_names("p" * 63, WorkloadRef(kind, name), 16)
     assert len(set(made)) == 16
     for one in made:
         assert len(one) <= 253
@@ -117,13 +117,13 @@ def test_slots_have_valid_names_whatever_a_pod_calls_its_owner(kind: str, name: 
 
 @given(policy=st.text(min_size=1, max_size=63), cluster=st.text(min_size=1, max_size=63))
 def test_the_service_of_a_ray_cluster_has_a_valid_name(policy: str, cluster: str) -> None:
-    name = service_of_ray(policy, cluster)
+    name = ray_service_name(policy, cluster)
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
     assert len(name) <= 63
-    assert name == service_of_ray(policy, cluster)
+    assert name == ray_service_name(policy, cluster)
     assert name not in (
-        service_of_ray(policy + "x", cluster),
-        service_of_ray(policy, cluster + "x"),
+        ray_service_name(policy + "x", cluster),
+        ray_service_name(policy, cluster + "x"),
     )
 
 
@@ -137,7 +137,7 @@ def test_only_a_pod_that_a_ray_cluster_owns_is_of_one() -> None:
 
 def test_two_workloads_of_one_name_have_slots_of_their_own() -> None:
     made = {
-        slots_of("engines", workload, 1)
+        slot_names("engines", workload, 1)
         for workload in (None, WorkloadRef("Deployment", "vllm"), WorkloadRef("Job", "vllm"))
     }
     assert len(made) == 3

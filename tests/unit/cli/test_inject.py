@@ -22,7 +22,7 @@ from plimsoll_cli.inject import command
 from plimsoll_cli.inject.command import Selection, parse_selector
 from plimsoll_operator.injection import engine
 from plimsoll_operator.injection.configuration import Injected
-from plimsoll_operator.injection.documents import inject
+from plimsoll_operator.injection.documents import inject_document
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.options import Options
 
@@ -41,7 +41,7 @@ def documents(name: str) -> list[Object]:
 
 
 def done(document: Object, options: Options = OPTIONS) -> Injected:
-    made = inject(document, options)
+    made = inject_document(document, options)
     assert made.config_map is not None, made.notes
     return made
 
@@ -205,15 +205,15 @@ def test_the_supervisor_gets_the_engines_user() -> None:
 def test_which_container_is_the_engine_must_be_clear() -> None:
     pod = {"containers": [{"name": "a", "image": "x"}, {"name": "b", "image": "y"}]}
     with pytest.raises(InjectionError, match="Use --container with one of a, b"):
-        engine.find(pod, "Pod p", replace(OPTIONS, unrecognized=True))
-    assert engine.find(pod, "Pod p", OPTIONS) is None
-    found = engine.find(pod, "Pod p", named("b", 1))
+        engine.find_engine(pod, "Pod p", replace(OPTIONS, unrecognized=True))
+    assert engine.find_engine(pod, "Pod p", OPTIONS) is None
+    found = engine.find_engine(pod, "Pod p", named("b", 1))
     assert found is not None
     assert found.type is EngineType.CUSTOM
     with pytest.raises(InjectionError, match="no container 'c'"):
-        engine.find(pod, "Pod p", named("c"))
+        engine.find_engine(pod, "Pod p", named("c"))
     pod["containers"][1]["image"] = "registry.local:5000/team/vllm:3"
-    found = engine.find(pod, "Pod p", OPTIONS)
+    found = engine.find_engine(pod, "Pod p", OPTIONS)
     assert found is not None
     assert found.container == "b"
 
@@ -229,7 +229,7 @@ def test_which_container_is_the_engine_must_be_clear() -> None:
 )
 def test_words_of_a_command_line(args: list[str], port: int, model: str) -> None:
     container = {"name": "e", "image": "vllm/vllm-openai", "args": args}
-    found = engine.find({"containers": [container]}, "Pod p", OPTIONS)
+    found = engine.find_engine({"containers": [container]}, "Pod p", OPTIONS)
     assert found is not None
     assert (found.port, found.model) == (port, model)
 
@@ -411,7 +411,7 @@ def test_each_kind_of_workload_gets_its_supervisor(document: Object, path: tuple
 
 def test_what_runs_neither_vllm_nor_sglang_is_left_alone() -> None:
     web = deployment({"name": "web", "image": "nginx", "ports": [{"containerPort": 8080}]})
-    made = inject(web, OPTIONS)
+    made = inject_document(web, OPTIONS)
     assert made.document == web
     assert made.config_map is None
     (note,) = made.notes
@@ -508,7 +508,7 @@ def test_a_pod_that_cannot_be_supervised_is_an_error_that_names_the_field(
     container: Object, pod: Object, message: str
 ) -> None:
     with pytest.raises(InjectionError, match=message):
-        inject(deployment(container, **pod), OPTIONS)
+        inject_document(deployment(container, **pod), OPTIONS)
 
 
 @pytest.mark.parametrize(
@@ -566,14 +566,14 @@ def test_a_group_that_restarts_with_any_container_needs_consent(policy: str | No
         "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", {"leaderWorkerTemplate": group}
     )
     with pytest.raises(InjectionError, match="use --allow-group-restarts"):
-        inject(document, OPTIONS)
+        inject_document(document, OPTIONS)
     made = done(document, Options(OPTIONS.image, group_restarts=True))
     templates = made.document["spec"]["leaderWorkerTemplate"]
     assert "initContainers" in templates["leaderTemplate"]["spec"]
     assert templates["workerTemplate"] == group["workerTemplate"], "it serves no port"
     assert any("workerTemplate.spec: left unchanged" in note for note in made.notes)
     group["restartPolicy"] = "None"
-    assert inject(document, OPTIONS).config_map is not None
+    assert inject_document(document, OPTIONS).config_map is not None
 
 
 def test_the_workers_of_a_multi_node_predictor_are_left_alone_and_named() -> None:
@@ -587,7 +587,7 @@ def test_the_workers_of_a_multi_node_predictor_are_left_alone_and_named() -> Non
 
 def test_a_router_is_supervised_as_a_custom_engine_once_it_is_named() -> None:
     document = documents("production-stack")[1]
-    assert inject(document, OPTIONS).config_map is None
+    assert inject_document(document, OPTIONS).config_map is None
     made = done(document, Options(OPTIONS.image, SelectedEngine(container="router-container")))
     config = config_of(made)
     assert config.engine.type is EngineType.CUSTOM
@@ -626,7 +626,7 @@ def test_knative_is_refused_with_the_reason(version: str, kind: str, mode: str) 
     annotations = {"serving.kserve.io/deploymentMode": mode}
     document = workload(version, kind, {}, annotations=annotations)
     with pytest.raises(InjectionError, match="Knative refuses shareProcessNamespace"):
-        inject(document, OPTIONS)
+        inject_document(document, OPTIONS)
 
 
 @pytest.mark.parametrize("policy", ["Never", "OnFailure"])
@@ -635,7 +635,7 @@ def test_an_engine_that_does_not_start_again_is_only_observed(policy: str) -> No
     assert done(document).config_map is not None
     acting = Options(OPTIONS.image, supervision=Supervision(mode=Mode.RECOVER))
     with pytest.raises(InjectionError, match=f"restartPolicy: {policy}: .* use --mode Observe"):
-        inject(document, acting)
+        inject_document(document, acting)
 
 
 def test_a_platform_that_assigns_users_is_left_to_it() -> None:
@@ -647,7 +647,7 @@ def test_a_platform_that_assigns_users_is_left_to_it() -> None:
 
 
 def test_a_patch_for_kustomize_is_named() -> None:
-    made = inject(deployment({"name": "engine", "args": ["--model", "m"]}), OPTIONS)
+    made = inject_document(deployment({"name": "engine", "args": ["--model", "m"]}), OPTIONS)
     assert made.config_map is None
     assert "inject what kustomize build renders" in made.notes[0]
 

@@ -22,10 +22,10 @@ from plimsoll_cli.errors import UsageError
 from plimsoll_cli.inject import command
 from plimsoll_cli.inject.command import Selection
 from plimsoll_cli.main import app
-from plimsoll_operator.injection.documents import inject
+from plimsoll_operator.injection.documents import inject_document
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.options import Options
-from plimsoll_operator.injection.policy import admit
+from plimsoll_operator.injection.policy import inject_pod
 from plimsoll_operator.render.containers import Images
 from tests.pod_specs import policy as read_policy
 
@@ -148,12 +148,12 @@ def test_flags_for_the_supervisors_container(tmp_path: Path) -> None:
 def test_the_webhook_adds_the_same_supervisor() -> None:
     """But for what differs by purpose: the token, the configuration and the pod's own engine."""
     document = deployment(securityContext={"runAsUser": 1000})
-    made = inject(document, Options(IMAGE)).document["spec"]["template"]["spec"]
+    made = inject_document(document, Options(IMAGE)).document["spec"]["template"]["spec"]
     pod = {
         "metadata": {"labels": {"app": "vllm"}},
         "spec": document["spec"]["template"]["spec"],
     }
-    admitted = admit(pod, read_policy(), Images("engine", IMAGE)).pod["spec"]
+    admitted = inject_pod(pod, read_policy(), Images("engine", IMAGE)).pod["spec"]
     ours, theirs = made["initContainers"][0], admitted["initContainers"][0]
     assert theirs["env"][:-1] == ours["env"]
     assert theirs["env"][-1]["name"] == "PLIMSOLL_ENGINE"
@@ -254,7 +254,7 @@ def test_a_file_that_was_injected_before_gets_no_second_configuration(tmp_path: 
 )
 def test_what_is_not_ours_is_never_replaced(pod: Object, message: str) -> None:
     with pytest.raises(InjectionError, match=message):
-        inject(deployment(**pod), Options(IMAGE))
+        inject_document(deployment(**pod), Options(IMAGE))
 
 
 def test_a_foreign_supervisor_among_the_containers_is_refused() -> None:
@@ -262,7 +262,7 @@ def test_a_foreign_supervisor_among_the_containers_is_refused() -> None:
     containers = document["spec"]["template"]["spec"]["containers"]
     containers.append({"name": "supervisor", "image": "x"})
     with pytest.raises(InjectionError, match=r"containers\[supervisor\].*Plimsoll did not add it"):
-        inject(document, Options(IMAGE))
+        inject_document(document, Options(IMAGE))
 
 
 def test_the_router_of_the_production_stack_changes_only_if_it_is_named() -> None:
@@ -302,9 +302,9 @@ def test_the_endpoint_picker_is_watched_on_its_http_port() -> None:
 
 def test_the_frontend_of_dynamo_is_no_engine_of_its_image() -> None:
     (document,) = yaml.safe_load_all((EXAMPLES / "dynamo-frontend.yaml").read_text())
-    assert inject(document, Options(IMAGE)).config_map is None
+    assert inject_document(document, Options(IMAGE)).config_map is None
     wanted = SelectedEngine(type=SelectedType.CUSTOM)
-    made = inject(document, Options(IMAGE, engine=wanted)).config_map
+    made = inject_document(document, Options(IMAGE, engine=wanted)).config_map
     assert made is not None
     assert config_of(made).engine.serving_url == "http://127.0.0.1:8000"
 

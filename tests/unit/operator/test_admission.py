@@ -20,18 +20,18 @@ from plimsoll_operator.admission.certificate import (
     AUTHORITY_VALID,
     LEAF_VALID,
     Certificate,
-    authority,
-    due,
-    leaf,
-    signs,
+    create_authority,
+    create_leaf,
+    is_authority,
+    needs_renewal,
 )
 from plimsoll_operator.admission.configuration import (
     MAX_WEBHOOKS,
     Address,
-    configuration,
-    same,
+    build_configuration,
+    equal_webhooks,
 )
-from plimsoll_operator.admission.review import Policies, Reviewer, patch
+from plimsoll_operator.admission.review import Policies, Reviewer, json_patch
 from plimsoll_operator.render.containers import Images
 from tests.pod_specs import SELECTED
 from tests.pod_specs import policy as parsed
@@ -62,7 +62,7 @@ def policy(name: str = "p", namespace: str = "ns", **meta: Any) -> Object:
 def known(*items: Object) -> Policies:
     made = Policies()
     for item in items:
-        made.take(item, gone=False)
+        made.update(item, gone=False)
     return made
 
 
@@ -179,28 +179,28 @@ def test_a_bug_of_ours_costs_no_pod(caplog: pytest.LogCaptureFixture) -> None:
 def test_of_two_policies_the_older_one_has_the_pod() -> None:
     older = policy("z", creationTimestamp="2026-01-01T00:00:00Z")
     policies = known(policy("a"), older)
-    found = policies.of("ns", SELECTED)
+    found = policies.find("ns", SELECTED)
     assert found is not None
     assert found.metadata.name == "z"
-    policies.take(older | {"status": {"selected": 1}}, gone=False)
-    again = policies.of("ns", SELECTED)
+    policies.update(older | {"status": {"selected": 1}}, gone=False)
+    again = policies.find("ns", SELECTED)
     assert again is found, "a change of the status alone is not parsed"
     assert policies.status(found) == {"selected": 1}
-    policies.take(older, gone=True)
-    found = policies.of("ns", SELECTED)
+    policies.update(older, gone=True)
+    found = policies.find("ns", SELECTED)
     assert found is not None
     assert found.metadata.name == "a"
 
 
 def test_fields_that_are_gone_are_removed_by_the_patch() -> None:
     before: Object = {"metadata": {"annotations": {}, "labels": {}}, "spec": {}}
-    assert patch(before, {"metadata": {"labels": {}}, "spec": {}}) == [
+    assert json_patch(before, {"metadata": {"labels": {}}, "spec": {}}) == [
         {"op": "remove", "path": "/metadata/annotations"}
     ]
 
 
 def test_each_policy_has_a_webhook_that_asks_about_its_pods_alone() -> None:
-    made = configuration("w", [parsed("a"), parsed("b")], ADDRESS, b"CA")
+    made = build_configuration("w", [parsed("a"), parsed("b")], ADDRESS, b"CA")
     first, second = made["webhooks"]
     assert first["name"] != second["name"]
     assert first["failurePolicy"] == "Ignore"
@@ -210,14 +210,14 @@ def test_each_policy_has_a_webhook_that_asks_about_its_pods_alone() -> None:
     assert within["values"] == ["default"]
     assert first["clientConfig"]["service"]["name"] == "plimsoll-webhook"
     assert base64.b64decode(first["clientConfig"]["caBundle"]) == b"CA"
-    assert same(made, {"webhooks": [second, first]})
-    assert not same(made, {"webhooks": [first]})
-    assert not same(made, {"webhooks": [first, second | {"timeoutSeconds": 30}]})
+    assert equal_webhooks(made, {"webhooks": [second, first]})
+    assert not equal_webhooks(made, {"webhooks": [first]})
+    assert not equal_webhooks(made, {"webhooks": [first, second | {"timeoutSeconds": 30}]})
 
 
 def test_the_number_of_webhooks_is_bounded() -> None:
     many = [parsed(f"p-{number}") for number in range(500)]
-    made = configuration("w", many, ADDRESS, b"CA")
+    made = build_configuration("w", many, ADDRESS, b"CA")
     assert len(made["webhooks"]) == MAX_WEBHOOKS + 1
     last = made["webhooks"][-1]
     assert last["namespaceSelector"]["matchExpressions"][0]["values"] == ["default"]
@@ -227,7 +227,7 @@ def test_the_number_of_webhooks_is_bounded() -> None:
 def test_no_namespace_takes_the_webhooks_of_the_others() -> None:
     crowd = [policy(f"p{number:03}", "aaa") for number in range(MAX_WEBHOOKS + 5)]
     late = [policy("p", namespace) for namespace in ("zzy", "zzz")]
-    made = configuration("w", known(*crowd, *late).all(), ADDRESS, b"B")
+    made = build_configuration("w", known(*crowd, *late).all(), ADDRESS, b"B")
     own = [one for one in made["webhooks"] if not one["name"].startswith("shared")]
     where = Counter(one["namespaceSelector"]["matchExpressions"][0]["values"][0] for one in own)
     assert where == {"aaa": MAX_WEBHOOKS - 2, "zzy": 1, "zzz": 1}
@@ -247,9 +247,9 @@ def test_no_namespace_takes_the_webhooks_of_the_others() -> None:
 def test_the_certificate_is_for_the_address(url: str | None, host: str, tmp_path: Path) -> None:
     address = Address("sys", "plimsoll-webhook", url)
     assert address.host == host
-    made = leaf(host, authority(NOW), NOW)
-    assert made.covers(host)
-    assert not made.covers("other")
+    made = create_leaf(host, create_authority(NOW), NOW)
+    assert made.is_valid_for(host)
+    assert not made.is_valid_for("other")
     certificate, key = tmp_path / "c", tmp_path / "k"
     certificate.write_bytes(made.certificate)
     key.write_bytes(made.key)
@@ -257,30 +257,30 @@ def test_the_certificate_is_for_the_address(url: str | None, host: str, tmp_path
 
 
 def test_a_certificate_is_replaced_when_a_third_of_it_is_left() -> None:
-    first = authority(NOW)
+    first = create_authority(NOW)
     left = AUTHORITY_VALID / 3
-    assert not due(first, NOW + AUTHORITY_VALID - left - SECOND, AUTHORITY_VALID)
-    assert due(first, NOW + AUTHORITY_VALID - left, AUTHORITY_VALID)
-    assert due(None, NOW, LEAF_VALID)
-    assert due(Certificate(b"?", b"?", b"?"), NOW, LEAF_VALID)
+    assert not needs_renewal(first, NOW + AUTHORITY_VALID - left - SECOND, AUTHORITY_VALID)
+    assert needs_renewal(first, NOW + AUTHORITY_VALID - left, AUTHORITY_VALID)
+    assert needs_renewal(None, NOW, LEAF_VALID)
+    assert needs_renewal(Certificate(b"?", b"?", b"?"), NOW, LEAF_VALID)
     late = NOW + AUTHORITY_VALID - SECOND
-    assert leaf("h", first, late).expires == first.expires, "a leaf ends with its authority"
-    assert leaf("h", first, NOW).expires == NOW + LEAF_VALID
+    assert create_leaf("h", first, late).expires == first.expires, "a leaf ends with its authority"
+    assert create_leaf("h", first, NOW).expires == NOW + LEAF_VALID
 
 
 def test_only_an_authority_with_its_own_key_signs() -> None:
-    first, second = authority(NOW), authority(NOW)
-    assert signs(first)
-    assert not signs(replace(first, key=second.key))
-    assert not signs(replace(first, key=b"?"))
-    assert not signs(leaf("h", first, NOW))
-    assert leaf("h", first, NOW).bundle == first.certificate
+    first, second = create_authority(NOW), create_authority(NOW)
+    assert is_authority(first)
+    assert not is_authority(replace(first, key=second.key))
+    assert not is_authority(replace(first, key=b"?"))
+    assert not is_authority(create_leaf("h", first, NOW))
+    assert create_leaf("h", first, NOW).bundle == first.certificate
 
 
 def test_the_largest_selectors_do_not_make_the_configuration_too_large() -> None:
     term = {"operator": "NotIn", "values": [f"{'v' * 60}{n:03}" for n in range(32)]}
     large = {"matchExpressions": [term | {"key": f"a.b/{'k' * 60}{n}"} for n in range(16)]}
     many = [parsed(name=f"p-{n}", selector=large) for n in range(MAX_WEBHOOKS)]
-    made = configuration("w", many, Address("ns", "w"), b"ca")
+    made = build_configuration("w", many, Address("ns", "w"), b"ca")
     assert len(json.dumps(made)) < 1 << 20
     assert made["webhooks"][-1]["name"].startswith("shared-")

@@ -108,7 +108,7 @@ def test_a_standby_whose_canary_ends_does_not_end_well() -> None:
         raise ValueError("a canary")
 
     async def run() -> bool:
-        return await main._first(asyncio.Event(), never(), dead())
+        return await main._completes_before(asyncio.Event(), never(), dead())
 
     with pytest.raises(ValueError, match="a canary"):
         asyncio.run(run())
@@ -126,7 +126,7 @@ def test_a_process_that_lost_its_lease_ends_although_something_hangs(
 
     async def play() -> None:
         with pytest.raises(LeadershipLost):
-            await main._renew(cast(Election, Lost()))
+            await main._keep_lease(cast(Election, Lost()))
         await asyncio.sleep(main.EXIT_S - 0.1)
         assert ended == []
         await asyncio.sleep(0.2)

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from plimsoll_operator.config import CLOCKS
-from plimsoll_operator.controllers.circuit_breaker import Breaker
+from plimsoll_operator.controllers.circuit_breaker import CircuitBreaker
 from plimsoll_operator.fleet.slots import HOLDER, holder
 from plimsoll_operator.kinds import Kind, Object
 from plimsoll_operator.runtime.cache import Store
@@ -82,12 +82,12 @@ class Server:
     async def get(self, kind: Kind, namespace: str, name: str) -> Object:
         return copy.deepcopy(self.leases[name])
 
-    def breaker(self, limit: int) -> Breaker:
-        return Breaker(cast(Api, self), self.store, limit, lambda: self.now)
+    def breaker(self, limit: int) -> CircuitBreaker:
+        return CircuitBreaker(cast(Api, self), self.store, limit, lambda: self.now)
 
-    def turn(self, breaker: Breaker, after_s: float = 0.0) -> None:
+    def turn(self, breaker: CircuitBreaker, after_s: float = 0.0) -> None:
         self.now += after_s
-        asyncio.run(breaker.turn())
+        asyncio.run(breaker.run_once())
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import pytest
 
-from plimsoll_operator.controllers.circuit_breaker import Breaker
+from plimsoll_operator.controllers.circuit_breaker import CircuitBreaker
 from plimsoll_operator.fleet.slots import HOLDER, holder
 from plimsoll_operator.kinds import Key, Kind, Object, Ref
 from plimsoll_operator.runtime.cache import Store
@@ -97,7 +97,7 @@ def incident(name: str, opened: int) -> Object:
 
 def opens(store: Store, name: str, at: int) -> None:
     """The service's only incident is one that was opened now."""
-    store.drop(store.get(Key("ml", name), Ref("LeakIncident", name)) or incident(name, 0))
+    store.remove(store.get(Key("ml", name), Ref("LeakIncident", name)) or incident(name, 0))
     store.put(incident(name, at))
 
 
@@ -128,13 +128,13 @@ async def play(seed: int) -> tuple[int, Counter[str]]:
     for name in names:
         store.put(server.write(lease(name)))
         opens(store, name, next(clock))
-    breaker = Breaker(cast(Api, server), store, LIMIT)
-    await breaker.turn()
+    breaker = CircuitBreaker(cast(Api, server), store, LIMIT)
+    await breaker.run_once()
     taken: Counter[str] = Counter()
     tasks = [asyncio.create_task(server.watch())]
     tasks += [asyncio.create_task(supervisor(server, name, taken, clock)) for name in names]
     for _ in range(TURNS):
-        await breaker.turn()
+        await breaker.run_once()
         await server.pause(10)
     for task in tasks:
         task.cancel()

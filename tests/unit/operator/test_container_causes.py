@@ -21,9 +21,9 @@ from plimsoll_operator.fleet.pods import (
     MAX_CAUSE,
     SETTLE_S,
     PodView,
-    again_s,
-    clean,
     last_lines,
+    next_change_s,
+    printable_line,
 )
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.status import conditions
@@ -65,7 +65,7 @@ def pod(
 
 
 def any_looping(one: dict[str, Any], now: str) -> bool:
-    return any(part.looping(now) for part in PodView.of(one).containers)
+    return any(part.is_looping(now) for part in PodView.parse(one).containers)
 
 
 PULL = 'failed to resolve "registry.example/engine:9": not found'
@@ -138,7 +138,7 @@ CREATING = waiting("PodInitializing")
     ],
 )
 def test_the_cause_stands_in_the_condition(found: Any, reason: str, said: str) -> None:
-    verdict = conditions.containers([PodView.of(found)], {}, at(60))[0]
+    verdict = conditions.container_conditions([PodView.parse(found)], {}, at(60))[0]
     assert (verdict.type, verdict.status, verdict.reason) == ("EngineReady", False, reason)
     assert said in verdict.message
     assert verdict.message.startswith("qwen-1: ")
@@ -146,7 +146,7 @@ def test_the_cause_stands_in_the_condition(found: Any, reason: str, said: str) -
 
 def test_a_container_that_only_starts_blocks_nothing() -> None:
     running = pod(container(state={"running": {"startedAt": at(0)}}))
-    verdict = conditions.containers([PodView.of(running)], {}, at(9))[0]
+    verdict = conditions.container_conditions([PodView.parse(running)], {}, at(9))[0]
     assert (verdict.reason, verdict.message) == ("ContainersNotReady", "qwen-1: running, not ready")
 
 
@@ -154,7 +154,9 @@ def test_what_blocks_comes_before_what_only_starts() -> None:
     starts = pod(container(state={"running": {"startedAt": at(0)}}))
     blocked = pod(container(state=waiting("CreateContainerConfigError", "no secret")))
     blocked["metadata"] = {"name": "qwen-2"}
-    verdict = conditions.containers([PodView.of(starts), PodView.of(blocked)], {}, at(9))[0]
+    verdict = conditions.container_conditions(
+        [PodView.parse(starts), PodView.parse(blocked)], {}, at(9)
+    )[0]
     assert verdict.reason == "CreateContainerConfigError"
     assert verdict.message.startswith("qwen-2")
 
@@ -195,7 +197,7 @@ def test_ready_carries_the_first_cause(
 ) -> None:
     """It is what ``kubectl get`` shows in the column REASON."""
     wanted = max(1, seen["status"]["replicas"])
-    ready = conditions.rollout(seen, wanted, 1 if wanted > 1 else 0, trouble, drained)[0]
+    ready = conditions.rollout_conditions(seen, wanted, 1 if wanted > 1 else 0, trouble, drained)[0]
     assert ready.reason == said[0]
     assert said[1] in ready.message
 
@@ -209,9 +211,9 @@ TIMED_OUT = "Unable to attach or mount volumes: unmounted volumes=[keys]: timed 
 
 
 def test_a_volume_that_cannot_be_mounted_shows_in_its_events() -> None:
-    stuck = PodView.of(pod(container(state=CREATING), container("supervisor", state=CREATING)))
-    assert again_s([stuck], at(4)) == 6.0, "the kubelet gets some seconds first"
-    assert again_s([stuck], at(40)) is None
+    stuck = PodView.parse(pod(container(state=CREATING), container("supervisor", state=CREATING)))
+    assert next_change_s([stuck], at(4)) == 6.0, "the kubelet gets some seconds first"
+    assert next_change_s([stuck], at(40)) is None
     old = event("FailedMount", "AAA was solved long ago", last=-1000)
     said = [event("FailedMount", TIMED_OUT), event("FailedMount", MOUNT, 90), old]
     found = stuck.cause("engine", said)
@@ -256,9 +258,11 @@ def test_a_container_that_outlives_its_last_run_has_recovered() -> None:
         restartCount=5,
     )
     assert any_looping(pod(back), at(100 + SETTLE_S - 1))
-    assert again_s([PodView.of(pod(back))], at(100 + SETTLE_S - 7)) == 7.0, "somebody looks then"
+    assert next_change_s([PodView.parse(pod(back))], at(100 + SETTLE_S - 7)) == 7.0, (
+        "somebody looks then"
+    )
     assert not any_looping(pod(back), at(100 + SETTLE_S))
-    assert again_s([PodView.of(pod(back))], at(100 + SETTLE_S)) is None
+    assert next_change_s([PodView.parse(pod(back))], at(100 + SETTLE_S)) is None
 
 
 def test_an_end_after_a_long_run_stands_for_itself() -> None:
@@ -282,7 +286,7 @@ def test_an_engine_that_ends_after_a_long_start_loops_all_the_same() -> None:
     assert any_looping(looping, at(5001))
 
 
-@given(st.text(max_size=5000), st.sampled_from([clean, last_lines]))
+@given(st.text(max_size=5000), st.sampled_from([printable_line, last_lines]))
 def test_what_a_pod_says_is_one_bounded_printable_line(
     text: str, cleaned: Callable[[str], str]
 ) -> None:
@@ -295,8 +299,8 @@ def test_what_a_pod_says_is_one_bounded_printable_line(
 def test_of_a_log_the_end_is_kept_and_of_a_sentence_the_beginning() -> None:
     assert last_lines("a\nb\nc\n\nd\n") == "b | c | d"
     assert last_lines("x" * 999 + "end").endswith("xend")
-    assert clean("spec.x: " + "y" * 999).startswith("spec.x: y")
-    assert clean("\x1b[31mred\x1b[0m \u202eevil\x00") == "red evil"
+    assert printable_line("spec.x: " + "y" * 999).startswith("spec.x: y")
+    assert printable_line("\x1b[31mred\x1b[0m \u202eevil\x00") == "red evil"
 
 
 @pytest.mark.parametrize(("status", "lasting"), [(500, False), (429, False), (403, True)])
@@ -307,7 +311,7 @@ def test_events_that_cannot_be_read_are_not_taken_for_none(status: int, lasting:
         async def events_of(self, namespace: str, uid: str) -> list[dict[str, Any]]:
             raise ApiError(status, "Refused", "events is refused")
 
-    stuck = PodView.of(pod(container(state=CREATING), container("supervisor", state=CREATING)))
+    stuck = PodView.parse(pod(container(state=CREATING), container("supervisor", state=CREATING)))
     reading = pod_events(cast("Api", Refusing()), "ns", [stuck], at(60))
     if lasting:
         assert asyncio.run(reading)[0] == {"qwen-1": []}

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_operator.fleet import revisions
-from plimsoll_operator.fleet.incidents import Findings
-from plimsoll_operator.fleet.incidents import examine as found_in
+from plimsoll_operator.fleet.incidents import IncidentChanges
+from plimsoll_operator.fleet.incidents import plan_incidents as found_in
 from plimsoll_operator.fleet.pods import PodView
-from plimsoll_operator.fleet.revisions import changes, find, of_pods
+from plimsoll_operator.fleet.revisions import diff_templates, find_suspect, replica_pods
 from plimsoll_operator.fleet.slots import HOLDER, allocate
 from plimsoll_operator.kinds import ref
 from plimsoll_operator.plans.service import parse, reconcile
@@ -62,11 +62,13 @@ def incident(pod: str, opened: str = NOW, phase: str = "Confirmed", **more: Any)
 
 
 PODS = [pod(f"qwen-aaa-{n}") for n in range(4)]
-VIEWS = [PodView.of(one) for one in PODS]
+VIEWS = [PodView.parse(one) for one in PODS]
 
 
-def examine(service: Any, pods: list[Any], incidents: list[Any], now: str) -> Findings:
-    return found_in(service, [PodView.of(one) for one in pods], incidents, now)
+def plan_incidents(
+    service: Any, pods: list[Any], incidents: list[Any], now: str
+) -> IncidentChanges:
+    return found_in(service, [PodView.parse(one) for one in pods], incidents, now)
 
 
 def at(minute: int) -> str:
@@ -75,13 +77,15 @@ def at(minute: int) -> str:
 
 def test_most_replicas_with_the_same_leak_make_a_revision_suspect() -> None:
     leaks = [incident(f"qwen-aaa-{n}", at(n)) for n in range(4)]
-    assert find("new", of_pods(VIEWS), leaks[:2]) is None, "half is not most"
-    found = find("new", of_pods(VIEWS), leaks[:3])
+    assert find_suspect("new", replica_pods(VIEWS), leaks[:2]) is None, "half is not most"
+    found = find_suspect("new", replica_pods(VIEWS), leaks[:3])
     assert found is not None
     assert (found.leaking, found.replicas, found.since) == (3, 4, at(2))
     assert found.leak == "HostGrowth in python_objects"
-    assert find("old", of_pods(VIEWS), leaks) is None
-    assert find("new", of_pods(VIEWS[:1]), leaks[:1]) is None, "one replica's leak is an incident"
+    assert find_suspect("old", replica_pods(VIEWS), leaks) is None
+    assert find_suspect("new", replica_pods(VIEWS[:1]), leaks[:1]) is None, (
+        "one replica's leak is an incident"
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,14 +95,14 @@ def test_most_replicas_with_the_same_leak_make_a_revision_suspect() -> None:
 def test_what_is_not_the_same_confirmed_leak_does_not_count(change: dict[str, Any]) -> None:
     leaks = [incident(f"qwen-aaa-{n}") for n in range(3)]
     leaks[1]["status"] |= change
-    assert find("new", of_pods(VIEWS), leaks) is None
+    assert find_suspect("new", replica_pods(VIEWS), leaks) is None
 
 
 def test_a_replica_that_was_replaced_counts_with_its_revision() -> None:
     leaks = [incident("qwen-aaa-gone"), incident("qwen-aaa-0"), incident("qwen-aaa-1")]
-    assert find("new", of_pods(VIEWS), leaks) is not None
+    assert find_suspect("new", replica_pods(VIEWS), leaks) is not None
     again = [incident("qwen-aaa-0")] * 3
-    assert find("new", of_pods(VIEWS), again) is None, "one replica three times is one"
+    assert find_suspect("new", replica_pods(VIEWS), again) is None, "one replica three times is one"
 
 
 def service(**rollout: Any) -> Any:
@@ -106,25 +110,29 @@ def service(**rollout: Any) -> Any:
 
 
 def test_a_roll_out_under_way_is_held_and_a_finished_one_reported() -> None:
-    suspect = find("new", of_pods(VIEWS), [incident(f"qwen-aaa-{n}") for n in range(3)])
+    suspect = find_suspect(
+        "new", replica_pods(VIEWS), [incident(f"qwen-aaa-{n}") for n in range(3)]
+    )
     under_way = {"revisions": {"update": "new", "current": "old"}}
     done = {"revisions": {"update": "new", "current": "new", "previous": "old"}}
     known = {"old", "new"}
-    held = revisions.decide(service(), under_way, "new", suspect, known)
+    held = revisions.decide_rollout(service(), under_way, "new", suspect, known)
     assert (held.revision, held.paused, held.action) == ("new", True, "Held")
-    told = revisions.decide(service(), done, "new", suspect, known)
+    told = revisions.decide_rollout(service(), done, "new", suspect, known)
     assert (told.paused, told.action) == (False, "Reported")
     back = service(onLeak="Rollback")
     for status_ in (under_way, done):
-        decision = revisions.decide(back, status_, "new", suspect, known)
+        decision = revisions.decide_rollout(back, status_, "new", suspect, known)
         assert (decision.revision, decision.paused, decision.action) == ("old", False, "RolledBack")
-    nowhere = revisions.decide(back, under_way, "new", suspect, {"new"})
+    nowhere = revisions.decide_rollout(back, under_way, "new", suspect, {"new"})
     assert (nowhere.revision, nowhere.paused) == ("new", True)
-    going_on = revisions.decide(service(onLeak="Continue"), under_way, "new", suspect, known)
+    going_on = revisions.decide_rollout(
+        service(onLeak="Continue"), under_way, "new", suspect, known
+    )
     assert (going_on.revision, going_on.paused) == ("new", False)
     remembered = under_way | {"suspectRevision": {"revision": "new"}}
-    assert revisions.decide(back, remembered, "new", None, known).action == "RolledBack"
-    assert revisions.decide(back, remembered, "newer", None, known).action == "None"
+    assert revisions.decide_rollout(back, remembered, "new", None, known).action == "RolledBack"
+    assert revisions.decide_rollout(back, remembered, "newer", None, known).action == "None"
 
 
 def test_a_roll_back_runs_the_old_template_and_says_what_changed() -> None:
@@ -135,7 +143,7 @@ def test_a_roll_back_runs_the_old_template_and_says_what_changed() -> None:
         for spec in (old, new)
         for one in reconcile(parse(spec), {}, [], [], IMAGES).desired
     }
-    pods = [PodView.of(pod(f"qwen-aaa-{n}", hashes[1])) for n in range(3)]
+    pods = [PodView.parse(pod(f"qwen-aaa-{n}", hashes[1])) for n in range(3)]
     leaks = [incident(f"qwen-aaa-{n}") for n in range(3)]
     new["status"] = {"revisions": {"update": hashes[1], "current": hashes[0]}}
     plan = reconcile(parse(new), owned, pods, leaks, IMAGES, new["status"])
@@ -168,50 +176,62 @@ def test_a_person_goes_back_to_the_last_good_revision() -> None:
     asked = service(revision="LastGood")
     known = {"old", "new"}
     for known_revisions in ({"current": "old"}, {"current": "new", "previous": "old"}):
-        decision = revisions.decide(asked, {"revisions": known_revisions}, "new", None, known)
+        decision = revisions.decide_rollout(
+            asked, {"revisions": known_revisions}, "new", None, known
+        )
         assert (decision.revision, decision.action, decision.requested) == (
             "old",
             "RolledBack",
             True,
         )
-        assert conditions.requested(decision, False) == [], "while pods are replaced it progresses"
-        (done,) = conditions.requested(decision, True)
+        assert conditions.last_good_conditions(decision, False) == [], (
+            "while pods are replaced it progresses"
+        )
+        (done,) = conditions.last_good_conditions(decision, True)
         assert (done.type, done.status, done.reason) == (
             "Progressing",
             False,
             "RolledBackOnRequest",
         )
-        (seen,) = conditions.suspicion(None, decision)
+        (seen,) = conditions.suspicion_conditions(None, decision)
         assert seen.status is False, "no leak is blamed for what a person asked for"
-    nowhere = revisions.decide(asked, {"revisions": {"current": "new"}}, "new", None, known)
+    nowhere = revisions.decide_rollout(asked, {"revisions": {"current": "new"}}, "new", None, known)
     assert (nowhere.revision, nowhere.action) == ("new", "None")
-    (stalled,) = conditions.requested(nowhere, True)
+    (stalled,) = conditions.last_good_conditions(nowhere, True)
     assert (stalled.type, stalled.reason) == ("Stalled", "NoGoodRevision")
-    assert conditions.requested(revisions.decide(service(), {}, "new", None, known), True) == []
+    assert (
+        conditions.last_good_conditions(
+            revisions.decide_rollout(service(), {}, "new", None, known), True
+        )
+        == []
+    )
 
 
 def test_a_revision_that_was_gone_back_from_is_never_gone_back_to() -> None:
-    done = revisions.advanced({"good": ["old"]}, "bad", "bad", "")
+    done = revisions.next_revisions({"good": ["old"]}, "bad", "bad", "")
     assert done == {
         "update": "bad",
         "current": "bad",
         "previous": "old",
         "good": ["bad", "old"],
     }
-    assert revisions.advanced(done, "bad", "", "") == done, "under way nothing is decided"
-    leaving = revisions.advanced(done, "bad", "bad", "bad")
+    assert revisions.next_revisions(done, "bad", "", "") == done, "under way nothing is decided"
+    leaving = revisions.next_revisions(done, "bad", "bad", "bad")
     assert leaving["good"] == ["old"], "it is bad from the decision on"
-    back = revisions.advanced(leaving, "bad", "old", "bad")
+    back = revisions.next_revisions(leaving, "bad", "old", "bad")
     assert back == {"update": "bad", "current": "old", "good": ["old"]}
-    mended = revisions.advanced(back, "newer", "old", "")
+    mended = revisions.next_revisions(back, "newer", "old", "")
     assert revisions.last_good(mended, "newer", {"old", "bad"}) == "old"
 
 
 def test_differences_are_named_by_their_path() -> None:
     before = {"spec": {"containers": [{"name": "engine", "image": "a", "args": [1]}]}}
     after = {"spec": {"containers": [{"name": "engine", "image": "b", "args": [1]}], "x": 1}}
-    assert changes(before, after) == ["spec.containers[engine].image: a -> b", "spec.x: none -> 1"]
-    assert changes(before, before) == []
+    assert diff_templates(before, after) == [
+        "spec.containers[engine].image: a -> b",
+        "spec.x: none -> 1",
+    ]
+    assert diff_templates(before, before) == []
 
 
 def lease(service: str, holder: str = "") -> dict[str, Any]:
@@ -340,7 +360,7 @@ def test_an_incident_with_an_odd_time_is_no_other_ones_affair(opened: str) -> No
     killed["status"] = {"containerStatuses": [container]}
     service = {"apiVersion": "v", "kind": "InferenceService"}
     meta = {"name": "qwen", "namespace": "ml", "uid": "u"}
-    found = examine(service | {"metadata": meta}, [killed], [odd], "2026-01-01T01:05:00Z")
+    found = plan_incidents(service | {"metadata": meta}, [killed], [odd], "2026-01-01T01:05:00Z")
     assert [one["spec"]["kind"] for one in found.new] == ["OutOfMemoryKill"]
 
 
@@ -349,36 +369,36 @@ KILLED = {"terminated": {"reason": "OOMKilled", "exitCode": 137, "finishedAt": a
 
 def test_a_kill_for_memory_is_recorded_once() -> None:
     killed = pod("qwen-aaa-0", lastState=KILLED, restartCount=1)
-    (new,) = examine(item(), [killed], [], NOW).new
+    (new,) = plan_incidents(item(), [killed], [], NOW).new
     assert new["spec"]["kind"] == "OutOfMemoryKill"
     assert "limit of 4Gi" in new["status"]["message"]
-    assert examine(item(), [killed], [new], NOW).new == []
+    assert plan_incidents(item(), [killed], [new], NOW).new == []
     own = incident("qwen-aaa-0", "2026-01-01T00:58:30Z")
     own["spec"]["kind"] = "OutOfMemoryKill"
-    assert examine(item(), [killed], [own], NOW).new == [], "its supervisor told it"
+    assert plan_incidents(item(), [killed], [own], NOW).new == [], "its supervisor told it"
 
 
 def test_the_supervisor_is_given_time_to_tell_of_its_engine() -> None:
     killed = pod("qwen-aaa-0", lastState=KILLED, restartCount=1)
-    found = examine(item(), [killed], [], "2026-01-01T00:59:10Z")
-    assert (found.new, found.again_s) == ([], 20.0)
+    found = plan_incidents(item(), [killed], [], "2026-01-01T00:59:10Z")
+    assert (found.new, found.requeue_s) == ([], 20.0)
     mine = pod("qwen-aaa-0", lastState=KILLED)
     mine["status"]["containerStatuses"][0]["name"] = "supervisor"
-    assert examine(item(), [mine], [], "2026-01-01T00:59:10Z").new, "nobody else tells of it"
+    assert plan_incidents(item(), [mine], [], "2026-01-01T00:59:10Z").new, "nobody else tells of it"
 
 
 def test_a_crash_loop_begins_and_ends() -> None:
     ended = {"terminated": {"reason": "Error", "exitCode": 3, "finishedAt": at(50)}}
     waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
     looping = pod("qwen-aaa-0", state=waiting, lastState=ended, restartCount=3)
-    (new,) = examine(item(), [looping], [], NOW).new
+    (new,) = plan_incidents(item(), [looping], [], NOW).new
     assert (new["spec"]["kind"], new["status"]["phase"]) == ("CrashLoop", "Confirmed")
     assert "exit code was 3" in new["status"]["message"]
     well = pod("qwen-aaa-0", ready=True, restartCount=4)
-    (end,) = examine(item(), [well], [new], NOW).updates
+    (end,) = plan_incidents(item(), [well], [new], NOW).updates
     assert end["status"]["outcome"] == "Recovered"
     first = pod("qwen-aaa-0", state=waiting, lastState=ended, restartCount=1)
-    assert examine(item(), [first], [], NOW).new == []
+    assert plan_incidents(item(), [first], [], NOW).new == []
 
 
 def test_a_second_crash_loop_of_a_pod_is_another_incident() -> None:
@@ -388,14 +408,14 @@ def test_a_second_crash_loop_of_a_pod_is_another_incident() -> None:
     def looping(restarts: int) -> dict[str, Any]:
         return pod("qwen-aaa-0", state=waiting, lastState=ended, restartCount=restarts)
 
-    (first,) = examine(item(), [looping(3)], [], NOW).new
+    (first,) = plan_incidents(item(), [looping(3)], [], NOW).new
     first["metadata"]["creationTimestamp"] = at(59)
-    assert examine(item(), [looping(4)], [first], NOW).new == [], "it goes on"
+    assert plan_incidents(item(), [looping(4)], [first], NOW).new == [], "it goes on"
     well = pod("qwen-aaa-0", ready=True, restartCount=5)
-    (end,) = examine(item(), [well], [first], NOW).updates
+    (end,) = plan_incidents(item(), [well], [first], NOW).updates
     over = first | {"status": end["status"]}
-    assert examine(item(), [well], [over], NOW).updates == []
-    (second,) = examine(item(), [looping(9)], [over], NOW).new
+    assert plan_incidents(item(), [well], [over], NOW).updates == []
+    (second,) = plan_incidents(item(), [looping(9)], [over], NOW).new
     assert second["metadata"]["name"] != first["metadata"]["name"]
     assert (second["spec"]["kind"], second["status"]["phase"]) == ("CrashLoop", "Confirmed")
 
@@ -404,7 +424,7 @@ def test_the_names_of_incidents_are_valid_however_long_a_pods_is() -> None:
     name = "p" * 253
     waiting = {"waiting": {"reason": "CrashLoopBackOff"}}
     for one in (pod(name, lastState=KILLED), pod(name, state=waiting, restartCount=2_000_000_000)):
-        (new,) = examine(item(), [one], [], NOW).new
+        (new,) = plan_incidents(item(), [one], [], NOW).new
         assert len(new["metadata"]["name"]) <= 253
         assert new["metadata"]["name"].startswith("ppp")
 
@@ -412,14 +432,16 @@ def test_the_names_of_incidents_are_valid_however_long_a_pods_is() -> None:
 def test_a_requested_replacement_is_done_and_recorded() -> None:
     steps = [{"step": "PodReplace", "outcome": "Requested"}]
     asks = incident("qwen-aaa-0", at(1), "AwaitingSlot", timeline=steps)
-    assert examine(item(), PODS, [asks], NOW).evict == ["qwen-aaa-0"]
-    gone = examine(item(), PODS[1:], [asks], NOW)
+    assert plan_incidents(item(), PODS, [asks], NOW).evict == ["qwen-aaa-0"]
+    gone = plan_incidents(item(), PODS[1:], [asks], NOW)
     assert gone.evict == []
     assert gone.updates[0]["status"]["outcome"] == "PodReplaced"
     orphan = incident("qwen-aaa-0", at(1))
-    assert examine(item(), PODS[1:], [orphan], NOW).updates[0]["status"]["outcome"] == "PodGone"
+    assert (
+        plan_incidents(item(), PODS[1:], [orphan], NOW).updates[0]["status"]["outcome"] == "PodGone"
+    )
     young = incident("qwen-aaa-9", NOW)
-    assert examine(item(), PODS, [young], NOW).updates == []
+    assert plan_incidents(item(), PODS, [young], NOW).updates == []
 
 
 def test_the_next_pod_of_a_stateful_set_is_another_pod() -> None:
@@ -428,9 +450,9 @@ def test_the_next_pod_of_a_stateful_set_is_another_pod() -> None:
     here, successor = pod("qwen-0"), pod("qwen-0")
     here["metadata"]["creationTimestamp"] = at(1)
     successor["metadata"]["creationTimestamp"] = at(3)
-    assert examine(item(), [here], [asks], NOW).evict == ["qwen-0"]
-    assert examine(item(), [here], [asks, other], NOW).updates == []
-    found = examine(item(), [successor], [asks, other], NOW)
+    assert plan_incidents(item(), [here], [asks], NOW).evict == ["qwen-0"]
+    assert plan_incidents(item(), [here], [asks, other], NOW).updates == []
+    found = plan_incidents(item(), [successor], [asks, other], NOW)
     assert found.evict == [], "it would be evicted for ever"
     assert [one["status"]["outcome"] for one in found.updates] == ["PodReplaced", "PodGone"]
 
@@ -450,5 +472,5 @@ def test_a_group_that_its_restart_recreated_is_cured(
     gone["spec"]["workloadRef"] = {"kind": "LeaderWorkerSet", "name": "qwen"}
     if group is not None:
         gone["spec"]["podGroup"] = group
-    (update,) = examine(item(), [], [gone], NOW).updates
+    (update,) = plan_incidents(item(), [], [gone], NOW).updates
     assert update["status"]["phase"] == end

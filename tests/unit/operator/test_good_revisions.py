@@ -80,7 +80,7 @@ class Fleet:
     def turn(self, told: bool = True) -> str:
         """One reconcile; returns its action. Not ``told``: the operator ends before the status."""
         service = parse(self.item)
-        pods = [PodView.of(one) for one in self.pods()] if self.owned else []
+        pods = [PodView.parse(one) for one in self.pods()] if self.owned else []
         plan = reconcile(service, self.owned, pods, self.incidents(), IMAGES, self.status)
         for one in plan.desired:
             self.owned[ref(one)] = one
@@ -166,9 +166,11 @@ def test_a_roll_out_to_no_replicas_proves_nothing() -> None:
 
 def test_a_status_of_an_earlier_operator_is_understood() -> None:
     old = {"update": "c", "current": "b", "previous": "a"}
-    assert revisions.good(old) == ["b", "a"]
-    assert revisions.advanced(old, "c", "", "") == old | {"good": ["b", "a"]}, "and it reads ours"
-    assert revisions.advanced(old, "c", "", "b")["good"] == ["a"]
+    assert revisions.good_revisions(old) == ["b", "a"]
+    assert revisions.next_revisions(old, "c", "", "") == old | {"good": ["b", "a"]}, (
+        "and it reads ours"
+    )
+    assert revisions.next_revisions(old, "c", "", "b")["good"] == ["a"]
 
 
 class Rollouts(RuleBasedStateMachine):

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_operator.render.compare import (
-    absent,
     contains,
     merge,
     merge_template,
+    missing_fields,
     needs_apply,
     owned_fields,
 )
@@ -175,16 +175,16 @@ def test_fields_that_a_cluster_did_not_keep_are_named() -> None:
             "metrics": [{"type": "Pods", "pods": {"target": {"averageValue": "500m"}}}],
         }
     }
-    assert absent(live, wanted) == [
+    assert missing_fields(live, wanted) == [
         "spec.hostnameOverride",
         "spec.containers[engine].lifecycle.stopSignal",
         "spec.containers[extra]",
     ]
-    assert absent(wanted, wanted) == []
-    many = absent({"spec": {}}, {"spec": {f"f{n:02}": "x" for n in range(20)}})
+    assert missing_fields(wanted, wanted) == []
+    many = missing_fields({"spec": {}}, {"spec": {f"f{n:02}": "x" for n in range(20)}})
     assert (len(many), many[-1]) == (9, "12 more")
 
 
 @given(JSON)
 def test_nothing_is_absent_from_itself(value: Any) -> None:
-    assert absent({"spec": value}, {"spec": value}) == []
+    assert missing_fields({"spec": value}, {"spec": value}) == []

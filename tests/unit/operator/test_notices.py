@@ -10,11 +10,21 @@ from typing import Any
 
 import pytest
 
-from plimsoll_operator.controllers.writes import MAX_KNOWN, MAX_MESSAGE, QUIET_S, Recorder
+from plimsoll_operator.controllers.writes import (
+    EVENT_REPEAT_S,
+    MAX_CACHED,
+    MAX_MESSAGE,
+    EventRecorder,
+)
 from plimsoll_operator.fleet.revisions import RolloutDecision
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.runtime.client import ApiError
-from plimsoll_operator.status.notices import Notice, applied, finished, refused
+from plimsoll_operator.status.notices import (
+    Notice,
+    failure_notice,
+    rollout_finished,
+    rollout_started,
+)
 
 NOW = "2026-01-01T00:00:00Z"
 SERVICE = {
@@ -57,20 +67,23 @@ BACK = RolloutDecision("old", action="RolledBack")
 def test_what_an_applied_deployment_means(
     live: Any, desired: Any, decision: RolloutDecision, reasons: list[str]
 ) -> None:
-    assert [one.reason for one in applied(live, desired, decision)] == reasons
+    assert [one.reason for one in rollout_started(live, desired, decision)] == reasons
 
 
 def test_a_roll_back_for_a_leak_is_a_warning_and_one_on_request_is_not() -> None:
     asked = RolloutDecision("old", action="RolledBack", requested=True)
-    assert [applied(NEW, OLD, one)[0].type for one in (BACK, asked)] == ["Warning", "Normal"]
+    assert [rollout_started(NEW, OLD, one)[0].type for one in (BACK, asked)] == [
+        "Warning",
+        "Normal",
+    ]
 
 
 def test_the_end_of_a_roll_out_is_one_event() -> None:
     under_way = {"revisions": {"update": "new", "current": "old"}}
     done = {"revisions": {"update": "new", "current": "new"}}
-    assert [one.reason for one in finished(under_way, done)] == ["RolloutFinished"]
-    assert finished(done, done) == finished({}, {}) == []
-    assert [one.reason for one in finished(done, under_way)] == ["RollbackFinished"]
+    assert [one.reason for one in rollout_finished(under_way, done)] == ["RolloutFinished"]
+    assert rollout_finished(done, done) == rollout_finished({}, {}) == []
+    assert [one.reason for one in rollout_finished(done, under_way)] == ["RollbackFinished"]
 
 
 class Server:
@@ -89,8 +102,8 @@ class Server:
 
 def test_a_refusal_that_repeats_is_counted_and_seldom_written() -> None:
     server, time = Server(), [0]
-    recorder = Recorder(server, lambda: f"2026-01-01T00:{time[0]:02}:00Z")  # type: ignore[arg-type]
-    notice = refused(Failure("ApplyFailed", "admission webhook denied the request", True))
+    recorder = EventRecorder(server, lambda: f"2026-01-01T00:{time[0]:02}:00Z")  # type: ignore[arg-type]
+    notice = failure_notice(Failure("ApplyFailed", "admission webhook denied the request", True))
 
     async def repeat() -> None:
         for minute in range(30):
@@ -101,26 +114,26 @@ def test_a_refusal_that_repeats_is_counted_and_seldom_written() -> None:
     assert [one["count"] for one in server.events] == [1, 11, 21]
     assert len({one["metadata"]["name"] for one in server.events}) == 1, "it is one Event"
     assert server.events[-1]["firstTimestamp"] == NOW
-    assert QUIET_S == 600
+    assert EVENT_REPEAT_S == 600
 
 
 def test_what_is_remembered_and_what_is_written_is_bounded() -> None:
     server = Server()
-    recorder = Recorder(server, lambda: NOW)  # type: ignore[arg-type]
+    recorder = EventRecorder(server, lambda: NOW)  # type: ignore[arg-type]
 
     async def flood() -> None:
-        for index in range(MAX_KNOWN + 10):
+        for index in range(MAX_CACHED + 10):
             await recorder.write(SERVICE, [Notice("ApplyFailed", f"{index} " + "x" * 5000)])
 
     asyncio.run(flood())
-    assert len(recorder._known) == MAX_KNOWN
+    assert len(recorder._known) == MAX_CACHED
     assert max(len(one["message"]) for one in server.events) <= MAX_MESSAGE
 
 
 def test_an_event_that_is_refused_hurts_nobody() -> None:
     server = Server()
     server.refuses = True
-    recorder = Recorder(server, lambda: NOW)  # type: ignore[arg-type]
+    recorder = EventRecorder(server, lambda: NOW)  # type: ignore[arg-type]
     asyncio.run(recorder.write(SERVICE, [Notice("RolloutStarted", "x")]))
     server.refuses = False
     asyncio.run(recorder.write(SERVICE, [Notice("RolloutFinished", "y")]))

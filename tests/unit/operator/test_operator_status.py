@@ -17,7 +17,7 @@ import yaml
 
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_api.supervision_policy_status import PolicyCondition
-from plimsoll_operator.fleet.figures import Figures, memory, percent
+from plimsoll_operator.fleet.figures import Figures, memory_status, percent
 from plimsoll_operator.fleet.figures import parse as parse_figures
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.kinds import InvalidSpec, Key, ref
@@ -25,7 +25,13 @@ from plimsoll_operator.plans.service import Failure, parse, reconcile
 from plimsoll_operator.render import Images
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.scraper import Scraper
-from plimsoll_operator.status.conditions import NOT_READY, Verdict, observed, of_figures, rollout
+from plimsoll_operator.status.conditions import (
+    NOT_READY,
+    Verdict,
+    engine_observed,
+    figure_conditions,
+    rollout_conditions,
+)
 from plimsoll_operator.status.service import status
 
 ARGOCD = Path(__file__).parents[3] / "examples" / "argocd" / "health.yaml"
@@ -75,41 +81,46 @@ REFUSED = {"type": "ReplicaFailure", "status": "True", "message": "violates PodS
     ],
 )
 def test_rollout(found: Any, wanted: int, ready: bool, progressing: bool, stalled: bool) -> None:
-    verdicts = {one.type: one.status for one in rollout(found, wanted, 1)}
+    verdicts = {one.type: one.status for one in rollout_conditions(found, wanted, 1)}
     assert verdicts == {"Ready": ready, "Progressing": progressing, "Stalled": stalled}
 
 
 def test_why_pods_cannot_be_made_is_said() -> None:
-    assert "violates PodSecurity" in rollout(deployment(0, 0, 0, REFUSED), 1, 1)[0].message
+    assert (
+        "violates PodSecurity" in rollout_conditions(deployment(0, 0, 0, REFUSED), 1, 1)[0].message
+    )
 
 
 def test_ready_names_the_first_cause() -> None:
     none = deployment(0, 1, 1)
     pulls = Verdict(ConditionType.ENGINE_READY, False, "ImagePullBackOff", "a-0: no such image")
-    ready = rollout(none, 1, 1, pulls)[0]
+    ready = rollout_conditions(none, 1, 1, pulls)[0]
     assert (ready.status, ready.reason) == (False, "ImagePullBackOff")
     assert ready.message == "0 of 1 replicas are ready; a-0: no such image"
     waits = Verdict(ConditionType.ENGINE_READY, False, NOT_READY, "a-0: running, not ready")
-    ready = rollout(none, 1, 1, waits)[0]
+    ready = rollout_conditions(none, 1, 1, waits)[0]
     assert ready.reason == "ReplicasNotReady"
     assert ready.message.endswith("a-0: running, not ready")
-    fine = rollout(deployment(1, 1, 1), 1, 1, pulls)[0]
+    fine = rollout_conditions(deployment(1, 1, 1), 1, 1, pulls)[0]
     assert fine.reason == "ReplicasReady"
 
 
 def test_a_roll_out_names_the_new_pod_that_waits_for_what_an_old_one_holds() -> None:
     holds = Verdict(ConditionType.ENGINE_READY, False, "Unschedulable", "b-1: cannot allocate")
-    ready, progressing, _ = rollout(deployment(1, 2, 1), 1, 0, holds)
+    ready, progressing, _ = rollout_conditions(deployment(1, 2, 1), 1, 0, holds)
     assert ready.status is True
     assert progressing.message == "1 of 1 replicas are ready; b-1: cannot allocate"
     waits = Verdict(ConditionType.ENGINE_READY, False, NOT_READY, "b-1: running, not ready")
-    assert rollout(deployment(1, 2, 1), 1, 0, waits)[1].message == "1 of 1 replicas are ready"
+    assert (
+        rollout_conditions(deployment(1, 2, 1), 1, 0, waits)[1].message
+        == "1 of 1 replicas are ready"
+    )
 
 
 def test_a_deployment_that_was_not_looked_at_yet_progresses_and_serves_on() -> None:
     old = deployment(1, 1, 1, LATE)
     old["metadata"]["generation"] = 5
-    found = {one.type: one.status for one in rollout(old, 1, 1)}
+    found = {one.type: one.status for one in rollout_conditions(old, 1, 1)}
     assert found == {"Ready": True, "Progressing": True, "Stalled": False}
 
 
@@ -248,7 +259,7 @@ def test_figures_are_unknown_from_the_beginning() -> None:
 def test_an_invalid_spec_is_stalled_and_keeps_what_was_known() -> None:
     service = item()
     service["status"] = build(service, {})
-    failure = Failure("InvalidSpec", "spec.model.uri: no", lasting=True)
+    failure = Failure("InvalidSpec", "spec.model.uri: no", is_lasting=True)
     found = status(service, None, deployment(1, 1, 1), [], [], None, failure, LATER)
     conditions = {one["type"]: one for one in found["conditions"]}
     assert conditions["Ready"]["reason"] == "InvalidSpec"
@@ -272,7 +283,7 @@ def test_what_is_not_wanted_goes_unless_it_is_somebody_elses_or_held() -> None:
     owned[names["qwen-restart-1"]]["spec"] = {"holderIdentity": "gone"}
     foreign = {"kind": "Lease", "metadata": {"name": "other", "ownerReferences": []}}
     owned[ref(foreign)] = foreign
-    pods = [PodView.of({"metadata": {"name": "pod-1"}})]
+    pods = [PodView.parse({"metadata": {"name": "pod-1"}})]
     fewer = parse(item(supervision={"maxUnavailable": 1}))
     surplus = reconcile(fewer, owned, pods, [], IMAGES).surplus
     assert [one["metadata"]["name"] for one in surplus] == ["qwen-restart-1"]
@@ -297,12 +308,12 @@ def test_percent_moves_in_steps_and_reaches_a_hundred_only_when_spent() -> None:
 
 def test_the_worst_replica_is_shown_for_each_kind() -> None:
     figures = {"a": Figures(host=0.5), "b": Figures(host=0.2, device=0.9), "c": Figures()}
-    assert memory(figures) == {
+    assert memory_status(figures) == {
         "hostConsumedPercent": 50,
         "deviceConsumedPercent": 90,
         "replica": "b",
     }
-    assert memory({"c": Figures()}) == {}
+    assert memory_status({"c": Figures()}) == {}
 
 
 def test_a_status_moves_at_most_once_a_minute_but_the_first_figure_comes_at_once() -> None:
@@ -322,7 +333,7 @@ def test_memory_that_stands_flat_near_its_limit_is_said_and_does_not_flap() -> N
     def near(figures: dict[str, Figures], status: str = "False") -> Verdict:
         before = {"conditions": [{"type": "MemoryNearLimit", "status": status}]}
         for types in (ConditionType, PolicyCondition):
-            found = {one.type: one for one in of_figures(figures, before, types)}
+            found = {one.type: one for one in figure_conditions(figures, before, types)}
             verdict = found[types.MEMORY_NEAR_LIMIT]
         return verdict
 
@@ -338,8 +349,9 @@ def test_memory_that_stands_flat_near_its_limit_is_said_and_does_not_flap() -> N
 
 def test_what_supervisors_do_not_see_has_their_own_word() -> None:
     def seen(**unseen: tuple[tuple[str, str], ...] | None) -> Verdict:
-        return observed(
-            ConditionType.ENGINE_OBSERVED, {pod: Figures(unseen=one) for pod, one in unseen.items()}
+        return engine_observed(
+            ConditionType.ENGINE_OBSERVED,
+            {pod: Figures(missing_signals=one) for pod, one in unseen.items()},
         )
 
     assert (seen().status, seen(a=None).reason) == (None, "NoMetrics")

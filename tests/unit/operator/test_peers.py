@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from plimsoll_api.peers import MAX_PEERS, PEERS_FILE, Grown, Peer, decode
+from plimsoll_api.peers import MAX_PEERS, PEERS_FILE, Growth, Peer, decode
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervisor_config import CONFIG_FILE
 from plimsoll_api.workloads import Membership, WorkloadRef
 from plimsoll_operator.config import CLOCKS
 from plimsoll_operator.fleet.figures import (
     Figures,
-    Summaries,
-    growing,
+    PeersFiles,
+    peers_file,
+    pods_with_growth,
     replicas_of_policy,
     replicas_of_service,
-    summary,
 )
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
@@ -33,7 +33,7 @@ from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.scraper import Scraper
 
 KEY = Key("ml", "qwen")
-GROWN = Grown(1 << 20, 60, 7)
+GROWN = Growth(1 << 20, 60, 7)
 NAMES = ("qwen-0", "qwen-1", "qwen-2")
 FIGURES = {name: Figures(host_growth=GROWN) for name in NAMES}
 
@@ -47,7 +47,7 @@ def incident(name: str, phase: str = "Open", kind: str = "HostGrowth") -> dict[s
     return {"spec": {"pod": name, "kind": kind}, "status": {"phase": phase}}
 
 
-PODS = replicas_of_service([PodView.of(pod(name)) for name in NAMES])
+PODS = replicas_of_service([PodView.parse(pod(name)) for name in NAMES])
 
 
 @pytest.mark.parametrize(
@@ -61,19 +61,19 @@ PODS = replicas_of_service([PodView.of(pod(name)) for name in NAMES])
     ],
 )
 def test_growth_is_compared_while_its_incident_is_open(phase: str, kind: str, counts: bool) -> None:
-    assert growing([incident("qwen-0", phase, kind)]) == ({"qwen-0"} if counts else set())
-    text = Summaries(time.monotonic).text(KEY, PODS, [incident("qwen-0", phase, kind)], FIGURES)
+    assert pods_with_growth([incident("qwen-0", phase, kind)]) == ({"qwen-0"} if counts else set())
+    text = PeersFiles(time.monotonic).text(KEY, PODS, [incident("qwen-0", phase, kind)], FIGURES)
     assert bool(text) is counts
 
 
 def test_an_incident_without_a_status_has_just_begun() -> None:
-    assert growing([{"spec": {"pod": "qwen-0", "kind": "HostGrowth"}}]) == {"qwen-0"}
+    assert pods_with_growth([{"spec": {"pod": "qwen-0", "kind": "HostGrowth"}}]) == {"qwen-0"}
 
 
 def test_a_summary_has_each_replica_that_says_what_it_grew_by() -> None:
     figures = FIGURES | {"qwen-1": Figures(host=0.4), "gone": Figures(host_growth=GROWN)}
     found = decode(
-        Summaries(time.monotonic).text(KEY, PODS, [incident("qwen-0")], figures).encode()
+        PeersFiles(time.monotonic).text(KEY, PODS, [incident("qwen-0")], figures).encode()
     )
     assert found == (
         Peer("qwen-0", "64d8", host=GROWN),
@@ -82,18 +82,18 @@ def test_a_summary_has_each_replica_that_says_what_it_grew_by() -> None:
 
 
 def test_pods_of_unknown_revision_are_nobodys_peers() -> None:
-    assert replicas_of_service([PodView.of(pod("a")), PodView.of(pod("b", ""))]) == [
+    assert replicas_of_service([PodView.parse(pod("a")), PodView.parse(pod("b", ""))]) == [
         Peer("a", "64d8")
     ]
 
 
 def test_one_replica_has_nobody_to_be_compared_with() -> None:
-    assert summary([Peer("qwen-0", "64d8", host=GROWN)], {"qwen-0"}) == ""
+    assert peers_file([Peer("qwen-0", "64d8", host=GROWN)], {"qwen-0"}) == ""
 
 
 def test_a_large_service_tells_of_so_many_and_of_the_suspected_first() -> None:
     peers = [Peer(f"qwen-{n:03}", "64d8", host=GROWN) for n in range(200)]
-    found = [one.pod for one in decode(summary(peers, {"qwen-150", "qwen-199"}).encode())]
+    found = [one.pod for one in decode(peers_file(peers, {"qwen-150", "qwen-199"}).encode())]
     assert len(found) == MAX_PEERS
     assert found == sorted(found)
     assert {"qwen-000", "qwen-061", "qwen-150", "qwen-199"} <= set(found)
@@ -119,7 +119,7 @@ def test_a_policy_compares_the_supervised_replicas_of_one_workload() -> None:
     peers = replicas_of_policy(pods)
     assert [one.pod for one in peers] == ["a-0", "a-1", "b-0", "b-1"]
     figures = {one.pod: Figures(device_growth=GROWN) for one in peers}
-    found = decode(Summaries(time.monotonic).text(KEY, peers, [incident("a-1")], figures).encode())
+    found = decode(PeersFiles(time.monotonic).text(KEY, peers, [incident("a-1")], figures).encode())
     assert found == (
         Peer("a-0", "1", "Deployment/a", device=GROWN),
         Peer("a-1", "2", "Deployment/a", device=GROWN),
@@ -128,17 +128,17 @@ def test_a_policy_compares_the_supervised_replicas_of_one_workload() -> None:
 
 def test_a_text_is_kept_for_a_minute_and_a_quiet_service_has_none() -> None:
     now = 0.0
-    summaries = Summaries(lambda: now)
+    summaries = PeersFiles(lambda: now)
     opened = [incident("qwen-0")]
     assert summaries.text(KEY, PODS, opened, {}) == "", "nobody was asked yet"
     assert summaries.next_s(KEY) is None
     first = summaries.text(KEY, PODS, opened, FIGURES)
-    grown = {name: Figures(host_growth=Grown(2 << 20, 120, 9)) for name in NAMES}
+    grown = {name: Figures(host_growth=Growth(2 << 20, 120, 9)) for name in NAMES}
     now = CLOCKS.publish - 1
     assert summaries.text(KEY, PODS, opened, grown) == first
     assert summaries.next_s(KEY) == 1
     now = CLOCKS.publish
-    assert decode(summaries.text(KEY, PODS, opened, grown).encode())[0].host == Grown(
+    assert decode(summaries.text(KEY, PODS, opened, grown).encode())[0].host == Growth(
         2 << 20, 120, 9
     )
     assert summaries.text(KEY, PODS, [incident("qwen-0", "Resolved")], grown) == ""
@@ -155,7 +155,7 @@ def test_supervisors_find_it_beside_their_configuration() -> None:
     policy = SupervisionPolicy.model_validate(
         item | {"kind": "SupervisionPolicy", "spec": {"selector": {"matchLabels": {"a": "b"}}}}
     )
-    text = summary([Peer(name, "64d8", host=GROWN) for name in NAMES], {"qwen-0"})
+    text = peers_file([Peer(name, "64d8", host=GROWN) for name in NAMES], {"qwen-0"})
 
     def objects(peers: str) -> list[list[dict[str, Any]]]:
         plan = reconcile(parse(item), {}, [], [], Images("e:1", "s:1"), peers=peers)

@@ -16,8 +16,8 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.resources import Resources
 from plimsoll_api.serving import SUPERVISOR_RESOURCES
 from plimsoll_api.units import quantity
-from plimsoll_operator.injection.policy import admit
-from plimsoll_operator.render.containers import Images, fitted
+from plimsoll_operator.injection.policy import inject_pod
+from plimsoll_operator.render.containers import Images, fit_resources
 from plimsoll_operator.render.deployment import pod_hash
 from plimsoll_operator.render.pod import pod_template
 from tests.pod_specs import SELECTED, policy
@@ -59,7 +59,7 @@ def pod(*resources: Object, init: tuple[Object, ...] = ()) -> Object:
 
 def admitted(given: Object, images: Images = IMAGES, **spec: Any) -> Object:
     engine = {"engine": {"container": "engine"}}
-    made = admit(given, policy(**engine | spec), images)
+    made = inject_pod(given, policy(**engine | spec), images)
     assert made.refusal is None, made.refusal
     found: Object = made.pod["spec"]
     return found
@@ -117,7 +117,7 @@ def test_a_pod_keeps_its_class(
     if kept == "Guaranteed" and probe:
         made = own(spec, "plimsoll-probe")
         assert made["limits"] == made["requests"]
-    again = admit(
+    again = inject_pod(
         pod_of(spec), policy(engine={"container": "engine"}, probe={"enabled": probe}), IMAGES
     )
     assert own(again.pod["spec"]) == own(spec), "a second webhook call changes nothing"
@@ -193,7 +193,7 @@ def test_pull_secrets_join_those_of_the_pod() -> None:
     given["spec"]["imagePullSecrets"] = [{"name": "own"}, {"name": "hub"}]
     spec = admitted(given, images)
     assert spec["imagePullSecrets"] == [{"name": "hub"}, {"name": "cluster"}, {"name": "own"}]
-    again = admit(pod_of(spec), policy(engine={"container": "engine"}), images).pod["spec"]
+    again = inject_pod(pod_of(spec), policy(engine={"container": "engine"}), images).pod["spec"]
     assert again["imagePullSecrets"] == spec["imagePullSecrets"]
 
 
@@ -233,5 +233,5 @@ def test_the_former_default_of_a_service_rolls_no_pod() -> None:
 
 def test_amounts_of_a_manifest_may_be_anything() -> None:
     for wrong in ("many", {"limits": "12"}, {"limits": {"cpu": "lots", "memory": "1Gi"}}, None):
-        made = fitted(SUPERVISOR_RESOURCES, [{"name": "engine", "resources": wrong}])
+        made = fit_resources(SUPERVISOR_RESOURCES, [{"name": "engine", "resources": wrong}])
         assert made["requests"] == DEFAULT["requests"]

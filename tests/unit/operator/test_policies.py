@@ -24,7 +24,13 @@ from plimsoll_api.supervisor_config import (
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.config import DEFAULT_IMAGES
 from plimsoll_operator.fleet.figures import Figures
-from plimsoll_operator.fleet.selected_pods import SelectedPod, State, examine, in_order, selecting
+from plimsoll_operator.fleet.selected_pods import (
+    SelectedPod,
+    State,
+    matching_policies,
+    parse_policies,
+    summarize,
+)
 from plimsoll_operator.kinds import InvalidSpec, Key, key_of, read
 from plimsoll_operator.plans.policy import render
 from plimsoll_operator.plans.service import Failure
@@ -148,13 +154,13 @@ def test_the_supervisor_of_a_worker_only_looks(worker: bool) -> None:
 def test_the_older_policy_has_the_pod() -> None:
     young, old = item("a", LATER), item("z", NOW)
     twin = item("b", NOW)
-    assert [one.metadata.name for one in in_order([young, old, twin])] == ["b", "z", "a"]
+    assert [one.metadata.name for one in parse_policies([young, old, twin])] == ["b", "z", "a"]
     leaving = item("gone", "2025-01-01T00:00:00Z")
     leaving["metadata"]["deletionTimestamp"] = NOW
     invalid = item("bad", "2025-01-01T00:00:00Z", selector={})
     elsewhere = item("other", NOW, selector={"matchLabels": {"app": "sglang"}})
-    order = in_order([young, old, leaving, invalid, elsewhere])
-    assert [one.metadata.name for one in selecting(order, {"app": "vllm"})] == ["z", "a"]
+    order = parse_policies([young, old, leaving, invalid, elsewhere])
+    assert [one.metadata.name for one in matching_policies(order, {"app": "vllm"})] == ["z", "a"]
 
 
 @pytest.mark.parametrize(
@@ -169,21 +175,21 @@ def test_the_older_policy_has_the_pod() -> None:
     ],
 )
 def test_where_a_pod_stands(changed: dict[str, Any], state: State, reason: str) -> None:
-    found = examine(changed, policy(), ["engines"], DEFAULT_IMAGES)
+    found = summarize(changed, policy(), ["engines"], DEFAULT_IMAGES)
     assert found.state is state
     assert reason in found.reason
-    assert (found.account, found.mine, found.others) == ("default", True, ())
+    assert (found.account, found.is_oldest_policy, found.others) == ("default", True, ())
 
 
 def test_a_label_alone_is_no_supervisor() -> None:
     claimed = pod(supervisor="engines", initContainers=[])
-    assert examine(claimed, policy(), ["engines"], DEFAULT_IMAGES).state is State.WAITING
+    assert summarize(claimed, policy(), ["engines"], DEFAULT_IMAGES).state is State.WAITING
 
 
 def test_what_a_pod_says_of_itself_is_bounded() -> None:
     forged = pod()
     forged["metadata"]["annotations"] = {REFUSED: "\x1b[31m" + "a\n" * 100_000}
-    found = examine(forged, policy(), ["engines"], DEFAULT_IMAGES)
+    found = summarize(forged, policy(), ["engines"], DEFAULT_IMAGES)
     assert found.state is State.REFUSED
     assert len(found.reason) <= MAX_REASON
     assert "\n" not in found.reason
@@ -194,21 +200,21 @@ def test_pods_of_others_are_left_to_them() -> None:
     ours = pod()
     labels = {"plimsoll.dev/service": "qwen", "app.kubernetes.io/managed-by": "plimsoll-operator"}
     ours["metadata"]["labels"] |= labels
-    found = examine(ours, policy(), ["engines"], DEFAULT_IMAGES)
+    found = summarize(ours, policy(), ["engines"], DEFAULT_IMAGES)
     assert found.state is State.REFUSED
     assert "InferenceService qwen" in found.reason
-    shared = examine(pod(), policy(), ["older", "engines"], DEFAULT_IMAGES)
+    shared = summarize(pod(), policy(), ["older", "engines"], DEFAULT_IMAGES)
     assert shared.state is State.REFUSED
     assert "SupervisionPolicy older, which is older" in shared.reason
-    assert (shared.mine, shared.others) == (False, ("older",))
-    kept = examine(pod(supervisor="engines"), policy(), ["older", "engines"], DEFAULT_IMAGES)
+    assert (shared.is_oldest_policy, shared.others) == (False, ("older",))
+    kept = summarize(pod(supervisor="engines"), policy(), ["older", "engines"], DEFAULT_IMAGES)
     assert kept.state is State.SUPERVISED, "its supervisor keeps its rights until it ends"
 
 
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_pods_that_ended_count_for_nothing(phase: str) -> None:
     ended = pod(supervisor="engines") | {"status": {"phase": phase}}
-    found = examine(ended, policy(), ["engines"], DEFAULT_IMAGES)
+    found = summarize(ended, policy(), ["engines"], DEFAULT_IMAGES)
     assert found.state is State.LEAVING
     assert status(item(), [found], [], {}, None, NOW)["selected"] == 0
 
@@ -256,7 +262,12 @@ def test_the_status_counts_and_names_few() -> None:
 def test_both_policies_say_that_they_conflict() -> None:
     older = status(item(), seen(6, State.SUPERVISED, others=("newer",)), [], {}, None, NOW)
     newer = status(
-        item("newer"), seen(1, State.REFUSED, others=("engines",), mine=False), [], {}, None, NOW
+        item("newer"),
+        seen(1, State.REFUSED, others=("engines",), is_oldest_policy=False),
+        [],
+        {},
+        None,
+        NOW,
     )
     for found, name in ((older, "newer"), (newer, "engines")):
         conflict = condition(found, "Conflicting")
@@ -287,7 +298,7 @@ def test_an_invalid_policy_keeps_what_is_known_of_its_pods() -> None:
     bad = item(selector={}) | {"status": known}
     with pytest.raises(InvalidSpec, match=r"spec\.selector: .*must not be empty"):
         read(SupervisionPolicy, bad)
-    failure = Failure("InvalidSpec", "spec.selector: must not be empty", lasting=True)
+    failure = Failure("InvalidSpec", "spec.selector: must not be empty", is_lasting=True)
     found = status(bad, None, [], None, failure, LATER)
     assert (found["selected"], found["supervised"]) == (2, 2)
     ready = condition(found, "Ready")

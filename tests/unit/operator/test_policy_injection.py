@@ -17,14 +17,14 @@ from plimsoll_api.names import METRICS_PORT, POLICY_LABEL, PROBE_PORT, REFUSED
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
 from plimsoll_api.supervisor_config import POD_ENGINE_ENV
-from plimsoll_api.workloads import LWS_NAME, service_of_ray
+from plimsoll_api.workloads import LWS_NAME, ray_service_name
 from plimsoll_operator.fleet import selected_pods
 from plimsoll_operator.injection.policy import (
     ALLOW_GROUP_RESTARTS,
     ALLOW_HOST_PORTS,
-    TAKEN_FOR,
-    Admitted,
-    admit,
+    ENGINE_ANNOTATION,
+    AdmittedPod,
+    inject_pod,
 )
 from plimsoll_operator.render.containers import Images
 from plimsoll_operator.render.paths import HOST_PORTS
@@ -48,13 +48,13 @@ def pod(*containers: Object, labels: Object | None = None, **spec: Any) -> Objec
     }
 
 
-def supervisor(admitted: Admitted) -> Object:
+def supervisor(admitted: AdmittedPod) -> Object:
     assert admitted.refusal is None, admitted.refusal
     found: Object = admitted.pod["spec"]["initContainers"][-1]
     return found
 
 
-def engine_of(admitted: Admitted) -> Object:
+def engine_of(admitted: AdmittedPod) -> Object:
     (text,) = [one["value"] for one in supervisor(admitted)["env"] if one["name"] == POD_ENGINE_ENV]
     found: Object = json.loads(text.replace("$$", "$"))
     return found
@@ -68,7 +68,7 @@ def test_an_engine_gets_its_supervisor_and_the_supervisor_its_engine() -> None:
     )
     given["metadata"]["ownerReferences"] = [owner]
     before = copy.deepcopy(given)
-    made = admit(given, policy(), IMAGES)
+    made = inject_pod(given, policy(), IMAGES)
     assert given == before, "the argument is not changed"
     assert engine_of(made) == {
         "engine": {
@@ -94,7 +94,7 @@ def test_an_engine_gets_its_supervisor_and_the_supervisor_its_engine() -> None:
 def test_an_engine_that_is_a_native_sidecar_starts_after_its_supervisor() -> None:
     inits = [{"name": "fetch", "image": "x"}, vllm(restartPolicy="Always")]
     given = pod({"name": "task", "image": "x"}, initContainers=inits, restartPolicy="Never")
-    made = admit(given, policy(), IMAGES)
+    made = inject_pod(given, policy(), IMAGES)
     assert made.refusal is None
     names = [one["name"] for one in made.pod["spec"]["initContainers"]]
     assert names == ["fetch", "supervisor", "engine"]
@@ -106,9 +106,9 @@ def test_an_engine_that_is_a_native_sidecar_starts_after_its_supervisor() -> Non
     found = json.loads(text)
     assert found["engine"]["container"] == "engine"
     assert found.get("restarts", True), "the kubelet restarts a native sidecar in any pod"
-    assert admit(made.pod, policy(), IMAGES).pod == made.pod
+    assert inject_pod(made.pod, policy(), IMAGES).pod == made.pod
     given["spec"]["containers"] = None
-    assert admit(given, policy(), IMAGES).refusal is None, (
+    assert inject_pod(given, policy(), IMAGES).refusal is None, (
         "what the API server says of it is its own"
     )
 
@@ -117,7 +117,7 @@ def test_two_engines_on_one_nodes_network_have_supervisors_at_different_ports() 
     """The engines' own ports differ there, and the supervisors' follow from them."""
     taken: set[int] = set()
     for port in (80, 4000, 5000, 8000, 8001, 8080, 9000, 10_000, 12_000, 23_333, 30_000, 30_001):
-        made = admit(pod(vllm(args=[f"--port={port}"]), hostNetwork=True), policy(), IMAGES)
+        made = inject_pod(pod(vllm(args=[f"--port={port}"]), hostNetwork=True), policy(), IMAGES)
         one = supervisor(made)
         ports = [each["containerPort"] for each in one["ports"]]
         assert taken.isdisjoint(ports)
@@ -136,10 +136,12 @@ def test_a_group_on_the_nodes_network_is_supervised_with_consent() -> None:
     given = pod(hostNetwork=True)
     given["metadata"]["labels"] = given["metadata"]["labels"] | {LWS_NAME: "llm"}
     given["metadata"]["annotations"] = {ALLOW_HOST_PORTS: "true", ALLOW_GROUP_RESTARTS: "true"}
-    ports = [one["containerPort"] for one in supervisor(admit(given, policy(), IMAGES))["ports"]]
+    ports = [
+        one["containerPort"] for one in supervisor(inject_pod(given, policy(), IMAGES))["ports"]
+    ]
     assert ports == [METRICS_PORT, PROBE_PORT]
     del given["metadata"]["annotations"][ALLOW_HOST_PORTS]
-    refused = admit(given, policy(), IMAGES).refusal
+    refused = inject_pod(given, policy(), IMAGES).refusal
     assert "set the annotation plimsoll.dev/allow-host-ports to true" in (refused or "")
 
 
@@ -163,35 +165,35 @@ def test_a_policys_supervisor_knows_that_others_use_the_device(
     more = {"resourceClaims": [{"name": "g", **claim}]} if claim else spec
     made = pod(vllm(resources=resources), **more)
     made["metadata"]["annotations"] = annotations
-    assert engine_of(admit(made, policy(), IMAGES)).get("shared_device", False) is shared
+    assert engine_of(inject_pod(made, policy(), IMAGES)).get("shared_device", False) is shared
 
 
 def test_a_dollar_in_a_models_name_is_no_reference_to_a_variable() -> None:
-    made = admit(pod(vllm(args=["--model", "org/$(a b)"])), policy(), IMAGES)
+    made = inject_pod(pod(vllm(args=["--model", "org/$(a b)"])), policy(), IMAGES)
     assert engine_of(made)["engine"]["model"] == "org/$(a b)"
     (text,) = [one["value"] for one in supervisor(made)["env"] if one["name"] == POD_ENGINE_ENV]
     assert "$$(a b)" in text
 
 
 def test_the_pod_says_what_was_taken_for_its_engine_and_the_status_shows_it() -> None:
-    made = admit(pod(vllm(args=["--port", "8001"])), policy(), IMAGES).pod
+    made = inject_pod(pod(vllm(args=["--port", "8001"])), policy(), IMAGES).pod
     said = "vllm in container engine, by its image vllm-openai, port 8001 by --port"
-    assert made["metadata"]["annotations"][TAKEN_FOR] == said
+    assert made["metadata"]["annotations"][ENGINE_ANNOTATION] == said
     made["metadata"]["name"] = "x-1"
-    assert selected_pods.examine(made, policy(), ["fuzz"], IMAGES).engine == said
-    made["metadata"]["annotations"][TAKEN_FOR] = "x" * 4096
-    found = selected_pods.examine(made, policy(), ["fuzz"], IMAGES)
+    assert selected_pods.summarize(made, policy(), ["fuzz"], IMAGES).engine == said
+    made["metadata"]["annotations"][ENGINE_ANNOTATION] = "x" * 4096
+    found = selected_pods.summarize(made, policy(), ["fuzz"], IMAGES)
     assert len(found.engine) <= MAX_REASON
 
 
 def test_the_policy_says_the_engine_where_the_pod_does_not() -> None:
     router = {"name": "router", "image": "router:1"}
     wanted = policy(engine={"type": "custom", "port": 18_000})
-    found = engine_of(admit(pod(router), wanted, IMAGES))["engine"]
+    found = engine_of(inject_pod(pod(router), wanted, IMAGES))["engine"]
     assert found["type"] == EngineType.CUSTOM.value
     assert found["serving_url"] == "http://127.0.0.1:18000"
     named = policy(engine={"type": "vllm", "container": "b"})
-    made = admit(pod({"name": "a", "image": "x"}, {"name": "b", "image": "y"}), named, IMAGES)
+    made = inject_pod(pod({"name": "a", "image": "x"}, {"name": "b", "image": "y"}), named, IMAGES)
     assert engine_of(made)["engine"]["container"] == "b"
     assert engine_of(made)["engine"]["type"] == "vllm"
 
@@ -257,7 +259,7 @@ def test_the_policy_says_the_engine_where_the_pod_does_not() -> None:
 def test_what_cannot_be_supervised_safely_is_left_alone_and_says_why(
     refused: Object, spec: Object, reason: str
 ) -> None:
-    made = admit(refused, policy(**spec), IMAGES)
+    made = inject_pod(refused, policy(**spec), IMAGES)
     assert made.refusal is not None
     assert reason in made.refusal
     assert made.pod["metadata"]["annotations"] == {REFUSED: made.refusal}
@@ -267,7 +269,7 @@ def test_what_cannot_be_supervised_safely_is_left_alone_and_says_why(
 def test_a_group_that_consents_is_supervised() -> None:
     leader = pod(labels={"leaderworkerset.sigs.k8s.io/name": "g"})
     leader["metadata"]["annotations"] = {ALLOW_GROUP_RESTARTS: "true"}
-    assert admit(leader, policy(), IMAGES).refusal is None
+    assert inject_pod(leader, policy(), IMAGES).refusal is None
 
 
 @pytest.mark.parametrize(
@@ -286,7 +288,7 @@ def test_a_pod_of_a_group_knows_its_place(
     given = pod(labels={f"{prefix}/name": "g", f"{prefix}/group-index": "1"} | labels)
     given["metadata"]["annotations"] = {ALLOW_GROUP_RESTARTS: "true"} | annotations
     given["spec"]["subdomain"] = "g"
-    found = engine_of(admit(given, policy(), IMAGES))
+    found = engine_of(inject_pod(given, policy(), IMAGES))
     place = {"index": "1", "subdomain": "g"}
     assert found["group"] == place | ({"worker": True} if worker else {})
     assert found["engine"]["serves"] is not worker
@@ -327,8 +329,8 @@ LOGS = {"name": "logs", "image": "fluent-bit"}
 def test_a_ray_worker_is_watched_and_its_head_speaks_for_it(
     containers: list[Object], engine: Object, expected: tuple[str, str]
 ) -> None:
-    found = engine_of(admit(of_ray("worker", *containers), policy(engine=engine), IMAGES))
-    service = service_of_ray("fuzz", "llm")
+    found = engine_of(inject_pod(of_ray("worker", *containers), policy(engine=engine), IMAGES))
+    service = ray_service_name("fuzz", "llm")
     assert found["group"] == {"index": "llm", "subdomain": service, "worker": True}
     assert found["workload"] == {"api_group": "ray.io", "kind": "RayCluster", "name": "llm"}
     assert (found["engine"]["container"], found["engine"]["type"]) == expected
@@ -338,11 +340,11 @@ def test_a_ray_worker_is_watched_and_its_head_speaks_for_it(
 def test_a_ray_head_leads_and_runs_a_known_engine() -> None:
     script = "ray start --head --port=6379 && vllm serve m --port 8001"
     head = of_ray("head", {"name": "ray-head", "image": "x", "args": ["-c", script]})
-    found = engine_of(admit(head, policy(), IMAGES))
-    assert found["group"] == {"index": "llm", "subdomain": service_of_ray("fuzz", "llm")}
+    found = engine_of(inject_pod(head, policy(), IMAGES))
+    assert found["group"] == {"index": "llm", "subdomain": ray_service_name("fuzz", "llm")}
     assert found["engine"]["serves"] is True
     assert found["engine"]["serving_url"] == "http://127.0.0.1:8001"
-    unknown = admit(of_ray("head", ray_worker(name="ray-head")), policy(), IMAGES)
+    unknown = inject_pod(of_ray("head", ray_worker(name="ray-head")), policy(), IMAGES)
     assert unknown.refusal is not None
     assert "no container runs vLLM or SGLang" in unknown.refusal
 
@@ -357,7 +359,7 @@ def test_a_ray_head_leads_and_runs_a_known_engine() -> None:
 def test_a_ray_worker_whose_engine_is_not_clear_is_refused(
     containers: list[Object], reason: str
 ) -> None:
-    made = admit(of_ray("worker", *containers), policy(), IMAGES)
+    made = inject_pod(of_ray("worker", *containers), policy(), IMAGES)
     assert made.refusal is not None
     assert reason in made.refusal
     assert "use the policy's spec.engine.container with one of" in made.refusal
@@ -366,22 +368,24 @@ def test_a_ray_worker_whose_engine_is_not_clear_is_refused(
 def test_a_ray_worker_that_no_ray_cluster_owns_is_refused() -> None:
     alone = of_ray("worker", ray_worker())
     del alone["metadata"]["ownerReferences"]
-    refusal = admit(alone, policy(), IMAGES).refusal
+    refusal = inject_pod(alone, policy(), IMAGES).refusal
     assert refusal is not None
     assert "serve no port" in refusal
 
 
 def test_a_pod_that_may_not_be_root_gets_no_root() -> None:
-    made = admit(pod(securityContext={"runAsNonRoot": True, "runAsUser": 2000}), policy(), IMAGES)
+    made = inject_pod(
+        pod(securityContext={"runAsNonRoot": True, "runAsUser": 2000}), policy(), IMAGES
+    )
     context = supervisor(made)["securityContext"]
     assert (context["runAsUser"], context["runAsNonRoot"]) == (2000, True)
 
 
 def examine(before: Object, wanted: SupervisionPolicy) -> None:
     kept = copy.deepcopy(before)
-    made = admit(before, wanted, IMAGES)
+    made = inject_pod(before, wanted, IMAGES)
     assert before == kept
-    assert admit(made.pod, wanted, IMAGES) == made, "injecting twice is injecting once"
+    assert inject_pod(made.pod, wanted, IMAGES) == made, "injecting twice is injecting once"
     if made.refusal is not None:
         assert made.pod["spec"] == before["spec"]
         added = made.pod["metadata"].get("annotations", {}).keys()

@@ -27,7 +27,7 @@ def test_in_any_span_there_are_no_more_than_rate_and_burst(gaps: list[float], bu
     limit = RateLimit(10.0, burst, clock=lambda: time.now, sleep=time.sleep)
     for gap in gaps:
         time.now += gap
-        asyncio.run(limit.turn())
+        asyncio.run(limit.acquire())
         sent.append(time.now)
     for first, begin in enumerate(sent):
         for last in range(first, len(sent)):
@@ -43,6 +43,6 @@ def test_whoever_comes_first_books_the_first_turn() -> None:
 
     limit = RateLimit(10.0, 2, clock=lambda: 0.0, sleep=sleep)
     for _ in range(5):
-        asyncio.run(limit.turn())
+        asyncio.run(limit.acquire())
     assert delays == [0.1, 0.2, 0.3], "two go at once, then one each tenth of a second"
     assert limit.waited_s == sum(delays)

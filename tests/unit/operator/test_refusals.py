@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll_operator.controllers.writes import REPORT_AFTER, NameConflict, Refusals
+from plimsoll_operator.controllers.writes import REPORT_AFTER, FailureCounter, NameConflict
 from plimsoll_operator.kinds import InvalidSpec, Key
 from plimsoll_operator.runtime.client import ApiError
 
@@ -14,8 +14,8 @@ LASTING = ApiError(422, "Invalid", "spec.replicas: Invalid value")
 
 
 def test_an_invalid_spec_is_reported_and_raises_nothing() -> None:
-    failure, error = Refusals().judge(KEY, InvalidSpec("spec.model.uri: missing"))
-    assert (failure.reason, failure.lasting, error) == ("InvalidSpec", True, None)
+    failure, error = FailureCounter().classify(KEY, InvalidSpec("spec.model.uri: missing"))
+    assert (failure.reason, failure.is_lasting, error) == ("InvalidSpec", True, None)
     assert failure.message == "spec.model.uri: missing"
 
 
@@ -27,33 +27,33 @@ def test_a_name_conflict_is_reported_and_tried_again() -> None:
         },
     }  # fmt: skip
     conflict = NameConflict(taken)
-    failure, error = Refusals().judge(KEY, conflict)
-    assert (failure.reason, failure.lasting) == ("NameConflict", True)
+    failure, error = FailureCounter().classify(KEY, conflict)
+    assert (failure.reason, failure.is_lasting) == ("NameConflict", True)
     assert error is conflict
 
 
 def test_a_refusal_that_lasts_is_reported_at_once() -> None:
-    assert LASTING.lasting
-    failure, error = Refusals().judge(KEY, LASTING)
-    assert (failure.reason, failure.lasting, error) == ("ApplyFailed", True, LASTING)
+    assert LASTING.is_lasting
+    failure, error = FailureCounter().classify(KEY, LASTING)
+    assert (failure.reason, failure.is_lasting, error) == ("ApplyFailed", True, LASTING)
 
 
 def test_a_refusal_that_may_pass_is_reported_only_when_it_comes_again() -> None:
-    assert not PASSING.lasting
-    refusals = Refusals()
+    assert not PASSING.is_lasting
+    refusals = FailureCounter()
     for _ in range(REPORT_AFTER - 1):
         with pytest.raises(ApiError):
-            refusals.judge(KEY, PASSING)
+            refusals.classify(KEY, PASSING)
     with pytest.raises(ApiError):
-        refusals.judge(OTHER, PASSING)  # each object counts for itself
-    failure, error = refusals.judge(KEY, PASSING)
-    assert (failure.reason, failure.lasting, error) == ("ApplyFailed", False, PASSING)
+        refusals.classify(OTHER, PASSING)  # each object counts for itself
+    failure, error = refusals.classify(KEY, PASSING)
+    assert (failure.reason, failure.is_lasting, error) == ("ApplyFailed", False, PASSING)
 
 
 def test_a_success_begins_the_count_anew() -> None:
-    refusals = Refusals()
+    refusals = FailureCounter()
     for _ in range(2):
         for _ in range(REPORT_AFTER - 1):
             with pytest.raises(ApiError):
-                refusals.judge(KEY, PASSING)
+                refusals.classify(KEY, PASSING)
         refusals.forget(KEY)

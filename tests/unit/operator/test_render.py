@@ -20,7 +20,7 @@ from plimsoll_operator.render import (
     Images,
     Places,
     engine_args,
-    plain_env,
+    process_env,
     render,
     supervisor_args,
     supervisor_config,
@@ -253,10 +253,10 @@ def test_a_reference_needs_a_cluster() -> None:
     secret = {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}
     one = service(engine={"env": [{"name": "A", "value": "1"}, secret]})
     with pytest.raises(ValueError, match=r"spec\.engine\.env\[1\]\.valueFrom: KEY"):
-        plain_env(one)
+        process_env(one)
     keyed = service(engine={"apiKeySecretRef": {"name": "clients"}})
     with pytest.raises(ValueError, match=r"spec\.engine\.apiKeySecretRef needs a cluster"):
-        plain_env(keyed)
+        process_env(keyed)
     assert template(engine={"env": [secret]})["spec"]["containers"][0]["env"][-1] == secret
 
 

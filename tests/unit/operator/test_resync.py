@@ -28,6 +28,6 @@ def test_it_waits_until_no_watch_begins_any_more(
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
     listing.set()
-    asyncio.run(resync.quiet(listing, CLOCKS.quiet))
+    asyncio.run(resync.wait_until_quiet(listing, CLOCKS.quiet))
     assert waited == waits
     assert not listing.is_set()

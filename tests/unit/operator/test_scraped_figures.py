@@ -12,20 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_api.peers import Grown, Peer, decode, encode
+from plimsoll_api.peers import Growth, Peer, decode, encode
 from plimsoll_operator.fleet.figures import (
     MAX_RATIO,
     MAX_RESTARTS,
-    UNSAID,
+    UNKNOWN_REASON,
     Figures,
-    drained,
-    memory,
+    count_drained,
+    memory_status,
     parse,
 )
 from plimsoll_operator.kinds import Key
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.scraper import MAX_BYTES, Scraper, address_of
-from plimsoll_operator.status.service import reported
+from plimsoll_operator.status.service import figure_fields
 
 RATIO = b'plimsoll_memory_budget_consumed_ratio{kind="host"} '
 LEFT = b"plimsoll_restart_budget_remaining "
@@ -78,11 +78,11 @@ def test_what_a_person_drained_is_known_or_not(page: bytes, is_drained: bool | N
 
 def test_drained_replicas_are_counted_among_those_that_are_known() -> None:
     some = {"a": Figures(drained=True), "b": Figures(drained=False), "c": Figures()}
-    assert drained(some) == 1
-    assert drained({"c": Figures()}) is None
+    assert count_drained(some) == 1
+    assert count_drained({"c": Figures()}) is None
     before = {"drained": 2, "memory": {"replica": "a"}}
-    assert reported(before, None) == before
-    assert reported(before, some) == {"drained": 1}
+    assert figure_fields(before, None) == before
+    assert figure_fields(before, some) == {"drained": 1}
 
 
 @given(PAGES)
@@ -93,7 +93,7 @@ def test_figures_of_any_page_fit_a_status(page: bytes) -> None:
     assert found.restarts_left is None or 0 <= found.restarts_left <= MAX_RESTARTS
     peers = [Peer("pod", "1", host=found.host_growth, device=found.device_growth)]
     assert decode(encode(peers)) == tuple(peers)
-    shown = memory({"pod": found})
+    shown = memory_status({"pod": found})
     for field in ("hostConsumedPercent", "deviceConsumedPercent"):
         value = shown.get(field, 0)
         assert isinstance(value, int)
@@ -130,7 +130,7 @@ AGE, MISSING = "plimsoll_signal_age_seconds", "plimsoll_supervisor_signal_missin
     [
         ("3.5", "EngineSilent", ()),
         ("121", "EngineSilent", (("engine", "EngineSilent"),)),
-        ("121", "of-a-pod\\n", (("engine", UNSAID),)),
+        ("121", "of-a-pod\\n", (("engine", UNKNOWN_REASON),)),
         ("NaN", "EngineSilent", ()),
     ],
 )
@@ -140,24 +140,27 @@ def test_what_a_supervisor_has_not_seen_for_two_minutes_is_unseen(
     page = f'{AGE}{{signal="engine"}} {age}\n{MISSING}{{reason="{reason}",signal="engine"}} 1.0\n'
     page += f'{AGE}{{signal="host"}} 1\n'
     found = parse(page.encode())
-    assert (found.unseen, found.blind) == (unseen, bool(unseen))
+    assert (found.missing_signals, found.is_blind) == (unseen, bool(unseen))
     unknown = parse(page.replace("signal=", "s=").encode())
-    assert (unknown.unseen, unknown.blind) == (None, False)
+    assert (unknown.missing_signals, unknown.is_blind) == (None, False)
 
 
 def test_a_metrics_page_that_cannot_be_used_is_unseen_but_the_engine_is_not() -> None:
     page = f'{AGE}{{signal="engine"}} 1\n{AGE}{{signal="metrics"}} 300\n'
     page += f'{MISSING}{{reason="MetricsUnauthorized",signal="metrics"}} 1.0\n'
     found = parse(page.encode())
-    assert (found.unseen, found.blind) == ((("metrics", "MetricsUnauthorized"),), False)
+    assert (found.missing_signals, found.is_blind) == ((("metrics", "MetricsUnauthorized"),), False)
 
 
 def test_a_signal_that_is_lost_or_memory_near_its_limit_is_published() -> None:
     clock = [0.0]
     changed: list[Key] = []
     scraper = Scraper(Store(), changed.append, clock=lambda: clock[0])
-    lost, near = Figures(unseen=(("metrics", "MetricsMissing"),)), Figures(unseen=(), limit=0.97)
-    for number, figures in enumerate((Figures(unseen=()), lost, lost, near, near)):
+    lost, near = (
+        Figures(missing_signals=(("metrics", "MetricsMissing"),)),
+        Figures(missing_signals=(), limit=0.97),
+    )
+    for number, figures in enumerate((Figures(missing_signals=()), lost, lost, near, near)):
         clock[0] = 1000.0 * number
         scraper.publish(Key("ml", "qwen"), {"qwen-0": figures})
     assert len(changed) == 3
@@ -172,7 +175,7 @@ def test_half_a_restart_is_unknown_and_the_last_sample_counts() -> None:
 def test_growth_is_known_as_a_whole_or_not_at_all() -> None:
     size, age, requests = GROWTH
     whole = [size + b"1048576.0", age + b"61.7", requests + b"9"]
-    assert parse(b"\n".join(whole)) == Figures(host_growth=Grown(1 << 20, 61, 9))
+    assert parse(b"\n".join(whole)) == Figures(host_growth=Growth(1 << 20, 61, 9))
     for index in range(3):
         assert parse(b"\n".join(whole[:index] + whole[index + 1 :])) == Figures()
         odd = [*whole, GROWTH[index] + b"1e18"]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from plimsoll_api.assessment import Assessment, Segment, SlowGrowth
 from plimsoll_api.inferenceservice_status import ConditionType
-from plimsoll_operator.fleet.figures import MAX_BYTES_PER_S, MAX_LEFT_S, Figures, Slow, parse
-from plimsoll_operator.scraper import _shown
+from plimsoll_operator.fleet.figures import MAX_BYTES_PER_S, MAX_LEFT_S, Figures, SlowLeak, parse
+from plimsoll_operator.scraper import _status_parts
 from plimsoll_operator.status.conditions import MAX_MESSAGE, MAX_SLOW, Verdict, slow_leak
 from plimsoll_sidecar.record.metrics import Metrics
 
@@ -57,7 +57,7 @@ def test_without_a_limit_the_message_says_so() -> None:
 
 def test_the_least_time_comes_first_and_the_message_is_bounded() -> None:
     leaks = {
-        f"pod-{number:03}": Figures(slow=(Slow("host", "", 1e3, number * DAY or None),))
+        f"pod-{number:03}": Figures(slow=(SlowLeak("host", "", 1e3, number * DAY or None),))
         for number in range(20)
     }
     text = slow_leak(ConditionType.SLOW_LEAK, leaks).message
@@ -78,7 +78,9 @@ def test_no_growth_is_false_and_too_short_a_history_is_unknown() -> None:
 
 def test_a_little_more_of_the_same_writes_no_status() -> None:
     def shown(rate: float, left_s: float) -> object:
-        return _shown({"a": Figures(slow=(Slow("host", "shared", rate * MIB_PER_HOUR, left_s),))})
+        return _status_parts(
+            {"a": Figures(slow=(SlowLeak("host", "shared", rate * MIB_PER_HOUR, left_s),))}
+        )
 
     assert shown(12.1, 5.2 * DAY) == shown(12.2, 5.1 * DAY)
     assert shown(12.1, 5.2 * DAY) != shown(12.1, 4.2 * DAY)

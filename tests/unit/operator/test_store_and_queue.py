@@ -52,21 +52,21 @@ def test_a_late_deletion_does_not_forget_the_successor() -> None:
     store = Store()
     store.put(pod(5, "old"))
     store.put(pod(3, "new"))  # another object: its version says nothing
-    store.drop(pod(6, "old"))
-    assert store.of(KEY, {"Pod"}) == [pod(3, "new")]
-    store.drop(pod(9, "new"))
-    assert store.known() == []
+    store.remove(pod(6, "old"))
+    assert store.children(KEY, {"Pod"}) == [pod(3, "new")]
+    store.remove(pod(9, "new"))
+    assert store.known_keys() == []
 
 
 def test_what_is_given_out_is_not_what_is_kept() -> None:
     store = Store()
     store.put(pod(1))
     for _ in range(2):
-        (found,) = store.of(KEY, {"Pod"})
+        (found,) = store.children(KEY, {"Pod"})
         assert found == pod(1)
         found["metadata"]["labels"].clear()
-    assert store.of(KEY, {"Role"}) == []
-    assert (store.known(), store.services()) == ([KEY], [])
+    assert store.children(KEY, {"Role"}) == []
+    assert (store.known_keys(), store.services()) == ([KEY], [])
     store.put(pod(0))
     assert store.changes["Pod"] == 1, "an older version changes nothing"
 
@@ -89,7 +89,7 @@ def test_a_service_and_its_children_fit_in_17_kib() -> None:
     kept, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert kept < 17 << 10, kept
-    assert len(store.of(Key("ml", "s00001"), {item["kind"] for item in items})) == len(items)
+    assert len(store.children(Key("ml", "s00001"), {item["kind"] for item in items})) == len(items)
 
 
 def test_objects_find_their_service() -> None:
@@ -203,16 +203,16 @@ def test_a_list_does_not_undo_what_came_while_it_was_read() -> None:
     store.put(pod(9, "old", "changed"))
     store.put(pod(8, "new", "new"))
     store.put(pod(4, "deleted", "deleted"))
-    store.drop(pod(5, "deleted", "deleted"))
+    store.remove(pod(5, "deleted", "deleted"))
     behind = store.replace("Pod", listed, version="6")
     found = {
         item["metadata"]["name"]: item["metadata"]["resourceVersion"]
-        for item in store.of(KEY, {"Pod"})
+        for item in store.children(KEY, {"Pod"})
     }
     assert found == {"changed": "9", "new": "8", "told": "3"}
     assert behind == 2, "one was not known, one is gone"
     store.begin_listing()
-    assert store.replace("Pod", store.listed(store.of(KEY, {"Pod"})), version="9") == 0
+    assert store.replace("Pod", store.listed(store.children(KEY, {"Pod"})), version="9") == 0
 
 
 def test_a_list_of_what_is_known_takes_no_more_memory() -> None:
@@ -220,8 +220,8 @@ def test_a_list_of_what_is_known_takes_no_more_memory() -> None:
     store = Store()
     for number in range(50):
         store.put(pod(2, f"uid-{number}", f"pod-{number}"))
-    listed = store.listed(store.of(KEY, {"Pod"}))
-    known = store.listed(store.of(KEY, {"Pod"}))
+    listed = store.listed(store.children(KEY, {"Pod"}))
+    known = store.listed(store.children(KEY, {"Pod"}))
     assert len(listed) == 50
     assert all(one.kept is other.kept for one, other in zip(listed, known, strict=True))
     (changed,) = store.listed([pod(3, "uid-7", "pod-7")])
@@ -234,7 +234,7 @@ def test_an_event_of_what_is_known_asks_for_no_reconcile() -> None:
 
     def asked(event: str | None, version: int) -> bool:
         queue = WorkQueue[Key](1)
-        Watches(store, queue).take(BY_KIND["Pod"], event, pod(version))
+        Watches(store, queue).handle_event(BY_KIND["Pod"], event, pod(version))
         return len(queue) == 1
 
     store.put(pod(2))
@@ -242,7 +242,7 @@ def test_an_event_of_what_is_known_asks_for_no_reconcile() -> None:
     assert not asked(None, 2)
     assert asked("MODIFIED", 3)
     assert asked("DELETED", 3)
-    assert store.known() == []
+    assert store.known_keys() == []
 
 
 def test_a_queue_that_begins_again_forgets_nothing() -> None:
@@ -293,9 +293,9 @@ def test_objects_with_our_labels_and_an_unknown_owner_take_no_room() -> None:
     watches = Watches(store, queue)
     kind = BY_KIND["ConfigMap"]
     for number in range(1000):
-        watches.take(kind, "ADDED", labelled(number, service=f"nobody-{number}"))
+        watches.handle_event(kind, "ADDED", labelled(number, service=f"nobody-{number}"))
         assert not store.listed([labelled(number, service=f"nobody-{number}")])
-    assert store.known() == []
+    assert store.known_keys() == []
     assert len(queue) == 0
 
 
@@ -304,24 +304,24 @@ def test_what_a_known_owner_has_is_kept_and_bounded() -> None:
     watches = Watches(store, WorkQueue[Key](1))
 
     async def play() -> None:
-        watches.take(BY_KIND["InferenceService"], "ADDED", service())
+        watches.handle_event(BY_KIND["InferenceService"], "ADDED", service())
         noise = random.Random(1)
         for number in range(300):
             item = labelled(number)
             item["data"] = {"a": noise.randbytes(1 << 16).hex()}
-            watches.take(BY_KIND["ConfigMap"], "ADDED", item)
-        kept = len(store.of(KEY, {"ConfigMap"}))
+            watches.handle_event(BY_KIND["ConfigMap"], "ADDED", item)
+        kept = len(store.children(KEY, {"ConfigMap"}))
         assert MAX_OWNED_BYTES / (1 << 17) < kept < 300
         changed = labelled(0) | {"data": {}}
         changed["metadata"]["resourceVersion"] = "99"
-        watches.take(BY_KIND["ConfigMap"], "MODIFIED", changed)
+        watches.handle_event(BY_KIND["ConfigMap"], "MODIFIED", changed)
         found = store.get(KEY, Ref("ConfigMap", "x0"))
         assert found is not None
         assert found["data"] == {}, "what is known follows"
         for number in range(300):
-            watches.take(BY_KIND["ConfigMap"], "DELETED", labelled(number))
-        watches.take(BY_KIND["ConfigMap"], "ADDED", labelled(301))
-        assert len(store.of(KEY, {"ConfigMap"})) == 1, "there is room again"
+            watches.handle_event(BY_KIND["ConfigMap"], "DELETED", labelled(number))
+        watches.handle_event(BY_KIND["ConfigMap"], "ADDED", labelled(301))
+        assert len(store.children(KEY, {"ConfigMap"})) == 1, "there is room again"
 
     asyncio.run(play())
 
@@ -333,8 +333,8 @@ def test_what_came_before_its_owner_does_not_make_a_watch_stale() -> None:
         store = Store()
         watches = Watches(store, WorkQueue(1))
         store.begin_listing()
-        watches.take(BY_KIND["ConfigMap"], "ADDED", labelled(1))
-        watches.take(SERVICE, "ADDED", service())
+        watches.handle_event(BY_KIND["ConfigMap"], "ADDED", labelled(1))
+        watches.handle_event(SERVICE, "ADDED", service())
         store.begin_listing()
         assert store.replace("ConfigMap", store.listed([labelled(1)]), "9") == 0
         store.begin_listing()
@@ -352,7 +352,7 @@ def test_what_a_list_had_before_its_owner_was_not_missed_either() -> None:
     store.put(service())
     store.begin_listing()
     assert store.replace("ConfigMap", store.listed([labelled(1)]), "9") == 0
-    assert store.of(KEY, {"ConfigMap"})
+    assert store.children(KEY, {"ConfigMap"})
 
 
 def test_what_has_another_owner_by_now_was_not_missed() -> None:
@@ -366,11 +366,11 @@ def test_what_has_another_owner_by_now_was_not_missed() -> None:
             (SERVICE, service()), (SERVICE, other), (BY_KIND["ConfigMap"], labelled(1)),
             (BY_KIND["ConfigMap"], moved),
         ):  # fmt: skip
-            watches.take(kind, "MODIFIED", dict(item))
+            watches.handle_event(kind, "MODIFIED", dict(item))
         store.begin_listing()
         assert store.replace("ConfigMap", store.listed([moved]), "9") == 0
-        assert not store.of(KEY, {"ConfigMap"})
-        assert store.of(Key("ml", "other"), {"ConfigMap"})
+        assert not store.children(KEY, {"ConfigMap"})
+        assert store.children(Key("ml", "other"), {"ConfigMap"})
         store.begin_listing()
         assert store.replace("ConfigMap", store.listed([]), "9") == 1, "no event told of its end"
 

@@ -9,7 +9,7 @@ from plimsoll_api import incident_object as shape
 from plimsoll_api import leakincident
 from plimsoll_api.assessment import Segment, Suspicion
 from plimsoll_api.incident_record import Reason, StepOutcome, StepRecord
-from plimsoll_api.incident_story import of_record
+from plimsoll_api.incident_story import story_of_record
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_sidecar.govern.incident import Incident, incident_name
@@ -63,7 +63,7 @@ def test_a_whole_story_is_a_valid_object() -> None:
     assert parsed.status.consumed_percent == 120
     assert parsed.status.outcome == "WorkerRestart"
     assert "ownerReferences" not in body["metadata"], "it outlives its service"
-    assert of_record(incident).sentence.startswith(
+    assert story_of_record(incident).sentence.startswith(
         "HostGrowth in python_objects of the worker, 512 MiB"
     )
 

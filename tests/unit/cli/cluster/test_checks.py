@@ -15,7 +15,7 @@ from plimsoll_api.action_answer import ActionAnswer
 from plimsoll_cli.cluster import checks
 from plimsoll_cli.cluster.checks import Check, of_status
 from plimsoll_cli.cluster.doctor import out_of_service, shared_memory
-from plimsoll_operator.admission.certificate import authority
+from plimsoll_operator.admission.certificate import create_authority
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 DAY = datetime.timedelta(days=1)
@@ -57,7 +57,7 @@ def test_why_a_pod_is_out_of_service() -> None:
 def test_a_certificate_that_was_not_renewed_is_an_error(
     later: datetime.timedelta, ok: bool, text: str
 ) -> None:
-    older, newer = authority(NOW - 60 * DAY, 90 * DAY), authority(NOW, 90 * DAY)
+    older, newer = create_authority(NOW - 60 * DAY, 90 * DAY), create_authority(NOW, 90 * DAY)
     bundle = base64.b64encode(older.certificate + newer.certificate).decode()
     check = checks.of_bundle(bundle, NOW + later)
     assert check.ok is ok

@@ -20,11 +20,11 @@ from plimsoll_operator.admission.certificate import (
     AUTHORITY_VALID,
     LEAF_VALID,
     Certificate,
-    authority,
-    leaf,
+    create_authority,
+    create_leaf,
 )
 from plimsoll_operator.admission.review import Policies
-from plimsoll_operator.admission.upkeep import KEYS, OVERLAP, Upkeep, trusts
+from plimsoll_operator.admission.upkeep import KEYS, OVERLAP, Upkeep, is_trusted
 from plimsoll_operator.config import Clocks, Config, Webhook
 from plimsoll_operator.kinds import Kind, Object
 from plimsoll_operator.runtime.client import Api, ApiError
@@ -73,7 +73,7 @@ class Server:
 
     def trusts(self, held: Certificate) -> bool:
         found = self.objects["MutatingWebhookConfiguration"]
-        return bool(found.get("webhooks")) and trusts(found, held.bundle)
+        return bool(found.get("webhooks")) and is_trusted(found, held.bundle)
 
 
 class Tally:
@@ -102,7 +102,7 @@ class Replica:
         folder.mkdir(exist_ok=True)
         if policies is None:
             policies = Policies()
-            policies.take(POLICY, gone=False)
+            policies.update(POLICY, gone=False)
         self.known = True
         self.upkeep = Upkeep(
             cast(Api, server),
@@ -117,7 +117,7 @@ class Replica:
         )
 
     def turn(self) -> None:
-        asyncio.run(self.upkeep.turn())
+        asyncio.run(self.upkeep.check())
 
     @property
     def serves(self) -> bytes:
@@ -145,11 +145,11 @@ def test_the_leader_makes_the_secret_and_each_replica_signs_its_own(
     standby = Replica(server, tmp_path / "b", False)
     standby.turn()
     assert "does not exist" in str(standby.upkeep.problem())
-    assert standby.upkeep.waits_for_leader(), "so it must be ready, or an old leader stays"
-    assert not leader.upkeep.waits_for_leader()
+    assert standby.upkeep.is_waiting_for_leader(), "so it must be ready, or an old leader stays"
+    assert not leader.upkeep.is_waiting_for_leader()
     leader.turn()
     standby.turn()
-    assert not standby.upkeep.waits_for_leader()
+    assert not standby.upkeep.is_waiting_for_leader()
     assert leader.upkeep.problem() is None
     assert standby.upkeep.problem() is None
     held = server.held()
@@ -209,8 +209,8 @@ def test_what_cannot_be_written_is_said_and_keeps_it_from_being_ready(
 def test_a_provided_secret_that_lacks_a_key_is_named(
     server: Server, tmp_path: Path, lacks: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    signer = authority(server.now)
-    server.put(leaf("hook.sys.svc", signer, server.now), lacks)
+    signer = create_authority(server.now)
+    server.put(create_leaf("hook.sys.svc", signer, server.now), lacks)
     leader = Replica(server, tmp_path / "a", True, provided=True)
     with caplog.at_level(logging.ERROR):
         leader.turn()
@@ -219,7 +219,7 @@ def test_a_provided_secret_that_lacks_a_key_is_named(
     assert len(caplog.records) == 1, "once, and not every two seconds"
     assert not leader.upkeep.serving.is_set()
 
-    server.put(leaf("hook.sys.svc", signer, server.now))
+    server.put(create_leaf("hook.sys.svc", signer, server.now))
     leader.turn()
     assert leader.upkeep.problem() is None
 
@@ -276,7 +276,7 @@ def test_a_standby_waits_for_the_leader_to_configure_what_the_secret_holds(
     standby = Replica(server, tmp_path / "b", False)
     standby.turn()
     first = standby.serves
-    server.put(authority(server.now))
+    server.put(create_authority(server.now))
     for _ in range(4):
         pass_(server, datetime.timedelta(seconds=31))
         standby.turn()
@@ -288,8 +288,8 @@ def test_a_standby_waits_for_the_leader_to_configure_what_the_secret_holds(
 def test_a_secret_that_holds_no_authority_is_replaced(
     server: Server, tmp_path: Path, wrong: bytes | None
 ) -> None:
-    signer = authority(server.now)
-    server.put(replace(signer, key=wrong) if wrong else leaf("h", signer, server.now))
+    signer = create_authority(server.now)
+    server.put(replace(signer, key=wrong) if wrong else create_leaf("h", signer, server.now))
     leader = Replica(server, tmp_path / "a", True)
     leader.turn()
     assert leader.upkeep.problem() is None
@@ -300,7 +300,7 @@ def test_a_certificate_that_expired_is_not_ready_and_one_without_policies_is(
     server: Server, tmp_path: Path
 ) -> None:
     past = server.now - 2 * DAY
-    server.put(leaf("hook.sys.svc", authority(past), past, DAY))
+    server.put(create_leaf("hook.sys.svc", create_authority(past), past, DAY))
     leader = Replica(server, tmp_path / "a", True, provided=True)
     leader.turn()
     assert "the certificate has expired" in str(leader.upkeep.problem())

@@ -34,6 +34,6 @@ def test_a_server_that_asks_for_patience_gets_it_and_some_day_an_error() -> None
         api.busy = 3
         with pytest.raises(ApiError) as refused:
             await api.get(MAP, "ns", "one")
-        assert (refused.value.status, refused.value.lasting) == (429, False)
+        assert (refused.value.status, refused.value.is_lasting) == (429, False)
 
     asyncio.run(ask())

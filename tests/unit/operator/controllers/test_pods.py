@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from plimsoll_operator.config import Config
-from plimsoll_operator.controllers.pods import MARKER, OWNER_GONE, outlive, reconcile_pods
+from plimsoll_operator.controllers.pods import (
+    MARK_MANAGER,
+    OWNER_GONE,
+    reconcile_pods,
+    retain_incidents,
+)
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.kinds import Key, Kind, Object
 from plimsoll_operator.render import Images
@@ -58,14 +63,14 @@ class Calls:
 def left(api: Calls, item: Object, now: str) -> float | None:
     store = Store()
     store.put(item)
-    return asyncio.run(outlive(cast("Api", api), store, KEY, [item], now, CONFIG))
+    return asyncio.run(retain_incidents(cast("Api", api), store, KEY, [item], now, CONFIG))
 
 
 def test_the_time_is_written_once_and_counts_from_then() -> None:
     api = Calls()
     now = "2026-01-02T00:00:00Z"
     assert left(api, incident(), now) == WEEK_S
-    assert api.applied == [({OWNER_GONE: now}, MARKER)]
+    assert api.applied == [({OWNER_GONE: now}, MARK_MANAGER)]
     assert left(api, incident(now), "2026-01-03T00:00:00Z") == WEEK_S - 86400
     assert len(api.applied) == 1
     assert api.deleted == []
@@ -77,7 +82,7 @@ def test_a_time_that_is_none_is_written_again_and_one_ahead_counts_as_now() -> N
     api = Calls()
     now = "2026-01-02T00:00:00Z"
     assert left(api, incident("yesterday"), now) == WEEK_S
-    assert api.applied == [({OWNER_GONE: now}, MARKER)]
+    assert api.applied == [({OWNER_GONE: now}, MARK_MANAGER)]
     assert left(api, incident("2999-01-01T00:00:00Z"), now) == WEEK_S
     assert api.deleted == []
 
@@ -87,7 +92,7 @@ def test_an_owner_that_is_there_again_takes_the_mark_off() -> None:
     policy = {"metadata": {"name": "engines", "namespace": "ml", "uid": "p"}}
     now = "2026-01-03T00:00:00Z"
     asyncio.run(reconcile_pods(cast("Api", api), Store(), KEY, policy, [], [item], now, CONFIG))
-    assert api.applied == [({}, MARKER)]
+    assert api.applied == [({}, MARK_MANAGER)]
 
 
 def recorded(name: str, **status: Any) -> Object:
@@ -117,7 +122,7 @@ def test_an_incident_whose_writes_somebody_used_up_is_ended(definitions: Definit
     """A client with the token of the pod can write the highest revision: then the supervisor can
     write nothing more, not even the end."""
     api = FakeApi(definitions)
-    alive = PodView.brief("vllm-0", "2026-01-01T00:00:00Z", False)
+    alive = PodView.without_containers("vllm-0", "2026-01-01T00:00:00Z", False)
     policy = {"metadata": {"name": "engines", "namespace": "ml", "uid": "p"}}
     items = [
         api.put(recorded("vllm-0-1", revision=100)),

@@ -13,7 +13,7 @@ import pytest
 
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_operator.config import DEFAULT_IMAGES
-from plimsoll_operator.controllers.selected_pods import FEW, PolicyPods
+from plimsoll_operator.controllers.selected_pods import MAX_SINGLE_READS, PolicyPods
 from plimsoll_operator.kinds import POD, Key, Kind, Object, read
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import METADATA_PAGE, Api, ApiError
@@ -96,7 +96,7 @@ def run(server: Server, check: Callable[[PolicyPods, Store, list[Key]], Awaitabl
 
 
 async def names(pods: PolicyPods, item: Object | None = None) -> list[str]:
-    found, _ = await pods.of(KEY, read(SupervisionPolicy, item or policy()))
+    found, _ = await pods.read(KEY, read(SupervisionPolicy, item or policy()))
     return [one.name for one in found]
 
 
@@ -108,10 +108,10 @@ async def settled(changed: list[Key]) -> list[Key]:
 
 
 def test_only_what_changed_is_read_again() -> None:
-    server = Server(*(f"p-{number}" for number in range(FEW + 1)))
+    server = Server(*(f"p-{number}" for number in range(MAX_SINGLE_READS + 1)))
 
     async def check(pods: PolicyPods, store: Store, changed: list[Key]) -> None:
-        assert len(await names(pods)) == FEW + 1
+        assert len(await names(pods)) == MAX_SINGLE_READS + 1
         assert server.reads == [""], "many are listed"
         await settled(changed)
         await names(pods)
@@ -124,7 +124,7 @@ def test_only_what_changed_is_read_again() -> None:
         server.drop("p-0")
         server.put("p-1", app="x")
         assert await settled(changed) == [KEY]
-        assert len(await names(pods)) == FEW - 1
+        assert len(await names(pods)) == MAX_SINGLE_READS - 1
         assert server.reads == ["", "p-0"]
 
     run(server, check)
@@ -196,7 +196,7 @@ def test_other_policies_of_the_namespace_are_told_of_one_that_changes() -> None:
         assert other in await settled(changed)
         assert await names(pods, policy(generation=2, app="x")) == []
         for one in (policy(generation=2), policy("other")):
-            store.drop(one)
+            store.remove(one)
         pods.sync(KEY)
         pods.sync(other)
         lists = server.lists

@@ -14,7 +14,7 @@ import yaml
 
 from plimsoll_api.times import rfc3339
 from plimsoll_operator.config import Config
-from plimsoll_operator.controllers.inference_service import Controller
+from plimsoll_operator.controllers.inference_service import InferenceServiceController
 from plimsoll_operator.controllers.writes import NameConflict
 from plimsoll_operator.kinds import OPTIONAL, SERVICE, Key, Object
 from plimsoll_operator.render import Images
@@ -43,15 +43,15 @@ class Cluster:
         self.spec: Object = self.manifest["spec"]
         self.api, self.store = FakeApi(definitions), Store()
         self.api.lacking = {kind.kind for kind in OPTIONAL}
-        self.api.changed = lambda item, gone: (self.store.drop if gone else self.store.put)(item)
+        self.api.changed = lambda item, gone: (self.store.remove if gone else self.store.put)(item)
         self.seconds = 0
         self.served: set[str] = set()
         self.later: list[float] = []
         self.controller = self.operator()
 
-    def operator(self) -> Controller:
+    def operator(self) -> InferenceServiceController:
         """One that has just started, and knows what the store knows."""
-        return Controller(
+        return InferenceServiceController(
             self.api,
             self.store,
             Scraper(self.store, lambda _: None),

@@ -16,7 +16,7 @@ NOW = "2026-01-02T00:00:00Z"
 
 
 def surplus(some: Any, kept: int, now: str, elsewhere: int = 0) -> list[dict[str, Any]]:
-    return incidents.surplus(some, kept, now, 600.0, elsewhere)
+    return incidents.surplus_incidents(some, kept, now, 600.0, elsewhere)
 
 
 def incident(n: int, pod: str = "", phase: str | None = "Resolved", day: int = 1) -> dict[str, Any]:
@@ -85,10 +85,10 @@ def test_whatever_is_written_the_bounds_hold(
     left = [one for one in written if one["metadata"]["name"] not in gone]
     for pod in range(4):
         assert sum(one["spec"]["pod"] == f"p{pod}" for one in left) <= KEPT_OF_POD + 1
-    ended = [one for one in left if not incidents._open(one)]
+    ended = [one for one in left if not incidents._is_open(one)]
     assert len(ended) <= kept + 1
     assert len(gone) + len(left) == len(written)
-    confirmed = [one for one in written if incidents._confirmed(one)]
+    confirmed = [one for one in written if incidents._is_confirmed(one)]
     if confirmed:
         newest = max(confirmed, key=lambda one: one["metadata"]["creationTimestamp"])
         assert newest in left

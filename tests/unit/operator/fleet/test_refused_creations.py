@@ -12,7 +12,7 @@ import pytest
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_operator.fleet.refused_creations import (
     RefusedCreation,
-    by_supervisor,
+    blame_supervisor,
     kind_of,
     read_event,
 )
@@ -59,7 +59,7 @@ def policy(**spec: Any) -> SupervisionPolicy:
 def ours(answer: str, made: Object | None = None, **spec: Any) -> RefusedCreation | None:
     refused = read_event(creating(answer))
     assert refused is not None
-    return by_supervisor(refused, made or owner(), policy(**spec), IMAGES)
+    return blame_supervisor(refused, made or owner(), policy(**spec), IMAGES)
 
 
 PSS = 'violates PodSecurity "restricted:latest": '
@@ -187,7 +187,7 @@ def test_a_pod_that_kuberay_could_not_create(
     assert (kind.plural, refused.owner, refused.reason) == ("rayclusters", "RayCluster llm", rule)
     head, worker = ({"app": one} for one in labels)
     made = ray_cluster(head | {"command": ["vllm", "serve", "m"]}, {"app": "db"}, worker)
-    assert (by_supervisor(refused, made, policy(), IMAGES) == refused) is found
+    assert (blame_supervisor(refused, made, policy(), IMAGES) == refused) is found
 
 
 def test_a_stateful_set_and_an_event_with_a_series() -> None:

@@ -14,14 +14,14 @@ from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_SHOWN_WORKLOADS
 from plimsoll_api.supervisor_config import EngineEndpoint, PodEngine, of_pod
 from plimsoll_api.workloads import Membership, WorkloadRef
-from plimsoll_operator.fleet.figures import Figures, Slow
-from plimsoll_operator.fleet.revisions import suspects
+from plimsoll_operator.fleet.figures import Figures, SlowLeak
+from plimsoll_operator.fleet.revisions import find_suspects
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
-from plimsoll_operator.fleet.workloads import grouped, of_workloads
+from plimsoll_operator.fleet.workloads import group_pods, workload_statuses
 from plimsoll_operator.kinds import read
 from plimsoll_operator.plans.policy import supervisor_config
-from plimsoll_operator.plans.rolling_restart import SUSPECT, by_hand
-from plimsoll_operator.status.notices import suspected
+from plimsoll_operator.plans.rolling_restart import SUSPECT, manual_restart_hint
+from plimsoll_operator.status.notices import new_suspects
 from plimsoll_operator.status.policy import status
 
 VLLM, LLAMA = WorkloadRef("Deployment", "vllm"), WorkloadRef("StatefulSet", "llama")
@@ -46,7 +46,7 @@ def pod(
 ) -> SelectedPod:
     member = Membership(ref, "apps", group, revision)
     return SelectedPod(
-        name, "default", State.SUPERVISED, member=member, holds=True, created=at(created)
+        name, "default", State.SUPERVISED, member=member, may_hold_slot=True, created=at(created)
     )
 
 
@@ -59,7 +59,7 @@ def leak(pod: str, minute: int = 1, phase: str = "Confirmed", **spec: Any) -> di
 
 
 def found(pods: list[SelectedPod], incidents: list[Any], before: Any = None) -> dict[Any, Any]:
-    return suspects(grouped(pods), incidents, before or {})
+    return find_suspects(group_pods(pods), incidents, before or {})
 
 
 def test_most_replicas_of_one_revision_of_one_workload_make_it_suspect() -> None:
@@ -111,12 +111,12 @@ def test_a_revision_stays_suspect_while_its_pods_are_there() -> None:
         "Deployment/vllm: HostGrowth in anonymous in 2 of 2 replicas of revision 64d8 since "
         + at(1)
     )
-    (notice,) = suspected({}, first)
+    (notice,) = new_suspects({}, first)
     assert (notice.type, notice.reason) == ("Warning", "SuspectRevision")
     assert "Deployment/vllm: 2 of 2 replicas of revision 64d8" in notice.message
     aged = status(item(status=first), pods, [], {}, None, at(6))
     assert aged["workloads"] == [first["workloads"][0] | {"openIncidents": 0}]
-    assert suspected(first, aged) == []
+    assert new_suspects(first, aged) == []
     held = status(item(status=first), pods, leaks, {}, None, at(6), {VLLM: SUSPECT})
     assert held["workloads"][0]["suspectRevision"]["action"] == "Held"
     fresh = [pod("vllm-beef-0", revision="beef")]
@@ -138,11 +138,17 @@ def test_the_status_shows_the_workloads_that_matter_most() -> None:
         "waitingForRestart": 0, "openIncidents": 0, "consumedPercent": 145,
     }  # fmt: skip
     few = status(
-        item(), [pods[39], pods[-1]], [leak("w39-64d8-0")], None, None, at(5), {None: by_hand(None)}
+        item(),
+        [pods[39], pods[-1]],
+        [leak("w39-64d8-0")],
+        None,
+        None,
+        at(5),
+        {None: manual_restart_hint(None)},
     )
     assert [one["kind"] for one in few["workloads"]] == ["Deployment", "Pod"]
     assert few["workloads"][0]["openIncidents"] == 1
-    assert few["workloads"][1]["message"] == by_hand(None)
+    assert few["workloads"][1]["message"] == manual_restart_hint(None)
     (ready,) = [one for one in few["conditions"] if one["type"] == "Ready"]
     assert ready["message"].endswith("; restart them yourself: pods without an owner")
     # Before the supervisors are asked, what is known of their memory stays.
@@ -150,12 +156,14 @@ def test_the_status_shows_the_workloads_that_matter_most() -> None:
     assert [one.get("consumedPercent") for one in again["workloads"][:2]] == [145, 140]
     for one in (made, few, again):
         SupervisionPolicy.model_validate(item(status=one))
-    assert of_workloads(few).keys() == {"Deployment/w39", "Pod/"}
+    assert workload_statuses(few).keys() == {"Deployment/w39", "Pod/"}
 
 
 def test_an_owners_name_is_any_text_and_shown_without_its_escapes() -> None:
     forged = WorkloadRef("Job\x1b[2J", "x\n\x1b[31m" + "y" * 250)
-    made = status(item(), [pod("p", forged)], [], {}, None, at(5), {forged: by_hand(forged)})
+    made = status(
+        item(), [pod("p", forged)], [], {}, None, at(5), {forged: manual_restart_hint(forged)}
+    )
     SupervisionPolicy.model_validate(item(status=made))
     assert "\\x1b" not in repr(made)
     assert "\\n" not in repr(made)
@@ -190,7 +198,7 @@ def test_a_slow_leak_of_a_pod_is_a_condition_of_its_policy() -> None:
         found = [one for one in shown["conditions"] if one["type"] == "SlowLeak"]
         return found[0] if found else None
 
-    leaks = Figures(slow=(Slow("device", "non_torch", 4000.0, 200 * 3600.0),))
+    leaks = Figures(slow=(SlowLeak("device", "non_torch", 4000.0, 200 * 3600.0),))
     seen = condition({"vllm-0": leaks})
     assert seen is not None
     assert (seen["status"], seen["reason"]) == ("True", "MemoryKeepsGrowing")

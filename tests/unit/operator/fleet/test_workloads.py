@@ -15,21 +15,21 @@ from plimsoll_api.supervisor_config import EngineEndpoint, PodEngine, of_pod
 from plimsoll_api.workloads import (
     Membership,
     WorkloadRef,
-    replicas_in,
-    replicas_text,
-    service_of_ray,
-    slots_of,
+    format_replicas,
+    parse_replicas,
+    ray_service_name,
+    slot_names,
 )
 from plimsoll_operator.config import DEFAULT_IMAGES
-from plimsoll_operator.fleet.selected_pods import SelectedPod, State, examine
+from plimsoll_operator.fleet.selected_pods import SelectedPod, State, summarize
 from plimsoll_operator.fleet.slots import allocate
 from plimsoll_operator.fleet.workloads import (
     MAX_REPLICAS_BYTES,
     MAX_WORKLOADS,
     Workload,
-    counting_slots,
-    grouped,
-    with_slots,
+    choose_workloads,
+    group_pods,
+    slots_with_restarts,
 )
 from plimsoll_operator.kinds import read
 from plimsoll_operator.plans.policy import render, supervisor_config, too_many_workloads
@@ -51,7 +51,9 @@ def policy(**supervision: Any) -> SupervisionPolicy:
 def pods(ref: WorkloadRef | None, *names: str, holds: bool = True, group: str = "") -> Any:
     state = State.SUPERVISED if holds else State.WAITING
     member = Membership(ref, "apps" if ref else "", group)
-    return [SelectedPod(name, "default", state, member=member, holds=holds) for name in names]
+    return [
+        SelectedPod(name, "default", state, member=member, may_hold_slot=holds) for name in names
+    ]
 
 
 def leases(*workloads: Workload, **supervision: Any) -> dict[str, dict[str, Any]]:
@@ -66,14 +68,16 @@ def services(*found: Workload) -> list[dict[str, Any]]:
 def ray(*names: str, cluster: str = "llm", holds: bool = True) -> list[SelectedPod]:
     member = Membership(WorkloadRef("RayCluster", cluster), "ray.io", cluster)
     state = State.SUPERVISED if holds else State.WAITING
-    return [SelectedPod(name, "default", state, member=member, holds=holds) for name in names]
+    return [
+        SelectedPod(name, "default", state, member=member, may_hold_slot=holds) for name in names
+    ]
 
 
 def test_a_service_lists_the_supervised_pods_of_each_ray_cluster() -> None:
     group = pods(WorkloadRef("LeaderWorkerSet", "lws"), "lws-0", group="0")
-    made = services(*grouped([*ray("llm-head", "llm-worker"), *pods(VLLM, "vllm"), *group]))
+    made = services(*group_pods([*ray("llm-head", "llm-worker"), *pods(VLLM, "vllm"), *group]))
     (service,) = made
-    assert service["metadata"]["name"] == service_of_ray("engines", "llm")
+    assert service["metadata"]["name"] == ray_service_name("engines", "llm")
     (owner,) = service["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"], owner["controller"]) == (
         "SupervisionPolicy", "engines", True,
@@ -87,18 +91,20 @@ def test_a_service_lists_the_supervised_pods_of_each_ray_cluster() -> None:
 
 
 def test_a_ray_cluster_without_a_supervised_pod_has_no_service() -> None:
-    assert services(*grouped(ray("llm-head", holds=False))) == []
-    assert services(*grouped(pods(WorkloadRef("RayCluster", "llm"), "claims-no-label"))) == []
+    assert services(*group_pods(ray("llm-head", holds=False))) == []
+    assert services(*group_pods(pods(WorkloadRef("RayCluster", "llm"), "claims-no-label"))) == []
 
 
 def test_ray_clusters_have_no_more_services_than_a_policy_has_workloads() -> None:
     many = [one for number in range(2 * MAX_WORKLOADS) for one in ray("head", cluster=f"c{number}")]
-    found = services(*with_slots("engines", grouped(many), ()))
+    found = services(*choose_workloads("engines", group_pods(many), ()))
     assert len({one["metadata"]["name"] for one in found}) == len(found) == MAX_WORKLOADS
 
 
 def test_each_workload_has_slots_and_its_supervisors_ask_for_them() -> None:
-    found = grouped([*pods(LLAMA, "llama-0"), *pods(VLLM, "vllm-b", "vllm-a"), *pods(None, "bare")])
+    found = group_pods(
+        [*pods(LLAMA, "llama-0"), *pods(VLLM, "vllm-b", "vllm-a"), *pods(None, "bare")]
+    )
     made = leases(*found, maxUnavailable=2)
     common = supervisor_config(policy(maxUnavailable=2))
     url = "http://127.0.0.1:8000"
@@ -123,8 +129,8 @@ def test_the_policys_own_slots_are_there_from_the_beginning() -> None:
 
 
 def test_pods_that_wait_have_slots_but_may_not_take_them() -> None:
-    (found,) = grouped(pods(VLLM, "vllm-a", holds=False))
-    assert with_slots("engines", [found], ()) == [found]
+    (found,) = group_pods(pods(VLLM, "vllm-a", holds=False))
+    assert choose_workloads("engines", [found], ()) == [found]
     assert found.replicas() == ""
 
 
@@ -134,17 +140,17 @@ def test_a_pod_that_ends_keeps_its_slot_until_it_is_gone() -> None:
     meta: dict[str, Any] = {"name": "llama-0", "labels": labels, "ownerReferences": [owner]}
     containers = {"initContainers": [{"name": "supervisor"}], "containers": [{"name": "server"}]}
     leaving = {"metadata": meta | {"deletionTimestamp": NOW}, "spec": containers}
-    found = examine(leaving, policy(), ["engines"], DEFAULT_IMAGES)
-    assert (found.state, found.holds) == (State.LEAVING, True)
+    found = summarize(leaving, policy(), ["engines"], DEFAULT_IMAGES)
+    assert (found.state, found.may_hold_slot) == (State.LEAVING, True)
     over = leaving | {"status": {"phase": "Failed"}}
-    assert not examine(over, policy(), ["engines"], DEFAULT_IMAGES).holds
+    assert not summarize(over, policy(), ["engines"], DEFAULT_IMAGES).may_hold_slot
 
 
 def test_the_pods_of_a_group_are_one_replica() -> None:
     big = WorkloadRef("LeaderWorkerSet", "big")
     members = [*pods(big, "big-0", "big-0-1", group="0"), *pods(big, "big-1", group="1")]
-    (found,) = grouped(members)
-    assert replicas_in(found.replicas()) == [("big-0", "big-0-1"), ("big-1",)]
+    (found,) = group_pods(members)
+    assert parse_replicas(found.replicas()) == [("big-0", "big-0-1"), ("big-1",)]
 
 
 names = st.text("abc-.0", min_size=1, max_size=8)
@@ -152,14 +158,14 @@ names = st.text("abc-.0", min_size=1, max_size=8)
 
 @given(st.lists(st.lists(names, min_size=1, max_size=3).map(tuple), max_size=5))
 def test_replicas_survive_their_annotation(replicas: list[tuple[str, ...]]) -> None:
-    assert replicas_in(replicas_text(replicas)) == replicas
+    assert parse_replicas(format_replicas(replicas)) == replicas
 
 
 def test_workloads_beyond_the_bound_have_no_slots_and_the_policy_says_so() -> None:
     jobs = [WorkloadRef("Job", f"j{at:03}") for at in range(MAX_WORKLOADS + 2)]
-    many = grouped(pod for job in jobs for pod in pods(job, f"{job.name}-0"))
-    late = slots_of("engines", WorkloadRef("Job", f"j{MAX_WORKLOADS + 1:03}"), 1)[0]
-    chosen = with_slots("engines", many, [late])
+    many = group_pods(pod for job in jobs for pod in pods(job, f"{job.name}-0"))
+    late = slot_names("engines", WorkloadRef("Job", f"j{MAX_WORKLOADS + 1:03}"), 1)[0]
+    chosen = choose_workloads("engines", many, [late])
     assert len(chosen) == MAX_WORKLOADS
     assert late in leases(*chosen), "who has slots keeps them"
     failure = too_many_workloads(many, chosen)
@@ -171,16 +177,18 @@ def test_workloads_beyond_the_bound_have_no_slots_and_the_policy_says_so() -> No
 
 
 def test_the_names_on_a_slot_are_bounded() -> None:
-    (found,) = grouped(pods(VLLM, *(f"vllm-{'x' * 200}-{at:03}" for at in range(400))))
-    assert found.too_many
+    (found,) = group_pods(pods(VLLM, *(f"vllm-{'x' * 200}-{at:03}" for at in range(400))))
+    assert found.is_truncated
     text = found.replicas()
     assert len(text) <= MAX_REPLICAS_BYTES
-    assert all(len(name) == 209 for (name,) in replicas_in(text)), "none is cut off in its middle"
+    assert all(len(name) == 209 for (name,) in parse_replicas(text)), (
+        "none is cut off in its middle"
+    )
     failure = too_many_workloads([found], [found])
     assert failure is not None
     assert failure.message.startswith("Deployment/vllm: so many pods")
-    (group,) = grouped(ray(*(f"llm-{'x' * 200}-{at:03}" for at in range(400))))
-    assert group.too_many
+    (group,) = group_pods(ray(*(f"llm-{'x' * 200}-{at:03}" for at in range(400))))
+    assert group.is_truncated
     assert group.replicas() == "", "a group is one replica, which is not cut"
 
 
@@ -198,7 +206,7 @@ def test_a_workload_that_comes_back_does_not_get_its_budget_back(
 ) -> None:
     meta = {"name": "a", "annotations": {SERVICE_RESTARTS: restarts} if restarts else {}}
     lease = {"metadata": meta, "spec": {"renewTime": renewed}}
-    assert counting_slots([lease], 3600.0, NOW) == (["a"] if kept else [])
+    assert slots_with_restarts([lease], 3600.0, NOW) == (["a"] if kept else [])
 
 
 def breaker_lease(workload: Workload, holder: str = "") -> dict[str, Any]:
@@ -224,7 +232,7 @@ def asking(pod: str, service: str = "vllm") -> dict[str, Any]:
 
 
 def test_the_breaker_shuts_the_slots_of_one_workload_and_not_of_another() -> None:
-    vllm, llama = grouped([*pods(VLLM, "vllm-a"), *pods(LLAMA, "llama-0")])
+    vllm, llama = group_pods([*pods(VLLM, "vllm-a"), *pods(LLAMA, "llama-0")])
     both = [breaker_lease(vllm, "vllm-a"), breaker_lease(llama)]
     found = allocate(both, [asking("llama-0")], 1)
     assert [one["metadata"]["uid"] for one in found.close] == ["StatefulSet/llama"]
@@ -240,7 +248,7 @@ def test_the_breaker_shuts_the_slots_of_one_workload_and_not_of_another() -> Non
 
 def test_a_workload_that_is_alone_may_use_the_whole_limit() -> None:
     """The policy's own slot, which no pod may take, is nobody to share with."""
-    (vllm,) = grouped(pods(VLLM, "vllm-a"))
+    (vllm,) = group_pods(pods(VLLM, "vllm-a"))
     slots = list(leases(vllm, maxUnavailable=4).values())
     for number, one in enumerate(slots):
         one["metadata"]["uid"] = str(number)
@@ -252,7 +260,7 @@ def test_a_workload_that_is_alone_may_use_the_whole_limit() -> None:
 
 
 def test_a_lease_that_only_looks_like_a_workloads_slot_counts_for_nobody() -> None:
-    (vllm,) = grouped(pods(VLLM, "vllm-a"))
+    (vllm,) = group_pods(pods(VLLM, "vllm-a"))
     forged = breaker_lease(vllm, "anybody")
     forged["metadata"]["annotations"][SLOT_WORKLOAD] = "Deployment/other"
     assert allocate([forged], [asking("vllm-a")], 1).held == 0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervision_policy import SelectedEngine
 from plimsoll_operator.injection import engine
-from plimsoll_operator.injection.command_line import MAX_COMMAND, split
+from plimsoll_operator.injection.command_line import MAX_COMMAND, split_commands
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.options import Options
 
@@ -47,7 +47,9 @@ OPTIONS = Options("supervisor:1")
 )  # fmt: skip
 def test_an_engine_is_what_runs_and_not_what_is_named(container: Object, kind: EngineType) -> None:
     pod = {"containers": [{"name": "c", **container}]}
-    found = engine.find(pod, "Pod p", Options("s", SelectedEngine(port=1), unrecognized=True))
+    found = engine.find_engine(
+        pod, "Pod p", Options("s", SelectedEngine(port=1), unrecognized=True)
+    )
     assert found is not None
     assert found.type is kind
 
@@ -67,7 +69,7 @@ def test_a_script_is_split_as_a_shell_splits_it(script: str) -> None:
         wanted = shlex.split(script, comments=True)
     except ValueError:
         wanted = script.split()
-    assert [word for command in split(script) for word in command] == wanted
+    assert [word for command in split_commands(script) for word in command] == wanted
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def test_a_script_is_split_as_a_shell_splits_it(script: str) -> None:
     ],
 )
 def test_the_commands_of_a_script(script: str, commands: list[list[str]]) -> None:
-    assert list(split(script)) == commands
+    assert list(split_commands(script)) == commands
 
 
 SIZE = MAX_COMMAND - 16
@@ -110,7 +112,7 @@ def test_no_script_takes_longer_than_its_length(shape: str) -> None:
         ]
     }
     began = time.process_time()
-    engine.find(pod, "Pod p", Options("s", SelectedEngine(port=1)))
+    engine.find_engine(pod, "Pod p", Options("s", SelectedEngine(port=1)))
     assert time.process_time() - began < 0.5
 
 
@@ -124,12 +126,14 @@ def test_no_script_takes_longer_than_its_length(shape: str) -> None:
 def test_a_command_that_is_not_searched_to_its_end_is_refused(container: Object) -> None:
     began = time.process_time()
     with pytest.raises(InjectionError, match="has more than 65536 characters"):
-        engine.find(
+        engine.find_engine(
             {"containers": [{"name": "c", "image": "vllm/vllm:1", **container}]}, "Pod p", OPTIONS
         )
     assert time.process_time() - began < 0.5
     other = {"containers": [{"name": "c", "image": "vllm/vllm:1"}, {"name": "d", **container}]}
-    assert engine.find(other, "Pod p", OPTIONS) is not None, "of a container that is no engine"
+    assert engine.find_engine(other, "Pod p", OPTIONS) is not None, (
+        "of a container that is no engine"
+    )
 
 
 def test_a_port_that_is_no_number_is_not_one_and_a_long_one_is_refused() -> None:
@@ -137,7 +141,7 @@ def test_a_port_that_is_no_number_is_not_one_and_a_long_one_is_refused() -> None
 
     def found(port: str) -> object:
         container = {"name": "c", "image": "vllm/vllm:1", "args": [f"--port={port}"]}
-        return engine.find({"containers": [container]}, "Pod p", OPTIONS)
+        return engine.find_engine({"containers": [container]}, "Pod p", OPTIONS)
 
     for unknown in ("²", "$(PORT)"):
         with pytest.raises(

@@ -15,7 +15,7 @@ from plimsoll_api import supervisor_config
 from plimsoll_api.supervision_policy import SelectedEngine, SelectedType
 from plimsoll_api.supervisor_config import PodEngine
 from plimsoll_operator.injection.configuration import Injected
-from plimsoll_operator.injection.documents import inject
+from plimsoll_operator.injection.documents import inject_document
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.options import Options
 
@@ -53,7 +53,7 @@ def engine_of(part: Object) -> PodEngine:
 def test_the_service_changes_in_its_base_refs_alone() -> None:
     document = service(template=main(), baseRefs=[{"name": "team"}])
     before = copy.deepcopy(document)
-    made = inject(document, OPTIONS)
+    made = inject_document(document, OPTIONS)
     assert document == before, "the argument is not changed"
     refs = made.document["spec"].pop("baseRefs")
     assert refs == [{"name": "team"}, {"name": "llama-supervisor"}]
@@ -75,12 +75,12 @@ def test_the_service_changes_in_its_base_refs_alone() -> None:
 
 
 def test_injecting_twice_is_injecting_once() -> None:
-    once = inject(service(template=main()), OPTIONS)
-    assert inject(once.document, OPTIONS) == once
+    once = inject_document(service(template=main()), OPTIONS)
+    assert inject_document(once.document, OPTIONS) == once
 
 
 def test_decode_and_prefill_have_the_ports_of_the_presets() -> None:
-    made = inject(yaml.safe_load(EXAMPLE.read_text()), OPTIONS)
+    made = inject_document(yaml.safe_load(EXAMPLE.read_text()), OPTIONS)
     spec = config_of(made)["spec"]
     decode, prefill = engine_of(spec), engine_of(spec["prefill"])
     assert decode.engine.serving_url == f"{TEMPLATED}://127.0.0.1:8001", "a proxy has port 8000"
@@ -97,25 +97,25 @@ def test_decode_and_prefill_have_the_ports_of_the_presets() -> None:
 
 def test_what_the_service_says_of_its_engine_counts() -> None:
     own = main(command=["vllm", "serve", "/m"], args=["--port=9001", "--ssl-certfile=/t"])
-    found = engine_of(config_of(inject(service(template=own), OPTIONS))["spec"]).engine
+    found = engine_of(config_of(inject_document(service(template=own), OPTIONS))["spec"]).engine
     assert found.serving_url == "https://127.0.0.1:9001"
     more = main(args=["--port=9002"])
-    found = engine_of(config_of(inject(service(template=more), OPTIONS))["spec"]).engine
+    found = engine_of(config_of(inject_document(service(template=more), OPTIONS))["spec"]).engine
     assert found.serving_url == f"{TEMPLATED}://127.0.0.1:9002", "the preset's command stays"
     web = service(template=main(command=["web"]))
-    left = inject(web, OPTIONS)
+    left = inject_document(web, OPTIONS)
     assert (left.document, left.config_map) == (web, None)
     assert "containers[main].command runs neither vLLM nor SGLang" in left.notes[0]
     wanted = SelectedEngine(type=SelectedType.CUSTOM, port=80)
-    made = inject(web, Options("supervisor:1", engine=wanted))
+    made = inject_document(web, Options("supervisor:1", engine=wanted))
     assert engine_of(config_of(made)["spec"]).engine.serving_url == "http://127.0.0.1:80"
 
 
 def test_a_user_that_only_the_image_knows_must_be_said() -> None:
     message = r"spec.template.containers\[main\].securityContext: runAsNonRoot is true"
     with pytest.raises(InjectionError, match=message):
-        inject(service(), OPTIONS)
-    config = config_of(inject(service(), Options("supervisor:1", run_as_user=2000)))
+        inject_document(service(), OPTIONS)
+    config = config_of(inject_document(service(), Options("supervisor:1", run_as_user=2000)))
     (sidecar,) = config["spec"]["template"]["initContainers"]
     assert sidecar["securityContext"]["runAsUser"] == 2000
 
@@ -123,8 +123,8 @@ def test_a_user_that_only_the_image_knows_must_be_said() -> None:
 def test_a_multi_node_service_needs_consent_and_its_workers_stay_as_they_are() -> None:
     document = service(template=main(), worker={"containers": [{"name": "main"}]})
     with pytest.raises(InjectionError, match=r"spec: restartPolicy .* use --allow-group-restarts"):
-        inject(document, OPTIONS)
-    made = inject(document, Options("supervisor:1", group_restarts=True))
+        inject_document(document, OPTIONS)
+    made = inject_document(document, Options("supervisor:1", group_restarts=True))
     assert "worker" not in config_of(made)["spec"]
     assert any("LLMInferenceService llama: spec.worker: left" in note for note in made.notes)
 
@@ -148,21 +148,21 @@ def test_a_multi_node_service_needs_consent_and_its_workers_stay_as_they_are() -
 )
 def test_what_cannot_be_supervised_names_its_field(document: Object, message: str) -> None:
     with pytest.raises(InjectionError, match=message):
-        inject(document, OPTIONS)
+        inject_document(document, OPTIONS)
 
 
 def test_the_probe_does_not_lose_to_the_services_own_path() -> None:
     probed = Options("supervisor:1", probe=True)
-    config = config_of(inject(service(template=main()), probed))
+    config = config_of(inject_document(service(template=main()), probed))
     (engine,) = config["spec"]["template"]["containers"]
     assert {"name": "PYTHONPATH", "value": "/opt/plimsoll-probe"} in engine["env"]
     own = main(env=[{"name": "PYTHONPATH", "value": "/app"}])
     with pytest.raises(InjectionError, match=r"env\[PYTHONPATH\]: it would override"):
-        inject(service(template=own), probed)
+        inject_document(service(template=own), probed)
 
 
 def test_the_objects_are_json_that_a_go_template_leaves_whole() -> None:
     """KServe renders the configuration as one Go template: only what it is meant to see opens."""
-    config = config_of(inject(yaml.safe_load(EXAMPLE.read_text()), OPTIONS))
+    config = config_of(inject_document(yaml.safe_load(EXAMPLE.read_text()), OPTIONS))
     text = json.dumps(config)
     assert text.count("{{") == text.count(TEMPLATED) * 3 > 0

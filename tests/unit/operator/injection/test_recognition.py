@@ -13,7 +13,7 @@ import pytest
 
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervision_policy import SelectedEngine
-from plimsoll_operator.injection.engine import EngineContainer, find, names
+from plimsoll_operator.injection.engine import EngineContainer, describe_containers, find_engine
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.options import Options
 from plimsoll_operator.injection.shape import check_types
@@ -28,7 +28,9 @@ def shell(script: str, *flags: str) -> Object:
 
 
 def found(container: Object, **options: Any) -> EngineContainer | None:
-    return find({"containers": [{"name": "c", **container}]}, "Pod p", Options("s", **options))
+    return find_engine(
+        {"containers": [{"name": "c", **container}]}, "Pod p", Options("s", **options)
+    )
 
 
 def engine(container: Object, **options: Any) -> EngineContainer:
@@ -110,7 +112,7 @@ def test_an_engine_says_by_what_it_is_known(container: Object, kind: EngineType,
 def test_what_only_has_to_do_with_an_engine_is_none(container: Object, why: str) -> None:
     assert found(container, named_is_custom=False) is None
     pod = {"containers": [{"name": "c", **container}]}
-    assert names(pod, Options("s")) == f"c {why}".rstrip()
+    assert describe_containers(pod, Options("s")) == f"c {why}".rstrip()
 
 
 @pytest.mark.parametrize(
@@ -234,7 +236,7 @@ def test_the_best_evidence_decides_between_containers() -> None:
             {"name": "engine", "image": "x", "command": ["vllm", "serve", "m"]},
         ]
     }
-    made = find(pod, "Pod p", Options("s"))
+    made = find_engine(pod, "Pod p", Options("s"))
     assert made is not None
     assert made.container == "engine"
 
@@ -248,16 +250,16 @@ def test_an_engine_may_be_a_native_sidecar() -> None:
             {"name": "engine", "image": IMAGE, "restartPolicy": "Always"},
         ],
     }
-    made = find(pod, "Pod p", Options("s"))
+    made = find_engine(pod, "Pod p", Options("s"))
     assert made is not None
     assert (made.container, made.path) == ("engine", "Pod p.initContainers[engine]")
     assert not made.ends, "the kubelet restarts a native sidecar whatever the pod's policy is"
     pod["containers"] = [{"name": "main", "image": IMAGE}]
-    made = find(pod, "Pod p", Options("s"))
+    made = find_engine(pod, "Pod p", Options("s"))
     assert made is not None
     assert made.container == "main"
     assert made.ends == "restartPolicy: OnFailure"
-    made = find(pod, "Pod p", Options("s", SelectedEngine(container="engine")))
+    made = find_engine(pod, "Pod p", Options("s", SelectedEngine(container="engine")))
     assert made is not None
     assert made.container == "engine"
 
@@ -297,7 +299,7 @@ def test_a_script_of_a_config_map_beside_it_is_read(
         "volumes": [{"name": "v", **volume}],
     }
     check_types(pod, "Pod p")
-    made = find(pod, "Pod p", Options("s", config_maps={"c": {"run.sh": script}}))
+    made = find_engine(pod, "Pod p", Options("s", config_maps={"c": {"run.sh": script}}))
     assert (made.port if made else None) == port
 
 
@@ -310,7 +312,7 @@ def test_a_script_that_runs_itself_is_read_once() -> None:
     }
     scripts = {"a": "/s/a;/s/b;" * 1000, "b": "vllm serve m;" + "/s/a;/s/b;" * 1000}
     began = time.process_time()
-    assert find(pod, "Pod p", Options("s", config_maps={"c": scripts})) is not None
+    assert find_engine(pod, "Pod p", Options("s", config_maps={"c": scripts})) is not None
     assert time.process_time() - began < 0.5
 
 

@@ -16,13 +16,18 @@ from plimsoll_api.names import POLICY_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import Injection, InjectionStop
 from plimsoll_api.workloads import Membership, WorkloadRef
-from plimsoll_operator.admission.review import TRIED_S, Policies, Reviewer
+from plimsoll_operator.admission.review import TRIAL_S, Policies, Reviewer
 from plimsoll_operator.fleet.refused_creations import RefusedCreation
-from plimsoll_operator.fleet.selected_pods import SelectedPod, Start, State, examine
-from plimsoll_operator.injection.policy import INJECTED, admit, images_of
-from plimsoll_operator.plans.injection import RETRY, decide, held_back, known
+from plimsoll_operator.fleet.selected_pods import SelectedPod, StartState, State, summarize
+from plimsoll_operator.injection.policy import INJECTED_IMAGES, inject_pod, injected_images
+from plimsoll_operator.plans.injection import (
+    RETRY,
+    decide_injection,
+    parse_injection,
+    reason_to_skip,
+)
 from plimsoll_operator.render.containers import Images
-from plimsoll_operator.status.notices import not_starting
+from plimsoll_operator.status.notices import injection_stopped
 from plimsoll_operator.status.policy import status
 
 Object = dict[str, Any]
@@ -58,7 +63,7 @@ def one(
     member: Membership | None = None,
     node: str = "",
 ) -> SelectedPod:
-    start = Start(images, ran, stuck)
+    start = StartState(images, ran, stuck)
     return SelectedPod(
         name, "default", state, created=created, start=start, member=member or Membership(),
         node=node,
@@ -194,13 +199,15 @@ AGAIN = Injection(images="supervisor:1", since=NOW)
 def test_a_decision(
     before: Injection | None, now: SupervisionPolicy, pods: list[SelectedPod], expected: Object
 ) -> None:
-    found = decide(before, now, "supervisor:1", pods, 2, NOW)
+    found = decide_injection(before, now, "supervisor:1", pods, 2, NOW)
     short = {key: value for key, value in found.items() if value and key != "images"}
     if "stopped" in found:
         short["stopped"] = found["stopped"]["pod"]
     assert short == {key: value for key, value in expected.items() if value}
-    kept = known({"injection": found})
-    assert decide(kept, now, "supervisor:1", pods, 2, LATER) == found, "it survives a restart"
+    kept = parse_injection({"injection": found})
+    assert decide_injection(kept, now, "supervisor:1", pods, 2, LATER) == found, (
+        "it survives a restart"
+    )
 
 
 @pytest.mark.parametrize(
@@ -220,7 +227,7 @@ def test_a_decision(
 def test_a_pod_is_held_back(
     before: Injection | None, now: SupervisionPolicy, tried: int, held: str
 ) -> None:
-    said = held_back(now, before, "supervisor:1", tried, 2)
+    said = reason_to_skip(now, before, "supervisor:1", tried, 2)
     assert said.startswith(held)
     assert bool(said) == bool(held)
 
@@ -232,44 +239,54 @@ def no(at: str, key: str = "u-1/a") -> RefusedCreation:
 
 
 def test_a_refusal_to_create_a_pod_stops_the_injection_and_the_status_names_the_rule() -> None:
-    found = decide(PROVEN, policy(), "supervisor:1", [], 2, NOW, [no(EARLIER)])
+    found = decide_injection(PROVEN, policy(), "supervisor:1", [], 2, NOW, [no(EARLIER)])
     assert found["stopped"]["pod"] == "ReplicaSet theirs-5d"
-    kept = known({"injection": found})
-    assert "refuses pods of ReplicaSet theirs-5d" in held_back(policy(), kept, "supervisor:1", 0, 2)
-    assert not held_back(policy(retry="again"), kept, "supervisor:1", 0, 2)
+    kept = parse_injection({"injection": found})
+    assert "refuses pods of ReplicaSet theirs-5d" in reason_to_skip(
+        policy(), kept, "supervisor:1", 0, 2
+    )
+    assert not reason_to_skip(policy(retry="again"), kept, "supervisor:1", 0, 2)
     after = status(manifest(), [], [], None, None, NOW, injection=found)
     held = {one["type"]: one for one in after["conditions"]}
     assert (held["InjectionStopped"]["status"], held["Ready"]["status"]) == ("True", "False")
     for kind in ("InjectionStopped", "Ready"):
         assert held[kind]["reason"] == "PodsRefused"
         assert "must specify limits.cpu for: supervisor" in held[kind]["message"]
-    alone = decide(kept, policy(), "supervisor:1", [one("a", state=State.WAITING)], 2, LATER, ())
+    alone = decide_injection(
+        kept, policy(), "supervisor:1", [one("a", state=State.WAITING)], 2, LATER, ()
+    )
     assert alone["stopped"] == found["stopped"], "the pod that came without one changes nothing"
 
 
 def test_a_refusal_that_goes_on_without_a_supervisor_resumes_the_injection() -> None:
-    stopped = known({"injection": decide(None, policy(), "supervisor:1", [], 2, NOW, [no(NOW)])})
-    soon = decide(stopped, policy(), "supervisor:1", [], 2, LATER, [no("2026-11-26T10:00:09Z")])
+    stopped = parse_injection(
+        {"injection": decide_injection(None, policy(), "supervisor:1", [], 2, NOW, [no(NOW)])}
+    )
+    soon = decide_injection(
+        stopped, policy(), "supervisor:1", [], 2, LATER, [no("2026-11-26T10:00:09Z")]
+    )
     assert "stopped" in soon, "a webhook may not know of the stop yet"
-    other = decide(stopped, policy(), "supervisor:1", [], 2, LATER, [no(LATER, "u-2/a")])
+    other = decide_injection(stopped, policy(), "supervisor:1", [], 2, LATER, [no(LATER, "u-2/a")])
     assert "stopped" in other, "another owner's pods say nothing of this one's"
-    found = decide(stopped, policy(), "supervisor:1", [], 2, LATER, [no(LATER, "u-1/b")])
+    found = decide_injection(stopped, policy(), "supervisor:1", [], 2, LATER, [no(LATER, "u-1/b")])
     assert "stopped" not in found
     assert found["refusedAnyway"] == ["u-1/a"]
-    kept, at = known({"injection": found}), "2026-11-26T10:06:00Z"
-    again = decide(kept, policy(), "supervisor:1", [], 2, at, [no(at)])
+    kept, at = parse_injection({"injection": found}), "2026-11-26T10:06:00Z"
+    again = decide_injection(kept, policy(), "supervisor:1", [], 2, at, [no(at)])
     assert "stopped" not in again, "the same answer to the same owner"
-    fresh = decide(kept, policy(), "supervisor:1", [], 2, at, [no(at, "u-1/c")])
+    fresh = decide_injection(kept, policy(), "supervisor:1", [], 2, at, [no(at, "u-1/c")])
     assert "stopped" in fresh, "another answer"
 
 
 def test_a_retry_counts_younger_refusals_only() -> None:
-    stopped = known({"injection": decide(None, policy(), "supervisor:1", [], 2, NOW, [no(NOW)])})
+    stopped = parse_injection(
+        {"injection": decide_injection(None, policy(), "supervisor:1", [], 2, NOW, [no(NOW)])}
+    )
     retried = policy(retry="again")
-    found = decide(stopped, retried, "supervisor:1", [], 2, LATER, [no(NOW)])
+    found = decide_injection(stopped, retried, "supervisor:1", [], 2, LATER, [no(NOW)])
     assert "stopped" not in found
-    kept = known({"injection": found})
-    assert "stopped" in decide(
+    kept = parse_injection({"injection": found})
+    assert "stopped" in decide_injection(
         kept, retried, "supervisor:1", [], 2, LATER, [no("2026-11-26T10:06:00Z")]
     )
 
@@ -284,7 +301,7 @@ def pod(name: str = "vllm-1", **status: Any) -> Object:
 def injected(**said: Any) -> SelectedPod:
     """A pod with the supervisor and the probe, of whose containers the kubelet says this."""
     wanted = policy(probe={"enabled": True})
-    made = admit(pod(), wanted, IMAGES).pod
+    made = inject_pod(pod(), wanted, IMAGES).pod
     assert made["metadata"]["labels"][POLICY_LABEL] == "engines"
     listed = [{"name": name.replace("_", "-")} | one for name, one in said.items()]
     engine = [one for one in listed if one["name"] == "engine"]
@@ -292,7 +309,7 @@ def injected(**said: Any) -> SelectedPod:
         "containerStatuses": engine,
         "initContainerStatuses": [one for one in listed if one not in engine],
     }
-    return examine(made | {"status": status}, wanted, ["engines"], IMAGES, NOW)
+    return summarize(made | {"status": status}, wanted, ["engines"], IMAGES, NOW)
 
 
 def waiting(reason: str, message: str = "", **more: Any) -> Object:
@@ -359,11 +376,13 @@ def ends(ran_s: int = 1, **more: Any) -> Object:
 def test_an_engine_that_ends_at_once_at_each_start_beside_its_supervisor() -> None:
     beside = {"state": {"running": {}}, "started": True}
     start = injected(supervisor=beside, engine=ends()).start
-    assert "container engine ends at once at each start" in start.stuck
+    assert "container engine exits at once at each start" in start.stuck
     assert "can only run as PID 1" in start.stuck
     assert (start.engine, start.ran) == (True, False)
     for other in (ends(ran_s=20), ends(restartCount=1), ends(ready=True)):
-        assert injected(supervisor=beside, engine=other).start == Start("supervisor:1", ran=True)
+        assert injected(supervisor=beside, engine=other).start == StartState(
+            "supervisor:1", ran=True
+        )
 
 
 def test_an_engine_that_is_a_native_sidecar_may_end_at_once_too() -> None:
@@ -373,7 +392,7 @@ def test_an_engine_that_is_a_native_sidecar_may_end_at_once_too() -> None:
         "initContainers": [engine | {"restartPolicy": "Always"}],
         "containers": [{"name": "job", "image": "job:1"}],
     }
-    made = admit(made, wanted, IMAGES).pod
+    made = inject_pod(made, wanted, IMAGES).pod
     listed = [
         {"name": "supervisor", "state": {"running": {}}, "started": True},
         {"name": "engine"} | ends(),
@@ -382,69 +401,70 @@ def test_an_engine_that_is_a_native_sidecar_may_end_at_once_too() -> None:
         "containerStatuses": [{"name": "job"} | waiting("PodInitializing")],
         "initContainerStatuses": listed,
     }
-    start = examine(made | {"status": status}, wanted, ["engines"], IMAGES, NOW).start
-    assert "container engine ends at once at each start" in start.stuck
+    start = summarize(made | {"status": status}, wanted, ["engines"], IMAGES, NOW).start
+    assert "container engine exits at once at each start" in start.stuck
     assert start.engine
 
 
 def test_such_engines_stop_the_injection_of_a_policy_of_which_no_pod_ran() -> None:
     pods = [
-        replace(one(name), start=Start("supervisor:1", stuck=WHY, engine=True)) for name in "ab"
+        replace(one(name), start=StartState("supervisor:1", stuck=WHY, engine=True))
+        for name in "ab"
     ]
-    assert decide(None, policy(), "supervisor:1", pods, 2, NOW)["stopped"]["pod"] == "a"
-    assert "stopped" not in decide(PROVEN, policy(), "supervisor:1", pods, 2, NOW)
+    assert decide_injection(None, policy(), "supervisor:1", pods, 2, NOW)["stopped"]["pod"] == "a"
+    assert "stopped" not in decide_injection(PROVEN, policy(), "supervisor:1", pods, 2, NOW)
     beside = [*pods, one("c", ran=True)]
-    assert "stopped" not in decide(None, policy(), "supervisor:1", beside, 2, NOW)
+    assert "stopped" not in decide_injection(None, policy(), "supervisor:1", beside, 2, NOW)
 
 
 def test_an_image_that_other_admission_wrote_anew_is_still_ours() -> None:
     wanted = policy()
-    made = admit(pod(), wanted, IMAGES).pod
-    assert made["metadata"]["annotations"][INJECTED] == images_of(wanted, IMAGES)
+    made = inject_pod(pod(), wanted, IMAGES).pod
+    assert made["metadata"]["annotations"][INJECTED_IMAGES] == injected_images(wanted, IMAGES)
     made["spec"]["initContainers"][0]["image"] = "mirror.example/supervisor@sha256:1"
     said = {"initContainerStatuses": [{"name": "supervisor", "started": True}]}
-    start = examine(made | {"status": said}, wanted, ["engines"], IMAGES, NOW).start
+    start = summarize(made | {"status": said}, wanted, ["engines"], IMAGES, NOW).start
     assert (start.images, start.ran) == ("supervisor:1", True)
 
 
 def test_a_young_pod_is_not_stuck_and_a_foreign_one_says_nothing() -> None:
     wanted = policy()
-    made = admit(pod(), wanted, IMAGES).pod
+    made = inject_pod(pod(), wanted, IMAGES).pod
     made["metadata"]["creationTimestamp"] = NOW
     failed = {"initContainerStatuses": [{"name": "supervisor"} | waiting("ErrImagePull")]}
-    young = examine(made | {"status": failed}, wanted, ["engines"], IMAGES, NOW)
+    young = summarize(made | {"status": failed}, wanted, ["engines"], IMAGES, NOW)
     assert (young.start.images, young.start.stuck) == ("supervisor:1", "")
-    plain = examine(pod(), wanted, ["engines"], IMAGES, NOW)
-    assert plain.start == Start()
+    plain = summarize(pod(), wanted, ["engines"], IMAGES, NOW)
+    assert plain.start == StartState()
 
 
 def test_the_images_are_those_that_a_new_pod_gets() -> None:
     own = Images("e", "s:1", "p:1")
-    assert images_of(policy(), own) == "s:1"
-    assert images_of(policy(probe={"enabled": True}), own) == "s:1, p:1"
-    assert images_of(policy(probe={"enabled": True}), IMAGES) == "supervisor:1"
+    assert injected_images(policy(), own) == "s:1"
+    assert injected_images(policy(probe={"enabled": True}), own) == "s:1, p:1"
+    assert injected_images(policy(probe={"enabled": True}), IMAGES) == "supervisor:1"
 
 
 def test_the_status_and_an_event_say_what_a_person_can_do() -> None:
     item = manifest()
     pods = [one(name, stuck=WHY) for name in ("a", "b")]
-    found = decide(None, policy(), "supervisor:1", pods, 2, NOW)
+    found = decide_injection(None, policy(), "supervisor:1", pods, 2, NOW)
     after = status(item, pods, [], None, None, NOW, injection=found)
     (condition,) = [c for c in after["conditions"] if c["type"] == "InjectionStopped"]
     assert (condition["status"], condition["reason"]) == ("True", "PodsDoNotStart")
     assert WHY in condition["message"]
     assert f"set the annotation {RETRY} to another value" in condition["message"]
-    (notice,) = not_starting({}, after)
+    (notice,) = injection_stopped({}, after)
     assert (notice.reason, notice.type) == ("InjectionStopped", "Warning")
-    assert not_starting(after, after) == []
+    assert injection_stopped(after, after) == []
     invalid = status(item | {"status": after}, None, [], None, None, NOW)
     assert invalid["injection"] == found, "what is known stays while the spec is invalid"
-    lone = decide(None, policy(), "supervisor:1", pods[:1], 2, NOW)
+    lone = decide_injection(None, policy(), "supervisor:1", pods[:1], 2, NOW)
     after = status(item, pods[:1], [], None, None, NOW, injection=lone)
     (condition,) = [c for c in after["conditions"] if c["type"] == "InjectionStopped"]
     assert (condition["status"], condition["reason"]) == ("False", "PodDoesNotStart")
     assert WHY in condition["message"]
-    (notice,) = not_starting({}, after)
+    (notice,) = injection_stopped({}, after)
     assert (notice.reason, notice.type) == ("PodDoesNotStart", "Warning")
 
 
@@ -462,7 +482,7 @@ class Webhook:
     def show(self, version: str = "1", **found: Any) -> None:
         item = manifest()
         item["metadata"]["resourceVersion"] = version
-        self.policies.take(item | {"status": found}, gone=False)
+        self.policies.update(item | {"status": found}, gone=False)
 
     def create(self, wanted: Object | None = None, **request: Any) -> Object:
         self.count += 1
@@ -497,7 +517,7 @@ def test_the_webhook_gives_a_supervisor_to_few_pods_until_one_ran() -> None:
     }}  # fmt: skip
     webhook.create(again)
     assert webhook.results[-1] == "injected"
-    webhook.now = TRIED_S
+    webhook.now = TRIAL_S
     webhook.create()
     assert webhook.results[-1] == "injected", "the status says that none waits"
     webhook.show("2", injection={"images": "supervisor:1", "waiting": 2})
@@ -537,4 +557,4 @@ def test_the_webhook_injects_a_group_as_a_whole_and_no_policy_that_is_stopped() 
     answer = webhook.create()
     assert webhook.results == ["held"]
     assert "injection is stopped, because pod a does not start" in answer["warnings"][0]
-    assert known({"injection": {"images": 7}}) is None
+    assert parse_injection({"injection": {"images": 7}}) is None

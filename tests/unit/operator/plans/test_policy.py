@@ -11,7 +11,7 @@ from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import Membership, WorkloadRef
 from plimsoll_operator.config import DEFAULT_IMAGES
 from plimsoll_operator.fleet.figures import Figures
-from plimsoll_operator.fleet.selected_pods import SelectedPod, State, examine
+from plimsoll_operator.fleet.selected_pods import SelectedPod, State, summarize
 from plimsoll_operator.kinds import Object, Ref, read, ref
 from plimsoll_operator.plans.policy import MAX_ACCOUNTS, PolicyPlan, reconcile
 from plimsoll_operator.plans.service import Failure
@@ -32,7 +32,7 @@ def pod(
     name: str, state: State = State.SUPERVISED, account: str = "vllm", holds: bool | None = None
 ) -> SelectedPod:
     holds = state is State.SUPERVISED if holds is None else holds
-    return SelectedPod(name, account, state, member=VLLM, holds=holds)
+    return SelectedPod(name, account, state, member=VLLM, may_hold_slot=holds)
 
 
 def plan(*pods: SelectedPod, owned: list[Object] | None = None, **more: Any) -> Any:
@@ -143,7 +143,10 @@ def test_a_policy_is_ready_only_where_a_supervisor_runs(
 
 def test_a_pod_whose_supervisor_does_not_see_its_engine_is_not_supervised() -> None:
     """The policy said Ready, Supervised while the supervisor could read nothing of the engine."""
-    figures = {"a": Figures(unseen=(("engine", "EngineSilent"),)), "b": Figures(unseen=())}
+    figures = {
+        "a": Figures(missing_signals=(("engine", "EngineSilent"),)),
+        "b": Figures(missing_signals=()),
+    }
     found = status(ITEM, (pod("a"), pod("b"), pod("c")), [], figures, None, NOW)
     (ready,) = [one for one in found["conditions"] if one["type"] == "Ready"]
     assert (found["supervised"], found["selected"]) == (2, 3)
@@ -162,7 +165,7 @@ def supervised(name: str, *containers: dict[str, Any], **status_: Any) -> Select
         "spec": {"initContainers": [{"name": "supervisor"}], "containers": [{"name": "server"}]},
         "status": {"containerStatuses": list(containers)} | status_,
     }
-    return examine(item, POLICY, ["engines"], DEFAULT_IMAGES)
+    return summarize(item, POLICY, ["engines"], DEFAULT_IMAGES)
 
 
 def server(ready: bool = False, **waiting: str) -> dict[str, Any]:
@@ -234,8 +237,8 @@ def test_drained_pods_are_counted_and_named() -> None:
     ("failure", "said"),
     [
         (None, ("False", "False")),
-        (Failure("ApplyFailed", "etcd is slow", lasting=False), ("True", "False")),
-        (Failure("InvalidSpec", "spec.x: no", lasting=True), ("False", "True")),
+        (Failure("ApplyFailed", "etcd is slow", is_lasting=False), ("True", "False")),
+        (Failure("InvalidSpec", "spec.x: no", is_lasting=True), ("False", "True")),
     ],
 )
 def test_tools_that_know_kstatus_see_whether_waiting_helps(

@@ -17,7 +17,7 @@ from plimsoll_api.workloads import Membership, WorkloadRef
 from plimsoll_operator.config import CLOCKS
 from plimsoll_operator.controllers.rolling_restart import RollingRestarts
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
-from plimsoll_operator.fleet.workloads import Workload, grouped
+from plimsoll_operator.fleet.workloads import Workload, group_pods
 from plimsoll_operator.kinds import Key, Kind, Object, read
 from plimsoll_operator.plans import rolling_restart as rollout
 from plimsoll_operator.runtime.client import Api, ApiError
@@ -44,7 +44,7 @@ def policy(generation: int = 1, rollout: str = "Restart") -> SupervisionPolicy:
 
 def owned(ref: WorkloadRef | None, state: State = State.WAITING, api: str = "apps") -> Workload:
     member = Membership(ref, api if ref else "")
-    (found,) = grouped([SelectedPod("vllm-a", "default", state, member=member)])
+    (found,) = group_pods([SelectedPod("vllm-a", "default", state, member=member)])
     return found
 
 
@@ -92,7 +92,7 @@ class Server:
         mode: str = "Restart", injection: Injection | None = None,
     ) -> tuple[dict[WorkloadRef | None, str], list[WorkloadRef]]:  # fmt: skip
         wanted = policy(generation, mode)
-        call = self.restarts.turn(KEY, wanted, workloads, suspects, NOW, injection, 1)
+        call = self.restarts.request(KEY, wanted, workloads, suspects, NOW, injection, 1)
         return asyncio.run(call)
 
     def settle(self, *workloads: Workload, **more: Any) -> Any:
@@ -110,12 +110,12 @@ def test_one_workload_tries_the_supervisor_before_the_others() -> None:
     both = owned(other), owned(VLLM)
     unproven = Injection(images="s:1")
     said, asked = server.settle(*both, injection=unproven)
-    assert (said, asked) == ({other: rollout.ASKED, VLLM: rollout.UNPROVEN}, [other])
+    assert (said, asked) == ({other: rollout.REQUESTED, VLLM: rollout.UNPROVEN}, [other])
     server.restarts = server.started()
     assert server.settle(*both, injection=unproven) == (said, []), "another operator goes on"
     proven = Injection(images="s:1", proven=True)
     said, asked = server.settle(*both, injection=proven)
-    assert said == {other: rollout.ASKED, VLLM: rollout.ASKED}
+    assert said == {other: rollout.REQUESTED, VLLM: rollout.REQUESTED}
     assert asked == [other, VLLM], "the first one has pods that got none in the trial"
     assert server.settle(*both, injection=proven)[1] == []
     stop = InjectionStop(pod="a", reason="x", time=NOW, generation=1)
@@ -129,7 +129,7 @@ def test_a_workload_is_asked_once_and_by_server_side_apply_of_two_annotations() 
     waits = owned(VLLM)
     assert server.turn(waits) == ({}, []), "the webhook must know of the policy first"
     server.now += CLOCKS.rollout_settle
-    assert server.turn(waits) == ({VLLM: rollout.ASKED}, [VLLM])
+    assert server.turn(waits) == ({VLLM: rollout.REQUESTED}, [VLLM])
     ((manager, body),) = server.asked
     assert manager == "plimsoll-operator-rollout"
     assert body["spec"] == {"template": {"metadata": {"annotations": {
@@ -137,13 +137,13 @@ def test_a_workload_is_asked_once_and_by_server_side_apply_of_two_annotations() 
     gets = server.gets
     for _ in range(3):
         server.now += CLOCKS.rollout_again
-        assert server.turn(waits) == ({VLLM: rollout.ASKED}, [])
+        assert server.turn(waits) == ({VLLM: rollout.REQUESTED}, [])
     assert server.gets == gets, "a workload that was asked costs no request"
     # Another operator knows by the annotation, and so does this one when pods wait again.
     server.restarts = server.started()
-    assert server.settle(waits) == ({VLLM: rollout.ASKED}, [])
+    assert server.settle(waits) == ({VLLM: rollout.REQUESTED}, [])
     assert server.turn(owned(VLLM, State.SUPERVISED)) == ({}, [])
-    assert server.turn(waits) == ({VLLM: rollout.ASKED}, [])
+    assert server.turn(waits) == ({VLLM: rollout.REQUESTED}, [])
     assert len(server.asked) == 1
     assert server.settle(waits, generation=2)[1] == [VLLM]
     assert len(server.asked) == 2
@@ -175,15 +175,15 @@ def test_a_workload_without_a_rolling_restart_waits_for_somebody(
         (live(paused=True), "its rollout is paused"),
         (live("StatefulSet", updateStrategy={"type": "OnDelete"}), "updateStrategy is OnDelete"),
         (live(template={"metadata": {"labels": {"app": "other"}}}), "does not match its pod temp"),
-        (live() | {"status": {"observedGeneration": 0}}, "rollout that is under way"),
+        (live() | {"status": {"observedGeneration": 0}}, "rollout in progress"),
         (
             live() | {"status": {"observedGeneration": 1, "replicas": 3, "updatedReplicas": 1}},
-            "rollout that is under way",
+            "rollout in progress",
         ),
         (
             live("StatefulSet")
             | {"status": {"observedGeneration": 1, "updateRevision": "b", "currentRevision": "a"}},
-            "rollout that is under way",
+            "rollout in progress",
         ),
         (
             live("DaemonSet")
@@ -194,7 +194,7 @@ def test_a_workload_without_a_rolling_restart_waits_for_somebody(
                     "updatedNumberScheduled": 2,
                 }
             },
-            "rollout that is under way",
+            "rollout in progress",
         ),
     ],
 )
@@ -223,11 +223,11 @@ def test_nothing_is_asked_for_a_suspect_revision_or_without_the_webhook() -> Non
 def test_nothing_is_asked_while_the_webhook_would_miss_the_new_pods() -> None:
     server = Server(live())
     server.serves = False
-    assert server.settle(owned(VLLM)) == ({VLLM: rollout.WEBHOOK_AWAY}, [])
+    assert server.settle(owned(VLLM)) == ({VLLM: rollout.WEBHOOK_NOT_READY}, [])
     server.serves = True
     assert server.turn(owned(VLLM))[1] == [VLLM]
     server.serves = False
-    assert server.turn(owned(VLLM)) == ({VLLM: rollout.ASKED}, []), "the restart goes on"
+    assert server.turn(owned(VLLM)) == ({VLLM: rollout.REQUESTED}, []), "the restart goes on"
 
 
 def test_a_refusal_is_said_and_tried_again() -> None:
@@ -296,4 +296,4 @@ TestRestarts = Restarts.TestCase
 @given(st.dictionaries(st.text(max_size=8), st.none() | st.booleans() | st.text(max_size=5)))
 def test_whatever_a_workload_looks_like_it_is_judged(spec: dict[str, Any]) -> None:
     found = live() | {"spec": spec}
-    assert "does not match" in rollout.obstacle(found, policy())
+    assert "does not match" in rollout.restart_obstacle(found, policy())

@@ -108,7 +108,7 @@ async def leads_within(election: Election, seconds: float) -> bool:
             await election.acquire()
     except TimeoutError:
         return False
-    return election.holds()
+    return election.is_leader()
 
 
 ACQUIRE: dict[str, tuple[Server, float, bool, int]] = {
@@ -195,7 +195,7 @@ def test_a_renewal_changes_neither_transitions_nor_the_time_of_acquisition() -> 
         first = dict(server.spec)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(election.keep(), 100)
-        assert election.holds()
+        assert election.is_leader()
         assert len(server.writes) == 50
         for field in ("acquireTime", "leaseTransitions", "holderIdentity"):
             assert server.spec[field] == first[field]
@@ -218,7 +218,7 @@ def test_a_renewal_that_meets_somebody_elses_edit_is_made_again() -> None:
         server.status = status
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(election.keep(), 60)
-        assert election.holds()
+        assert election.is_leader()
 
     run(play())
 
@@ -248,7 +248,7 @@ def test_what_is_given_back_at_the_end(case: str) -> None:
             server.before = lambda _: 1e9
         before = copy.deepcopy(server.lease)
         await election.release()
-        assert not election.holds()
+        assert not election.is_leader()
         assert clock()() <= CLOCKS.renew
         if wanted == "left":
             assert server.lease == before
@@ -303,9 +303,9 @@ def test_who_cannot_renew_ends_before_anybody_takes_over(
             await election.keep()
         said = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
         assert said
-        assert all(one.partition("lease: ")[2] for one in said), "each says why"
+        assert all(one.partition("Lease: ")[2] for one in said), "each says why"
         assert clock()() - began == pytest.approx(CLOCKS.renew)
-        assert not election.holds()
+        assert not election.is_leader()
 
     run(play())
 
@@ -421,7 +421,7 @@ def test_no_throttled_server_makes_two_leaders(seed: int, trouble: float) -> Non
         async def look() -> None:
             for _ in range(6000):
                 await asyncio.sleep(0.1)
-                leaders = [name for name, one in elections.items() if one.holds()]
+                leaders = [name for name, one in elections.items() if one.is_leader()]
                 assert len(leaders) < 2, leaders
                 led.update(leaders)
 
