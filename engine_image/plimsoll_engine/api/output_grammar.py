@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from llguidance.gbnf_to_lark import any_to_lark
+
 from plimsoll_engine.api import forced_calls, tool_families
 from plimsoll_engine.api.errors import invalid
 from plimsoll_engine.api.protocol import (
@@ -88,8 +90,20 @@ def _structured(given: StructuredOutputs | None) -> Grammar | None:
         options = " | ".join(json.dumps(option, ensure_ascii=False) for option in given.choice)
         return Grammar("lark", f"start: {options}", field)
     if given.grammar is not None:
-        return Grammar("lark", given.grammar, field)
+        return Grammar("lark", _lark(given.grammar, field), field)
     return Grammar("json_object", field=field)
+
+
+def _lark(text: str, field: str) -> str:
+    """Return a grammar in Lark's notation; llama.cpp's, which vLLM's examples use, has ``::=``."""
+    if "::=" not in text:
+        return text
+    try:
+        return str(any_to_lark(text))
+    except RecursionError:
+        raise invalid("the grammar is nested too deeply", field) from None
+    except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+        raise invalid(f"the grammar is neither Lark nor GBNF: {str(error)[:200]}", field) from None
 
 
 def _tools(body: ChatRequest, tokenizer: Tokenizer, family: str) -> Grammar | None:

@@ -130,12 +130,25 @@ def test_a_forced_call_is_a_grammar(fields: dict[str, Any], rule: str, ask: Ask)
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
         ({"structured_outputs": {"json_object": False}}, "structured_outputs"),
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"grammar": "root ::= ship"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"grammar": "root ::= \"\\"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"grammar": "root ::= " + "(" * 60_000}},
+         "structured_outputs.grammar"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_meant_names_its_field(fields: dict[str, Any], param: str, ask: Ask) -> None:
     with pytest.raises(ApiError) as error:
         ask(**fields)
     assert (error.value.status, error.value.param) == (400, param)
+
+
+def test_a_grammar_may_be_written_as_for_llama_cpp(ask: Ask) -> None:
+    """As those of vLLM are."""
+    given = 'root ::= "SELECT " column ("," column)*\ncolumn ::= [a-z]+ | "1"'
+    found = ask(structured_outputs={"grammar": given})
+    assert found is not None
+    assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(found.text)) == ""
+    assert "start:" in found.text
 
 
 def test_a_call_is_no_answer_that_has_a_format(ask: Ask) -> None:
