@@ -2,8 +2,8 @@
 
     python -m bench.vllm_entrypoints [--source FOLDER]
 
-FOLDER is a checkout of vLLM at the version that ``make engines`` installs, by default
-``vllm-VERSION-source`` beside the engines. Its tests run in that version's environment, with
+FOLDER is vLLM's source at the version that ``make engines`` installs, by default
+``vllm-VERSION-source`` beside the engines, which PyPI's archive fills. Its tests run in that version's environment, with
 :mod:`tests.conformance.entrypoints_plugin` in the place of its server.
 ``make generate`` makes the list in ``docs/engine.md`` from ``bench/results/vllm-entrypoints.json``.
 
@@ -16,8 +16,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -29,11 +31,12 @@ from tests.conformance.entrypoints_verdicts import (
     LEFT_OUT,
     NOT,
     NOT_BUILT,
-    SUITE,
+    SUITES,
     Row,
     verdict,
 )
 from tests.conformance.peers import FOLDER, PEERS
+from tests.conformance.published import SMOLLM2
 from tests.lora import write_adapter
 
 NAME = "vllm-entrypoints"
@@ -46,22 +49,27 @@ TEST_TIMEOUT_S = 180
 """A test that fails may leave a task behind that its own loop then waits for."""
 
 
-def run(source: Path, chosen: list[str]) -> dict[str, dict[str, str]]:
-    """Return the outcome of each test of the suite, or of the ``chosen`` files."""
+def run(source: Path, chosen: list[str], smollm2: bool) -> dict[str, dict[str, str]]:
+    """Return the outcome of each test of the suites, or of the ``chosen`` files."""
     packages = FOLDER / "entrypoints-packages"
     if not packages.exists():
         pip = [sys.executable, "-m", "pip", "--python", str(PEER.python), "install", "--no-deps"]
         needed = [*PACKAGES, "iniconfig", "packaging", "pluggy", "pygments"]
         subprocess.run([*pip, "--quiet", "--target", str(packages), *needed], check=True)
+    found: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         checkpoint, adapter = folder / "tiny", folder / "adapter"
-        entrypoints_model.write(checkpoint)
+        if smollm2:
+            shutil.copytree(SMOLLM2, checkpoint)
+        else:
+            entrypoints_model.write(checkpoint)
         write_adapter(adapter, checkpoint, gain=0.05)
         outcomes = folder / "outcomes.json"
         setting = {
             "python": sys.executable,
             "modules": os.pathsep.join(sys.path),
+            "source": str(source),
             "checkpoint": str(checkpoint),
             "adapter": str(adapter),
             "outcomes": str(outcomes),
@@ -70,21 +78,49 @@ def run(source: Path, chosen: list[str]) -> dict[str, dict[str, str]]:
             "PLIMSOLL_ENTRYPOINTS": json.dumps(setting),
             "PYTHONPATH": f"{packages}:{ROOT / 'tests' / 'conformance'}",
         }  # fmt: skip
-        suite = source / "tests" / "entrypoints"
-        subprocess.run(
-            [
-                str(PEER.python), "-m", "pytest", "-q", "--tb=no",
-                "-p", "entrypoints_plugin", "-p", "no:cacheprovider", "--asyncio-mode=strict",
-                f"--timeout={TEST_TIMEOUT_S}",
-                f"--rootdir={source}", f"--confcutdir={suite}", "--continue-on-collection-errors",
-                *(f"--ignore={suite / one}" for one in LEFT_OUT),
-                *(f"--deselect=tests/entrypoints/{one}" for one in NOT_BUILT),
-                *(str(suite / file) for file in chosen or SUITE),
-            ],
-            env=environment, cwd=folder, timeout=SUITE_TIMEOUT_S, check=False,
-        )  # fmt: skip
-        found: dict[str, dict[str, str]] = json.loads(outcomes.read_text())
-        return found
+        for suite, files in SUITES.items():
+            tests = source / "tests" / suite
+            asked = [str(tests / file) for file in files]
+            if chosen:
+                asked = [str(tests / one) for one in chosen if (tests / one).exists()]
+            if not asked:
+                continue
+            outcomes.write_text("{}")
+            subprocess.run(
+                [
+                    str(PEER.python), "-m", "pytest", "-q", "--tb=no",
+                    "-p", "entrypoints_plugin", "-p", "no:cacheprovider", "--asyncio-mode=strict",
+                    f"--timeout={TEST_TIMEOUT_S}",
+                    f"--rootdir={source}", f"--confcutdir={tests}",
+                    "--continue-on-collection-errors",
+                    *(f"--ignore={tests / one}" for one in LEFT_OUT),
+                    *(f"--deselect=tests/{suite}/{one}" for one in NOT_BUILT),
+                    *asked,
+                ],
+                env=environment, cwd=folder, timeout=SUITE_TIMEOUT_S, check=False,
+            )  # fmt: skip
+            found |= json.loads(outcomes.read_text())
+    return found
+
+
+def fetch(into: Path) -> None:
+    """Take vLLM's source archive from PyPI. pip builds its metadata before it lets go of it."""
+    pip = [sys.executable, "-m", "pip", "--python", str(PEER.python)]
+    with tempfile.TemporaryDirectory() as name:
+        build, folder = Path(name) / "build", Path(name) / "source"
+        needed = ["setuptools-rust", "semantic-version", "setuptools-scm", "vcs-versioning"]
+        subprocess.run([*pip, "install", "--no-deps", "--target", str(build), *needed], check=True)
+        environment = os.environ | {
+            "PYTHONPATH": str(build),
+            "VLLM_TARGET_DEVICE": "empty",
+            "VLLM_VERSION_OVERRIDE": PEER.version,
+        }
+        options = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "-d", str(folder)]
+        command = [*pip, "download", *options, f"vllm=={PEER.version}"]
+        subprocess.run(command, check=True, env=environment)
+        with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+            archive.extractall(folder, filter="data")
+        shutil.move(folder / f"vllm-{PEER.version}", into)
 
 
 def left_out() -> list[Row]:
@@ -99,7 +135,8 @@ def rows_of(outcomes: dict[str, dict[str, str]]) -> list[Row]:
     """Return what each outcome says about our engine."""
     found = left_out()
     for test, told in outcomes.items():
-        found.append(verdict(test.partition("tests/entrypoints/")[2], told["outcome"], told["why"]))
+        name = test.partition("tests/")[2].removeprefix("entrypoints/")
+        found.append(verdict(name, told["outcome"], told["why"]))
     return sorted(found)
 
 
@@ -132,14 +169,17 @@ def main() -> int:
     parse.add_argument("--source", type=Path, default=SOURCE)
     parse.add_argument("--judge", action="store_true", help="no run: verdicts of the last one")
     parse.add_argument("--quick", action="store_true", help="nothing is written")
-    parse.add_argument("file", nargs="*", help="of tests/entrypoints; all of the suite by default")
+    parse.add_argument("--smollm2", action="store_true", help="with SmolLM2, not the tiny model")
+    parse.add_argument("file", nargs="*", help="of a suite; all of them by default")
     options = parse.parse_args()
     if options.judge:
         judge()
         return 0
+    if options.source == SOURCE and not SOURCE.exists():
+        fetch(SOURCE)
     if not (options.source / "tests" / "entrypoints").is_dir():
         parse.error(f"--source {options.source}: not a checkout of vLLM")
-    rows = rows_of(run(options.source.resolve(), options.file))
+    rows = rows_of(run(options.source.resolve(), options.file, options.smollm2))
     unexplained = [row for row in rows if row.verdict == "unexplained"]
     for row in unexplained:
         print(row)
@@ -148,7 +188,8 @@ def main() -> int:
     if options.quick or options.file:
         return 0
     tests = [row._asdict() for row in rows]
-    publish(NAME, counts, {"vllm": PEER.version, "tests": tests})
+    model = "SmolLM2-135M-Instruct" if options.smollm2 else "tiny"
+    publish(NAME, counts, {"vllm": PEER.version, "model": model, "tests": tests})
     return 1 if unexplained else 0
 
 

@@ -48,14 +48,20 @@ TOOLS = (
     "types-psutil", "types-pyyaml",
 )  # fmt: skip
 """Commands, plugins and types: nothing imports them."""
+CLIENTS = (
+    "agents", "instructor", "langchain_core", "langchain_openai", "litellm", "llama_index",
+    "pydantic_ai",
+)  # fmt: skip
+"""Of the engine's API, each with an environment of its own in ``make test-engines``."""
 IGNORED: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     # `python -m plimsoll_api.generate` runs on developers' machines only.
     "operator": {"DEP001": ("yaml",), "DEP003": ("yaml",)},
     "sidecar": {},
     "engine": {"DEP002": (FORMS,)},
     "cli": {},
-    # vLLM loads the plugins of the conformance tests; its environment is not ours.
-    "dev": {"DEP001": ("vllm",), "DEP002": (FORMS, *TOOLS)},
+    # vLLM loads the plugins of the conformance tests; its environment is not ours, and neither are
+    # those of published clients.
+    "dev": {"DEP001": ("vllm", "anthropic", *CLIENTS), "DEP002": (FORMS, *TOOLS)},
 }
 """Extra -> deptry's rule -> the names that it may not report."""
 

@@ -1,8 +1,10 @@
-"""The tables of ``docs/engine.md`` that runs made: vLLM's tests, and published chat templates."""
+"""The tables of ``docs/engine.md`` that runs made."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -10,17 +12,55 @@ from typing import Any
 DOCS = Path(__file__).resolve().parents[1]
 PAGE = DOCS / "engine.md"
 RESULTS = DOCS.parent / "bench" / "results"
+BLOCK = re.compile(r"(<!-- ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def page() -> str:
-    """Return the page with its tables as the results are now."""
-    text = PAGE.read_text()
-    for name, table in (("vllm-entrypoints", listed), ("chat-templates", templates)):
-        result = json.loads((RESULTS / f"{name}.json").read_text())
-        before, begin, rest = text.partition(f"<!-- {name} -->\n")
-        _, end, after = rest.partition("<!-- end -->")
-        text = before + begin + f"{table(result)}\n" + end + after
-    return text
+    """Return the page with its lists as the results are now."""
+
+    def block(found: re.Match[str]) -> str:
+        result = json.loads((RESULTS / f"{found[2]}.json").read_text())
+        return f"{found[1]}{_LISTS[found[2]](result)}\n{found[3]}"
+
+    return BLOCK.sub(block, PAGE.read_text())
+
+
+def clients(result: dict[str, Any]) -> str:
+    """Return a row for each library, with what its cases saw."""
+    rows = result["samples"]
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    lines = [
+        f"{result['date'][:10]}, commit {result['commit'][:7]}, SmolLM2-135M-Instruct:",
+        "",
+        f"| Library | {' | '.join(cases)} |",
+        "|---|" + "---|" * len(cases),
+    ]
+    for name, group in groupby(rows, key=lambda row: f"{row['library']} {row['version']}"):
+        told = {row["case"]: row["told"] for row in group}
+        lines.append(f"| {name} | {' | '.join(told.get(case, '') for case in cases)} |")
+    return "\n".join(lines)
+
+
+def beside(result: dict[str, Any]) -> str:
+    """Return the counts, and a row for each reason why two answers differ."""
+    figures, rows = result["figures"], result["samples"]["differences"]
+    lines = [
+        f"vLLM {result['samples']['vllm']} on the CPU, SmolLM2-135M-Instruct,"
+        f" {result['date'][:10]}, commit {result['commit'][:7]}:"
+        f" {figures['bodies_count']} bodies, of which {figures['differing_count']} differ."
+        f" This engine answered 500 to {figures['ours_500_count']} of them, and vLLM to"
+        f" {figures['vllm_500_count']}. {figures['ours_hung_count']} and"
+        f" {figures['vllm_hung_count']} got no answer in time.",
+        "",
+        "| Why they differ | Right | Bodies |",
+        "|---|---|--:|",
+    ]
+    whys = {(row["right"], row["why"]): set[str]() for row in rows}
+    for row in rows:
+        whys[row["right"], row["why"]].add(row["body"])
+    for (right, why), bodies in sorted(whys.items(), key=lambda one: -len(one[1])):
+        lines.append(f"| {why} | {right} | {len(bodies)} |")
+    return "\n".join(lines)
 
 
 def templates(result: dict[str, Any]) -> str:
@@ -71,3 +111,12 @@ def _short(test: str) -> str:
     file, _, name = test.partition("::")
     short = name.partition("[")[0].rpartition("::")[2]
     return f"`{short or file.rpartition('/')[2].removesuffix('.py')}`"
+
+
+_LISTS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "vllm-entrypoints": listed,
+    "chat-templates": templates,
+    "clients": clients,
+    "vllm-beside": beside,
+}
+"""By the name of a block, which is its result's."""

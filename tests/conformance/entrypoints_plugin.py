@@ -30,7 +30,10 @@ CONTEXT = 8192
 """Tokens: as many as the checkpoint has positions."""
 MAX_LORAS = "32"
 """vLLM does not bound how many adapters are registered, and its tests unload none."""
-WITH_VALUE = {"--max-num-seqs", "--max-lora-rank", "--max-num-batched-tokens"}
+WITH_VALUE = {
+    "--max-num-seqs", "--max-lora-rank", "--max-num-batched-tokens", "--shutdown-timeout",
+    "--served-model-name",
+}  # fmt: skip
 WITHOUT_VALUE = {
     "--return-tokens-as-token-ids", "--enable-force-include-usage",
     "--enable-tokenizer-info-endpoint",
@@ -38,8 +41,12 @@ WITHOUT_VALUE = {
 """Flags of both engines."""
 REASONING_PARSERS = {"qwen3", "deepseek_r1"}
 """Those of both engines; others are for models that no test has here."""
+TOOL_PARSERS = {"hermes", "llama3_json", "mistral", "deepseek_v3", "pythonic", "openai"}
+LEAST_S = "0.01"
+"""For a time of 0, which our flags do not take."""
 IGNORED_WITH_VALUE = {
-    "--dtype", "--gpu-memory-utilization", "--tool-call-parser", "--max-cpu-loras", "--seed",
+    "--dtype", "--gpu-memory-utilization", "--max-cpu-loras", "--seed", "--runner", "--tokenizer",
+    "--tokenizer-mode", "--config-format", "--show-hidden-metrics-for-version",
     "--attention-backend", "--limit-mm-per-prompt", "--load-format", "--reasoning-parser",
     "--max-model-len", "--structured-outputs-config.backend", "--max-logprobs", "--port",
 }  # fmt: skip
@@ -51,10 +58,12 @@ IGNORED = {
 
 
 class Setting(NamedTuple):
-    """Paths: our Python and its modules, the checkpoint, an adapter for it, and the outcomes."""
+    """Paths: our Python and its modules, vLLM's source, the checkpoint, an adapter for it, and the
+    outcomes."""
 
     python: str
     modules: str
+    source: str
     checkpoint: str
     adapter: str
     outcomes: str
@@ -65,10 +74,8 @@ SETTING = Setting(**json.loads(os.environ["PLIMSOLL_ENTRYPOINTS"]))
 
 def flags(given: list[str]) -> list[str]:
     """Return our engine's flags for vLLM's; skips the test for one that we have not."""
-    found, rest = (
-        ["--max-model-len", str(CONTEXT)],
-        [part for one in given for part in one.split("=", 1)],
-    )
+    found = ["--max-model-len", str(CONTEXT)]
+    rest = [part for one in given for part in _parts(one)]
     while rest:
         flag = rest.pop(0)
         name = flag.replace("_", "-")
@@ -80,16 +87,23 @@ def flags(given: list[str]) -> list[str]:
             found += [name, "--max-loras", MAX_LORAS]
         elif name == "--lora-modules":
             found.append(name)
-            while rest and not rest[0].startswith("--"):
-                module = rest.pop(0)
+            for module in _values(rest):
+                if os.path.isdir(module):
+                    continue
                 if module.startswith("{"):
                     told = json.loads(module) | {"path": str(SETTING.adapter)}
                     found.append(json.dumps(told))
                 else:
-                    found.append(f"{module}={SETTING.adapter}")
-                if rest and os.path.isdir(rest[0]):
-                    rest.pop(0)
+                    found.append(f"{module.partition('=')[0]}={SETTING.adapter}")
         elif (name == "--reasoning-parser" and rest[0] in REASONING_PARSERS) or name in WITH_VALUE:
+            value = rest.pop(0)
+            found += [name, LEAST_S if (name, value) == ("--shutdown-timeout", "0") else value]
+        elif name == "--api-key":
+            keys = "\n".join(_values(rest))
+            found += ["--api-key-file", _file(keys)]
+        elif name == "--tool-call-parser":
+            if rest[0] not in TOOL_PARSERS:
+                pytest.skip(f"this engine has no parser {rest[0]}")
             found += [name, rest.pop(0)]
         elif name == "--chat-template":
             found += [name, _template(rest.pop(0))]
@@ -100,12 +114,29 @@ def flags(given: list[str]) -> list[str]:
     return found
 
 
+def _parts(word: str) -> list[str]:
+    """Return a flag and its value, which may be one word."""
+    return word.split("=", 1) if word.startswith("--") else [word]
+
+
+def _values(rest: list[str]) -> list[str]:
+    """Take the values of a flag with several."""
+    found = []
+    while rest and not rest[0].startswith("--"):
+        found.append(rest.pop(0))
+    return found
+
+
 def _template(given: str) -> str:
     """Return the file of a chat template; vLLM also takes its text."""
     if os.path.isfile(given):
         return given
-    with tempfile.NamedTemporaryFile("w", suffix=".jinja", delete=False) as file:
-        file.write(given)
+    return _file(given)
+
+
+def _file(text: str) -> str:
+    with tempfile.NamedTemporaryFile("w", delete=False) as file:
+        file.write(text)
     return file.name
 
 
@@ -113,6 +144,7 @@ class RemoteOpenAIServer:
     """Our engine in the place of ``vllm serve``, with the attributes that tests use."""
 
     DUMMY_API_KEY = "token-abc123"
+    show_hidden_metrics = False
 
     def __init__(
         self,
@@ -187,6 +219,16 @@ class RemoteOpenAIServer:
         """Return an asynchronous client of OpenAI's library."""
         return openai.AsyncOpenAI(**self._options(options))
 
+    def get_async_client_anthropic(self, **options: Any) -> Any:
+        """Return an asynchronous client of Anthropic's library."""
+        import anthropic
+
+        ours = {"base_url": self.url_root, "api_key": self.DUMMY_API_KEY, "max_retries": 0}
+        return anthropic.AsyncAnthropic(**ours, **options)
+
+    def _get_process_termination_timeout(self) -> float:
+        return STOP_S
+
     def _options(self, given: dict[str, Any]) -> dict[str, Any]:
         ours = {"base_url": self.url_for("v1"), "api_key": self.DUMMY_API_KEY, "max_retries": 0}
         return {"timeout": 120.0, **ours, **given}
@@ -219,7 +261,7 @@ def _replace() -> None:
     utils = types.ModuleType("tests.utils")
     utils.__dict__.update(
         RemoteOpenAIServer=RemoteOpenAIServer,
-        VLLM_PATH=Path(vllm.__file__).parents[1],
+        VLLM_PATH=Path(SETTING.source),  # with its examples
         ROCM_EXTRA_ARGS=[],
         ROCM_ENV_OVERRIDES={},
         multi_gpu_only=lambda *, num_gpus: pytest.mark.skip(f"needs {num_gpus} GPUs"),

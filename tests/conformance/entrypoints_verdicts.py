@@ -5,13 +5,16 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-SUITE = (
-    "openai/chat_completion", "openai/completion", "openai/models", "openai/responses",
-    "openai/test_chunked_prompt.py", "openai/test_return_token_ids.py",
-    "openai/test_return_tokens_as_ids.py", "serve/tokenize/test_tokenization.py",
-    "serve/lora/test_lora_adapters.py",
-)  # fmt: skip
-"""Files and folders of vLLM's ``tests/entrypoints``."""
+SUITES = {
+    "entrypoints": (
+        "openai/chat_completion", "openai/completion", "openai/models", "openai/responses",
+        "openai/test_chunked_prompt.py", "openai/test_return_token_ids.py",
+        "openai/test_return_tokens_as_ids.py", "serve/tokenize/test_tokenization.py",
+        "serve/lora/test_lora_adapters.py",
+    ),
+    "tool_use": (),
+}  # fmt: skip
+"""Files and folders of vLLM's tests that ask a server, by the folder below ``tests``."""
 
 
 LEFT_OUT = {

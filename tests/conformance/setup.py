@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from plimsoll_api.engines import EngineType
-from tests.conformance import chat_templates, published
+from tests.conformance import chat_templates, client_libraries, published
 from tests.conformance.peers import CHECKPOINT, FOLDER, KERNEL_STUB, PEERS, PLUGIN, Peer
 
 PYTHON = "3.12"
@@ -25,6 +25,7 @@ def main() -> int:
     checkpoint()
     published.make()
     chat_templates.make()
+    client_libraries.make()
     return 0
 
 
