@@ -3,8 +3,8 @@
     python -m bench.vllm_entrypoints [--source FOLDER]
 
 FOLDER is vLLM's source at the version that ``make engines`` installs, by default
-``vllm-VERSION-source`` beside the engines, which PyPI's archive fills. Its tests run in that version's environment, with
-:mod:`tests.conformance.entrypoints_plugin` in the place of its server.
+``vllm-VERSION-source`` beside the engines, which PyPI's archive fills. Its tests run in that
+version's environment, with :mod:`tests.conformance.entrypoints_plugin` in the place of its server.
 ``make generate`` makes the list in ``docs/engine.md`` from ``bench/results/vllm-entrypoints.json``.
 
 A test that neither passes nor is skipped needs a line in
@@ -26,6 +26,7 @@ from pathlib import Path
 
 from bench.result import RESULTS, publish
 from tests.conformance import entrypoints_model
+from tests.conformance.chat_templates import fetched
 from tests.conformance.entrypoints_verdicts import (
     FAILED,
     LEFT_OUT,
@@ -104,23 +105,11 @@ def run(source: Path, chosen: list[str], smollm2: bool) -> dict[str, dict[str, s
 
 
 def fetch(into: Path) -> None:
-    """Take vLLM's source archive from PyPI. pip builds its metadata before it lets go of it."""
-    pip = [sys.executable, "-m", "pip", "--python", str(PEER.python)]
-    with tempfile.TemporaryDirectory() as name:
-        build, folder = Path(name) / "build", Path(name) / "source"
-        needed = ["setuptools-rust", "semantic-version", "setuptools-scm", "vcs-versioning"]
-        subprocess.run([*pip, "install", "--no-deps", "--target", str(build), *needed], check=True)
-        environment = os.environ | {
-            "PYTHONPATH": str(build),
-            "VLLM_TARGET_DEVICE": "empty",
-            "VLLM_VERSION_OVERRIDE": PEER.version,
-        }
-        options = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "-d", str(folder)]
-        command = [*pip, "download", *options, f"vllm=={PEER.version}"]
-        subprocess.run(command, check=True, env=environment)
-        with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
-            archive.extractall(folder, filter="data")
-        shutil.move(folder / f"vllm-{PEER.version}", into)
+    """Unpack vLLM's source archive, which PyPI has."""
+    with tempfile.TemporaryDirectory(dir=into.parent) as name:
+        with tarfile.open(fetched(f"vllm=={PEER.version}")) as archive:
+            archive.extractall(name, filter="data")
+        shutil.move(Path(name) / f"vllm-{PEER.version}", into)
 
 
 def left_out() -> list[Row]:

@@ -50,20 +50,23 @@ def make() -> None:
     """Fetch the archives that are missing and collect their templates."""
     if TEMPLATES.exists():
         return
-    uv = Path(sys.executable).parent / "uv"
-    fetch = [str(uv), "tool", "run", CLIENT, "--no-binary", "--download", str(ARCHIVES)]
     found: dict[str, str] = {}
     for source in SOURCES:
-        name = source.replace("-", "_").replace("==", "-")
-        archive = ARCHIVES / f"{name}.tar.gz"
-        if not archive.exists():
-            ARCHIVES.mkdir(parents=True, exist_ok=True)
-            subprocess.run(
-                [*fetch, source], check=True, timeout=MINUTES_S, stdout=subprocess.DEVNULL
-            )
-        for file, template in _templates(archive):
+        for file, template in _templates(fetched(source)):
             found.setdefault(template.strip(), file)
     TEMPLATES.write_text(json.dumps([[file, text] for text, file in found.items()]))
+
+
+def fetched(source: str) -> Path:
+    """Return the source archive of a package with its version, from PyPI where it is not here."""
+    name = source.replace("-", "_").replace("==", "-")
+    archive = ARCHIVES / f"{name}.tar.gz"
+    if not archive.exists():
+        ARCHIVES.mkdir(parents=True, exist_ok=True)
+        uv = Path(sys.executable).parent / "uv"
+        fetch = [str(uv), "tool", "run", CLIENT, "--no-binary", "--download", str(ARCHIVES)]
+        subprocess.run([*fetch, source], check=True, timeout=MINUTES_S, stdout=subprocess.DEVNULL)
+    return archive
 
 
 def _templates(archive: Path) -> Iterator[tuple[str, str]]:
