@@ -22,7 +22,7 @@ from leaklab.cases import DAY, HOUR, LIMIT, WARMUP_S
 from leaklab.series import MIB, Curve, Series, saturating, steady
 from plimsoll_api.assessment import Assessment
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
-from plimsoll_api.peers import Growth, Peer
+from plimsoll_api.peers import Peer, PeerGrowth
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.detect.fleet import weighed
 
@@ -113,7 +113,7 @@ class Replica:
         host = self.seen.host if self.seen else None
         grown = None
         if host and None not in (known := (host.unexplained, host.age_s, host.requests)):
-            grown = Growth(*(int(value) for value in known if value is not None))
+            grown = PeerGrowth(*(int(value) for value in known if value is not None))
         return Peer(self._pod, self._revision, host=grown)
 
 

@@ -24,7 +24,7 @@ MAX_REQUESTS = 1 << 53
 """Maxima of growth, age and requests: a pebibyte, a century, and the largest exact double."""
 
 
-class Growth(msgspec.Struct, frozen=True):
+class PeerGrowth(msgspec.Struct, frozen=True):
     """The growth of one memory since its warm-up, as the replica's own supervisor reports it.
 
     ``bytes`` is the growth at comparable load that no ledger explains. ``age_s`` is the time since
@@ -43,8 +43,8 @@ class Peer(msgspec.Struct, frozen=True, omit_defaults=True):
     pod: Annotated[str, msgspec.Meta(max_length=253)]
     revision: Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
     workload: Annotated[str, msgspec.Meta(max_length=317)] = ""
-    host: Growth | None = None
-    device: Growth | None = None
+    host: PeerGrowth | None = None
+    device: PeerGrowth | None = None
 
 
 _Peers = Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_PEERS)]

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from msgspec.structs import replace
 
-from plimsoll_api.peers import PEERS_FILE, Growth
+from plimsoll_api.peers import PEERS_FILE, PeerGrowth
 from plimsoll_api.supervision import Mode
 from plimsoll_operator.fleet.figures import Figures, PeersFiles, replicas_of_service
 from plimsoll_operator.fleet.pods import PodView
@@ -57,7 +57,7 @@ def growth(port: int) -> dict[str, Any]:
     return next((one for one in found if one["kind"] == "HostGrowth"), {})
 
 
-def published(figures: Figures, own: Growth) -> str:
+def published(figures: Figures, own: PeerGrowth) -> str:
     """The operator's summary of this replica, one that does not grow, and one of which nothing is
     known."""
     flat = replace(own, bytes=0, age_s=own.age_s + 9, requests=own.requests * 9 + 900)

@@ -27,8 +27,8 @@ from plimsoll_api.peers import (
     MAX_GROWTH_BYTES,
     MAX_PEERS,
     MAX_REQUESTS,
-    Growth,
     Peer,
+    PeerGrowth,
     encode,
 )
 from plimsoll_api.state import SignalReason
@@ -92,8 +92,8 @@ class Figures:
     device: float | None = None
     restarts_left: int | None = None
     slow: tuple[SlowLeak, ...] | None = None
-    host_growth: Growth | None = None
-    device_growth: Growth | None = None
+    host_growth: PeerGrowth | None = None
+    device_growth: PeerGrowth | None = None
     drained: bool | None = None
     missing_signals: tuple[tuple[str, str], ...] | None = None
     limit: float | None = None
@@ -127,7 +127,7 @@ _GROWN = {
     b"plimsoll_memory_baseline_age_seconds": MAX_AGE_S,
     b"plimsoll_memory_baseline_requests": MAX_REQUESTS,
 }
-"""Samples of growth in the order of the fields of :class:`Growth`, each with its maximum."""
+"""Samples of growth in the order of the fields of :class:`PeerGrowth`, each with its maximum."""
 
 _SEGMENT = re.compile(rb'(?:^|,)\s{0,8}segment="([a-z_]{1,63})"')
 
@@ -203,10 +203,10 @@ def _missing_signals(
     return tuple((signal, known_reasons.get(signal, UNKNOWN_REASON)) for signal in lost)
 
 
-def _growth(seen: Mapping[bytes, float | None]) -> Growth | None:
+def _growth(seen: Mapping[bytes, float | None]) -> PeerGrowth | None:
     """Return the growth of one memory; None if a part of it is unknown."""
     known = [int(value) for name in _GROWN if (value := seen.get(name)) is not None]
-    return Growth(*known) if len(known) == len(_GROWN) else None
+    return PeerGrowth(*known) if len(known) == len(_GROWN) else None
 
 
 def _slow_leaks(

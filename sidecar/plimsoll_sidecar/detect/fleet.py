@@ -43,7 +43,7 @@ from msgspec.structs import replace
 
 from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.peers import Growth, Peer
+from plimsoll_api.peers import Peer, PeerGrowth
 from plimsoll_api.units import format_bytes
 
 IF_LEAK = (0.5, 0.4, 0.1)
@@ -81,7 +81,9 @@ def weighed(assessment: Assessment, pod: str, peers: Sequence[Peer]) -> Assessme
     return replace(assessment, suspicions=found)
 
 
-def evidence(own: Growth, same: Iterable[Growth], others: Iterable[Growth]) -> PeerEvidence | None:
+def evidence(
+    own: PeerGrowth, same: Iterable[PeerGrowth], others: Iterable[PeerGrowth]
+) -> PeerEvidence | None:
     """Compare ``own`` growth with that of replicas of the ``same`` revision and of ``others``.
 
     None if none of them is comparable.
@@ -108,8 +110,8 @@ def _weighed(suspicion: Suspicion, mine: Peer, peers: Sequence[Peer]) -> Suspici
     own = _memory(mine, suspicion.kind)
     if own is None or not _same_growth(own.bytes, suspicion.bytes):
         return suspicion
-    same: list[Growth] = []
-    others: list[Growth] = []
+    same: list[PeerGrowth] = []
+    others: list[PeerGrowth] = []
     for one in peers:
         theirs = _memory(one, suspicion.kind)
         if theirs is not None and one.pod != mine.pod and one.workload == mine.workload:
@@ -124,7 +126,7 @@ def _weighed(suspicion: Suspicion, mine: Peer, peers: Sequence[Peer]) -> Suspici
     return replace(suspicion, confidence=round(chance, 3), evidence=[*suspicion.evidence, sentence])
 
 
-def _memory(peer: Peer, kind: IncidentKind) -> Growth | None:
+def _memory(peer: Peer, kind: IncidentKind) -> PeerGrowth | None:
     if kind is IncidentKind.HOST_GROWTH:
         return peer.host
     return peer.device if kind is IncidentKind.DEVICE_GROWTH else None
@@ -135,13 +137,13 @@ def _same_growth(published: int, suspected: int) -> bool:
     return 0 < most <= SAME_GROWTH * least
 
 
-def _comparable(own: Growth, other: Growth) -> bool:
+def _comparable(own: PeerGrowth, other: PeerGrowth) -> bool:
     if own.age_s == 0 or other.age_s < COMPARABLE * own.age_s:
         return False
     return other.requests * own.age_s >= COMPARABLE * own.requests * other.age_s
 
 
-def _share(own: Growth, other: Growth) -> float:
+def _share(own: PeerGrowth, other: PeerGrowth) -> float:
     """Return the other's growth as a share of the own; what is more than all is no more."""
     return min(1.0, other.bytes / own.bytes) if own.bytes else 1.0
 

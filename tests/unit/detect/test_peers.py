@@ -15,17 +15,17 @@ from msgspec.structs import replace
 
 from plimsoll_api.assessment import Assessment, Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.peers import MAX_AGE_S, MAX_GROWTH_BYTES, MAX_REQUESTS, Growth, Peer
+from plimsoll_api.peers import MAX_AGE_S, MAX_GROWTH_BYTES, MAX_REQUESTS, Peer, PeerGrowth
 from plimsoll_sidecar.detect.fleet import evidence, weighed
 
 MIB = 1 << 20
 HOUR = 3600
-OWN = Growth(100 * MIB, HOUR, 36_000)
+OWN = PeerGrowth(100 * MIB, HOUR, 36_000)
 FLAT = replace(OWN, bytes=2 * MIB)
 ALIKE = replace(OWN, bytes=96 * MIB)
 
 GROWN = st.builds(
-    Growth,
+    PeerGrowth,
     st.integers(0, MAX_GROWTH_BYTES) | st.integers(0, 200 * MIB),
     st.integers(0, MAX_AGE_S) | st.integers(0, 2 * HOUR),
     st.integers(0, MAX_REQUESTS) | st.integers(0, 80_000),
@@ -60,7 +60,7 @@ def seen(*suspicions: Suspicion) -> Assessment:
     return Assessment(t=5.0, epoch=1, warm=True, suspicions=list(suspicions))
 
 
-def log_odds(same: list[Growth], others: list[Growth] | None = None) -> float:
+def log_odds(same: list[PeerGrowth], others: list[PeerGrowth] | None = None) -> float:
     found = evidence(OWN, same, others or [])
     assert found is not None
     return found.log_odds
@@ -101,7 +101,7 @@ def test_half_the_growth_says_nothing_and_more_than_all_says_no_more() -> None:
     ],
     ids=["younger", "less busy", "older and less busy", "just warm"],
 )
-def test_a_replica_that_has_met_less_is_no_evidence(other: Growth) -> None:
+def test_a_replica_that_has_met_less_is_no_evidence(other: PeerGrowth) -> None:
     assert evidence(OWN, [other], [other]) is None
 
 
@@ -111,13 +111,13 @@ def test_an_older_or_busier_replica_is_evidence() -> None:
 
 
 def test_without_requests_idle_replicas_compare() -> None:
-    idle = Growth(40 * MIB, HOUR, 0)
+    idle = PeerGrowth(40 * MIB, HOUR, 0)
     assert evidence(idle, [replace(idle, bytes=0)], []) is not None
 
 
 @given(GROWN, st.lists(GROWN, max_size=64), st.lists(GROWN, max_size=64), st.randoms())
 def test_evidence_is_bounded_and_does_not_depend_on_the_order(
-    own: Growth, same: list[Growth], others: list[Growth], dice: random.Random
+    own: PeerGrowth, same: list[PeerGrowth], others: list[PeerGrowth], dice: random.Random
 ) -> None:
     found = evidence(own, same, others)
     if found is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll_api.peers import MAX_PEERS, PEERS_FILE, Growth, Peer, decode
+from plimsoll_api.peers import MAX_PEERS, PEERS_FILE, Peer, PeerGrowth, decode
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervisor_config import CONFIG_FILE
 from plimsoll_api.workloads import Membership, WorkloadRef
@@ -33,7 +33,7 @@ from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.scraper import Scraper
 
 KEY = Key("ml", "qwen")
-GROWN = Growth(1 << 20, 60, 7)
+GROWN = PeerGrowth(1 << 20, 60, 7)
 NAMES = ("qwen-0", "qwen-1", "qwen-2")
 FIGURES = {name: Figures(host_growth=GROWN) for name in NAMES}
 
@@ -133,12 +133,12 @@ def test_a_text_is_kept_for_a_minute_and_a_quiet_service_has_none() -> None:
     assert summaries.text(KEY, PODS, opened, {}) == "", "nobody was asked yet"
     assert summaries.next_s(KEY) is None
     first = summaries.text(KEY, PODS, opened, FIGURES)
-    grown = {name: Figures(host_growth=Growth(2 << 20, 120, 9)) for name in NAMES}
+    grown = {name: Figures(host_growth=PeerGrowth(2 << 20, 120, 9)) for name in NAMES}
     now = CLOCKS.publish - 1
     assert summaries.text(KEY, PODS, opened, grown) == first
     assert summaries.next_s(KEY) == 1
     now = CLOCKS.publish
-    assert decode(summaries.text(KEY, PODS, opened, grown).encode())[0].host == Growth(
+    assert decode(summaries.text(KEY, PODS, opened, grown).encode())[0].host == PeerGrowth(
         2 << 20, 120, 9
     )
     assert summaries.text(KEY, PODS, [incident("qwen-0", "Resolved")], grown) == ""

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_api.peers import Growth, Peer, decode, encode
+from plimsoll_api.peers import Peer, PeerGrowth, decode, encode
 from plimsoll_operator.fleet.figures import (
     MAX_RATIO,
     MAX_RESTARTS,
@@ -175,7 +175,7 @@ def test_half_a_restart_is_unknown_and_the_last_sample_counts() -> None:
 def test_growth_is_known_as_a_whole_or_not_at_all() -> None:
     size, age, requests = GROWTH
     whole = [size + b"1048576.0", age + b"61.7", requests + b"9"]
-    assert parse(b"\n".join(whole)) == Figures(host_growth=Growth(1 << 20, 61, 9))
+    assert parse(b"\n".join(whole)) == Figures(host_growth=PeerGrowth(1 << 20, 61, 9))
     for index in range(3):
         assert parse(b"\n".join(whole[:index] + whole[index + 1 :])) == Figures()
         odd = [*whole, GROWTH[index] + b"1e18"]

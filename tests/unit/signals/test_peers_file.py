@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_api import peers
-from plimsoll_api.peers import MAX_AGE_S, MAX_PEERS, MAX_PEERS_BYTES, Growth, Peer
+from plimsoll_api.peers import MAX_AGE_S, MAX_PEERS, MAX_PEERS_BYTES, Peer, PeerGrowth
 from plimsoll_sidecar.signals.other_pods import PEERS_VALID_S, PeersFile
 
-ONE = Peer("qwen-0", "64d8", host=Growth(1 << 20, 60, 7))
-TWO = Peer("qwen-1", "64d8", "Deployment/qwen", device=Growth(0, 61, 0))
-LARGEST = Growth(peers.MAX_GROWTH_BYTES, MAX_AGE_S, peers.MAX_REQUESTS)
+ONE = Peer("qwen-0", "64d8", host=PeerGrowth(1 << 20, 60, 7))
+TWO = Peer("qwen-1", "64d8", "Deployment/qwen", device=PeerGrowth(0, 61, 0))
+LARGEST = PeerGrowth(peers.MAX_GROWTH_BYTES, MAX_AGE_S, peers.MAX_REQUESTS)
 
 
 class Clock:
