@@ -16,7 +16,6 @@ from plimsoll_cli.errors import RunError, UsageError
 
 app = typer.Typer(
     name="plimsoll",
-    help="Memory supervision for inference engines.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -61,14 +60,60 @@ def run(
 
 
 @app.command()
+def watch(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="URL|PID|CONTAINER",
+            help="Engine on this machine: its URL, a process, a container, or a systemd unit"
+            " (NAME.service). With --recover: -- and the command that starts it.",
+            show_default=False,
+        ),
+    ] = None,
+    recover: Annotated[
+        bool, typer.Option("--recover", help="Start the engine, and restart it when it leaks.")
+    ] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Port of the engine's API, if it has several."),
+    ] = None,
+    host_budget: options.HostBudget = None,
+    device_budget: options.DeviceBudget = None,
+    window: options.Window = None,
+    warmup: Annotated[
+        str, typer.Option(metavar="TIME", help="Time before growth counts against the budgets.")
+    ] = "30s",
+    run_dir: RunDir = None,
+    duration: Duration = None,
+    no_view: Annotated[bool, typer.Option("--no-view", help="Do not show the live view.")] = False,
+) -> None:
+    """Watch the memory of an engine that runs on this machine, without a manifest or a cluster."""
+    from plimsoll_cli.local import watch as watching
+
+    given = words or []
+    if recover and not given:
+        raise UsageError("watch: --recover needs the command that starts the engine: -- COMMAND")
+    if not recover and len(given) != 1:
+        raise UsageError(
+            "watch: name one URL, PID, container or systemd unit; to start an engine, write"
+            " --recover -- COMMAND"
+        )
+    memory = watching.budgets(host_budget, device_budget, window, warmup)
+    command = tuple(given) if recover else ()
+    target = None if recover else given[0]
+    watching.run(watching.Wish(target, command, port, memory, run_dir, duration, not no_view))
+
+
+@app.command()
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the report.")] = Path(
         "demo-report"
     ),
     streams: Annotated[int, typer.Option(min=1, max=256, help="Number of concurrent streams.")] = 8,
     manifest: Annotated[
-        Path, typer.Option(metavar="FILE", help="Manifest of the leaky service.")
-    ] = Path("examples/leaky.yaml"),
+        Path | None,
+        typer.Option(metavar="FILE", help="Manifest of the leaky service. Default: the demo's."),
+    ] = None,
     device: Annotated[
         DeviceKind, typer.Option(help="Device that runs the model.")
     ] = DeviceKind.CPU,
@@ -119,6 +164,24 @@ def version() -> None:
     from plimsoll_api.version import version as installed
 
     typer.echo(f"plimsoll {installed()}")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    asked: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Memory supervision for inference engines."""
 
 
 def main() -> None:

@@ -41,6 +41,15 @@ Context = Annotated[str | None, typer.Option("--context", help="Context in the k
 Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Namespace (default: the context's).")
 ]
+HostBudget = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Growth budget for host memory.")
+]
+DeviceBudget = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Growth budget for device memory.")
+]
+Window = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Period that the budgets apply to.")
+]
 Everywhere = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Use all namespaces.")]
 Form = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from plimsoll_cli import options
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.output import Output
 
@@ -23,15 +24,9 @@ def init(
     memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Limit for host memory.")
     ] = None,
-    host_budget: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Growth budget for host memory.")
-    ] = None,
-    device_budget: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Growth budget for device memory.")
-    ] = None,
-    window: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Period that the budgets apply to.")
-    ] = None,
+    host_budget: options.HostBudget = None,
+    device_budget: options.DeviceBudget = None,
+    window: options.Window = None,
     mode: Annotated[str | None, typer.Option(help="Mode: Observe or Recover.")] = None,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Use defaults instead of asking.")

@@ -72,12 +72,20 @@ class ServiceRef(msgspec.Struct, frozen=True):
         return self.group is not None and self.group.worker
 
 
+class MainProcess(msgspec.Struct, frozen=True):
+    """A process by its PID and its start, in clock ticks since boot."""
+
+    pid: int
+    started: int
+
+
 class EngineEndpoint(msgspec.Struct, frozen=True):
     """The addresses of the engine, on the pod's own loopback.
 
     ``container`` is the name of its container, which is in that container's environment
     (:data:`CONTAINER_ENV`); empty if unset, as outside of a pod. The worker of a multi-node engine
-    does not ``serve``: nothing listens there.
+    does not ``serve``: nothing listens there. ``process`` is the main process that a person named;
+    it is not written where the process must be found, as in a pod.
     """
 
     type: EngineType
@@ -87,6 +95,12 @@ class EngineEndpoint(msgspec.Struct, frozen=True):
     version: str = ""
     container: str = ""
     serves: bool = True
+    process: MainProcess | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def pid(self) -> int | None:
+        """Return the PID of the named main process; None without one."""
+        return None if self.process is msgspec.UNSET else self.process.pid
 
 
 class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):

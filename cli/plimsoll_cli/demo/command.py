@@ -29,11 +29,19 @@ LEAKY = "leaky"
 TRACE = "trace.jsonl.gz"
 
 
-def run(out: Path, streams: int, file: Path, device: str, view: bool) -> None:
+def manifest_file() -> Path:
+    """Return the demo's own manifest: in a wheel beside this file, in a checkout an example."""
+    packaged = Path(__file__).with_name("leaky.yaml")
+    return packaged if packaged.is_file() else Path(__file__).parents[3] / "examples/leaky.yaml"
+
+
+def run(out: Path, streams: int, file: Path | None, device: str, view: bool) -> None:
     """Run the demo and write its report to ``out``.
 
     Raises RunError, after the report is written, if something is missing from it.
     """
+    model.need("demo", "torch", "plimsoll_faults", "matplotlib")
+    file = file or manifest_file()
     service = on_device(manifest.read(file), device)
     check(file, service)
     try:

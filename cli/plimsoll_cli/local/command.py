@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from plimsoll_cli import manifest, stopping
-from plimsoll_cli.local import plan, runner
+from plimsoll_cli.local import model, plan, runner
 from plimsoll_cli.local import run_dir as folders
 from plimsoll_cli.local.status import Poller
 from plimsoll_cli.local.view import Growth, LiveView, Screen
@@ -22,6 +22,7 @@ def run(file: Path, run_dir: Path | None, duration_s: float | None, view: bool) 
 
     Raises UsageError and RunError.
     """
+    model.need("run --local", "torch")
     service = manifest.read(file)
     folder = (run_dir or folders.of(service.metadata.name)).absolute()
     console = Console()
@@ -51,13 +52,13 @@ def run(file: Path, run_dir: Path | None, duration_s: float | None, view: bool) 
     stopping.run(main())
 
 
-def screens(its_plan: plan.Plan, poller: Poller) -> Callable[[], Screen]:
+def screens(its_plan: plan.Watch, poller: Poller) -> Callable[[], Screen]:
     """Return the function that makes what the live view of a replica draws."""
     growth = Growth()
 
     def screen() -> Screen:
         snapshot = poller.snapshot
         grown = growth.since(snapshot.view.assessment) if snapshot.view else {}
-        return Screen(its_plan.service.metadata.name, its_plan.config.memory, snapshot, grown)
+        return Screen(its_plan.config.service.name, its_plan.config.memory, snapshot, grown)
 
     return screen

@@ -6,6 +6,7 @@ Downloads come from the Hugging Face Hub or a bucket; what is made is the tiny c
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import shutil
 import sys
@@ -23,6 +24,17 @@ DOWNLOADED = ".plimsoll-complete"
 """What the engine's download leaves in a directory that is complete."""
 MAKE_TIMEOUT_S = 120.0
 """It takes five seconds, most of them to import torch."""
+
+
+def need(command: str, *modules: str) -> None:
+    """Raise UsageError unless ``modules`` are installed, which the command line does without."""
+    absent = [name for name in modules if importlib.util.find_spec(name) is None]
+    if absent:
+        raise UsageError(
+            f"{command}: not installed: {', '.join(absent)}: it runs Plimsoll's own engine. In a"
+            " checkout, make setup installs everything; to watch an engine of yours, run: plimsoll"
+            " watch URL"
+        )
 
 
 def resolve(service: InferenceService, root: Path) -> tuple[Path, bool]:

@@ -1,4 +1,8 @@
-"""What runs in local mode: the manifest through the same renderer as in a cluster. Pure."""
+"""What runs in local mode. Pure.
+
+That is a manifest, through the same renderer as in a cluster, or a supervisor beside an engine that
+runs already.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,12 @@ from pathlib import Path
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import SUPERVISOR_MODULE
-from plimsoll_api.supervisor_config import CONFIG_FILE, SupervisorConfig
+from plimsoll_api.supervisor_config import CONFIG_FILE, CONTAINER_ENV, SupervisorConfig
 from plimsoll_api.units import parse_duration
 from plimsoll_cli.errors import UsageError
 from plimsoll_operator.render import (
     Places,
+    SupervisorPlaces,
     engine_args,
     process_env,
     supervisor_args,
@@ -37,28 +42,25 @@ class Command:
     log: Path
 
 
-@dataclass(frozen=True)
-class Plan:
-    """One replica. Times are seconds."""
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """A supervisor, and the engine where that is started here. Times are seconds.
 
-    service: InferenceService
-    places: Places
+    Without a startup timeout nothing waits for the engine.
+    """
+
     root: Path
+    places: SupervisorPlaces
     config: SupervisorConfig
-    engine: Command
     supervisor: Command
-    startup_timeout_s: float
-    engine_stop_s: float
+    engine: Command | None = None
+    startup_timeout_s: float | None = None
+    engine_stop_s: float = STOP_MARGIN_S
 
     @property
     def serving_url(self) -> str:
         """Return the URL of the engine's /v1."""
-        return f"http://{LOOPBACK}:{self.places.port}"
-
-    @property
-    def admin_url(self) -> str:
-        """Return the URL of the engine's admin protocol."""
-        return f"http://{LOOPBACK}:{self.places.admin_port}"
+        return self.config.engine.serving_url
 
     @property
     def supervisor_url(self) -> str:
@@ -79,6 +81,21 @@ class Plan:
     def state_dir(self) -> Path:
         """Return the directory of the supervisor's journal."""
         return Path(self.places.state_dir)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Watch):
+    """One replica of a manifest's service."""
+
+    service: InferenceService
+    places: Places
+    engine: Command
+    startup_timeout_s: float
+
+    @property
+    def serving_url(self) -> str:
+        """Return the URL of the engine's /v1."""
+        return f"http://{LOOPBACK}:{self.places.port}"
 
 
 def wanted_ports(service: InferenceService) -> list[int | None]:
@@ -122,7 +139,7 @@ def make(
         variables = process_env(service)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    inherited = {k: v for k, v in environ.items() if k not in NOT_FOR_CHILDREN}
+    inherited = _inherited(environ)
     identity = {"POD_NAME": service.metadata.name, "POD_NAMESPACE": service.metadata.namespace}
     python = (sys.executable, "-m")
     return Plan(
@@ -136,15 +153,52 @@ def make(
             inherited | variables,
             root / "engine.log",
         ),
-        supervisor=Command(
-            "supervisor",
-            (*python, SUPERVISOR_MODULE, *supervisor_args(places)),
-            inherited | identity,
-            root / "supervisor.log",
-        ),
+        supervisor=_supervisor(places, root, inherited | identity),
         startup_timeout_s=parse_duration(service.spec.engine.startup_timeout),
         engine_stop_s=service.spec.supervision.drain.deadline_s + STOP_MARGIN_S,
     )
+
+
+def beside(
+    config: SupervisorConfig,
+    root: Path,
+    ports: Sequence[int],
+    environ: Mapping[str, str],
+    command: Sequence[str] = (),
+) -> Watch:
+    """Plan a supervisor beside an engine that is no manifest's.
+
+    ``ports`` are those of metrics and probe; ``root`` is absolute. ``command`` starts the engine,
+    by the path of its program; without one it runs already.
+    """
+    metrics_port, probe_port = ports
+    places = SupervisorPlaces(
+        run_dir=str(root / "run"),
+        state_dir=str(root / "state"),
+        config_file=str(root / "etc" / CONFIG_FILE),
+        host=LOOPBACK,
+        metrics_port=metrics_port,
+        probe_port=probe_port,
+    )
+    inherited = _inherited(environ)
+    named = inherited | {CONTAINER_ENV: config.engine.container}
+    return Watch(
+        root=root,
+        places=places,
+        config=config,
+        supervisor=_supervisor(places, root, inherited),
+        engine=Command("engine", tuple(command), named, root / "engine.log") if command else None,
+        engine_stop_s=config.supervision.drain.deadline_s + STOP_MARGIN_S,
+    )
+
+
+def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    return {k: v for k, v in environ.items() if k not in NOT_FOR_CHILDREN}
+
+
+def _supervisor(places: SupervisorPlaces, root: Path, environ: dict[str, str]) -> Command:
+    argv = (sys.executable, "-m", SUPERVISOR_MODULE, *supervisor_args(places))
+    return Command("supervisor", argv, environ, root / "supervisor.log")
 
 
 def notices(service: InferenceService) -> list[str]:

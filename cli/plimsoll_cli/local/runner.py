@@ -25,7 +25,7 @@ from plimsoll_api.names import TOKEN_FILE
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import model, plan
 from plimsoll_cli.local.container import Container
-from plimsoll_cli.local.plan import LOOPBACK, Plan
+from plimsoll_cli.local.plan import LOOPBACK, Plan, Watch
 
 LIVE_TIMEOUT_S = 60.0
 SUPERVISOR_STOP_S = 10.0
@@ -50,37 +50,51 @@ async def prepare(
 
 
 class LocalReplica:
-    """Engine and supervisor of one plan. ``engine`` and ``supervisor`` are its containers."""
+    """Engine and supervisor of one plan. ``engine`` and ``supervisor`` are its containers.
 
-    def __init__(self, its_plan: Plan, say: Say) -> None:
+    Beside an engine that runs already there is only the supervisor.
+    """
+
+    def __init__(self, its_plan: Watch, say: Say) -> None:
         self.plan = its_plan
-        self.engine = Container(its_plan.engine, say)
+        self._engine = Container(its_plan.engine, say) if its_plan.engine else None
         self.supervisor = Container(its_plan.supervisor, say)
 
+    @property
+    def engine(self) -> Container:
+        """Return the engine's container, of a plan that starts one."""
+        assert self._engine is not None
+        return self._engine
+
     async def start(self) -> None:
-        """Start the replica and return when its engine is ready.
+        """Start the replica and return when its engine is ready, if the plan waits for it.
 
         Raises :class:`RunError` with the last lines of the log of the container that does not get
         there.
         """
         self.supervisor.start()
         await self._reach(self.supervisor, f"{self.plan.probe_url}/live", LIVE_TIMEOUT_S)
-        self.engine.start()
-        await self._reach(
-            self.engine,
-            f"{self.plan.serving_url}/ready",
-            self.plan.startup_timeout_s + READY_MARGIN_S,
-        )
+        if self._engine is None:
+            return
+        self._engine.start()
+        if self.plan.startup_timeout_s is not None:
+            await self._reach(
+                self._engine,
+                f"{self.plan.serving_url}/ready",
+                self.plan.startup_timeout_s + READY_MARGIN_S,
+            )
 
     async def stop(self) -> None:
         """Stop the engine, with the time that its requests may take; then the supervisor."""
-        await self.engine.stop(self.plan.engine_stop_s)
+        if self._engine is not None:
+            await self._engine.stop(self.plan.engine_stop_s)
         await self.supervisor.stop(SUPERVISOR_STOP_S)
 
     def kill(self) -> None:
         """End all processes of both containers at once."""
-        self.engine.kill()
-        self.supervisor.kill()
+        for container in (self._engine, self.supervisor):
+            if container is not None:
+                container.kill()
 
     async def _reach(self, container: Container, url: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -103,7 +117,7 @@ class LocalReplica:
 
 
 @contextlib.asynccontextmanager
-async def running(its_plan: Plan, say: Say) -> AsyncIterator[LocalReplica]:
+async def running(its_plan: Watch, say: Say) -> AsyncIterator[LocalReplica]:
     """Run a replica during the block, ready at its beginning; end every process of it afterwards.
 
     If the block is canceled while it stops, it kills the processes instead of waiting for them.
@@ -139,7 +153,7 @@ def _own(root: Path) -> IO[str]:
     return lock
 
 
-def _write_files(its_plan: Plan) -> None:
+def _write_files(its_plan: Watch) -> None:
     """Write the directories and files of a new pod; the journal of earlier runs stays."""
     config = Path(its_plan.places.config_file)
     try:
@@ -148,8 +162,9 @@ def _write_files(its_plan: Plan) -> None:
         # What a memory volume would have lost with the pod.
         for name in (TOKEN_FILE, "engine.json"):
             (its_plan.run_dir / name).unlink(missing_ok=True)
-        for log in (its_plan.engine.log, its_plan.supervisor.log):
-            log.write_bytes(b"")
+        for command in (its_plan.engine, its_plan.supervisor):
+            if command is not None:
+                command.log.write_bytes(b"")
         config.write_bytes(supervisor_config.encode(its_plan.config))
     except OSError as error:
         raise _unusable(its_plan.root, error) from None

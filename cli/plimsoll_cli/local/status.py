@@ -11,9 +11,10 @@ import httpx
 
 from plimsoll_api import admin
 from plimsoll_api.decoding import Malformed, decode
+from plimsoll_api.engines import EngineType
 from plimsoll_api.names import TOKEN_FILE
 from plimsoll_api.state import View
-from plimsoll_cli.local.plan import Plan
+from plimsoll_cli.local.plan import Watch
 
 PERIOD_S = 0.5
 TIMEOUT_S = 2.0
@@ -30,9 +31,12 @@ class Snapshot:
 
 
 class Poller:
-    """``snapshot`` is replaced every half second while :meth:`run` runs."""
+    """``snapshot`` is replaced every half second while :meth:`run` runs.
 
-    def __init__(self, plan: Plan) -> None:
+    Only Plimsoll's own engine is asked for a status.
+    """
+
+    def __init__(self, plan: Watch) -> None:
         self.snapshot = Snapshot()
         self._plan = plan
         self._tokens: deque[tuple[float, str, int]] = deque()
@@ -56,10 +60,13 @@ class Poller:
             return None  # it restarts, or has taken no sample yet
 
     async def _ask_engine(self, client: httpx.AsyncClient) -> admin.Status | None:
+        engine = self._plan.config.engine
+        if engine.type is not EngineType.PLIMSOLL:
+            return None
         try:
             token = (self._plan.run_dir / TOKEN_FILE).read_text().strip()
             answer = await client.get(
-                f"{self._plan.admin_url}{admin.ADMIN_PREFIX}/status",
+                f"{engine.admin_url}{admin.ADMIN_PREFIX}/status",
                 headers={"Authorization": f"Bearer {token}"},
             )
             answer.raise_for_status()

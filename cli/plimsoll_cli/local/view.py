@@ -69,7 +69,8 @@ def render(screen: Screen, width: int, plain: bool = False) -> RenderableType:
         parts.append(_budgets(screen.memory, view.assessment, width, plain))
         parts.extend(_slow_leaks(view.assessment))
         parts.append(_segments(screen, view.assessment, width, plain))
-    parts.append(_load(screen))
+        parts.extend(_suspicions(view.assessment))
+    parts.extend(_load(screen))
     if screen.traffic is not None:
         parts.append(_traffic(screen.traffic))
     if view is not None:
@@ -84,7 +85,8 @@ def render(screen: Screen, width: int, plain: bool = False) -> RenderableType:
 
 def _header(screen: Screen, plain: bool) -> Text:
     view, status = screen.snapshot.view, screen.snapshot.status
-    state = status.state.value if status else "not answering"
+    known = status.state.value if status else view.engine_state if view else None
+    state = known or "not answering"
     epoch = status.epoch if status else (view.epoch if view else None)
     pieces = [
         Text(screen.service, style="bold"),
@@ -173,10 +175,26 @@ def _segments(screen: Screen, seen: Assessment, width: int, plain: bool) -> Tabl
     return table
 
 
-def _load(screen: Screen) -> Text:
+def _suspicions(seen: Assessment) -> list[Text]:
+    """Return a line for each suspicion, with the odds that it is right."""
+    lines = []
+    for one in seen.suspicions:
+        where = f" of {one.segment.value}" if one.segment else ""
+        who = f" in {one.process}" if one.process else ""
+        why = f"; {one.unconfirmed}" if one.unconfirmed else ""
+        text = f"suspected: {one.kind.value}{where}{who}, confidence {one.confidence:.0%}{why}"
+        lines.append(Text(text, style="yellow"))
+    return lines
+
+
+def _load(screen: Screen) -> list[Text]:
+    """Return a line on the engine's load; none for an engine that only its supervisor asks."""
     status, rate = screen.snapshot.status, screen.snapshot.tokens_per_s
     if status is None:
-        return Text("load: the engine does not answer", style="yellow")
+        view = screen.snapshot.view
+        if view is not None and view.engine_state is not None:
+            return []
+        return [Text("load: the engine does not answer", style="yellow")]
     load = status.load
     numbers = [
         f"{name} {'?' if value is None else value}"
@@ -184,7 +202,8 @@ def _load(screen: Screen) -> Text:
             ("running", load.running), ("waiting", load.waiting), ("in flight", load.inflight)
         )
     ]  # fmt: skip
-    return Text(f"load: {', '.join(numbers)}, {'?' if rate is None else f'{rate:.0f}'} tokens/s")
+    tokens = "?" if rate is None else f"{rate:.0f}"
+    return [Text(f"load: {', '.join(numbers)}, {tokens} tokens/s")]
 
 
 def _traffic(traffic: Traffic) -> Text:

@@ -27,13 +27,14 @@ from plimsoll_operator.render.objects import (
     service_object,
     slot_leases,
 )
-from plimsoll_operator.render.paths import Places, in_pod, model_dir
+from plimsoll_operator.render.paths import Places, SupervisorPlaces, in_pod, model_dir
 from plimsoll_operator.render.pod import pod_template
 from plimsoll_operator.render.supervisor import config_map, supervisor_args, supervisor_config
 
 __all__ = [
     "Images",
     "Places",
+    "SupervisorPlaces",
     "drain_args",
     "engine_args",
     "engine_env",

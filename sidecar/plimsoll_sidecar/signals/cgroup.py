@@ -3,8 +3,8 @@
 In a pod, the engine runs in another container. Its cgroup is what the engine itself sees at
 ``/sys/fs/cgroup``, which is reached through ``/proc/PID/root`` (this needs the same UID). Outside
 of containers, the path in ``/proc/PID/cgroup`` leads to it. A cgroup that the engine shares with
-the supervisor says nothing about the engine, so it counts as unknown. Missing files and missing
-values are unknown, too.
+the supervisor says nothing about the engine, so it counts as unknown. So does one with other
+processes, such as the session of a terminal. Missing files and missing values are unknown, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from stat import S_ISREG
 import msgspec
 
 from plimsoll_api.units import whole_number
-from plimsoll_sidecar.signals.process_table import control_group_of
+from plimsoll_sidecar.signals.engine_processes import WRAPPERS
+from plimsoll_sidecar.signals.process_table import (
+    ancestors,
+    command_name,
+    control_group_of,
+    descendants,
+    parents,
+)
 
 ROOT = Path("/sys/fs/cgroup")
 MAX_BYTES = 1 << 16
@@ -81,14 +88,14 @@ class Cgroup:
         """
         self.folder = folder
         self.version = version
-        ancestors = folder.parents if root is not None and folder.is_relative_to(root) else ()
-        self._above = [one for one in ancestors if root is not None and one.is_relative_to(root)]
+        above = folder.parents if root is not None and folder.is_relative_to(root) else ()
+        self._above = [one for one in above if root is not None and one.is_relative_to(root)]
 
     @classmethod
     def of(cls, pid: int) -> Cgroup | None:
         """Return the group of ``pid``.
 
-        None if it is not visible or also contains the supervisor.
+        None if it is not visible or also contains other processes.
         """
         theirs, ours = control_group_of(pid), control_group_of(os.getpid())
         if theirs is None:
@@ -101,6 +108,8 @@ class Cgroup:
         if version == 1:
             root = root / "memory"
         folder = root if in_container else root / path.lstrip("/")
+        if not in_container and _has_others(folder, pid):
+            return None
         group = cls(folder, version, root)
         return group if group.read().current is not None else None
 
@@ -111,6 +120,18 @@ class Cgroup:
         found = _read_v2(self.folder)
         limits = [found.limit, *(_read_number(one / "memory.max") for one in self._above)]
         return msgspec.structs.replace(found, limit=_min_known(limits))
+
+
+def _has_others(folder: Path, pid: int) -> bool:
+    """Report whether the group has processes that ``pid`` did not start, except shells around it.
+
+    True if the list cannot be read.
+    """
+    members = {int(one) for one in _read_text(folder / "cgroup.procs").split() if one.isdigit()}
+    tree = parents()
+    others = members - {pid} - descendants({pid}, tree)
+    shells = {one for one in ancestors(pid, tree) if command_name(one) in WRAPPERS}
+    return not members or not others <= shells
 
 
 def _has_other_root(pid: int) -> bool | None:

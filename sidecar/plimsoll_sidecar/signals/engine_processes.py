@@ -4,7 +4,8 @@ The container is the one that has its own name in the environment variable
 :data:`~plimsoll_api.supervisor_config.CONTAINER_ENV`. Pods of earlier releases do not have this
 variable. There, it is the container of the process that listens on the serving port, or else of the
 only program of this engine type. Outside of containers, the engine is a process tree: the outermost
-process that one of these three rules selects, and its descendants.
+process that one of these three rules selects, and its descendants. If the configuration names the
+main process, no rule is needed.
 
 The containers of a pod share the supervisor's PID namespace. A process in a nested PID namespace,
 such as a pod seen from its node, can only be selected by its port.
@@ -202,16 +203,21 @@ def may_listen_on(line: Sequence[str], port: int, otherwise: int | None) -> bool
     ``otherwise`` is its port if the command line names none. A port that is not a number, such as a
     variable's name, may be any port.
     """
+    value = port_option(line)
+    if value is None:
+        return otherwise == port
+    number = whole_number(value)
+    return number is None or number == port
+
+
+def port_option(line: Sequence[str]) -> str | None:
+    """Return the port that the command line asks for, as written; None if it names none."""
     for at, word in enumerate(line):
-        value = None
         if word == "--port" and at + 1 < len(line):
-            value = line[at + 1]
-        elif word.startswith("--port="):
-            value = word.partition("=")[2]
-        if value is not None:
-            number = whole_number(value)
-            return number is None or number == port
-    return otherwise == port
+            return line[at + 1]
+        if word.startswith("--port="):
+            return word.partition("=")[2]
+    return None
 
 
 def default_port(kind: EngineType) -> int | None:
@@ -244,8 +250,12 @@ class EngineFinder:
     engine.
     """
 
-    def __init__(self, port: int, kind: EngineType, container: str = "") -> None:
+    def __init__(
+        self, port: int, kind: EngineType, container: str = "", given: ProcessId | None = None
+    ) -> None:
+        """``given`` is the main process if that is known."""
         self._port, self._kind, self._name = port, kind, container
+        self._given = given
         self._known: dict[ProcessId, bool] = {}
         self._has_marked = False
 
@@ -292,6 +302,8 @@ class EngineFinder:
         self, candidates: set[int], mine: Container, listening: ListeningSockets
     ) -> set[int]:
         """Return the processes that identify the engine, by the most reliable rule that matches."""
+        if self._given is not None:
+            return {self._given.pid} & candidates if is_running(self._given) else set()
         if self._name:
             marked = {
                 p
@@ -365,6 +377,8 @@ class EngineFinder:
         return pid
 
     def _absence_reason(self, listening: ListeningSockets) -> str:
+        if self._given is not None:
+            return f"process {self._given.pid} has ended"
         if self._has_marked:
             return f"container {self._name} has no running process"
         if listening():

@@ -15,7 +15,7 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from plimsoll_sidecar.signals.process_table import MAX_DESCRIPTORS, list_names
@@ -124,17 +124,24 @@ def socket_inodes(port: int, state: int) -> set[str]:
 
 def socket_inodes_from_proc(port: int, state: int) -> set[str]:
     """Return the same as :func:`socket_inodes` from /proc, for kernels without sock_diag."""
-    found: set[str] = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+    return {inode for local, inode in _rows("/proc/net", state) if local == port}
+
+
+def listening_ports(pids: Sequence[int]) -> list[int]:
+    """Return the ports on which one of ``pids`` listens, in the network of the first of them."""
+    rows = list(_rows(f"/proc/{pids[0]}/net", LISTEN))
+    return sorted({port for port, inode in rows if find_holders([inode], pids)})
+
+
+def _rows(folder: str, state: int) -> Iterator[tuple[int, str]]:
+    """Yield port and inode of the sockets in ``state`` from the tables of one network."""
+    for table in (f"{folder}/tcp", f"{folder}/tcp6"):
         with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:
             next(lines, None)
             for line in lines:
                 fields = line.split()
-                if len(fields) < 10 or int(fields[3], 16) != state:
-                    continue
-                if int(fields[1].rpartition(":")[2], 16) == port:
-                    found.add(fields[9])
-    return found
+                if len(fields) >= 10 and int(fields[3], 16) == state:
+                    yield int(fields[1].rpartition(":")[2], 16), fields[9]
 
 
 def find_holders(inodes: Iterable[str], pids: Iterable[int]) -> set[int]:

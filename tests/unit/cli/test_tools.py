@@ -82,11 +82,17 @@ def test_shell_completion_is_there(shell: str, monkeypatch: pytest.MonkeyPatch) 
 def test_every_command_has_help_and_every_flag_a_meaning() -> None:
     listed = CliRunner().invoke(app, ["--help"]).stdout
     for command in (
-        "run", "demo", "record", "replay", "top", "incidents", "explain", "doctor", "trim",
+        "run", "watch", "demo", "record", "replay", "top", "incidents", "explain", "doctor", "trim",
         "drain", "restart", "resume", "inject", "init", "bench", "version",
     ):  # fmt: skip
         assert f"\n  {command} " in listed
         assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
+
+
+def test_the_version_is_told_as_other_programs_do() -> None:
+    told = CliRunner().invoke(app, ["--version"])
+    assert told.exit_code == 0
+    assert told.stdout == CliRunner().invoke(app, ["version"]).stdout
 
 
 def test_json_of_local_incidents_is_a_list(

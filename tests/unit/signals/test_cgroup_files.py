@@ -5,9 +5,15 @@ Tests ``signals/cgroup.py``.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import subprocess
+import time
 import tracemalloc
 from pathlib import Path
+
+import pytest
 
 from plimsoll_sidecar.signals.cgroup import Cgroup, CgroupMemory
 from plimsoll_sidecar.signals.process_table import control_group_of
@@ -119,6 +125,37 @@ def test_swap_is_never_negative_and_unknown_where_the_kernel_does_not_account_it
 def test_a_group_shared_with_the_supervisor_says_nothing_about_the_engine() -> None:
     assert control_group_of(os.getpid()) is not None
     assert Cgroup.of(os.getpid()) is None
+
+
+def test_a_group_counts_only_where_all_of_it_is_the_engines(tmp_path: Path) -> None:
+    """The session of a terminal has an editor and a build beside the engine."""
+    found = control_group_of(os.getpid())
+    assert found is not None
+    version, _ = found
+    folder = Path("/sys/fs/cgroup", *(("memory",) if version == 1 else ()), f"t{os.getpid()}")
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("needs a control group of its own, as root")
+    command = ["sh", "-c", "sleep 60 & wait"]
+    sleepers = [subprocess.Popen(command, start_new_session=True) for _ in range(2)]
+    try:
+        (folder / "cgroup.procs").write_text(str(sleepers[0].pid))
+        group = Cgroup.of(sleepers[0].pid)
+        assert group is not None
+        assert group.folder == folder
+        (folder / "cgroup.procs").write_text(str(sleepers[1].pid))
+        assert Cgroup.of(sleepers[0].pid) is None
+    finally:
+        for one in sleepers:
+            os.killpg(one.pid, signal.SIGKILL)
+            one.wait(10)
+        for _ in range(100):  # the kernel lets go of ended processes in its own time
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+            if not folder.exists():
+                break
+            time.sleep(0.05)
 
 
 def test_a_process_that_is_gone_has_no_group() -> None:

@@ -49,6 +49,14 @@ def test_listeners_and_connections_are_told_apart(server: socket.socket, look: o
         assert look(port, ESTABLISHED) == {inode(accepted)}, "the client's port is another"
 
 
+def test_the_ports_of_a_process_are_those_that_it_listens_at(server: socket.socket) -> None:
+    with socket.create_connection(("127.0.0.1", port_of(server))) as client:
+        ports = sock_diag.listening_ports([os.getpid()])
+        assert port_of(server) in ports
+        assert port_of(client) not in ports
+    assert sock_diag.listening_ports([1, os.getppid()]).count(port_of(server)) == 0
+
+
 def test_without_sock_diag_the_tables_are_read(
     server: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -240,7 +240,9 @@ class OwnedProcesses:
     ) -> None:
         port = urlsplit(endpoint.serving_url).port or 80
         self._kind = endpoint.type
-        self._identity = EngineFinder(port, endpoint.type, endpoint.container)
+        named = endpoint.process
+        given = None if named is msgspec.UNSET else ProcessId(named.pid, named.started)
+        self._identity = EngineFinder(port, endpoint.type, endpoint.container, given)
         self._clock, self._lock = clock, threading.Lock()
         self._found: EngineProcesses | None = None
         self._searched_at = 0.0

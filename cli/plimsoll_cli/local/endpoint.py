@@ -1,0 +1,319 @@
+"""Which engine of this machine ``plimsoll watch`` means: by URL, PID, container or systemd unit.
+
+What the supervisor takes for an engine, and at which port, is its own code's word.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import msgspec
+
+from plimsoll_api.decoding import Malformed, decode
+from plimsoll_api.engines import EngineType
+from plimsoll_api.supervisor_config import EngineEndpoint, MainProcess
+from plimsoll_api.units import whole_number
+from plimsoll_cli.errors import RunError, UsageError
+from plimsoll_cli.local.plan import LOOPBACK
+from plimsoll_sidecar.act.adapters.external_profile import PROFILES
+from plimsoll_sidecar.act.adapters.external_server import engine_type
+from plimsoll_sidecar.clients.http import HttpClient
+from plimsoll_sidecar.signals.engine_processes import (
+    WRAPPERS,
+    EngineFinder,
+    EngineNotFound,
+    default_port,
+    has_helper_title,
+    is_engine,
+    port_option,
+)
+from plimsoll_sidecar.signals.process_table import (
+    ProcessId,
+    ancestors,
+    command_line,
+    command_name,
+    descendants,
+    identify,
+    parents,
+)
+from plimsoll_sidecar.signals.tcp_sockets import listening_ports
+
+RUNTIMES = ("docker", "podman", "nerdctl")
+"""Container runtimes whose ``inspect`` writes what Docker's does."""
+PROXIES = frozenset({"docker-proxy", "rootlessport", "rootlesskit", "slirp4netns", "pasta"})
+"""Programs that listen at the published port of a container, in the engine's place."""
+ASK_S = 10.0
+ANSWER_S = 3.0
+MAX_ANSWER = 4 << 20
+KNOWN = (EngineType.VLLM, EngineType.SGLANG)
+
+
+@dataclass(frozen=True)
+class Found:
+    """An engine, and the name under which it is watched."""
+
+    name: str
+    endpoint: EngineEndpoint
+
+
+def find(target: str, port: int | None = None) -> Found:
+    """Find a running engine. ``port`` is where it serves, if it listens at several.
+
+    Raises UsageError and RunError.
+    """
+    if "://" in target or re.fullmatch(r"[\w.-]+:\d+", target):
+        return _by_url(target if "://" in target else f"http://{target}")
+    if target.isdigit():
+        return _by_pid(int(target), port)
+    if target.endswith(".service"):
+        found = _by_pid(_main_pid(target), port)
+        return Found(_name(target.removesuffix(".service")), found.endpoint)
+    return _by_container(target, port)
+
+
+def command_endpoint(words: Sequence[str], port: int | None) -> Found:
+    """Return the engine that a command starts. Raises UsageError for a command that cannot start.
+
+    ``port`` is where it serves, for a command that does not say so.
+    """
+    program = shutil.which(words[0])
+    if program is None:
+        raise UsageError(f"{words[0]}: there is no such program")
+    kind = _kind_of(words)
+    number = port or _port_of(words, kind)
+    if number is None:
+        raise UsageError("the command names no --port: add --port before the command")
+    url = f"http://{LOOPBACK}:{number}"
+    name = _name(f"{kind.value}-{number}")
+    return Found(name, EngineEndpoint(kind, url, url, container=f"plimsoll-watch-{name}"))
+
+
+def _by_url(target: str) -> Found:
+    try:
+        parts = urlsplit(target)
+        default = {"http": 80, "https": 443}[parts.scheme]
+        port = parts.port or default
+        host = parts.hostname or ""
+    except (ValueError, KeyError):
+        raise UsageError(f"{target}: write http://HOST:PORT") from None
+    if not _is_here(host):
+        raise UsageError(
+            f"{target}: {host} is not an address of this machine; run plimsoll where the engine"
+            " runs, because the supervisor reads the memory of its processes"
+        )
+    url = f"{parts.scheme}://{LOOPBACK}:{port}"
+    kind = _answering(url)
+    if kind is None:
+        raise RunError(
+            f"{target}: nothing answers there: start the engine first, or have plimsoll start it"
+            " with --recover -- COMMAND"
+        )
+    try:
+        main = EngineFinder(port, kind).find().main
+    except EngineNotFound:
+        main = None
+    if main is None:
+        raise UsageError(
+            f"{target}: the process that listens there cannot be seen: run plimsoll as the user"
+            " of the engine or as root, or name its container"
+        )
+    if command_name(main.pid) in PROXIES:
+        raise UsageError(f"{target}: the port is a container's: name the container instead")
+    return Found(_name(f"{kind.value}-{port}"), EngineEndpoint(kind, url, url))
+
+
+def _by_pid(pid: int, port: int | None, addresses: Sequence[str] = ()) -> Found:
+    """``addresses`` are base URLs of a container, most reachable first."""
+    main = _engine_around(pid)
+    tree = parents()
+    everyone = [main.pid, *sorted(descendants({main.pid}, tree))]
+    if not os.access(f"/proc/{main.pid}/fd", os.R_OK):
+        raise UsageError(
+            f"{pid}: the process is another user's: run plimsoll as the user of the engine or as"
+            " root"
+        )
+    kind = _kind_of(command_line(main.pid))
+    ports = listening_ports(everyone)
+    if port is not None:
+        ports = [port]
+    if addresses:
+        urls = [url for url in addresses if port is None or urlsplit(url).port == port]
+        urls += [f"{url}:{one}" for url in addresses if urlsplit(url).port is None for one in ports]
+        urls = [url for url in urls if urlsplit(url).port is not None]
+    else:
+        urls = [f"http://{LOOPBACK}:{one}" for one in ports]
+    url, kind = _serving(urls, kind)
+    if not url and kind is not EngineType.CUSTOM:  # it starts
+        url = f"http://{LOOPBACK}:{_port_of(command_line(main.pid), kind)}"
+    endpoint = EngineEndpoint(
+        kind, url, url, serves=bool(url), process=MainProcess(main.pid, main.started)
+    )
+    return Found(_name(f"{command_name(main.pid)}-{main.pid}"), endpoint)
+
+
+def _engine_around(pid: int) -> ProcessId:
+    """Return the main process of the engine that ``pid`` is a part or the shell of."""
+    tree = parents()
+    if has_helper_title(command_line(pid), EngineType.VLLM) or has_helper_title(
+        command_line(pid), EngineType.SGLANG
+    ):
+        above = list(ancestors(pid, tree))[1:]
+        pid = next((one for one in above if _kind_of(command_line(one)) in KNOWN), pid)
+    while command_name(pid) in WRAPPERS:
+        started = [child for child, parent in tree.items() if parent == pid]
+        if len(started) != 1:
+            break
+        pid = started[0]
+    found = identify(pid)
+    if found is None:
+        raise UsageError(f"{pid}: there is no such process")
+    if pid in ancestors(os.getpid(), tree):
+        raise UsageError(f"{pid}: the process runs plimsoll itself")
+    return found
+
+
+def _serving(urls: Sequence[str], kind: EngineType) -> tuple[str, EngineType]:
+    """Return where an engine answers, and its type: first where it says which engine it is.
+
+    The URL is empty where nothing answers.
+    """
+    found = [(url, seen) for url in urls if (seen := _answering(url)) is not None]
+    known = [one for one in found if one[1] in KNOWN]
+    if known:
+        return known[0]
+    return (found[0][0], kind) if found else ("", kind)
+
+
+def _answering(url: str) -> EngineType | None:
+    """Return the type of the server; CUSTOM where it does not say, None where nothing answers."""
+    server = HttpClient(url)
+    kind = engine_type(server)
+    if kind is not None:
+        return kind
+    alive = server.answers(PROFILES[EngineType.CUSTOM].alive, ANSWER_S)
+    return EngineType.CUSTOM if alive else None
+
+
+def _kind_of(line: Sequence[str]) -> EngineType:
+    return next((kind for kind in KNOWN if is_engine(line, kind)), EngineType.CUSTOM)
+
+
+def _port_of(line: Sequence[str], kind: EngineType) -> int | None:
+    return whole_number(port_option(line) or "") or default_port(kind)
+
+
+def _is_here(host: str) -> bool:
+    """Whether ``host`` is an address of this machine: only such a one can be bound."""
+    try:
+        infos = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False
+    for family, kind, protocol, _, address in infos:
+        with socket.socket(family, kind, protocol) as one:
+            try:
+                one.bind(address)
+            except OSError:
+                continue
+            return True
+    return False
+
+
+def _main_pid(unit: str) -> int:
+    """Return the main process of a systemd unit, of the system or of the user."""
+    for scope in ([], ["--user"]):
+        told = _told(["systemctl", *scope, "show", "--property=MainPID", "--value", unit])
+        pid = whole_number((told or b"").decode(errors="replace").strip())
+        if pid:
+            return pid
+    raise RunError(f"{unit}: systemd has no running unit of this name")
+
+
+class _State(msgspec.Struct, frozen=True, rename="pascal"):
+    pid: int = 0
+
+
+class _Network(msgspec.Struct, frozen=True, rename={"ip": "IPAddress"}):
+    ip: str | None = None
+
+
+class _Published(msgspec.Struct, frozen=True, rename="pascal"):
+    host_ip: str = ""
+    host_port: str = ""
+
+
+class _Networks(msgspec.Struct, frozen=True, rename="pascal"):
+    networks: dict[str, _Network] | None = None
+    ports: dict[str, list[_Published] | None] | None = None
+
+
+class _Inspected(msgspec.Struct, frozen=True, rename="pascal"):
+    """What is used of ``docker inspect``'s answer."""
+
+    state: _State
+    name: str = ""
+    network_settings: _Networks = _Networks()
+
+    def addresses(self) -> list[str]:
+        """Return base URLs: published ports first, then the container's own addresses."""
+        published = [
+            f"http://{LOOPBACK}:{one.host_port}"
+            for key, many in sorted((self.network_settings.ports or {}).items())
+            if key.endswith("/tcp")
+            for one in many or ()
+            if one.host_port.isdigit()
+        ]
+        networks = (self.network_settings.networks or {}).values()
+        return list(dict.fromkeys(published)) + [f"http://{n.ip}" for n in networks if n.ip]
+
+
+def _by_container(target: str, port: int | None) -> Found:
+    tried = [runtime for runtime in RUNTIMES if shutil.which(runtime)]
+    for runtime in tried:
+        told = _told([runtime, "inspect", target])
+        try:
+            found = decode(told or b"[]", list[_Inspected])
+        except Malformed:
+            continue
+        if found:
+            break
+    else:
+        raise UsageError(
+            f"{target}: not a URL, a PID, a systemd unit (NAME.service) or a container of"
+            f" {', '.join(tried) or 'Docker, Podman or nerdctl, none of which is here'}"
+        )
+    if found[0].state.pid <= 0:
+        raise RunError(f"{target}: the container does not run")
+    pid = found[0].state.pid
+    if _same_network(pid):
+        return Found(_name(target), _by_pid(pid, port).endpoint)
+    return Found(_name(target), _by_pid(pid, port, found[0].addresses()).endpoint)
+
+
+def _same_network(pid: int) -> bool:
+    try:
+        return os.stat(f"/proc/{pid}/ns/net").st_ino == os.stat("/proc/self/ns/net").st_ino
+    except OSError:
+        raise UsageError(
+            f"process {pid} of the container is another user's: run plimsoll as root"
+        ) from None
+
+
+def _told(command: list[str]) -> bytes | None:
+    """Return what a program prints; None where it fails, or does not end in time."""
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=ASK_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout[:MAX_ANSWER] if done.returncode == 0 else None
+
+
+def _name(text: str) -> str:
+    """Return a name that a folder and a pod could have."""
+    return re.sub(r"[^a-z0-9.-]+", "-", text.lower()).strip("-.")[:63] or "engine"

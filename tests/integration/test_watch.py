@@ -1,0 +1,192 @@
+"""``plimsoll watch`` beside real processes: by URL, PID, container, and a command of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+STANDIN = Path(__file__).parent / "standin_external.py"
+PROGRAM = Path(sys.executable).with_name("plimsoll")
+QUICK = ("--warmup=2s", "--host-budget=64Mi", "--window=1h")
+LIMIT_S = 60.0
+
+
+class Desk:
+    """A person's terminal: engines and ``plimsoll watch``, ended with the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.sick = folder, folder / "sick"
+        self.out = folder / "out"
+        self.engine_program = folder / "vllm"
+        self.engine_program.write_text(f"#!{sys.executable}\n{STANDIN.read_text()}")
+        self.engine_program.chmod(0o755)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = int(probe.getsockname()[1])
+        self.environment = {
+            **os.environ,
+            "XDG_STATE_HOME": str(folder / "state"),
+            "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+        }
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *command: str, out: Path | None = None) -> subprocess.Popen[bytes]:
+        with (out or self.folder / "engine.out").open("ab") as log:
+            process = subprocess.Popen(
+                command, env=self.environment, stdout=log, stderr=log, start_new_session=True
+            )
+        self.started.append(process)
+        return process
+
+    def serve(self, *arguments: str, within: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+        return self.start(*within, *self.serving(*arguments))
+
+    def serving(self, *arguments: str) -> list[str]:
+        command = [str(self.engine_program), "serve", "--kind=vllm", f"--port={self.port}"]
+        return [*command, f"--log={self.folder}/log", f"--sick={self.sick}", *arguments]
+
+    def watch(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return self.start(str(PROGRAM), "watch", *arguments, out=self.out)
+
+    def told(self) -> str:
+        return self.out.read_text() if self.out.exists() else ""
+
+    def until(self, seen: Callable[[], object], limit_s: float = LIMIT_S) -> None:
+        deadline = time.monotonic() + limit_s
+        while not seen():
+            assert time.monotonic() < deadline, self.told()
+            time.sleep(0.1)
+
+    def answers(self) -> bool:
+        try:
+            return httpx.get(f"http://127.0.0.1:{self.port}/health").status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def page(self) -> str:
+        found = re.search(r"the page: (\S+)", self.told())
+        return found.group(1) if found else ""
+
+    def run(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [str(PROGRAM), *arguments], env=self.environment, capture_output=True, text=True,
+            timeout=60, check=True,
+        )  # fmt: skip
+        return done.stdout
+
+    def end(self) -> None:
+        for process in reversed(self.started):
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+        for process in reversed(self.started):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            process.wait(10)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    one = Desk(tmp_path)
+    yield one
+    one.end()
+
+
+def test_a_leak_of_a_running_engine_is_told_in_the_terminal_and_on_the_page(desk: Desk) -> None:
+    desk.sick.touch()
+    engine = desk.serve("--leak-mib-s=8")
+    desk.until(desk.answers)
+    began = time.monotonic()
+    watching = desk.watch(f"http://localhost:{desk.port}", *QUICK)
+    desk.until(lambda: "memory by segment: " in desk.told())
+    assert time.monotonic() - began < LIMIT_S, "first figures within a minute"
+    desk.until(lambda: ": HostGrowth, Open" in desk.told())
+    assert "HostGrowth" in httpx.get(desk.page()).text
+    watching.send_signal(signal.SIGINT)
+    assert watching.wait(30) == 0, desk.told()
+    assert engine.poll() is None, "what is watched runs on"
+    assert not (desk.folder / "log").exists(), "in Observe nothing is sent to the engine"
+    listed = desk.run("incidents", "--local")
+    assert "HostGrowth" in listed
+    (name,) = set(re.findall(rf"vllm-{desk.port}-\w+", listed))
+    assert "anonymous_other" in desk.run("explain", name, "--local")
+
+
+def test_a_process_is_watched_until_it_ends(desk: Desk) -> None:
+    """Also one that serves nothing, by any user's program."""
+    held = "held = bytearray(64 << 20); held[::4096] = held[::4096]; import time; time.sleep(600)"
+    process = desk.start(sys.executable, "-c", held)
+    watching = desk.watch(str(process.pid), *QUICK)
+    desk.until(lambda: "warm: " in desk.told())
+    assert "engine type custom, no API that answers" in desk.told()
+    process.kill()
+    process.wait(10)
+    assert watching.wait(30) == 0, desk.told()
+    assert f"process {process.pid} has ended" in desk.told()
+
+
+def test_a_part_of_an_engine_stands_for_all_of_it(desk: Desk) -> None:
+    engine = desk.serve("--title=VLLM::EngineCore")
+    desk.until(desk.answers)
+    children = Path(f"/proc/{engine.pid}/task/{engine.pid}/children").read_text().split()
+    desk.watch(children[0], *QUICK)
+    desk.until(lambda: "memory by segment: " in desk.told())
+    first = desk.told().splitlines()[0]
+    api = f"http://127.0.0.1:{desk.port}"
+    assert f"process {engine.pid}, engine type vllm, API at {api}" in first
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for namespaces of its own")
+def test_a_container_is_followed_to_its_next_start(desk: Desk) -> None:
+    """With a runtime that only says what Docker would: the processes and namespaces are real."""
+    inspected = desk.folder / "inspected.json"
+    runtime = desk.folder / "docker"
+    runtime.write_text(f'#!/bin/sh\n[ "$1 $2" = "inspect llm" ] && cat {inspected}\n')
+    runtime.chmod(0o755)
+    unshare = ("unshare", "--net", "--pid", "--mount", "--fork", "--mount-proc", "--kill-child")
+
+    def start() -> int:
+        outer = desk.serve(within=unshare)
+        inner = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
+        desk.until(lambda: inner.read_text().strip())
+        pid = int(inner.read_text())
+        desk.until(lambda: b"vllm" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        settings: dict[str, dict[str, str]] = {"Ports": {}, "Networks": {}}
+        state = [{"Name": "/llm", "State": {"Pid": pid}, "NetworkSettings": settings}]
+        inspected.write_text(json.dumps(state))
+        return pid
+
+    first = start()
+    desk.watch("llm", *QUICK)
+    desk.until(lambda: "memory by segment: " in desk.told())
+    assert f"watching llm: process {first}, engine type vllm" in desk.told()
+    os.kill(first, signal.SIGKILL)
+    desk.until(lambda: "llm has ended; waiting for its next start" in desk.told())
+    second = start()
+    desk.until(lambda: f"llm runs again, as process {second}" in desk.told())
+    state = f"{desk.page()}state"
+    desk.until(lambda: f"-{second}:" in httpx.get(state).text)
+
+
+def test_an_engine_of_its_own_is_restarted_when_it_leaks(desk: Desk) -> None:
+    desk.sick.touch()
+    desk.watch(*QUICK, "--recover", "--", *desk.serving("--leak-mib-s=8"))
+    desk.until(lambda: ": HostGrowth, Resolved" in desk.told(), 2 * LIMIT_S)
+    assert "engine ended with status 0, starts again" in desk.told()
+    assert (desk.folder / "log").read_text().count("SIGTERM") == 1
+    desk.until(desk.answers)

@@ -1,0 +1,123 @@
+"""What ``plimsoll watch`` makes of its words, and of what container runtimes say.
+
+Tests ``local/watch.py`` and ``local/endpoint.py``; with real engines: tests/integration.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from plimsoll_api.decoding import decode
+from plimsoll_api.engines import EngineType
+from plimsoll_api.supervisor_config import CONTAINER_ENV, ServiceRef, SupervisorConfig
+from plimsoll_cli.errors import RunError, UsageError
+from plimsoll_cli.local import endpoint, plan, watch
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_budgets_are_those_of_init_unless_they_are_named() -> None:
+    policy = watch.budgets(None, "64Mi", None, "5s")
+    assert policy.host is not None
+    assert policy.device is not None
+    assert (policy.host.growth_bytes, policy.host.window_s) == (2 << 30, 86_400.0)
+    assert policy.device.growth_bytes == 64 << 20
+    assert policy.warmup_s == 5.0
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (("lots", None, None, "5s"), "--host-budget"),
+        ((None, "0", None, "5s"), "--device-budget 0: must be more than 0"),
+        ((None, None, "1 day", "5s"), "--window"),
+        ((None, None, None, "soon"), "--warmup"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_named(
+    given: tuple[str | None, str | None, str | None, str], text: str
+) -> None:
+    with pytest.raises(UsageError, match=text):
+        watch.budgets(*given)
+
+
+@pytest.mark.parametrize(
+    ("target", "error", "text"),
+    [
+        ("http://192.0.2.1:8000", UsageError, "192.0.2.1 is not an address of this machine"),
+        ("http://no-such-host.invalid:8000", UsageError, "is not an address of this machine"),
+        ("ftp://127.0.0.1:21", UsageError, "write http://HOST:PORT"),
+        ("http://127.0.0.1:70000", UsageError, "write http://HOST:PORT"),
+        ("127.0.0.1:FREE", RunError, "nothing answers there: start the engine first"),
+        (str(2**22 + 1), UsageError, "there is no such process"),
+        ("OWN", UsageError, "the process runs plimsoll itself"),
+        ("no-such.service", RunError, "systemd has no running unit of this name"),
+        ("no such container", UsageError, "not a URL, a PID, a systemd unit"),
+    ],
+)
+def test_what_cannot_be_watched_is_told_with_what_to_do(
+    target: str, error: type[Exception], text: str
+) -> None:
+    target = target.replace("FREE", str(free_port())).replace("OWN", str(os.getpid()))
+    with pytest.raises(error, match=text):
+        endpoint.find(target)
+
+
+def test_a_runtime_tells_published_ports_and_addresses() -> None:
+    """In the form of ``docker inspect``, of which nearly everything is left out."""
+    text = json.dumps(
+        [
+            {
+                "Id": "1f0e",
+                "Name": "/vllm",
+                "State": {"Status": "running", "Running": True, "Pid": 4711},
+                "NetworkSettings": {
+                    "Ports": {
+                        "8000/tcp": [
+                            {"HostIp": "0.0.0.0", "HostPort": "18000"},
+                            {"HostIp": "::", "HostPort": "18000"},
+                        ],
+                        "8001/tcp": None,
+                        "9000/udp": [{"HostIp": "", "HostPort": "9000"}],
+                    },
+                    "Networks": {"bridge": {"IPAddress": "172.17.0.2"}, "none": {"IPAddress": ""}},
+                },
+            }
+        ]
+    )
+    (found,) = decode(text.encode(), list[endpoint._Inspected])
+    assert found.state.pid == 4711
+    assert found.addresses() == ["http://127.0.0.1:18000", "http://172.17.0.2"]
+
+
+def test_a_command_says_which_engine_it_starts_and_where(tmp_path: Path) -> None:
+    program = tmp_path / "vllm"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    found = endpoint.command_endpoint([str(program), "serve", "m", "--port=8123"], None)
+    assert (found.name, found.endpoint.type) == ("vllm-8123", EngineType.VLLM)
+    assert found.endpoint.serving_url == "http://127.0.0.1:8123"
+    assert endpoint.command_endpoint([str(program), "serve"], None).name == "vllm-8000"
+    with pytest.raises(UsageError, match="names no --port"):
+        endpoint.command_endpoint(["true"], None)
+    with pytest.raises(UsageError, match="there is no such program"):
+        endpoint.command_endpoint(["no-such-program"], 1)
+
+
+def test_the_started_engine_has_the_name_by_which_its_supervisor_knows_it(tmp_path: Path) -> None:
+    found = endpoint.command_endpoint(["true"], 8123)
+    config = SupervisorConfig(ServiceRef(found.name), found.endpoint)
+    made = plan.beside(config, tmp_path, [1, 2], {"POD_IP": "::"}, ["/bin/true"])
+    assert made.engine is not None
+    assert made.engine.env[CONTAINER_ENV] == found.endpoint.container != ""
+    assert "POD_NAME" not in made.supervisor.env, "a drain would wait for endpoints"
+    assert plan.beside(config, tmp_path, [1, 2], {}).engine is None
