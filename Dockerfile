@@ -1,13 +1,10 @@
-# The three images and one for demonstrations, each a target:
+# The three images and one for demonstrations. The image of a target is plimsoll-TARGET:
 #
-#   docker build --target operator   -t plimsoll-operator   .
-#   docker build --target supervisor -t plimsoll-supervisor .
-#   docker build --target engine     -t plimsoll-engine     .
-#   docker build --target engine-faults -t plimsoll-engine-faults .   the engine with faults to inject
+#   make images REGISTRY=registry.example/team TAG=1.0.0 PUSH=1     operator, supervisor, engine
+#   make images IMAGES=engine-faults                                the engine with faults to inject
 #
-# Packages come from the locks in requirements/, by hash. To pin the base image too, name it by
-# its digest: --build-arg BASE=debian:trixie-slim@sha256:...
-ARG BASE=debian:trixie-slim
+# Packages come from the locks in requirements/, by hash. The base is an index of all platforms.
+ARG BASE=debian:trixie-slim@sha256:a29215f6a35e51e22adffa17f89e9d2ef06214e64a2bad10d765c46aea49f11f
 
 FROM ${BASE} AS python
 RUN apt-get update \

@@ -7,6 +7,7 @@
 #                   our engine on published tokenizers, chat templates and a published model
 #   make check      format, lint, types, import direction, generated files, prose (needs Go, once)
 #   make docs-check links, commands, manifests, tables, dashboards and alerts of the documents
+#   make images     the images, with docker, podman or buildah: REGISTRY=... TAG=... [PUSH=1]
 #   make cluster    a real one-node Kubernetes for a person (root, Debian)
 
 PYTHON ?= python3
@@ -18,7 +19,7 @@ PYTEST := $(BIN)/pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test durations test-unit test-long test-next engines test-engines test-gpu check audit docs-check tour format generate lock lab cluster cluster-down clean
+.PHONY: help setup demo test durations test-unit test-long test-next engines test-engines test-gpu images check audit docs-check tour format generate lock lab cluster cluster-down clean
 
 help:
 	@sed -n 's/^#   //p' $(MAKEFILE_LIST)
@@ -79,6 +80,28 @@ test-engines: engines
 
 test-gpu: $(READY)
 	$(PYTEST) tests/gpu
+
+# PLATFORMS=linux/amd64,linux/arm64 builds for both; the engine's packages exist for amd64 alone.
+# BUILD_FLAGS go to the builder as they are.
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+IMAGES ?= operator supervisor engine
+REGISTRY ?=
+TAG ?= $(VERSION)
+BUILDER ?= $(notdir $(firstword $(wildcard $(foreach tool,docker podman buildah,$(addsuffix /$(tool),$(subst :, ,$(PATH)))))))
+name = $(if $(REGISTRY),$(REGISTRY:/=)/)plimsoll-$(1):$(TAG)
+several = $(if $(PLATFORMS),--platform=$(PLATFORMS))
+ifeq ($(BUILDER),docker)
+build = docker buildx build $(several) $(if $(PUSH),--push,--load) --tag=$(call name,$(1)) \
+	--target=$(1) $(BUILD_FLAGS) .
+else
+build = $(BUILDER) build $(several) $(if $(PLATFORMS),--manifest,--tag)=$(call name,$(1)) \
+	--target=$(1) $(BUILD_FLAGS) .$(if $(PUSH), && $(BUILDER) $(if $(PLATFORMS),manifest push --all,push) \
+	$(call name,$(1)) docker://$(call name,$(1)))
+endif
+images: $(addprefix image-,$(IMAGES))
+image-%:
+	@test -n "$(BUILDER)" || { echo "images: install docker, podman or buildah"; exit 1; }
+	$(call build,$*)
 
 check: $(READY)
 	$(BIN)/ruff format --check .

@@ -2,14 +2,17 @@
 
 The resource definitions, the operator's rules, the admission policies, alerts and dashboards have
 one source each, outside of the chart; Helm reads only files within it. The table of values in its
-README comes from the comments of ``values.yaml``.
+README comes from the comments of ``values.yaml``, and the version of chart and plain manifests from
+``pyproject.toml``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +40,16 @@ def files() -> dict[Path, str]:
     for path in sorted((ROOT / "dashboards").glob("*.json")):
         made[CHART / "files" / "dashboards" / path.name] = path.read_text()
     made[CHART / "README.md"] = readme()
+    chart, plain = CHART / "Chart.yaml", ROOT / "config" / "kustomization.yaml"
+    made[chart] = with_version(chart.read_text(), "version", "appVersion")
+    made[plain] = with_version(plain.read_text(), "newTag")
     return made
+
+
+def with_version(text: str, *keys: str) -> str:
+    """``text`` with the version of pyproject.toml as the value of ``keys``."""
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    return re.sub(rf"^( *)({'|'.join(keys)}): .*$", rf"\1\2: {version}", text, flags=re.M)
 
 
 def operator_rules() -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from plimsoll_operator.render import Images
 
 DEFAULT_IMAGES = Images(
     engine=f"plimsoll-engine:{version('plimsoll')}",
-    supervisor=f"plimsoll-sidecar:{version('plimsoll')}",
+    supervisor=f"plimsoll-supervisor:{version('plimsoll')}",
 )
 """Images of the same version as the operator."""
 

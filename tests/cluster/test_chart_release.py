@@ -65,7 +65,7 @@ def test_install_upgrade_rollback_uninstall(own: Lab, helm: str) -> None:
     kube("create", "namespace", kube.namespace)
     kube("label", "namespace", kube.namespace, "pod-security.kubernetes.io/enforce=restricted")
     release = Helm(helm, kube)
-    values: dict[str, Any] = {"image": {"tag": "one"}, "webhook": {"enabled": True}}
+    values: dict[str, Any] = {"images": {"tag": "one"}, "webhook": {"enabled": True}}
     said = release("install", RELEASE, str(CHART), TAKE, values=values)
     assert "helm -n" in said
     assert kube.get("mutatingwebhookconfiguration", f"{RELEASE}-webhook")
@@ -84,7 +84,7 @@ def test_install_upgrade_rollback_uninstall(own: Lab, helm: str) -> None:
         assert may(kube, account, *right.split()), right
     assert not may(kube, account, "list", "secrets")
 
-    values = {"image": {"tag": "two"}, "replicas": 2}
+    values = {"images": {"tag": "two"}, "replicas": 2}
     release("upgrade", RELEASE, str(CHART), values=values)
     assert image(kube).endswith(":two")
     assert kube.get("pdb", RELEASE)

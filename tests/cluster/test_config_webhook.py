@@ -60,6 +60,30 @@ def test_the_component_has_what_the_chart_has(kube: Kube, built: list[Object]) -
     assert len(chart) == 7
 
 
+def test_all_images_follow_the_kustomization(kube: Kube, tmp_path: Path) -> None:
+    """Also those that the operator gets by variables, with another registry and by digest."""
+    for folder in ("config", "crds"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    file = tmp_path / "config" / "kustomization.yaml"
+    kustomization = yaml.safe_load(file.read_text())
+    digest = f"sha256:{'a' * 64}"
+    parts = ("operator", "supervisor", "engine")
+    names = {part: f"registry.example/team/plimsoll-{part}" for part in parts}
+    kustomization["images"] = [
+        {"name": f"plimsoll-{part}", "newName": name, "digest": digest}
+        for part, name in names.items()
+    ]
+    file.write_text(yaml.safe_dump(kustomization))
+    made = yaml.safe_load_all(kube("kustomize", str(tmp_path / "config")))
+    (operator,) = (one for one in made if one["kind"] == "Deployment")
+    (container,) = operator["spec"]["template"]["spec"]["containers"]
+    variables = {one["name"]: one["value"] for one in container["env"] if "value" in one}
+    images = parse(container["args"], environ=variables).images
+    found = {"operator": container["image"], "supervisor": images.supervisor}
+    found["engine"] = images.engine
+    assert found == {part: f"{name}@{digest}" for part, name in names.items()}
+
+
 def test_the_operator_serves_it_and_its_service_finds_the_operator(
     kube: Kube, built: list[Object]
 ) -> None:

@@ -42,8 +42,7 @@ class Helm:
 def values(operator: str, engine: str, supervisor: str) -> dict[str, Any]:
     """The chart's values for images by name (REPOSITORY:TAG)."""
     repository, _, tag = operator.rpartition(":")
-    return {
-        "image": {"repository": repository, "tag": tag},
-        "engineImage": engine,
-        "supervisorImage": supervisor,
-    }
+    registry, _, name = repository.rpartition("/")
+    prefix = name.removesuffix("-operator")
+    images = {"registry": registry, "prefix": prefix, "tag": tag}
+    return {"images": images | {"engine": engine, "supervisor": supervisor}}

@@ -27,11 +27,14 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
+{{/* The image of a part: include "plimsoll.image" (list . "operator"). */}}
 {{- define "plimsoll.image" -}}
-{{- with .Values.image -}}
-{{- if .digest -}}{{ .repository }}@{{ .digest }}
-{{- else -}}{{ .repository }}:{{ default $.Chart.AppVersion .tag }}
-{{- end -}}
+{{- $root := index . 0 -}}
+{{- $part := index . 1 -}}
+{{- with $root.Values.images -}}
+{{- $name := printf "%s-%s" .prefix $part -}}
+{{- if .registry }}{{ trimSuffix "/" .registry }}/{{ end }}{{ $name }}
+{{- with index .digests $part }}@{{ . }}{{ else }}:{{ default $root.Chart.AppVersion .tag }}{{ end -}}
 {{- end -}}
 {{- end -}}
 

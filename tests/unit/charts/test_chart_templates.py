@@ -6,9 +6,11 @@ Tests ``charts/plimsoll/Chart.yaml``.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +71,9 @@ def test_it_lints(helm: str) -> None:
         ({"replicas": "two"}, "replicas"),
         ({"crds": {"enable": True}}, "crds"),
         ({"clusterObjects": "None"}, "clusterObjects"),
-        ({"image": {"digest": "latest"}}, "digest"),
-        ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+        ({"images": {"digests": {"engine": "latest"}}}, "engine"),
+        ({"images": {"digests": {"probe": ""}}}, "probe"),
+        ({"images": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
         ({"namespaces": ["Not_A_Name"]}, "namespaces"),
         ({"podTemplate": {"unrestrictedNamespaces": ["Not_A_Name"]}}, "unrestrictedNamespaces"),
         ({"serviceMonitor": {"interval": "soon"}}, "interval"),
@@ -112,7 +115,7 @@ def test_the_plain_manifests_and_the_chart_give_the_same_rights(helm: str) -> No
 def test_an_image_of_the_probe_reaches_the_operator(helm: str, image: str | None) -> None:
     from plimsoll_operator.config import parse
 
-    items = rendered(helm, values={"probeImage": image or ""})
+    items = rendered(helm, values={"images": {"probe": image or ""}})
     container = of(items, "Deployment")["spec"]["template"]["spec"]["containers"][0]
     assert parse(container["args"], environ={}).images.probe == image
 
@@ -227,9 +230,29 @@ def test_what_a_cluster_has_once_is_installed_with_without_or_apart(helm: str) -
 
 def test_a_digest_wins_over_a_tag(helm: str) -> None:
     digest = f"sha256:{'a' * 64}"
-    items = rendered(helm, values={"image": {"tag": "x", "digest": digest}})
+    images = {"tag": "x", "registry": "registry.example/team/", "digests": {"operator": digest}}
+    items = rendered(helm, values={"images": images})
     container = of(items, "Deployment")["spec"]["template"]["spec"]["containers"][0]
-    assert container["image"] == f"plimsoll-operator@{digest}"
+    assert container["image"] == f"registry.example/team/plimsoll-operator@{digest}"
+    assert "--supervisor-image=registry.example/team/plimsoll-supervisor:x" in container["args"]
+
+
+def test_chart_dockerfile_manifests_and_operator_name_the_same_images(helm: str) -> None:
+    """The chart once pulled an image by a name that nothing built."""
+    container = of(rendered(helm), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    images = config.parse(container["args"], environ={}).images
+    assert (images.engine, images.supervisor) == (
+        config.DEFAULT_IMAGES.engine,
+        config.DEFAULT_IMAGES.supervisor,
+    )
+    chart = {container["image"], images.engine, images.supervisor}
+    targets = re.findall(r"^FROM \S+ AS (\S+)$", (ROOT / "Dockerfile").read_text(), re.M)
+    for image in chart:
+        name, _, tag = image.partition(":")
+        assert name.removeprefix("plimsoll-") in targets
+        assert tag == version("plimsoll")
+    kustomization = yaml.safe_load((ROOT / "config" / "kustomization.yaml").read_text())
+    assert {f"{one['name']}:{one['newTag']}" for one in kustomization["images"]} == chart
 
 
 def test_the_webhook_is_off_by_default(helm: str) -> None:
@@ -308,7 +331,7 @@ def test_cert_manager_writes_the_webhooks_secret(helm: str) -> None:
 
 
 EVERY_FLAG = {
-    "probeImage": "probe:1",
+    "images": {"probe": "probe:1"},
     "namespaces": ["ml"],
     "podTemplate": {"unrestrictedNamespaces": ["open"]},
     "supervisor": {"imagePullSecrets": [{"name": "s"}], "resources": {"limits": {"cpu": "1"}}},
