@@ -8,6 +8,7 @@
 #   make check      format, lint, types, import direction, generated files, prose (needs Go, once)
 #   make docs-check links, commands, manifests, tables, dashboards and alerts of the documents
 #   make images     the images, with docker, podman or buildah: REGISTRY=... TAG=... [PUSH=1]
+#   make release    the files of a release in dist/: VERSION=... (needs helm and kubectl)
 #   make cluster    a real one-node Kubernetes for a person (root, Debian)
 
 PYTHON ?= python3
@@ -19,7 +20,7 @@ PYTEST := $(BIN)/pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test durations test-unit test-long test-next engines test-engines test-gpu images check audit docs-check tour format generate lock lab cluster cluster-down clean
+.PHONY: help setup demo test durations test-unit test-long test-next engines test-engines test-gpu images release check audit docs-check tour format generate lock lab cluster cluster-down clean
 
 help:
 	@sed -n 's/^#   //p' $(MAKEFILE_LIST)
@@ -103,6 +104,10 @@ image-%:
 	@test -n "$(BUILDER)" || { echo "images: install docker, podman or buildah"; exit 1; }
 	$(call build,$*)
 
+release: $(READY)
+	$(BIN)/python requirements/release.py $(VERSION)
+
+ACTIONLINT := go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -114,6 +119,8 @@ check: $(READY)
 	$(BIN)/python -m dashboards.generate --check
 	$(BIN)/python charts/generate.py --check
 	$(BIN)/python -m docs.prose
+	$(BIN)/zizmor --offline --quiet .github/workflows
+	@if command -v go > /dev/null; then $(ACTIONLINT); else echo 'actionlint: skipped: needs Go'; fi
 
 # Known vulnerabilities of the locked versions. Needs PyPI itself: a mirror has no database of them.
 audit: $(READY)

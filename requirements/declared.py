@@ -45,7 +45,7 @@ FORMS = "python-multipart"
 """Starlette's form parser imports it."""
 TOOLS = (
     "deptry", "import-linter", "mypy", "py-spy", "pytest-rerunfailures", "pytest-timeout", "ruff",
-    "types-psutil", "types-pyyaml",
+    "types-psutil", "types-pyyaml", "zizmor",
 )  # fmt: skip
 """Commands, plugins and types: nothing imports them."""
 CLIENTS = (
