@@ -41,15 +41,15 @@ def files() -> dict[Path, str]:
         made[CHART / "files" / "dashboards" / path.name] = path.read_text()
     made[CHART / "README.md"] = readme()
     chart, plain = CHART / "Chart.yaml", ROOT / "config" / "kustomization.yaml"
-    made[chart] = with_version(chart.read_text(), "version", "appVersion")
-    made[plain] = with_version(plain.read_text(), "newTag")
+    made[chart] = with_version(chart.read_text(), "(?:version|appVersion)")
+    made[plain] = with_version(plain.read_text(), " +newTag")
     return made
 
 
-def with_version(text: str, *keys: str) -> str:
-    """``text`` with the version of pyproject.toml as the value of ``keys``."""
+def with_version(text: str, key: str) -> str:
+    """``text`` with the version of pyproject.toml as the value of ``key``, a pattern."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    return re.sub(rf"^( *)({'|'.join(keys)}): .*$", rf"\1\2: {version}", text, flags=re.M)
+    return re.sub(rf"^({key}): .*$", rf"\g<1>: {version}", text, flags=re.M)
 
 
 def operator_rules() -> list[dict[str, Any]]:

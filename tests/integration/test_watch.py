@@ -41,6 +41,7 @@ class Desk:
             "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
         }
         self.started: list[subprocess.Popen[bytes]] = []
+        self.watching: list[subprocess.Popen[bytes]] = []
 
     def start(self, *command: str, out: Path | None = None) -> subprocess.Popen[bytes]:
         with (out or self.folder / "engine.out").open("ab") as log:
@@ -58,7 +59,9 @@ class Desk:
         return [*command, f"--log={self.folder}/log", f"--sick={self.sick}", *arguments]
 
     def watch(self, *arguments: str) -> subprocess.Popen[bytes]:
-        return self.start(str(PROGRAM), "watch", *arguments, out=self.out)
+        process = self.start(str(PROGRAM), "watch", *arguments, out=self.out)
+        self.watching.append(process)
+        return process
 
     def told(self) -> str:
         return self.out.read_text() if self.out.exists() else ""
@@ -79,6 +82,13 @@ class Desk:
         found = re.search(r"the page: (\S+)", self.told())
         return found.group(1) if found else ""
 
+    def state(self) -> str:
+        """``/state``; empty while the supervisor starts again for a new configuration."""
+        try:
+            return httpx.get(f"{self.page()}state").text
+        except httpx.HTTPError:
+            return ""
+
     def run(self, *arguments: str) -> str:
         done = subprocess.run(
             [str(PROGRAM), *arguments], env=self.environment, capture_output=True, text=True,
@@ -88,15 +98,12 @@ class Desk:
 
     def end(self) -> None:
         for process in reversed(self.started):
-            if process.poll() is None:
+            if process in self.watching and process.poll() is None:
                 process.send_signal(signal.SIGINT)
-        for process in reversed(self.started):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20)
-            try:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(20)
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
             process.wait(10)
 
 
@@ -179,8 +186,7 @@ def test_a_container_is_followed_to_its_next_start(desk: Desk) -> None:
     desk.until(lambda: "llm has ended; waiting for its next start" in desk.told())
     second = start()
     desk.until(lambda: f"llm runs again, as process {second}" in desk.told())
-    state = f"{desk.page()}state"
-    desk.until(lambda: f"-{second}:" in httpx.get(state).text)
+    desk.until(lambda: f"-{second}:" in desk.state())
 
 
 def test_an_engine_of_its_own_is_restarted_when_it_leaks(desk: Desk) -> None:
