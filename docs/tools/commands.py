@@ -16,7 +16,7 @@ from plimsoll_api.names import API_GROUP, SERVICE_KIND
 from plimsoll_cli.main import app
 
 KNOWN = frozenset(
-    {"kubectl", "helm", "promtool", "pytest", "docker", "apt-get", "cat", "echo", "."}
+    {"kubectl", "helm", "promtool", "pytest", "docker", "apt-get", "cat", "echo", "pipx", "."}
 )
 """Programs that are not ours; kubectl and helm are run by tests where they are marked."""
 AMBIGUOUS = re.compile(rf"\b{SERVICE_KIND}s?\b(?!\.{re.escape(API_GROUP)})", re.IGNORECASE)
@@ -85,7 +85,8 @@ def _ours(words: list[str]) -> str | None:
     if command is None:
         return None if words[0].startswith("--") else f"plimsoll has no command {words[0]}"
     options = {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
-    for word in words[1:]:
+    own = words[: words.index("--")] if "--" in words else words
+    for word in own[1:]:
         flag = word.partition("=")[0]
         if flag.startswith("-") and flag != "-" and flag not in {*options, "--help"}:
             return f"plimsoll {words[0]} has no flag {flag}"

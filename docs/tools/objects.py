@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from docs.tools.blocks import ROOT, blocks
 from docs.tools.commands import lines
 from plimsoll_api import generate
@@ -54,7 +56,7 @@ def wrong(
         if _WORD.match(word) and word not in _code():
             yield f"{path.name}: `{span}`: no part of ours knows this word"
         if _FIELD.match(word) and not _field(word):
-            yield f"{path.name}: `{span}`: no resource of ours has this field"
+            yield f"{path.name}: `{span}`: no resource and no value of the chart has this name"
     for name in _DASHBOARD.findall(" ".join(text.split())):
         if not (ROOT / "dashboards" / f"{name}.json").is_file():
             yield f"{path.name}: there is no {name} dashboard"
@@ -116,10 +118,19 @@ def _code() -> str:
 
 def _field(name: str) -> bool:
     """``supervision.mode`` is in the spec, whether or not the page says so. Some fields are those
-    of a SupervisionPolicy alone."""
+    of a SupervisionPolicy alone, and some names are values of the chart."""
     parts = name.split(".")
     kinds = (generate.inference_service, generate.supervision_policy)
-    return any(_in(kind(), parts) for kind in kinds)
+    return any(_in(kind(), parts) for kind in kinds) or _is_value(parts)
+
+
+def _is_value(parts: Sequence[str]) -> bool:
+    node: Any = yaml.safe_load((ROOT / "charts" / "plimsoll" / "values.yaml").read_text())
+    for part in parts:
+        if not isinstance(node, dict) or part not in node:
+            return False
+        node = node[part]
+    return True
 
 
 def _in(definition: Object, parts: Sequence[str]) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from plimsoll_cli.cluster.doctor import LEAST_MINOR
 from plimsoll_operator import config
 
 ROOT = Path(__file__).parents[3]
@@ -383,3 +384,11 @@ def test_the_policy_on_the_operators_account_is_of_its_release(helm: str) -> Non
     assert variables["webhook"] == "'sys/plimsoll-webhook'"
     assert variables["webhookUrl"] == "'https://hook.example/pods'"
     assert "'plimsoll-operator'" in variables["ours"], "the label is the same everywhere"
+
+
+def test_chart_doctor_and_pages_name_the_same_oldest_kubernetes() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["kubeVersion"] == f">=1.{LEAST_MINOR}.0-0"
+    for page in ("README.md", "docs/quickstart.md", "docs/adopt.md"):
+        told = set(re.findall(r"Kubernetes 1\.(\d+) or later", (ROOT / page).read_text()))
+        assert told == {str(LEAST_MINOR)}, page

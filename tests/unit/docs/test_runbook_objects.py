@@ -82,6 +82,6 @@ def test_what_does_not_exist_is_found(tmp_path: Path, chart: list[dict[str, Any]
         "the chart has no Pod with app=x",
         "no pod of ours has a container main",
         "no part of ours knows this word",
-        "no resource of ours has this field",
+        "no resource and no value of the chart has this name",
         "page.md: there is no weather dashboard".removeprefix("page.md: "),
     ]
