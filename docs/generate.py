@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from docs.tools import crds, entrypoints, figures, injections, metrics, scale, sensitivity
+from docs.tools import crds, entrypoints, figures, injections, metrics, reasons, scale, sensitivity
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -19,6 +19,7 @@ def pages() -> dict[str, str]:
         "metrics.md": metrics.page(),
         "api.md": crds.page(),
         "injections.md": injections.page(),
+        "not-ready.md": reasons.page(),
         "scale.md": scale.page(),
         "engine.md": entrypoints.page(),
         "detection.md": sensitivity.page(),
