@@ -137,8 +137,8 @@ class EngineCore:
 
     def poll(self, idle: bool = False) -> None:
         """Look after the transfers. Between steps, and also while there is no work."""
-        if self.inheritance is not None and self.inheritance.overdue:
-            self.settle_inheritance()
+        if self.inheritance is not None:
+            self.inheritance.expire()
         if self.scheduler.offload is not None:
             self.scheduler.offload.poll(idle)
 
@@ -190,7 +190,10 @@ class EngineCore:
             self.scheduler.add(request)
 
     def settle_inheritance(self) -> Inheritance | None:
-        """Free the blocks of requests that did not come; what was handed over, if anything was."""
+        """Free the blocks of requests that did not come; what was handed over, if anything was.
+
+        The frontend asks for it once, when it has submitted all that it carries over.
+        """
         inheritance, self.inheritance = self.inheritance, None
         if inheritance is not None:
             inheritance.settle()

@@ -20,7 +20,10 @@ from plimsoll_engine.messages import handover as messages
 from plimsoll_engine.messages.handover import HandoverRefused, Layout, Outcome, Table
 
 WAIT_S = 10.0
-"""The frontend submits what it carries over at once; tables without a request go by then."""
+"""The frontend submits what it carries over at once; tables without a request go by then. Counted
+from the moment at which the worker begins to listen: on a machine that is short of CPU time, making
+its last things ready takes longer than that.
+"""
 
 
 def accept(data: bytes, layout: Layout, runner: Runner, max_num_seqs: int) -> list[Table]:
@@ -56,15 +59,24 @@ class Inheritance:
     def __init__(self, tables: Sequence[Table], pool: BlockPool) -> None:
         self._tables = {table.request_id: table for table in tables}
         self._pool = pool
-        self._since = time.monotonic()
+        self._since: float | None = None
+        """When the worker began to listen."""
         self.adopted: list[str] = []
         self.refused: dict[str, str] = {}
         """Why a request did not get its table."""
 
-    @property
-    def overdue(self) -> bool:
-        """Whether the requests that are not here yet will not come."""
-        return time.monotonic() - self._since > WAIT_S
+    def expire(self) -> None:
+        """Free the tables of requests that will not come; call it again and again.
+
+        What became of the others is kept: the frontend has yet to ask.
+        """
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        if now - self._since > WAIT_S:
+            late = f"the request did not come within {WAIT_S:g} s"
+            self.refused |= dict.fromkeys(self._tables, late)
+            self.settle()
 
     def held_blocks(self) -> list[int]:
         """Return the blocks of the tables that wait, one entry a reference."""

@@ -253,12 +253,31 @@ def test_tables_without_their_request_are_freed(make: Make, tiny_model: Any) -> 
     assert new.engine.pool.used == 0
     assert new.engine.pool.free == BLOCKS
 
-    again = make(memory, data)
-    assert again.engine.inheritance is not None
-    again.engine.inheritance._since -= inheritance.WAIT_S + 1
-    again.engine.poll(idle=True)
-    assert again.engine.inheritance is None
-    assert again.engine.pool.free == BLOCKS
+
+def test_tables_wait_from_the_moment_at_which_the_worker_listens(
+    make: Make, tiny_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine short of CPU time minutes may pass before, and between two messages."""
+    now = 100.0
+    monkeypatch.setattr("plimsoll_engine.core.inheritance.time.monotonic", lambda: now)
+    memory = memory_of(tiny_model)
+    old, data = stopped(make, memory, 5)
+    new = make(memory, data)
+    now += inheritance.WAIT_S + 1
+    new.engine.poll(idle=True)
+    now += inheritance.WAIT_S - 1
+    new.engine.poll(idle=True)
+    come, *late = [one for one in submits() if one.request_id in old.said]
+    come.output_ids = [token for token, _ in old.said[come.request_id]]
+    assert new.engine.submit(come) is None
+    now += 2
+    new.engine.poll(idle=True)
+    assert new.engine.pool.used == len(new.engine.requests[come.request_id].block_ids)
+    told = new.engine.settle_inheritance()
+    assert told is not None
+    assert told.adopted == [come.request_id]
+    assert {one.request_id for one in late} <= set(told.refused)
+    assert new.engine.settle_inheritance() is None
 
 
 def test_a_request_with_other_tokens_is_computed_again(
