@@ -1,7 +1,7 @@
 """Throughput with FP8 weights and an FP8 pool beside bfloat16, and beside vLLM's FP8.
 
     python -m bench.checkpoint --shape llama-8b /tmp/8b
-    python -m plimsoll_engine.models.write_fp8 /tmp/8b /tmp/8b-fp8
+    python -m plimsoll_faults.models.write_fp8 /tmp/8b /tmp/8b-fp8
     python -m bench.fp8 --shape 8b --checkpoint /tmp/8b --fp8 /tmp/8b-fp8
     python -m bench.fp8 --shape 8b --checkpoint /tmp/8b --fp8 /tmp/8b-fp8 --vllm
 
@@ -68,7 +68,7 @@ def main() -> None:
     add = parser.add_argument
     add("--shape", required=True, help="name of the shape in the figures' keys, such as 8b")
     add("--checkpoint", required=True, type=Path, help="made by bench/checkpoint.py")
-    add("--fp8", required=True, type=Path, help="made from it by plimsoll_engine.models.write_fp8")
+    add("--fp8", required=True, type=Path, help="made from it by plimsoll_faults.models.write_fp8")
     add("--format", nargs="+", default=list(FORMATS), choices=FORMATS)
     add("--workload", nargs="+", default=list(DEFAULT), choices=WORKLOADS)
     add("--no-check", action="store_true", help="for a shape that no GPU holds in float32")

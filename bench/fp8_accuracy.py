@@ -25,7 +25,7 @@ from bench.engine import reference_logits
 from bench.result import RESULTS, publish
 from plimsoll_engine.kernels.quantized import FP8
 from plimsoll_engine.models import loader
-from plimsoll_engine.models.write_fp8 import write_fp8
+from plimsoll_faults.models.write_fp8 import write_fp8
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 HELD_OUT = 8

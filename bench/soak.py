@@ -143,7 +143,7 @@ def make_models(folder: Path, kind: str) -> None:
         commands = [
             [models + "tiny_moe", str(folder / "experts")],
             [models + "tiny", str(folder / "draft")],
-            ["plimsoll_engine.models.write_fp8", str(folder / "draft"), str(folder / "fp8")],
+            ["plimsoll_faults.models.write_fp8", str(folder / "draft"), str(folder / "fp8")],
         ]
     for command in commands:
         subprocess.run([sys.executable, "-m", *command], check=True)

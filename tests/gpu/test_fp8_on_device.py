@@ -24,8 +24,8 @@ from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
-from plimsoll_engine.models.write_fp8 import write_fp8
 from plimsoll_faults.models.tiny import write_checkpoint
+from plimsoll_faults.models.write_fp8 import write_fp8
 from tests.integration.engine.conftest import Engine
 from tests.logits import recorded
 from tests.random_model import random_model

@@ -17,9 +17,9 @@ from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import Exited
-from plimsoll_engine.models.write_fp8 import write_fp8
 from plimsoll_engine.process.stacks import stacks_path
 from plimsoll_faults.models import tiny, tiny_moe
+from plimsoll_faults.models.write_fp8 import write_fp8
 from tests.integration.test_worker_process import (
     PROMPT,
     Harness,

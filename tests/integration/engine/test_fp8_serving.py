@@ -19,8 +19,8 @@ from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
-from plimsoll_engine.models.write_fp8 import write_fp8
 from plimsoll_faults.models import tiny_moe
+from plimsoll_faults.models.write_fp8 import write_fp8
 from tests.ranks import started
 
 STREAMS, TOKENS = 6, 200

@@ -33,7 +33,7 @@ from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import draft as draft_models
-from plimsoll_engine.models.write_fp8 import write_fp8
+from plimsoll_faults.models.write_fp8 import write_fp8
 from tests.draft_checkpoint import write_draft_checkpoint
 
 NEW_TOKENS, DRAFTS, BLOCK = 40, 4, 4

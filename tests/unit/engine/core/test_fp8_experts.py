@@ -1,6 +1,7 @@
 """FP8 checkpoints of a mixture of experts: what lies where, and how near the logits are.
 
-Tests ``models/write_fp8.py``, ``models/decoder_parts.py`` and ``kernels/experts_reference.py``.
+Tests ``plimsoll_faults/models/write_fp8.py``, ``models/decoder_parts.py`` and
+``kernels/experts_reference.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from plimsoll_engine.errors import LoadError
 from plimsoll_engine.kernels import quantized
 from plimsoll_engine.kernels.quantized import FP8
 from plimsoll_engine.models import loader, quantization
-from plimsoll_engine.models.write_fp8 import write_fp8
+from plimsoll_faults.models.write_fp8 import write_fp8
 from tests.fp8_logits import load, logits_of, off, round_linear_layers, rounded, texts
 from tests.lora import SIZES
 from tests.random_model import random_model

@@ -1,6 +1,6 @@
 """FP8 checkpoints: what is read and what is refused, and how near the logits are.
 
-Tests ``models/quantization.py`` and ``models/write_fp8.py``.
+Tests ``models/quantization.py`` and ``plimsoll_faults/models/write_fp8.py``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from plimsoll_engine.kernels.quantized import FP8, Quantized
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.worker_ipc import Submit
 from plimsoll_engine.models import loader, quantization
-from plimsoll_engine.models.write_fp8 import main, write_fp8
 from plimsoll_engine.weights.layout import checksums, lay_out, views
 from plimsoll_faults.models import tiny_moe
+from plimsoll_faults.models.write_fp8 import main, write_fp8
 from tests.fp8_logits import load, logits_of, off, round_linear_layers, texts
 from tests.lora import SIZES, write_adapter, write_model
 from tests.random_model import random_model

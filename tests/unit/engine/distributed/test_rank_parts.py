@@ -18,7 +18,7 @@ from plimsoll_engine.errors import LoadError, SettingsError
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
-from plimsoll_engine.models.write_fp8 import write_fp8
+from plimsoll_faults.models.write_fp8 import write_fp8
 
 CPU = torch.device("cpu")
 SCALES = ("out_scale", "down_scale")

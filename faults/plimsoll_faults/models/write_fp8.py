@@ -1,6 +1,6 @@
 """A checkpoint with FP8 weights from one in bfloat16, float16 or float32.
 
-    python -m plimsoll_engine.models.write_fp8 CHECKPOINT OUT
+    python -m plimsoll_faults.models.write_fp8 CHECKPOINT OUT
 
 The result has the form that :mod:`plimsoll_engine.models.quantization` reads, and vLLM as well: the
 matrices of all layers, those of experts as well, in e4m3 with a scale for each output channel. The
