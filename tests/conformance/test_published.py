@@ -6,9 +6,12 @@ Tests ``frontend/requests/detokenize.py``, ``core/sampling.py`` and ``models/dec
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -215,34 +218,67 @@ def seeded(number: int, tokens: int = 32) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_seeded_texts_hold_beside_others_over_a_restart_and_with_drafts(
-    engine: Engine, tmp_path: Path
-) -> None:
-    bodies = [seeded(number) for number in range(64)]
-    alone = [post(engine, **body)["text"] for body in bodies]
+BODIES = [seeded(number) for number in range(64)]
 
-    def differ(other: list[str]) -> list[int]:
-        return [n for n, (one, two) in enumerate(zip(alone, other, strict=True)) if one != two]
 
+@pytest.fixture(scope="module")
+def alone(engine: Engine) -> list[str]:
+    """Each of the seeded texts by itself."""
+    return [post(engine, **body)["text"] for body in BODIES]
+
+
+def differ(one: list[str], other: list[str]) -> list[int]:
+    return [n for n, (a, b) in enumerate(zip(one, other, strict=True)) if a != b]
+
+
+def over(engine: Engine, event: Callable[[], None]) -> list[str]:
+    """The seeded texts, 32 at a time, with ``event`` in their midst."""
     with ThreadPoolExecutor(32) as pool:
-        beside = list(pool.map(lambda body: post(engine, **body)["text"], bodies))
-        waiting = [pool.submit(post, engine, **body) for body in bodies]
-        engine.until(lambda: engine.status()["load"]["generation_tokens_total"] > 0, "tokens")
-        engine.begin("restart", "seeded")
-        assert engine.finish("seeded", 120)["state"] == "succeeded"
-        carried = [one.result()["text"] for one in waiting]
-    assert len(differ(beside)) <= 1
-    assert len(differ(carried)) <= 1
-    config = '{"method": "ngram", "num_speculative_tokens": 4}'
-    with_drafts = Engine(published.SMOLLM2, tmp_path / "run", "--speculative-config", config)
+        before = engine.status()["load"]["requests_total"]
+        waiting = [pool.submit(post, engine, **body) for body in BODIES]
+        engine.until(lambda: engine.status()["load"]["requests_total"] >= before + 33, "turns", 120)
+        event()
+        return [one.result()["text"] for one in waiting]
+
+
+def restart(engine: Engine, name: str) -> None:
+    engine.begin("restart", name)
+    assert engine.finish(name, 120)["state"] == "succeeded"
+
+
+def test_seeded_texts_hold_beside_others_and_over_a_restart(
+    engine: Engine, alone: list[str]
+) -> None:
+    assert len(differ(alone, over(engine, lambda: None))) <= 1
+    assert len(differ(alone, over(engine, lambda: restart(engine, "seeded")))) <= 1
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_seeded_texts_hold_with_drafts_over_restarts_and_crashes_with_a_standby(
+    alone: list[str], tmp_path: Path, method: str
+) -> None:
+    config: dict[str, Any] = {"method": method, "num_speculative_tokens": 4}
+    if method == "draft_model":
+        config["model"] = str(published.SMOLLM2)  # right for as long as both draw alike
+    engine = Engine(
+        published.SMOLLM2, tmp_path / "run", "--standby-worker", "always",
+        "--speculative-config", json.dumps(config),
+    ).wait_ready()  # fmt: skip
+
+    def standby() -> None:
+        prepared = {"state": "prepared"}
+        engine.until(lambda: engine.status()["standby"] == prepared, "a standby", 300)
+
     try:
-        with_drafts.wait_ready()
-        with ThreadPoolExecutor(32) as pool:
-            drafted = list(pool.map(lambda body: post(with_drafts, **body)["text"], bodies))
+        standby()
+        assert len(differ(alone, over(engine, lambda: restart(engine, "drafted")))) <= 1
+        standby()
+        crash = partial(os.kill, engine.worker_pid(), signal.SIGKILL)
+        assert len(differ(alone, over(engine, crash))) <= 1
+        assert engine.status()["worker_starts"] == 3
+        engine.clean()
     finally:
-        with_drafts.process.terminate()
-        with_drafts.process.wait(60)
-    assert len(differ(drafted)) <= 1
+        engine.end()
 
 
 def test_answers_match_their_schemas(engine: Engine) -> None:
