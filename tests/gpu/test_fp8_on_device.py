@@ -15,7 +15,9 @@ from transformers import AutoConfig
 
 from bench.engine import exact_tensors, reference_logits
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.kernels import quantized
+from plimsoll_engine.core.runner import Runner
+from plimsoll_engine.kernels import decode_attention, quantized
+from plimsoll_engine.kernels.decode_cut import Cut
 from plimsoll_engine.kernels.quantized import FP8, Quantized
 from plimsoll_engine.kernels.scaled_product import scaled_product
 from plimsoll_engine.memory.audit import audit
@@ -124,7 +126,12 @@ def test_logits_are_no_farther_from_the_exact_ones_than_the_meaning(
 
 
 @pytest.mark.parametrize("pool", ["auto", "fp8"])
-def test_graphs_make_the_same_text_and_all_memory_comes_back(checkpoint: Path, pool: str) -> None:
+def test_graphs_make_the_same_text_and_all_memory_comes_back(
+    checkpoint: Path, pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Else the attention is cut by the number of rows, which padding changes: other roundings.
+    monkeypatch.setattr(decode_attention, "cut_for", lambda *_: Cut(64, 4))
+    monkeypatch.setattr(Runner, "_by_row", lambda *_: False)
     found = []
     for graphs in (True, False):
         lifecycle = CoreLifecycle(config(checkpoint, pool))

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.core.graphs import DecodeGraphs
 from plimsoll_engine.memory import core_lifecycle as lifecycle_module
 from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.memory.device_memory import device_memory
@@ -67,7 +68,7 @@ def forward_error(lifecycle: CoreLifecycle) -> None:
         raise RuntimeError(f"broken forward after {kept.shape}")
 
     model.forward = fails
-    engine.submit(Submit("r", [5] * 9, Sampling(max_tokens=4)))
+    engine.submit(Submit("r", [5] * 90, Sampling(max_tokens=4)))  # too many for a captured step
     assert "broken forward" in engine.step().dropped[0].message
 
 
@@ -143,6 +144,31 @@ def test_text_on_the_gpu_equals_text_on_the_cpu(checkpoint: Path) -> None:
         lifecycle.shutdown()
     assert found["cuda", "float32"] == found["cpu", "float32"]
     assert all(len(tokens) == 64 for tokens in found["cuda", "bfloat16"].values())
+
+
+def test_a_short_prompt_is_computed_by_a_captured_step(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alone and beside decode rows; a long one is not."""
+    replayed: list[int] = []
+    replay = DecodeGraphs.replay
+
+    def counted(graphs: DecodeGraphs, inputs: Any, newest: Any) -> Any:
+        replayed.append(len(inputs.ids))
+        return replay(graphs, inputs, newest)
+
+    monkeypatch.setattr(DecodeGraphs, "replay", counted)
+    lifecycle = CoreLifecycle(config(checkpoint))
+    engine = lifecycle.start()
+    rows = []
+    for name, length in (("a", 16), ("b", 40), ("c", 65)):
+        prompt = [length + place for place in range(length)]
+        engine.submit(Submit(name, prompt, Sampling(max_tokens=9, ignore_eos=True)))
+        replayed.clear()
+        engine.step()
+        rows.append(list(replayed))
+    lifecycle.shutdown()
+    assert rows == [[16], [41], []]
 
 
 def test_a_trim_gives_reserved_memory_back(checkpoint: Path) -> None:

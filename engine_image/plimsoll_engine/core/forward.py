@@ -13,7 +13,7 @@ import torch
 
 from plimsoll_engine.core.encoder_outputs import EncoderOutputs
 from plimsoll_engine.core.graphs import DecodeGraphs
-from plimsoll_engine.core.inputs import pieces
+from plimsoll_engine.core.inputs import pieces, to_device
 from plimsoll_engine.core.loaded_adapters import LoadedAdapters, in_step
 from plimsoll_engine.core.needed_rows import NeededRows, needed_rows
 from plimsoll_engine.core.prompt_scores import Scores, score
@@ -151,6 +151,11 @@ class Forward:
             and self.graphs.fits(len(inputs.ids))
         ):
             tokens, own = self.graphs.replay(inputs, self.newest)
+            if not len(inputs.last):
+                return None, None
+            if len(inputs.last) < len(tokens):
+                last = to_device(inputs.last, self.device)
+                tokens, own = tokens[last.long()], self._ops.rows(own, last)
             return tokens, None if inputs.greedy else self.group.all_gather(own)
         return None, self._compute(inputs, chunks, adapters)
 

@@ -12,11 +12,14 @@ from plimsoll_engine.core.scheduler import Chunk
 from plimsoll_engine.messages.rank_ipc import Array, Inputs
 
 
-def collect(chunks: Sequence[Chunk], block_size: int, scored: Sequence[Part] = ()) -> Inputs:
+def collect(
+    chunks: Sequence[Chunk], block_size: int, scored: Sequence[Part] = (), by_row: bool = False
+) -> Inputs:
     """Return the inputs of a step, decode rows first, in which ``scored`` rows are scored.
 
     Each draft is a decode row of its own, over the blocks of its request: a layer stores the keys
-    and values of all rows before any row attends to them.
+    and values of all rows before any row attends to them. With ``by_row`` so is each token of a
+    prompt.
     """
     counts = np.fromiter((chunk.count for chunk in chunks), np.int32, len(chunks))
     computed = np.fromiter((chunk.request.computed for chunk in chunks), np.int32, len(chunks))
@@ -34,19 +37,23 @@ def collect(chunks: Sequence[Chunk], block_size: int, scored: Sequence[Part] = (
             ids.append(0)
             sources[len(ids) - 1] = request.sampled_row
         ids += chunk.drafts
-    if drafts:
-        copies = np.fromiter((1 + len(chunk.drafts) for chunk in chunks), np.int32, len(chunks))
-        first = np.repeat(np.cumsum(copies) - copies, copies)
-        counts, computed = np.repeat(counts, copies), np.repeat(computed, copies)
-        computed += np.arange(len(computed), dtype=np.int32) - first.astype(np.int32)
+    if drafts or by_row:
+        copies = np.fromiter((len(chunk.drafts) for chunk in chunks), np.int32, len(chunks))
+        copies += counts if by_row else np.int32(1)
+        first = np.repeat(np.cumsum(copies) - copies, copies).astype(np.int32)
+        number = np.arange(len(first), dtype=np.int32) - first
+        counts, computed = np.repeat(counts, copies), np.repeat(computed, copies) + number
         tables, ends = np.repeat(tables, copies, axis=0), np.repeat(ends, copies)
+        if by_row:
+            ends &= number >= counts - 1
+            counts = np.ones_like(counts)
     starts = np.zeros(len(counts) + 1, np.int32)
     np.cumsum(counts, out=starts[1:])
     sequence = np.repeat(np.arange(len(counts)), counts)
     positions = np.arange(starts[-1], dtype=np.int32) + (computed - starts[:-1])[sequence]
     slots = tables[sequence, positions // block_size] * block_size + positions % block_size
-    decoding = [chunk for chunk in chunks if chunk.count == 1]
-    decodes = len(decoding) + drafts
+    prompts = [] if by_row else [chunk for chunk in chunks if chunk.count > 1]
+    decodes = len(counts) - len(prompts)
     return Inputs(
         ids=np.array(ids, np.int32),
         sources=sources,
@@ -57,8 +64,8 @@ def collect(chunks: Sequence[Chunk], block_size: int, scored: Sequence[Part] = (
         tables=tables,
         last=(starts[1:] - 1)[ends],
         decodes=decodes,
-        longest=max((chunk.count for chunk in chunks[len(decoding) :]), default=0),
-        fresh=tuple(c.count for c in chunks[len(decoding) :] if not c.request.computed),
+        longest=max((chunk.count for chunk in prompts), default=0),
+        fresh=tuple(chunk.count for chunk in prompts if not chunk.request.computed),
         scored=_ints([part.row + i for part in scored for i in range(len(part.targets))]),
         targets=_ints([target for part in scored for target in part.targets]),
         most=max((part.request.sampling.prompt_logprobs or 0 for part in scored), default=0),

@@ -50,8 +50,8 @@ class Inputs:
 
     @property
     def decoding(self) -> bool:
-        """Each sequence has one row, and each gets a token."""
-        return len(self.ids) == len(self.contexts) == len(self.last)
+        """Each sequence has one row, and none is scored."""
+        return len(self.ids) == len(self.contexts) and not len(self.scored)
 
 
 # ---- rank 0 to the others
