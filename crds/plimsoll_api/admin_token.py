@@ -1,6 +1,6 @@
-"""The token of an engine's admin API, which the supervisor and the engine share through a file.
+"""The token of an engine's admin API, which the supervisor and the engine share in a file.
 
-Imports are few on purpose: the supervisor's launcher uses this, too.
+Imports are few, because the supervisor's launcher uses this module.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from plimsoll_api.names import TOKEN_FILE
 
 
 def write_token(run_dir: str) -> bool:
-    """Write a random token with mode 0600 unless there is one. Raises OSError.
+    """Write a random token with mode 0600 if there is none. Raises OSError.
 
-    Returns whether it was written. Where two processes do this at once, the token of one of them
-    holds for both.
+    Returns whether it was written. If two processes do this at once, both use the token of one of
+    them.
     """
     path = os.path.join(run_dir, TOKEN_FILE)
     if os.path.exists(path):

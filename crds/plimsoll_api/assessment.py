@@ -17,7 +17,7 @@ from plimsoll_api.units import format_bytes, format_left
 
 
 class Segment(OpenEnum):
-    """The part of memory that grows."""
+    """A part of the memory of the engine's processes or devices."""
 
     PYTHON_OBJECTS = "python_objects"
     MALLOC_IN_USE = "malloc_in_use"

@@ -17,7 +17,7 @@ from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.names import API_VERSION, SERVICE_KIND
 from plimsoll_api.operation import (
     AUTOSCALING_RULES,
-    MAX_REPLICAS,
+    MAX_SERVICE_REPLICAS,
     ROLLOUT_RULES,
     Autoscaling,
     Disruption,
@@ -58,7 +58,7 @@ _LIMIT_OF_ENGINE = (
 class InferenceServiceSpec(ResourceModel):
     """The desired state."""
 
-    replicas: Annotated[int, Field(ge=0, le=MAX_REPLICAS)] = Field(
+    replicas: Annotated[int, Field(ge=0, le=MAX_SERVICE_REPLICAS)] = Field(
         default=1,
         description="Desired number of replicas. With `autoscaling`, this is only "
         "the initial number, limited to the range from `min` to `max`. Defaults to 1.",

@@ -46,7 +46,7 @@ MAX_CONDITIONS = 4
 
 
 class IncidentWorkload(msgspec.Struct, rename="camel", omit_defaults=True):
-    """The object whose replica the pod is."""
+    """The workload that the pod is a replica of."""
 
     kind: Annotated[
         _Word, written("Kind of the object, for example `InferenceService` or `Deployment`.")

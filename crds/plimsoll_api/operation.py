@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 from plimsoll_api.cel import rule, validations
 from plimsoll_api.schema import PositiveDuration, PositiveQuantity, PreservedObject, ResourceModel
 
-MAX_REPLICAS = 1000
+MAX_SERVICE_REPLICAS = 1000
 COUNT_PATTERN = r"^([0-9]{1,4}|[0-9]{1,3}%)$"
 _LABEL = r"^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
 
@@ -88,10 +88,10 @@ class Autoscaling(ResourceModel):
     subresource.
     """
 
-    min_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(
+    min_replicas: Annotated[int, Field(ge=1, le=MAX_SERVICE_REPLICAS)] = Field(
         default=1, description="Minimum number of replicas. Defaults to 1."
     )
-    max_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] = Field(
+    max_replicas: Annotated[int, Field(ge=1, le=MAX_SERVICE_REPLICAS)] = Field(
         description="Maximum number of replicas."
     )
     target: ScaleTarget = Field(

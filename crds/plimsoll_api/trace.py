@@ -24,7 +24,7 @@ from plimsoll_api.admin import Load, Parts
 from plimsoll_api.decoding import Malformed, decode
 
 SUFFIXES = (".jsonl", ".jsonl.gz")
-MAX_LINE_BYTES = 4 << 20
+MAX_TRACE_LINE_BYTES = 4 << 20
 """Maximum length of a line: that of an engine's longest accepted answer. A file may be a gzip
 bomb."""
 _UNREADABLE = (OSError, EOFError, zlib.error)
@@ -253,7 +253,7 @@ def read(path: Path) -> tuple[Header, Iterator[Sample]]:
     """
     try:
         raw = _open_for_reading(path)
-        first = raw.readline(MAX_LINE_BYTES)
+        first = raw.readline(MAX_TRACE_LINE_BYTES)
     except _UNREADABLE as error:
         raise TraceError(f"{path}: cannot be read: {error}") from error
     try:
@@ -272,13 +272,13 @@ def _samples(path: Path, raw: IO[bytes]) -> Iterator[Sample]:
     with raw:
         for number in itertools.count(2):
             try:
-                line = raw.readline(MAX_LINE_BYTES)
+                line = raw.readline(MAX_TRACE_LINE_BYTES)
             except _UNREADABLE as error:
                 raise TraceError(f"{path}: truncated: {error}") from error
             if not line:
                 return
-            if len(line) == MAX_LINE_BYTES:
-                raise TraceError(f"{path}:{number}: longer than {MAX_LINE_BYTES >> 20} MiB")
+            if len(line) == MAX_TRACE_LINE_BYTES:
+                raise TraceError(f"{path}:{number}: longer than {MAX_TRACE_LINE_BYTES >> 20} MiB")
             if not line.strip():
                 continue
             try:

@@ -6,7 +6,7 @@ the same client, and its age is a metric. The age of the last event is a metric 
 cluster sends none. A watch is stale after two full lists in a row showed changes that it had not
 reported.
 
-The operator is ready if all objects were listed once, or if it is a standby; the webhook, if there
+The operator is ready if all objects were listed once, or if it is a standby. The webhook, if there
 is one, must be able to answer. Without the custom resource definitions, the operator waits for them
 and is not ready.
 """
@@ -78,7 +78,7 @@ class Health:
                 log.warning("canary: %s", str(error) or repr(error))
             await asyncio.sleep(self._config.clocks.canary)
 
-    def verdict(self) -> str | None:
+    def liveness_fault(self) -> str | None:
         """Return the fault that a restart would fix; None if there is none."""
         stale = self._watches.stale_kinds(STALE_LISTS)
         kinds = ", ".join(stale)
@@ -95,7 +95,7 @@ class Health:
         """Serve on all interfaces. Raises OSError if the port is in use."""
 
         async def healthz(_: web.Request) -> web.Response:
-            wrong = self.verdict()
+            wrong = self.liveness_fault()
             text = wrong or f"canary read {self.canary_age_s():.0f} s ago"
             return web.Response(text=f"{text}\n", status=503 if wrong else 200)
 

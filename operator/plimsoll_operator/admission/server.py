@@ -173,7 +173,7 @@ class Admission:
         watch: PolicyWatch,
     ) -> None:
         policies = Policies()
-        watch.also = policies.update
+        watch.on_change = policies.update
         for result in RESULTS:
             tally.admitted(result, 0)
         self._folder = Path(tempfile.mkdtemp(prefix="plimsoll-webhook-"))

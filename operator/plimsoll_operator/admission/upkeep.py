@@ -5,8 +5,8 @@ MutatingWebhookConfiguration, and only after it has listed all policies.
 
 The Secret holds a CA, with which each replica signs its own certificate. If another program writes
 the Secret, it holds the certificate itself. A replica serves a new certificate only after the
-configuration has trusted it for one check interval, because other API servers of the cluster may
-see the configuration later.
+configuration has trusted it for one check interval: other API servers of the cluster may be
+slower.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class _Observation:
-    """The observations of one reconcile. ``pods`` are those that are not terminating."""
+    """The result of reading the cluster. ``pods`` are those that are not terminating."""
 
     pods: list[PodView] = field(default_factory=list)
     service: InferenceService | None = None
@@ -66,13 +66,13 @@ class InferenceServiceController(Reconciler[_Observation]):
         self.suspects.discard(key)
 
     async def apply_spec(
-        self, key: Key, item: Object, seen: _Observation, requeue_s: list[float | None]
+        self, key: Key, item: Object, observed: _Observation, requeue_s: list[float | None]
     ) -> None:
         """Apply and remove objects, then handle the pods."""
         every = [PodView.parse(one) for one in self._store.children(key, {"Pod"})]
-        seen.pods = [one for one in every if not (one.terminating or one.over)]
-        seen.service = parse(item)
-        seen.plan = await self._apply(key, item, seen.service, seen.pods)
+        observed.pods = [one for one in every if not (one.terminating or one.over)]
+        observed.service = parse(item)
+        observed.plan = await self._apply(key, item, observed.service, observed.pods)
         incidents, now, config = self._incidents(key), self._clock(), self._config
         next_check_s = reconcile_pods(
             self._api, self._store, key, item, every, incidents, now, config
@@ -114,22 +114,22 @@ class InferenceServiceController(Reconciler[_Observation]):
         return BY_KIND[kind].watched or kind in self._served
 
     async def status(
-        self, key: Key, item: Object, seen: _Observation, failure: Failure | None
+        self, key: Key, item: Object, observed: _Observation, failure: Failure | None
     ) -> tuple[Object, float | None]:
         """Return the service's status, and after how many seconds time alone may change it."""
         now, clocks = self._clock(), self._config.clocks
-        events, next_s = await pod_events(self._api, key.namespace, seen.pods, now, clocks)
+        events, next_s = await pod_events(self._api, key.namespace, observed.pods, now, clocks)
         wanted = status(
             item,
-            seen.service,
+            observed.service,
             self._store.get(key, Ref("Deployment", key.name)),
-            seen.pods,
+            observed.pods,
             self._incidents(key),
             self._scraper.published(key),
             failure,
             now,
             [kind.kind for kind in OPTIONAL if not self._available(kind.kind)],
-            seen.plan,
+            observed.plan,
             events,
         )
         (self.suspects.add if "suspectRevision" in wanted else self.suspects.discard)(key)

@@ -73,11 +73,11 @@ class Reconciler(ABC, Generic[Observation]):
             return
         if item["metadata"].get("deletionTimestamp"):
             return
-        seen, requeue_s = self.OBSERVATION(), list[float | None]()
+        observed, requeue_s = self.OBSERVATION(), list[float | None]()
         failure: Failure | None = None
         error: Exception | None = None
         try:
-            failure = await self.apply_spec(key, item, seen, requeue_s)
+            failure = await self.apply_spec(key, item, observed, requeue_s)
             requeue_s.append(self._peers.next_s(key))
         except (InvalidSpec, NameConflict, ApiError) as problem:
             failure, error = self._refusals.classify(key, problem)
@@ -86,7 +86,7 @@ class Reconciler(ABC, Generic[Observation]):
         if failure is not None:
             await self._recorder.write(item, [failure_notice(failure)])
         item = self._item(key) or item
-        wanted, next_s = await self.status(key, item, seen, failure)
+        wanted, next_s = await self.status(key, item, observed, failure)
         before = item.get("status")
         if wanted != before and await write_status(self._api, self._store, self.KIND, item, wanted):
             await self._recorder.write(item, self.notices(before or {}, wanted))
@@ -97,7 +97,7 @@ class Reconciler(ABC, Generic[Observation]):
 
     @abstractmethod
     async def apply_spec(
-        self, key: Key, item: Object, seen: Observation, requeue_s: list[float | None]
+        self, key: Key, item: Object, observed: Observation, requeue_s: list[float | None]
     ) -> Failure | None:
         """Apply the spec; return why part of it cannot be applied, or None.
 
@@ -107,7 +107,7 @@ class Reconciler(ABC, Generic[Observation]):
 
     @abstractmethod
     async def status(
-        self, key: Key, item: Object, seen: Observation, failure: Failure | None
+        self, key: Key, item: Object, observed: Observation, failure: Failure | None
     ) -> tuple[Object, float | None]:
         """Return the status, and the seconds until time alone may change it; None for never."""
 

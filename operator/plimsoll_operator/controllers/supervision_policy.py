@@ -101,15 +101,15 @@ class PolicyController(Reconciler[_Observation]):
             kept.pop(key, None)
 
     async def apply_spec(
-        self, key: Key, item: Object, seen: _Observation, requeue_s: list[float | None]
+        self, key: Key, item: Object, observed: _Observation, requeue_s: list[float | None]
     ) -> Failure | None:
         """Read the pods, apply and remove objects, handle the pods, request restarts."""
         policy = read(SupervisionPolicy, item)
-        seen.pods, addresses = pods, _ = await self._selected.read(key, policy)
+        observed.pods, addresses = pods, _ = await self._selected.read(key, policy)
         self._scraper.follow(key, addresses)
         if self._config.webhook is not None:
             created = item["metadata"].get("creationTimestamp") or ""
-            seen.refused = await self._refused.recent(key, policy, created)
+            observed.refused = await self._refused.recent(key, policy, created)
         there = Counter(one.state for one in pods)
         self.pods[key] = {state: there[state] for state in State if state is not State.LEAVING}
         plan = await self._apply(key, item, policy, pods)
@@ -120,8 +120,8 @@ class PolicyController(Reconciler[_Observation]):
             {one.name for one in pods if one.member.workload is None},
         )  # fmt: skip
         requeue_s.append(next_check_s)
-        seen.wait_reasons = await self._request_restarts(key, item, policy, plan)
-        requeue_s.append(self._config.clocks.rollout_settle if seen.wait_reasons else None)
+        observed.wait_reasons = await self._request_restarts(key, item, policy, plan)
+        requeue_s.append(self._config.clocks.rollout_settle if observed.wait_reasons else None)
         return plan.failure
 
     async def _apply(
@@ -153,16 +153,24 @@ class PolicyController(Reconciler[_Observation]):
         return wait_reasons
 
     async def status(
-        self, key: Key, item: Object, seen: _Observation, failure: Failure | None
+        self, key: Key, item: Object, observed: _Observation, failure: Failure | None
     ) -> tuple[Object, float | None]:
         """Return the policy's status, and after how many seconds time alone may change it."""
         figures, now = self._scraper.published(key), self._clock()
-        views = [one.view for one in seen.pods or () if one.view]
+        views = [one.view for one in observed.pods or () if one.view]
         clocks, incidents = self._config.clocks, self._incidents(key)
         events, next_s = await pod_events(self._api, key.namespace, views, now, clocks)
-        injection = self._decide_injection(item, seen)
+        injection = self._decide_injection(item, observed)
         wanted = status(
-            item, seen.pods, incidents, figures, failure, now, seen.wait_reasons, events, injection
+            item,
+            observed.pods,
+            incidents,
+            figures,
+            failure,
+            now,
+            observed.wait_reasons,
+            events,
+            injection,
         )
         self.stopped[key] = "stopped" in (wanted.get("injection") or {})
         shown = workload_statuses(wanted)
@@ -173,14 +181,14 @@ class PolicyController(Reconciler[_Observation]):
         """Return the Events for suspect revisions and for pods that do not start."""
         return [*new_suspects(before, wanted), *injection_stopped(before, wanted)]
 
-    def _decide_injection(self, item: Object, seen: _Observation) -> Object | None:
+    def _decide_injection(self, item: Object, observed: _Observation) -> Object | None:
         """Decide whether new pods get a supervisor; None if the spec selects none."""
-        if seen.pods is None:
+        if observed.pods is None:
             return None
         policy, config = read(SupervisionPolicy, item), self._config
         images, before = injected_images(policy, config.images), parse_injection(item.get("status"))
         limit, now = config.max_waiting_pods, self._clock()
-        return decide_injection(before, policy, images, seen.pods, limit, now, seen.refused)
+        return decide_injection(before, policy, images, observed.pods, limit, now, observed.refused)
 
 
 def _views_without_containers(pods: tuple[SelectedPod, ...]) -> list[PodView]:

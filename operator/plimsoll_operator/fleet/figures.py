@@ -69,7 +69,10 @@ SEGMENTS = frozenset(segment.value for segment in Segment)
 
 @dataclass(frozen=True)
 class SlowLeak:
-    """A slow leak of a replica. Unknown are an empty ``segment`` and a ``limit_s`` of None."""
+    """A slow leak of a replica.
+
+    ``segment`` is empty and ``limit_s`` is None if unknown.
+    """
 
     kind: str
     segment: str

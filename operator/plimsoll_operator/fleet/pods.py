@@ -79,17 +79,17 @@ class Container:
 
     @property
     def last_termination(self) -> Object:
-        """Its last termination; empty if it never terminated."""
+        """The container's last termination; empty if it never terminated."""
         return self.terminations[0] if self.terminations else {}
 
     @property
     def is_backing_off(self) -> bool:
-        """Whether the kubelet waits before it starts the container again."""
+        """Whether the kubelet waits before it restarts the container."""
         return self.reason == "CrashLoopBackOff"
 
     @property
     def was_oom_killed(self) -> bool:
-        """Whether its last termination was an OOM kill."""
+        """Whether the container's last termination was an OOM kill."""
         return self.last_termination.get("reason") == "OOMKilled"
 
     @property
@@ -120,7 +120,7 @@ class Container:
         return None if ran >= longest else min(longest, max(2 * ran, SETTLE_S))
 
     def is_unsettled(self, now: str) -> bool:
-        """Report whether its last termination still counts.
+        """Report whether the container's last termination still counts.
 
         It does if the run before it was short, and the present run is not longer. ``now`` is RFC
         3339; empty means the time at which the status was written.
@@ -135,12 +135,12 @@ class Container:
         return not (running and now) or seconds_between(running, now) < self.settled_s
 
     def is_looping(self, now: str) -> bool:
-        """Report whether it terminated at least twice and has not recovered."""
+        """Report whether the container terminated at least twice and has not recovered."""
         ended = self.state == "terminated" or self.is_backing_off
         return self.restarts + ended >= 2 and self.is_unsettled(now)
 
     def cause(self, now: str) -> Cause:
-        """Return why it is not ready, according to its own status."""
+        """Return why the container is not ready, according to its own status."""
         if self.state == "terminated" or self.is_unsettled(now):
             return self._termination_cause()
         if self.state == "waiting":
@@ -235,7 +235,7 @@ class PodView:
         )
 
     def cause(self, name: str, events: Sequence[Object] = (), now: str = "") -> Cause | None:
-        """Return why its container ``name`` is not ready; None if it is.
+        """Return why the pod's container ``name`` is not ready; None if it is ready.
 
         ``events`` are the pod's Events: nothing else reports a volume that cannot be mounted.
         """

@@ -108,8 +108,8 @@ def blame_supervisor(
 ) -> RefusedCreation | None:
     """Return ``refused`` if the supervisor that ``policy`` adds may be the reason; else None.
 
-    The supervisor is not the reason if the API server also names other containers, or if a quota
-    has no room for the pod without a supervisor either.
+    It is not the reason if the API server also names other containers, or if the pod would exceed a
+    quota without it too.
     """
     pods = [
         _pod_from_template(template, owner, refused.node)

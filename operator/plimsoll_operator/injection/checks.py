@@ -186,8 +186,8 @@ def check_restarts(engine: EngineContainer, at: str, options: Options) -> None:
     With the operator, such a pod's supervisor omits the actions that end the engine. Raises
     InjectionError.
     """
-    if options.may_act and not options.token and engine.ends:
+    if options.may_act and not options.token and engine.no_restart_reason:
         raise InjectionError(
-            f"{at}: {engine.ends}: an engine that the supervisor restarts would not start again,"
-            f" and its pod would end: use {options.fields.mode}"
+            f"{at}: {engine.no_restart_reason}: an engine that the supervisor restarts would not"
+            f" start again, and its pod would end: use {options.fields.mode}"
         )

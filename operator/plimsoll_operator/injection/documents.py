@@ -200,6 +200,6 @@ def _find_engine(pod: PodSpec, at: str, options: Options) -> EngineContainer | s
         raise InjectionError(f"{at}: {group_restart_reason(options, pod.restarts_group)}")
     if supervisor_of(spec) is None:
         check_names(spec, at)
-    engine = replace(engine, ends=engine.ends or pod.ends)
+    engine = replace(engine, no_restart_reason=engine.no_restart_reason or pod.no_restart_reason)
     check_engine(spec, containers, engine, at, options, places_in(spec, engine))
     return engine

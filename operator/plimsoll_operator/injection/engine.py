@@ -52,9 +52,9 @@ class EngineContainer:
     ``container`` is its name and ``path`` its path in the document; ``limits`` are its resource
     limits. ``uid`` is None if the manifest does not set it. ``is_hidden`` says whether only a
     process with capabilities may inspect it. ``shm`` is its mount at /dev/shm; None if it uses the
-    pod's own. ``shares_device`` says whether others may use its devices. ``ends`` says why the
-    kubelet does not restart it; empty if it does. ``evidence`` says how the engine and its port
-    were found, and ``notes`` what the supervisor will not see.
+    pod's own. ``shares_device`` says whether others may use its devices. ``no_restart_reason`` says
+    why the kubelet does not restart it; empty if it does. ``evidence`` says how the engine and its
+    port were found, and ``notes`` what the supervisor will not see.
     """
 
     container: str
@@ -68,7 +68,7 @@ class EngineContainer:
     is_hidden: bool
     shm: Object | None = None
     shares_device: bool = False
-    ends: str = ""
+    no_restart_reason: str = ""
     evidence: str = ""
     notes: tuple[str, ...] = ()
 
@@ -83,14 +83,14 @@ class EngineContainer:
 class Candidate:
     """The engine that a container seems to be.
 
-    ``kind`` is None if it is no engine; ``why`` may then say why.
+    ``kind`` is None if it is no engine; ``reason`` may then say why.
     """
 
     container: Object
     kind: EngineType | None = None
     rank: int = 0
     by: str = ""
-    why: str = ""
+    reason: str = ""
     server: Program = field(default_factory=Program)
     line: CommandLine = field(default_factory=CommandLine)
     ray: bool = False
@@ -113,7 +113,7 @@ def classify(container: Object, scripts: Mapping[str, str] | None = None) -> Can
         )
     others = [one.not_engine_reason for one in programs if one.not_engine_reason]
     if programs and len(others) == len(programs):
-        return Candidate(container, why=others[-1], line=line)
+        return Candidate(container, reason=others[-1], line=line)
     unknown = [
         words
         for words, one in zip(line.commands, programs, strict=True)
@@ -121,7 +121,7 @@ def classify(container: Object, scripts: Mapping[str, str] | None = None) -> Can
     ]
     words = unknown[0] if unknown else []
     if words and words[0] in NOT_SERVING and not container.get("command"):
-        return Candidate(container, why=f"runs vllm {words[0]}, which serves nothing", line=line)
+        return Candidate(container, reason=f"runs vllm {words[0]}, which serves nothing", line=line)
     server = Program(words=words)
     model = container.get("modelFormat") or {}
     if (kind := _engine_of_format(str(model.get("name") or ""))) is not None:
@@ -226,7 +226,7 @@ def find_engine(
         is_hidden=_is_hidden(pod, container),
         shm=_shm(container),
         shares_device=shares_device(asked, claims_of(container), pod, annotations),
-        ends="" if native else _ends(pod),
+        no_restart_reason="" if native else _ends(pod),
         evidence=", ".join(filter(None, [evidence, f"port {number} {by}"])),
         notes=found.notes,
     )
@@ -235,7 +235,7 @@ def find_engine(
 def describe_containers(pod: Object, options: Options) -> str:
     """Return a list of the pod's containers for a message, with what they run."""
     listed = [
-        (str(one.get("name")), classify(one, scripts_of(pod, one, options.config_maps)).why)
+        (str(one.get("name")), classify(one, scripts_of(pod, one, options.config_maps)).reason)
         for one in [*(pod.get("containers") or ()), *native_sidecars(pod)]
     ]
     return ", ".join(f"{name} {why}".rstrip() for name, why in listed) or "none"

@@ -61,8 +61,8 @@ class PodSpec:
     container restarts every pod of the group; empty if there is none. ``inherited`` are labels that
     the pods get from elsewhere in the document, or from their controller. ``needs_images`` is false
     if a controller merges containers of its own into the pods. ``ray`` says whether KubeRay starts
-    Ray in them. ``ends`` says why they are not restarted although the document does not set that.
-    ``annotations`` are the pods'.
+    Ray in them. ``no_restart_reason`` says why they are not restarted although the document does
+    not set that. ``annotations`` are the pods'.
     """
 
     path: str
@@ -73,7 +73,7 @@ class PodSpec:
     inherited: Object = field(default_factory=dict)
     needs_images: bool = True
     ray: bool = False
-    ends: str = ""
+    no_restart_reason: str = ""
     annotations: Object = field(default_factory=dict)
 
 
@@ -212,7 +212,7 @@ def _leader_worker_set(document: Object, where: str) -> Iterator[PodSpec]:
 
 def _ray_cluster(document: Object, path: tuple[str, ...], where: str) -> Iterator[PodSpec]:
     head = _template(document, (*path, "headGroupSpec", "template"), where)
-    yield replace(head, ray=True, ends=_ray_restart_obstacle(document, path, where))
+    yield replace(head, ray=True, no_restart_reason=_ray_restart_obstacle(document, path, where))
     groups = _object(document, path, where).get("workerGroupSpecs") or []
     if not isinstance(groups, list):
         raise InjectionError(f"{where}: {'.'.join(path)}.workerGroupSpecs: must be a list")

@@ -240,7 +240,7 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
         group=group,
         memory_limit_bytes=memory_limit(engine) or None,
         shared_device=engine.shares_device,
-        restarts=not engine.ends,
+        restarts=not engine.no_restart_reason,
     )
     config_map = policy_object_name(policy.metadata.name)
     add_supervisor(spec, engine, options, config_map, (pod_engine(found),), places)

@@ -1,7 +1,7 @@
 """Leader election by a Lease: of several operators, one leads.
 
 As in client-go, a holder counts as dead if its Lease did not change for its duration by the
-observer's own clock; clocks of two machines are never compared. A leader that cannot renew in time
+observer's own clock. Clocks of two machines are never compared. A leader that cannot renew in time
 exits. A renewal counts from the time before it was sent, and each try ends within the time that is
 left. :meth:`Election.left_s` limits each write. So a process that was paused writes nothing after
 it continues, even before it exits, and the API server drops writes that wait there for too long. So

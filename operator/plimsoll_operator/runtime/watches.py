@@ -137,7 +137,7 @@ class Watches:
 class PolicyWatch:
     """Watches the policies in every replica, because a standby has a webhook but does not run kopf.
 
-    Calls ``also`` with each policy and whether it is gone.
+    Calls ``on_change`` with each policy and whether it is gone.
     """
 
     def __init__(self, api: Api, store: Store, watches: Watches, namespaces: Sequence[str]) -> None:
@@ -146,7 +146,7 @@ class PolicyWatch:
             Reflector(api, POLICY, one, partial(self._listed, one), self._seen, whole=True)
             for one in namespaces or (None,)
         ]
-        self.also: Callable[[Object, bool], None] = lambda *_: None
+        self.on_change: Callable[[Object, bool], None] = lambda *_: None
 
     def current(self) -> bool:
         """Report whether all policies are known and the watch works."""
@@ -170,7 +170,7 @@ class PolicyWatch:
 
     def _seen(self, item: Object, gone: bool) -> None:
         self._watches.handle_event(POLICY, "DELETED" if gone else "MODIFIED", item)
-        self.also(item, gone)
+        self.on_change(item, gone)
 
 
 class Login(kopf.ConnectionInfo):

@@ -68,7 +68,7 @@ class GpuIdentity:
 
 
 def _devices_from_variable(main: int) -> list[str]:
-    """Return the devices in the plugin's variable; empty for ``all``, ``void`` and ``none``."""
+    """Return the devices in the plugin's variable; empty if it names none or all of them."""
     names = (environment(main, VARIABLE) or "").split(",", MAX_GPUS)[:MAX_GPUS]
     known = [n for n in names if n.startswith(("GPU-", "MIG-")) and len(n) <= MAX_GPU_NAME]
     return known if len(known) == len(names) else []

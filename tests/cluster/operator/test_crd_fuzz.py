@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from plimsoll_api import generate
-from plimsoll_api.operation import MAX_REPLICAS
+from plimsoll_api.operation import MAX_SERVICE_REPLICAS
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.inject.validate import check
 from plimsoll_operator.kinds import SERVICE, InvalidSpec
@@ -203,9 +203,9 @@ def test_validate_refuses_what_the_server_refuses(definitions: Definitions) -> N
 def few_pods(spec: dict[str, Any]) -> dict[str, Any]:
     """``spec`` without the thousands of pods that it may ask for: other controllers make them, and
     under that flood nothing is seen of the operator."""
-    spec = {**spec, "replicas": 1} if spec.get("replicas") == MAX_REPLICAS else spec
+    spec = {**spec, "replicas": 1} if spec.get("replicas") == MAX_SERVICE_REPLICAS else spec
     scaling = spec.get("autoscaling")
-    if isinstance(scaling, dict) and scaling.get("minReplicas") == MAX_REPLICAS:
+    if isinstance(scaling, dict) and scaling.get("minReplicas") == MAX_SERVICE_REPLICAS:
         spec = {**spec, "autoscaling": scaling | {"minReplicas": 1}}
     return spec
 

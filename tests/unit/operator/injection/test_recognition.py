@@ -253,12 +253,14 @@ def test_an_engine_may_be_a_native_sidecar() -> None:
     made = find_engine(pod, "Pod p", Options("s"))
     assert made is not None
     assert (made.container, made.path) == ("engine", "Pod p.initContainers[engine]")
-    assert not made.ends, "the kubelet restarts a native sidecar whatever the pod's policy is"
+    assert not made.no_restart_reason, (
+        "the kubelet restarts a native sidecar whatever the pod's policy is"
+    )
     pod["containers"] = [{"name": "main", "image": IMAGE}]
     made = find_engine(pod, "Pod p", Options("s"))
     assert made is not None
     assert made.container == "main"
-    assert made.ends == "restartPolicy: OnFailure"
+    assert made.no_restart_reason == "restartPolicy: OnFailure"
     made = find_engine(pod, "Pod p", Options("s", SelectedEngine(container="engine")))
     assert made is not None
     assert made.container == "engine"

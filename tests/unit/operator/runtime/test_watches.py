@@ -59,7 +59,7 @@ def test_a_replica_knows_the_policies_from_one_watch(namespaces: tuple[str, ...]
         server, store, queue = Server(), Store(), WorkQueue[Key](1)
         told: list[tuple[str, bool]] = []
         watch = PolicyWatch(cast("Api", server), store, Watches(store, queue), namespaces)
-        watch.also = lambda item, gone: told.append((item["metadata"]["name"], gone))
+        watch.on_change = lambda item, gone: told.append((item["metadata"]["name"], gone))
         server.held["ml"] = {"a": policy("a", 1), "b": policy("b", 2)}
         server.held["other"] = {"c": policy("c", 3, "other")}
         assert not watch.current()
