@@ -209,7 +209,7 @@ def _arguments(schema: dict[str, Any], texts: bool) -> list[_Argument] | None:
         or schema.get("additionalProperties", False) is not False
         or not isinstance(properties, dict)
         or not isinstance(required, list)
-        or not set(required) <= properties.keys()
+        or not all(isinstance(one, str) and one in properties for one in required)
     ):
         return None
     found = []
@@ -228,7 +228,7 @@ def _arguments(schema: dict[str, Any], texts: bool) -> list[_Argument] | None:
             if not given.keys() <= _PLAIN_TEXT:
                 return None
             value = given.get("enum", [given["const"]] if "const" in given else None)
-            if value is not None and not all(_plain_text(one) for one in value):
+            if value is not None and not _plain_texts(value):
                 return None
         found.append(_Argument(key, value, key in required))
     return found
@@ -239,6 +239,13 @@ _ELSEWHERE = re.compile(r'"\$(ref|dynamicRef)": "(?!#/(\$defs|definitions)/)|"\$
 """What means something else in a part of the schema."""
 
 
-def _plain_text(value: Any) -> bool:
-    """Whether a text can be written without quotes, so that it is read as it is."""
-    return isinstance(value, str) and value != "" and value == value.strip() and "<" not in value
+def _plain_texts(values: Any) -> bool:
+    """Whether these are texts that can be written without quotes, so that each is read as it is."""
+    return (
+        isinstance(values, list)
+        and bool(values)
+        and all(
+            isinstance(one, str) and one != "" and one == one.strip() and "<" not in one
+            for one in values
+        )
+    )

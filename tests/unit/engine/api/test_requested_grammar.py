@@ -248,6 +248,11 @@ def test_forced_calls_have_the_form_of_their_family(
     [
         ({"a": {"type": "string", "pattern": "^a+$"}}, {}, "qwen3_coder glm45"),
         ({"a": {"type": "string", "enum": [" x ", "</a>"]}}, {}, "qwen3_coder glm45"),
+        (
+            {"a": {"type": "string", "enum": ["b"]}},
+            {"required": ["c"]},
+            "qwen3_coder glm45 pythonic",
+        ),
         ({"class": {"type": "string"}}, {}, "pythonic"),
         ({"a b": {"type": "string"}}, {}, "qwen3_coder glm45 pythonic"),
         ({"a": {"$ref": "#/properties/b"}, "b": {}}, {}, "qwen3_coder glm45 pythonic"),
@@ -265,6 +270,23 @@ def test_schemas_that_a_form_cannot_say_are_json(
         assert found is not None
         assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(found.text)) == ""
         assert (f"%json {json.dumps(schema)}" in found.text) == (family in families.split())
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"type": "string", "enum": 5}}}, {"properties": 5}, {"type": 5},
+        {"properties": {"a": {"type": "string", "enum": []}}}, {"required": [{}]}, {"required": 5},
+        {"properties": {"a": 5}}, {"properties": {"a": {"type": "string", "const": None}}},
+        {"properties": {"a": {}}, "$defs": 5}, {"properties": {"": {}}},
+    ],
+)  # fmt: skip
+def test_schemas_that_are_none_are_left_to_the_compiler(schema: dict[str, Any], ask: Ask) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    for family in tool_families.NAMES:
+        found = ask(family, tools=tools, tool_choice="required")
+        assert found is not None
+        LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(found.text))  # raises nothing
 
 
 def test_calls_without_arguments_are_of_their_form(ask: Ask, tokenizers: list[Tokenizer]) -> None:
