@@ -200,9 +200,12 @@ def _check_completion(request: CompletionRequest) -> None:
 
 
 def _check_contents(messages: list[Message], param: str) -> None:
-    """Raise ApiError for a message without content: an assistant may have called tools alone."""
+    """Raise ApiError for a message without content.
+
+    An assistant may have called tools alone, and a tool may have nothing to say.
+    """
     for number, message in enumerate(messages):
-        if message.content is None and message.role != "assistant":
+        if message.content is None and message.role not in ("assistant", "tool", "function"):
             raise invalid(
                 f"content of a message of role {message.role} is null: give text",
                 f"{param}[{number}].content",

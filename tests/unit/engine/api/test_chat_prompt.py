@@ -191,6 +191,17 @@ def test_parts_are_texts_of_lines(written: Any) -> None:
     assert error.value.param == "messages[1]"
 
 
+@pytest.mark.parametrize("role", ["tool", "function", "assistant"])
+@pytest.mark.parametrize("template", [
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}{% endfor %}",
+    "{% for m in messages %}{{ m.role + ':' + m.content }}{% endfor %}",
+])  # fmt: skip
+def test_a_result_may_be_null(written: Any, role: str, template: str) -> None:
+    assert written(template, {"role": role, "content": None}) == (f"{role}:", [])
+    with pytest.raises(ApiError, match="role user is null"):
+        written(template, {"role": "user", "content": None})
+
+
 def test_what_is_left_out_is_looked_for_in_linear_time(written: Any) -> None:
     users = (
         "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}" + "é\u0301" * 500
