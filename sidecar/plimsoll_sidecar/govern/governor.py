@@ -27,7 +27,7 @@ from plimsoll_sidecar.govern.command import (
     Verb,
 )
 from plimsoll_sidecar.govern.context import TurnContext, certain
-from plimsoll_sidecar.govern.incident import Incident, budget_of, incident_name
+from plimsoll_sidecar.govern.incident import Incident, budget_of, counted_s, incident_name
 from plimsoll_sidecar.govern.ladder import wants_standby
 from plimsoll_sidecar.govern.moves import finished, release_slot, renewed
 from plimsoll_sidecar.govern.notices import LastSeen, ManualAction, crash, manual_action
@@ -60,6 +60,7 @@ class Governor:
         self.state = state if state is not None else GovernorState()
         self.replica = replica
         self._seen: LastSeen | None = None
+        self._judged_at: float | None = None
 
     def advance(
         self,
@@ -214,6 +215,8 @@ class Governor:
 
     def _match(self, context: TurnContext) -> None:
         """Suspicions meet their incidents; one incident of a kind at a time."""
+        at, before = context.assessment.t, self._judged_at
+        counted, self._judged_at = counted_s(0.0 if before is None else at - before), at
         worst: dict[IncidentKind, Suspicion] = {}
         for suspicion in context.assessment.suspicions:
             known = worst.get(suspicion.kind)
@@ -223,15 +226,17 @@ class Governor:
         for incident in self.state.incidents:
             if incident.kind in worst:
                 measure = incident.budget(context.assessment)
-                incident.observe(worst[incident.kind])
+                incident.observe(worst[incident.kind], counted)
                 budget = incident.budget(context.assessment)
                 if budget is not None and budget is not measure:
                     # The memory has another name now, and is measured from its own baseline.
                     incident.baseline_bytes = budget.baseline
             elif certain(context, incident.kind):
-                incident.seen, incident.missed = 0, incident.missed + 1
+                incident.seen_s, incident.missed_s = 0.0, incident.missed_s + counted
         for kind in list(self.state.quiet):
-            if self.state.quiet[kind].lifted(kind in worst, context.engine.epoch, context.now):
+            if self.state.quiet[kind].lifted(
+                kind in worst, context.engine.epoch, context.now, counted
+            ):
                 del self.state.quiet[kind]
                 context.turn.changed = True
         opened = {incident.kind for incident in self.state.incidents}
@@ -240,9 +245,9 @@ class Governor:
             self.state.epoch, context.turn.changed = UNKNOWN_EPOCH, True
         for kind, suspicion in worst.items():
             if kind not in opened and kind not in self.state.quiet and self.state.epoch:
-                self._open(context, suspicion, self.state.epoch)
+                self._open(context, suspicion, self.state.epoch, counted)
 
-    def _open(self, context: TurnContext, suspicion: Suspicion, epoch: str) -> None:
+    def _open(self, context: TurnContext, suspicion: Suspicion, epoch: str, counted: float) -> None:
         budget = budget_of(suspicion.kind, suspicion.segment, context.assessment)
         incident = Incident(
             name=incident_name(self.replica, suspicion.kind, epoch, context.now),
@@ -254,7 +259,7 @@ class Governor:
             baseline_bytes=budget.baseline if budget else None,
             before_bytes=budget.current if budget else None,
         )
-        incident.observe(suspicion)
+        incident.observe(suspicion, counted)
         self.state.incidents.append(incident)
         context.emit(EventType.OPENED, incident)
 

@@ -21,8 +21,8 @@ from plimsoll_api.incidents import ENDED, IncidentKind
 from plimsoll_api.incidents import IncidentPhase as P
 from plimsoll_api.supervision import Action
 
-ROUND = 5
-"""Assessments in a round. Counted, not timed: a replay at any interval behaves as a live run."""
+ROUND_S = 4.5
+"""A round: five assessments a second apart, whose distances vary a little."""
 MAX_STEPS = 64
 """Steps kept of one incident: a ladder needs some twenty; the first and the newest are kept."""
 
@@ -35,8 +35,8 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
     """An incident and the governor's own bookkeeping, with which it continues after a crash."""
 
     phase_since: float = 0.0
-    seen: int = 0
-    missed: int = 0
+    seen_s: float = 0.0
+    missed_s: float = 0.0
     tried: list[Action] = msgspec.field(default_factory=list)
     unconfirmed: bool = False
     trimmed: bool = False
@@ -98,16 +98,18 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
         Nothing happens if it is the present one.
         """
         if phase is not self.phase:
-            self.phase, self.phase_since, self.seen, self.missed = phase, now, 0, 0
+            self.phase, self.phase_since, self.seen_s, self.missed_s = phase, now, 0.0, 0.0
             self.waits = None
 
-    def observe(self, suspicion: Suspicion) -> None:
+    def observe(self, suspicion: Suspicion, counted_s: float) -> None:
         """Take over what the detector says now; the worst growth seen stays on record.
+
+        ``counted_s`` is how long it counts as seen.
 
         From the start of a restart on, the memory keeps the name for which the engine restarts:
         samples then show a mixture of the old and the new engine.
         """
-        self.seen, self.missed = self.seen + 1, 0
+        self.seen_s, self.missed_s = self.seen_s + counted_s, 0.0
         self.growth_bytes = suspicion.bytes
         self.unconfirmed = suspicion.unconfirmed is not None
         self.consumed_ratio = max(self.consumed_ratio, suspicion.consumed_ratio)
@@ -130,6 +132,14 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
         if suspicion.unconfirmed is None or self.confirmed_at is not None:
             return []
         return [f"not confirmed yet: {suspicion.unconfirmed}"]
+
+
+def counted_s(elapsed_s: float) -> float:
+    """Return for how long one assessment counts, ``elapsed_s`` after the one before.
+
+    A round takes two of them, however far apart, and five, however close.
+    """
+    return min(max(ROUND_S / 5, elapsed_s), ROUND_S / 2)
 
 
 def incident_name(replica: str, kind: IncidentKind, epoch: str, opened_at: float) -> str:

@@ -10,7 +10,7 @@ from plimsoll_sidecar.detect.losses import SPENT_RATIO
 from plimsoll_sidecar.govern import restart_budget
 from plimsoll_sidecar.govern.command import Command, EventType, Outcome, Result, Verb
 from plimsoll_sidecar.govern.context import EXHAUSTED, TurnContext
-from plimsoll_sidecar.govern.incident import ROUND, Incident
+from plimsoll_sidecar.govern.incident import ROUND_S, Incident
 from plimsoll_sidecar.govern.state import MAX_REFUSALS, MIN_TRIMMED, SLOT_RETRY_S
 from plimsoll_sidecar.govern.verification import RETURNED_ENOUGH
 
@@ -97,7 +97,7 @@ def stop_restarting(context: TurnContext, incident: Incident) -> None:
 
 def ended_as_gone(context: TurnContext, incident: Incident) -> bool:
     """End an incident whose suspicion stayed away for a round."""
-    if incident.escalated or incident.missed < ROUND:
+    if incident.escalated or incident.missed_s < ROUND_S:
         return False
     returned = max(0, incident.growth_at_trim - context.growth(incident))
     if incident.trimmed and returned * 2 >= incident.growth_at_trim > 0:
@@ -118,7 +118,7 @@ def ended_as_returned(context: TurnContext, incident: Incident) -> bool:
     Nobody suspects the engine after a restart, which has a baseline of its own: so memory is
     compared with what it was before.
     """
-    if not incident.escalated or incident.missed < ROUND:
+    if not incident.escalated or incident.missed_s < ROUND_S:
         return False
     budget, before, base = (
         incident.budget(context.assessment), incident.before_bytes, incident.baseline_bytes,
@@ -245,7 +245,7 @@ def finished(context: TurnContext, incident: Incident, command: Command, result:
         case Verb.TRIM:
             # An adapter may not see the memory that it was for: then only its size tells.
             incident.trimmed = ok or result.outcome is Outcome.UNKNOWN
-            incident.seen, incident.missed = 0, 0
+            incident.seen_s, incident.missed_s = 0.0, 0.0
         case Verb.TAKE_SLOT:
             slot_answered(context, incident, command, result)
         case Verb.LEAVE | Verb.DRAIN | Verb.RESTART_WORKER | Verb.RESTART_ENGINE:

@@ -23,7 +23,7 @@ from plimsoll_sidecar.govern.context import (
     restart_budget_spent,
     why_not,
 )
-from plimsoll_sidecar.govern.incident import ROUND, Incident
+from plimsoll_sidecar.govern.incident import ROUND_S, Incident
 from plimsoll_sidecar.govern.moves import (
     WITHDRAWN,
     confirm,
@@ -42,7 +42,7 @@ from plimsoll_sidecar.govern.moves import (
     waits_for_window,
 )
 from plimsoll_sidecar.govern.restart_budget import Restart
-from plimsoll_sidecar.govern.state import CONFIRM_ROUNDS, SLOT_WAIT_S
+from plimsoll_sidecar.govern.state import CONFIRM_S, SLOT_WAIT_S
 from plimsoll_sidecar.govern.verification import Verdict, verdict
 
 RESTART = {
@@ -82,7 +82,7 @@ def watch(context: TurnContext, incident: Incident) -> None:
 
     Until growth is confirmed or gone.
     """
-    if ended_as_gone(context, incident) or incident.seen < ROUND:
+    if ended_as_gone(context, incident) or incident.seen_s < ROUND_S:
         return
     if incident.kind is IncidentKind.STALL:
         give_up_trim(context)
@@ -106,13 +106,13 @@ def watch(context: TurnContext, incident: Incident) -> None:
 
 def trimming(context: TurnContext, incident: Incident) -> None:
     """Suspected, after a trim: confirm if the growth came back or stayed, clear if it is gone."""
-    if incident.seen + incident.missed >= ROUND:
+    if incident.seen_s + incident.missed_s >= ROUND_S:
         judge_trim(context, incident)
-    if ended_as_gone(context, incident) or incident.seen < CONFIRM_ROUNDS * ROUND:
+    if ended_as_gone(context, incident) or incident.seen_s < CONFIRM_S:
         return
     if incident.trimmed and incident.growth_bytes * 2 < incident.growth_at_trim:
         # The trim returned most of it: what is left must be confirmed again.
-        incident.growth_at_trim, incident.seen = incident.growth_bytes, 0
+        incident.growth_at_trim, incident.seen_s = incident.growth_bytes, 0.0
         return
     if not incident.unconfirmed:
         confirm(context, incident)

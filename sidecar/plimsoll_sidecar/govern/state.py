@@ -8,12 +8,12 @@ from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_sidecar.govern import ladder
 from plimsoll_sidecar.govern.command import Command, SlotWish, Verb
-from plimsoll_sidecar.govern.incident import ROUND, Incident
+from plimsoll_sidecar.govern.incident import ROUND_S, Incident
 from plimsoll_sidecar.govern.restart_budget import Restart
 from plimsoll_sidecar.govern.verification import Starts
 
-CONFIRM_ROUNDS = 2
-"""Rounds after the soft trim through which a suspicion must hold before it is confirmed."""
+CONFIRM_S = 2 * ROUND_S
+"""Time after the soft trim through which a suspicion must hold before it is confirmed."""
 SLOT_RETRY_S = 5.0
 """Pause between two tries to take a restart slot; slots are held for a minute or so."""
 SLOT_WAIT_S = 1800.0
@@ -36,19 +36,19 @@ class Cooldown(msgspec.Struct, omit_defaults=True, kw_only=True):
     until: float | None = None
     epoch: str | None = None
     while_suspected: bool = False
-    absent: int = 0
+    absent_s: float = 0.0
 
-    def lifted(self, suspected: bool, epoch: str | None, now: float) -> bool:
+    def lifted(self, suspected: bool, epoch: str | None, now: float, counted_s: float) -> bool:
         """Return whether the suspicion may open an incident again.
 
         Time is up, the epoch changed, or it was absent for long enough.
         """
-        self.absent = 0 if suspected else self.absent + 1
+        self.absent_s = 0.0 if suspected else self.absent_s + counted_s
         if self.until is not None and now >= self.until:
             return True
         if self.epoch is not None and epoch is not None and epoch != self.epoch:
             return True
-        return self.while_suspected and self.absent >= ROUND
+        return self.while_suspected and self.absent_s >= ROUND_S
 
 
 class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -16,7 +16,7 @@ from plimsoll_api.assessment import Assessment, BudgetState, Segment
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.supervision import Action
 from plimsoll_sidecar.govern.command import EngineView
-from plimsoll_sidecar.govern.incident import ROUND, Incident
+from plimsoll_sidecar.govern.incident import ROUND_S, Incident
 
 SETTLE_S = 60.0
 """Time after the new epoch's warm-up in which memory may still come down."""
@@ -61,14 +61,14 @@ def verdict(
     current = budget.current if budget else None
     if incident.kind in (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH):
         measured = assessment.warm and current is not None
-        if incident.attribution.segment == Segment.SHARED_ORPHAN and not incident.missed:
+        if incident.attribution.segment == Segment.SHARED_ORPHAN and not incident.missed_s:
             measured = False  # it is part of each new baseline: gone is what nobody suspects
         if incident.baseline_bytes is not None and incident.before_bytes is not None:
             if not measured:
                 return Verdict.USELESS if late else Verdict.WAIT
             unexplained = (current or 0) - ((budget and budget.explained) or 0)
             return _by_bytes(incident, unexplained, _noise(incident, starts), now)
-    healthy = engine.state is EngineState.SERVING and incident.missed >= ROUND
+    healthy = engine.state is EngineState.SERVING and incident.missed_s >= ROUND_S
     if healthy and (assessment.warm or incident.kind is IncidentKind.STALL):
         return Verdict.CURED
     return Verdict.USELESS if late else Verdict.WAIT

@@ -59,7 +59,7 @@ def test_an_incident_of_a_service_names_it_with_its_group() -> None:
 def test_a_record_is_read_from_what_the_governor_keeps() -> None:
     """The governor's own bookkeeping is left out, and nothing else."""
     kept = Incident(
-        name="a-1", kind=IncidentKind.STALL, epoch="b:1", opened_at=1.0, seen=7,
+        name="a-1", kind=IncidentKind.STALL, epoch="b:1", opened_at=1.0, seen_s=7.0,
         rung=Action.TRIM, message="said",
     )  # fmt: skip
     assert msgspec.json.decode(msgspec.json.encode(kept), type=IncidentRecord) == IncidentRecord(

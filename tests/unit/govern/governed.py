@@ -22,6 +22,8 @@ from plimsoll_sidecar.govern.state import GovernorState
 
 BASELINE = 1_000_000_000
 EVERYTHING = frozenset(Capability)
+ROUND = 5
+"""Ticks of a second in a round."""
 
 
 class World:

@@ -9,11 +9,10 @@ from plimsoll_api.incident_record import Reason, StepOutcome
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.supervision import Action, Mode, RestartBudget, Supervision
 from plimsoll_sidecar.govern.command import EventType, Outcome, Result, SlotWish, Verb
-from plimsoll_sidecar.govern.incident import ROUND
 from plimsoll_sidecar.govern.moves import NOT_GROWING
 from plimsoll_sidecar.govern.state import BACK_OFF_MAX_S, BACK_OFF_S, GovernorState
 from plimsoll_sidecar.govern.verification import SETTLE_S
-from tests.unit.govern.governed import BASELINE, World, done
+from tests.unit.govern.governed import BASELINE, ROUND, World, done
 
 
 def test_a_leak_is_trimmed_confirmed_and_cured_by_a_worker_restart() -> None:

@@ -12,9 +12,8 @@ from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Action, Mode, RestartBudget, Supervision
 from plimsoll_sidecar.govern.command import Outcome, Verb
-from plimsoll_sidecar.govern.incident import ROUND
 from plimsoll_sidecar.govern.state import SLOT_WAIT_S, GovernorState
-from tests.unit.govern.governed import World, done
+from tests.unit.govern.governed import ROUND, World, done
 
 ALL = Supervision(mode=Mode.RECOVER, ladder=tuple(Action))
 ONLY = Supervision(mode=Mode.RECOVER, ladder=(Action.TRIM, Action.POD_REPLACE))

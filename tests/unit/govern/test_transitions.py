@@ -8,7 +8,14 @@ from __future__ import annotations
 import pytest
 
 from plimsoll_api.incidents import ENDED, IncidentKind, IncidentPhase
-from plimsoll_sidecar.govern.incident import FOLLOWS, IllegalPhaseChange, Incident, move
+from plimsoll_sidecar.govern.incident import (
+    FOLLOWS,
+    ROUND_S,
+    IllegalPhaseChange,
+    Incident,
+    counted_s,
+    move,
+)
 from plimsoll_sidecar.govern.phases import PHASES
 
 
@@ -47,3 +54,15 @@ def test_the_same_phase_again_keeps_its_begin() -> None:
     assert one.phase_since == 0.0
     move(one, IncidentPhase.CONFIRMED, 6.0)
     assert (one.phase, one.phase_since) == (IncidentPhase.CONFIRMED, 6.0)
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "assessments"), [(0.25, 5), (1.0, 5), (2.0, 3), (5.0, 2), (30.0, 2)]
+)
+def test_a_round_takes_seconds_and_two_assessments_at_least(
+    interval_s: float, assessments: int
+) -> None:
+    counted, count = 0.0, 0
+    while counted < ROUND_S:
+        counted, count = counted + counted_s(interval_s), count + 1
+    assert count == assessments

@@ -33,7 +33,8 @@ def story() -> Incident:
             bytes_per_request=90.2,
             process="worker",
             evidence=["grows by 90 bytes a request"] * 50,
-        )
+        ),
+        counted_s=1.0,
     )
     incident.note(
         StepRecord(
