@@ -102,7 +102,8 @@ class Warmup:
         if self.floor is None:
             self.floor = self._floors[-1] if self._floors else point
         if self.least_s <= 0 or self._settled():
-            self.floor = min((*self._floors, point), key=lambda p: p.bytes)
+            later = list(self._floors)[len(self._floors) // 2 :]
+            self.floor = min((*later, point), key=lambda p: p.bytes)
             return True
         late = elapsed >= max(LATEST_WARMUPS * self.least_s, MIN_WATCHED_S)
         if self._slows():
@@ -224,6 +225,7 @@ class Baseline:
     def __init__(self, floor: Point, settled: Point | None = None) -> None:
         self.growth = 0
         self.explained = 0
+        self.measured = False
         self.base = floor.bytes
         self.since = floor.t
         self._bases = {_class(floor.load): floor}
@@ -247,13 +249,22 @@ class Baseline:
         """Take in the floor of the last seconds."""
         base = self._base(floor.load)
         if base is None:
+            busier = self._busier(floor.load)
+            if busier is not None:
+                self.growth = max(self.growth, unexplained(busier, floor))
             base = self._enter(_class(floor.load), floor)
             if base is None:
                 return
         self._entering = None
+        self.measured = True
         self.base = base.bytes
         self.growth = unexplained(base, floor)
         self.explained = max(0, floor.declared - base.declared)
+
+    def learn_again(self, known: int, *floors: Point) -> None:
+        """Measure from these floors on, each for its load, of which ``known`` bytes are growth."""
+        self._bases = {_class(one.load): replace(one, bytes=one.bytes - known) for one in floors}
+        self._entering = None
 
     def grown(self, point: Point) -> int:
         """Return the growth at ``point``, which need not be a floor.
@@ -277,6 +288,12 @@ class Baseline:
             base = self._bases.get(_class(int(load / CLASS_SLACK)))
         return base
 
+    def _busier(self, load: int | None) -> Point | None:
+        """Return the base of the next busier class: a lighter load needs no more than that."""
+        number = _class(load)
+        busier = [one for one in self._bases if one > number >= 0]
+        return self._bases[min(busier)] if busier else None
+
     def _enter(self, number: int, floor: Point) -> Point | None:
         since, highest = floor.t, floor
         if self._entering is not None:
@@ -290,6 +307,34 @@ class Baseline:
         base = replace(highest, bytes=highest.bytes - max(0, self.growth))
         self._bases[number] = base
         return base
+
+
+class NewDemand:
+    """What memory did while more was asked of the engine than ever before.
+
+    ``pace`` is that of the growth before, in bytes a second, which goes on. All else is explained:
+    the high water of the new demand, because what an allocator keeps of it is not proportional.
+    """
+
+    def __init__(self, floor: Point, pace: float) -> None:
+        self._first = self._highest = floor
+        self._pace = pace
+
+    def add(self, floor: Point) -> None:
+        """Take in the floor of the last seconds."""
+        highest = self._highest
+        busiest = max((highest, floor), key=lambda p: -1 if p.load is None else p.load)
+        larger = floor if floor.bytes > highest.bytes else highest
+        self._highest = replace(larger, load=busiest.load)
+
+    def end(self, baseline: Baseline, floor: Point) -> int:
+        """Return what the demand explains; from what it has reached, growth is measured then."""
+        rose = max(0, unexplained(self._first, floor))
+        went_on = min(rose, int(self._pace * (floor.t - self._first.t)))
+        if max(rose, unexplained(self._first, self._highest)) - went_on <= SETTLED_BYTES:
+            return 0
+        baseline.learn_again(max(0, baseline.growth) + went_on, self._highest, floor)
+        return rose - went_on
 
 
 def _class(load: int | None) -> int:

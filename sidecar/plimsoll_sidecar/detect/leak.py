@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import replace
 
 from plimsoll_api.assessment import BudgetState, Segment, SlowGrowth, Suspicion
 from plimsoll_api.incidents import IncidentKind
@@ -23,7 +24,7 @@ from plimsoll_sidecar.detect.attribution import (
     out_of_bounds,
     sentence,
 )
-from plimsoll_sidecar.detect.baseline import Baseline, Warmup
+from plimsoll_sidecar.detect.baseline import Baseline, NewDemand, Warmup
 from plimsoll_sidecar.detect.growth import (
     Growth,
     LatestGrowth,
@@ -42,6 +43,9 @@ MIN_RISE_BYTES = 2 << 20
 SMOOTH_S = 60.0
 """Growth is averaged over this time, for a low floor alone is noise. A later detector is warm after
 it."""
+NEW_DEMAND = (
+    "may be what more requests or longer prompts than ever before need, unless the growth continues"
+)
 FLOOR_S = 5.0
 MAX_RECENT = 64
 
@@ -71,6 +75,8 @@ class LeakBudgetWatch:
         self._suspected: Hysteresis | None = None
         self._proven_at = -math.inf
         self._in_long_step = False
+        self._new_demand: NewDemand | None = None
+        self._explained = 0
 
     def resume(self, bases: list[Point], t: float) -> None:
         """Measure from ``bases``, which an earlier detector found in this epoch.
@@ -95,6 +101,7 @@ class LeakBudgetWatch:
         sizes: dict[Segment, int],
         ready: bool | None,
         in_long_step: bool,
+        demand_is_new: bool = False,
     ) -> None:
         """Take in a sample. ``ready`` is None where the engine does not say whether it is."""
         self._in_long_step = in_long_step
@@ -105,14 +112,20 @@ class LeakBudgetWatch:
             if self._warm_up(point, sizes, ready):
                 self._become_warm(point)
             return
-        if self.baseline.settling():
-            self._latest.forget()
-        else:
-            self._feed(point, sizes)
         self._recent.append(point)
         while point.t - self._recent[0].t > FLOOR_S:
             self._recent.popleft()
         floor = min(self._recent, key=lambda p: p.bytes)
+        if demand_is_new and self.baseline.measured and (self.waits or not self._believed()):
+            self._wait(point, floor)
+            return
+        if self._new_demand is not None:
+            self._explained += self._new_demand.end(self.baseline, floor)
+            self._new_demand = None
+        if self.baseline.settling():
+            self._latest.forget()
+        else:
+            self._feed(point, sizes)
         self.baseline.update(floor)
         growth = self.baseline.growth
         self._window.add(point.t, growth)
@@ -128,6 +141,11 @@ class LeakBudgetWatch:
     def grown(self, point: Point) -> int:
         """Bytes at ``point`` above what there was, at this load, when the growth began to count."""
         return (self.baseline or self._warmup).grown(point)
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing is judged, because the demand is new."""
+        return self._new_demand is not None
 
     @property
     def suspected_since(self) -> float | None:
@@ -151,7 +169,7 @@ class LeakBudgetWatch:
             bytes_per_request=trend.bytes_per_request,
             over_budget=now.spent,
             growing=self._latest.keeps(trend),
-            unconfirmed=unconfirmed(now, likely),
+            unconfirmed=NEW_DEMAND if self.waits else unconfirmed(now, likely),
             evidence=[
                 f"{format_bytes(trend.rise)} in {trend.span_s:.0f} s at comparable load, "
                 f"{format_bytes(trend.bytes_per_s * 3600)} an hour",
@@ -159,6 +177,11 @@ class LeakBudgetWatch:
                 f"{otherwise} ({chance:.1%})",
             ],
         )
+
+    def _believed(self) -> bool:
+        """Whether the odds of a leak suffice: it does not begin with the demand of this moment."""
+        now = self.standing()
+        return now is not None and unconfirmed(now, odds(now.look())) is None
 
     def standing(self) -> Standing | None:
         """Return the growth that is suspected now as it stands; None where none is."""
@@ -183,7 +206,7 @@ class LeakBudgetWatch:
         """
         first = self.baseline is not None and not self._warmup.served and bool(point.requests)
         if first and self._suspected is None:
-            self.baseline = None
+            self.baseline, self._explained = None, 0
             self._warmup = Warmup(self._warmup_s, self._growth_bytes, self._interval_s)
 
     def _warm_up(self, point: Point, sizes: dict[Segment, int], ready: bool | None) -> bool:
@@ -199,8 +222,19 @@ class LeakBudgetWatch:
             self._feed(point, sizes)
         return ended
 
+    def _wait(self, point: Point, floor: Point) -> None:
+        """Judge nothing: what grows now may be what the new demand needs."""
+        if self._new_demand is None:
+            trend = self._series.trend()
+            self._new_demand = NewDemand(floor, trend.bytes_per_s if trend is not None else 0.0)
+        self._new_demand.add(floor)
+        self._latest.forget()
+        self.state.current = floor.bytes
+        if self._suspected is not None:
+            self._suspected.wait(point)
+
     def _feed(self, point: Point, sizes: dict[Segment, int]) -> None:
-        self._series.add(point)
+        self._series.add(replace(point, bytes=point.bytes - self._explained))
         for segment, size in sizes.items():
             delta = self._segments.get(segment)
             if delta is None:
@@ -211,7 +245,7 @@ class LeakBudgetWatch:
         warmup = self._warmup
         floor = warmup.floor or point
         settled = None if warmup.climbing else warmup.settled_load(point)
-        self.baseline = Baseline(floor, settled)
+        self.baseline, self._new_demand = Baseline(floor, settled), None
         self._window.begin(floor.t)
         if not warmup.climbing:
             # The climb of the warm-up is no evidence of growth after it.
@@ -325,7 +359,7 @@ class AttributedBudget:
     ) -> None:
         """Take in a sample's ``total`` bytes and the sizes of its segments."""
         point = self._point(sample, total, scrape)
-        self.watch.update(point, sizes, scrape.ready, in_long_step)
+        self.watch.update(point, sizes, scrape.ready, in_long_step, scrape.demand_is_new)
         self._tell_since(point)
         self._take_slow(sample)
         if self.watch.budget is not None and sample.scrape_ok:
@@ -372,7 +406,7 @@ class AttributedBudget:
                 self._slow, self._said = SlowLeakWatch(), None
             return
         floor = watch.state.current
-        if floor is None or watch.baseline.settling():
+        if floor is None or watch.waits or watch.baseline.settling():
             return
         if self._slow.add(sample.t, watch.baseline.growth, floor, self._limit):
             self._tell_slow()

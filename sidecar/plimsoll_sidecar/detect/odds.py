@@ -193,6 +193,11 @@ class Hysteresis:
         seen = point.t - self._seen_at <= CLEAR_SPANS * self.trend.span_s
         return seen and smooth >= self._peak / 2
 
+    def wait(self, point: Point) -> None:
+        """Take in a sample that says nothing of growth."""
+        self._seen_at += point.t - self._looked_at
+        self._looked_at = point.t
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:

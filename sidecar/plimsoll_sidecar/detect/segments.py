@@ -10,9 +10,10 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 
 from plimsoll_api.assessment import Segment
-from plimsoll_api.trace import Host, LedgerLine, RoleRss, Sample
+from plimsoll_api.trace import Host, LedgerLine, RoleRss, Sample, SampleLoad
 from plimsoll_sidecar.detect.stall import work
 
 MAX_ROLES = 256
@@ -257,6 +258,78 @@ class Roles:
         return {role: size for role, size in growth.items() if size > 0}
 
 
+NEW_S = 45.0
+"""Requests that came together need this long to reach their full size."""
+MORE, MORE_REQUESTS, MORE_TOKENS = 1.05, 2, 1.3
+"""A count of requests is new above the highest by this factor and by two, a mean of prompt tokens
+above it by the other factor: arrivals and prompts vary by as much by chance."""
+MEAN_S, MAX_PAGES, MIN_CAME = 15.0, 64, 10
+MAX_NEW_S, NEW_WITHIN_S = 300.0, 3600.0
+"""New demand explains growth for at most so many seconds in an hour: a load that rises for hours
+must not hide a leak."""
+
+
+class Demand:
+    """Whether more is asked of an engine than ever before in its epoch, or was a moment ago.
+
+    Nothing that was seen before says how much memory that needs, nor how much of it an allocator
+    keeps afterwards. Requests and prompts are means over :data:`MEAN_S`: one sample's peak would
+    depend on the moment at which it was taken.
+    """
+
+    def __init__(self) -> None:
+        self._most: dict[str, float] = {}
+        self._new_until = -math.inf
+        self._new_s = 0.0
+        self._at: float | None = None
+        self._pages: deque[tuple[float, SampleLoad]] = deque(maxlen=MAX_PAGES)
+
+    def update(self, t: float, said: SampleLoad | None) -> bool:
+        """Take in what a page ``said``, None without one; return whether the demand is new."""
+        if said is not None:
+            self._pages.append((t, said))
+            while len(self._pages) > 2 and t - self._pages[1][0] >= MEAN_S:
+                self._pages.popleft()
+            if t - self._pages[0][0] >= MEAN_S:
+                self._rise("requests", self._mean(work), t, MORE, MORE_REQUESTS)
+                self._rise("waiting", self._mean(lambda page: page.waiting), t, MORE, MORE_REQUESTS)
+                self._rise("prompt", self._prompt_tokens(), t, MORE_TOKENS)
+            self._rise("images", said.images_total and 1, t)
+        new = t < self._new_until and self._new_s < MAX_NEW_S
+        elapsed, self._at = t - (t if self._at is None else self._at), t
+        earned = elapsed * MAX_NEW_S / NEW_WITHIN_S
+        self._new_s = max(0.0, self._new_s - earned) + (elapsed if new else 0.0)
+        return new
+
+    def _rise(
+        self, name: str, value: float | None, t: float, factor: float = 1.0, more: float = 0.0
+    ) -> None:
+        """Note a gauge at a new maximum. Its first value is none: nothing was known before."""
+        if value is None:
+            return
+        most = self._most.setdefault(name, value)
+        if value > max(factor * most, most + more):
+            self._most[name], self._new_until = value, t + NEW_S
+
+    def _mean(self, gauge: Callable[[SampleLoad], float | None]) -> float | None:
+        values = [value for _, page in self._pages if (value := gauge(page)) is not None]
+        return fmean(values) if values else None
+
+    def _prompt_tokens(self) -> float | None:
+        """Return the mean of the requests that came meanwhile."""
+        first, last = self._pages[0][1], self._pages[-1][1]
+        tokens = _more(first.prompt_tokens_total, last.prompt_tokens_total)
+        answered = _more(first.requests_total, last.requests_total)
+        if tokens is None or answered is None:
+            return None
+        came = answered + (work(last) or 0) - (work(first) or 0)
+        return tokens / came if came >= MIN_CAME else None
+
+
+def _more(earlier: float | None, later: float | None) -> float | None:
+    return None if earlier is None or later is None else later - earlier
+
+
 LOAD_MEMORY_S = 30.0
 """A failed scrape leaves load and ledger as they were for this long; then they are unknown."""
 PAGES_S = 30.0
@@ -272,6 +345,8 @@ class LastScrape:
         self.load: int | None = None
         self.ready: bool | None = None
         self.requests: int | None = None
+        self.demand_is_new = False
+        self._demand = Demand()
         self._known_at = -math.inf
         self._loads: deque[tuple[float, int]] = deque()
 
@@ -284,10 +359,16 @@ class LastScrape:
                 self.ledger = sample.ledger
         elif sample.t - self._known_at > LOAD_MEMORY_S:
             self.load = None
+        page = sample.load if sample.scrape_ok else None
+        self.demand_is_new = self._demand.update(sample.t, page)
 
     def _load(self, sample: Sample) -> int | None:
-        load = work(sample.load)
-        if load is None or sample.load_age_s is None:
+        load, requests = work(sample.load), sample.load.requests_total
+        if load is None:
+            return None
+        if requests is not None and self.requests is not None and requests > self.requests:
+            load = max(1, load)  # a gauge that is read between two requests shows none
+        if sample.load_age_s is None:
             return load
         while self._loads and sample.t - self._loads[0][0] > PAGES_S:
             self._loads.popleft()

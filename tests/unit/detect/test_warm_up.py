@@ -112,3 +112,15 @@ def test_a_warm_up_of_many_budgets_that_slows_or_is_declared_is_none(
     outcome = judge(series, budget=64 * MIB, warmup=180.0)
     assert outcome.first == {}
     assert outcome.warm_t >= 180
+
+
+def test_the_base_is_not_the_first_sample_of_a_warm_up_that_began_with_a_step() -> None:
+    """The engine reports ready while its last weights still come in."""
+    warmup = Warmup(60.0, 512 * MIB, 1.0)
+    second, ended = 0, False
+    while not ended:
+        size = 1000 * MIB if second < 10 else 1400 * MIB
+        ended = warmup.add(Point(float(second), size, load=4), ready=True)
+        second += 1
+    assert warmup.floor is not None
+    assert warmup.floor.bytes == 1400 * MIB
