@@ -21,20 +21,19 @@ the others were known when the detector was last changed.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from bench.baselines import BASELINES
 from bench.detection import tune
-from bench.detection_real_rules import blank, curves, due, ruled
+from bench.detection_real_rules import blank, curves, ruled
 from bench.detection_score import Verdict, f1, figures
 from bench.result import publish
 from leaklab.recording import verdicts
-from leaklab.recording.labels import Labels
 from leaklab.recording.published import Recording, recordings
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.supervision import Action, Mode
+from plimsoll_api.supervision import Mode
 from plimsoll_cli.figures import percentile
 from plimsoll_sidecar.replay import ReplayLine, replay
 
@@ -67,7 +66,7 @@ def judged(recording: Recording) -> Row:
     verdict = blank(recording)
     verdict.delay_s, verdict.false = told.confirm_s, len(told.wrong)
     verdict.false_stalls = told.wrong.count(IncidentKind.STALL.value)
-    verdict.actions = false_actions(labels, lines)
+    verdict.actions = verdicts.false_actions(labels, lines)
     if leak is not None and told.confirm_s is not None:
         verdict.segment_right = told.segment == leak.segment
     return Row(
@@ -80,18 +79,6 @@ def judged(recording: Recording) -> Row:
         told.suspected,
         about["date"],
     )
-
-
-def false_actions(labels: Labels, lines: Iterable[ReplayLine]) -> int:
-    """Restarts and replacements for an incident of which there was no leak yet."""
-    kinds: dict[str, str | None] = {}
-    count = 0
-    for line in lines:
-        if line.kind is not None:
-            kinds[line.id] = line.kind
-        if line.event == "remediation" and line.action != Action.TRIM.value:
-            count += not due(labels.leaks, kinds.get(line.id), line.t)
-    return count
 
 
 def tuned(chosen: Sequence[Recording]) -> dict[str, int]:

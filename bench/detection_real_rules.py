@@ -11,8 +11,8 @@ import numpy as np
 
 from bench.baselines import WARMUP_S, Array, Baseline, alarms
 from bench.detection_score import Verdict
-from leaklab.recording.labels import Leak
 from leaklab.recording.published import Recording
+from leaklab.recording.verdicts import due
 from plimsoll_api import trace
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.trace import Sample
@@ -28,11 +28,6 @@ class Curve:
     t: Array
     sizes: Array
     limit: float
-
-
-def due(leaks: Sequence[Leak], kind: str | None, t: float) -> bool:
-    """Whether a leak of that kind had begun."""
-    return any(leak.kind == kind and leak.start_t <= t for leak in leaks)
 
 
 def blank(recording: Recording) -> Verdict:

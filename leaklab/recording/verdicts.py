@@ -13,9 +13,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from leaklab.recording.labels import Labels
+from leaklab.recording.labels import Labels, Leak
 from leaklab.recording.published import Recording, recordings
-from plimsoll_api.supervision import Mode
+from plimsoll_api.supervision import Action, Mode
 from plimsoll_sidecar.replay import ReplayLine, replay
 
 NOT_MEMORY = ("EngineCrash",)
@@ -63,6 +63,23 @@ def judge(labels: Labels, lines: Iterable[ReplayLine]) -> Verdict:
         elif confirm_s is None:
             confirm_s, segment = round(line.t - known[0].start_t, 1), name
     return Verdict(confirm_s, segment, tuple(wrong), tuple(suspected.values()))
+
+
+def due(leaks: Iterable[Leak], kind: str | None, t: float) -> bool:
+    """Whether a leak of that kind had begun."""
+    return any(leak.kind == kind and leak.start_t <= t for leak in leaks)
+
+
+def false_actions(labels: Labels, lines: Iterable[ReplayLine]) -> int:
+    """Restarts and replacements for an incident of which there was no leak yet. Pure."""
+    kinds: dict[str, str | None] = {}
+    count = 0
+    for line in lines:
+        if line.kind is not None:
+            kinds[line.id] = line.kind
+        if line.event == "remediation" and line.action != Action.TRIM.value:
+            count += not due(labels.leaks, kinds.get(line.id), line.t)
+    return count
 
 
 def table(chosen: Sequence[Recording]) -> list[str]:

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from bench.baselines import BASELINES
-from bench.detection_real import compared, false_actions, judged, summary, told, tuned
+from bench.detection_real import compared, judged, summary, told, tuned
 from bench.detection_real_rules import blank, curves, device_bytes, host_bytes, ruled
 from leaklab.recording.labels import Labels, Leak
 from leaklab.recording.published import Recording
+from leaklab.recording.verdicts import false_actions
 from leaklab.series import GIB, MIB, Series, steady
 from plimsoll_api.trace import (
     Budgets,
