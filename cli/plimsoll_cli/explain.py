@@ -78,6 +78,8 @@ WAITS = {
     "MaintenanceWindow": "wait: it restarts in spec.supervision.maintenanceWindow, or earlier if"
     " memory would run out before.",
     "ManuallyDrained": "end your maintenance, then: plimsoll resume {pod}",
+    "Subsided": "nothing now: the growth looks less like a leak than when it was confirmed. The"
+    " incident ends with the growth. It acts if the odds rise again.",
     "APIServerUnreachable": "check that the pod can reach the API server: kubectl logs {pod}"
     " -c supervisor",
     "RestartCountUnreadable": "someone else edited the slot Lease. Clear its counts:"

@@ -56,5 +56,6 @@ class WaitReason(OpenEnum):
     LAST_READY_REPLICA = "LastReadyReplica"
     MAINTENANCE_WINDOW = "MaintenanceWindow"
     MANUALLY_DRAINED = "ManuallyDrained"
+    SUBSIDED = "Subsided"
     API_SERVER_UNREACHABLE = "APIServerUnreachable"
     COUNT_UNREADABLE = "RestartCountUnreadable"

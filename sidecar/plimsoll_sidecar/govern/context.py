@@ -181,14 +181,16 @@ def due(context: TurnContext, incident: Incident) -> bool:
 
     The budget is what a replica may gain, so its end alone is no reason to hurry: what looks like a
     leak and stops within it costs no restart. What a drain adds beyond it is the memory limit's.
-    Memory that does not grow at this moment will not end, so that a restart gains nothing. A stall,
+    Memory that does not grow at this moment will not end, so that a restart gains nothing; nor does
+    one for growth that has turned out more likely no leak, unless memory is at its limit. A stall,
     and an incident that a restart did not cure, do not wait for any of this.
     """
     unmeasured = incident.kind is IncidentKind.STALL or incident.kind not in ladder.CURABLE
     if unmeasured or incident.escalated:
         return True
     suspicion = context.suspicions.get(incident.kind)
-    if suspicion is None or not (suspicion.growing or context.at_limit(incident)):
+    grows = suspicion is not None and suspicion.growing and not incident.subsided
+    if suspicion is None or not (grows or context.at_limit(incident)):
         return False
     return suspicion.over_budget or context.exhausts_before_drain(incident)
 

@@ -23,6 +23,9 @@ from plimsoll_api.supervision import Action
 
 ROUND_S = 4.5
 """A round: five assessments a second apart, whose distances vary a little."""
+EVEN, SUBSIDED_S = 0.5, 30.0
+"""A growth that was confirmed has subsided once its odds are below even for so long: a trend that
+ends for a moment, as between two bursts, takes them below for seconds."""
 MAX_STEPS = 64
 """Steps kept of one incident: a ladder needs some twenty; the first and the newest are kept."""
 
@@ -37,6 +40,7 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
     phase_since: float = 0.0
     seen_s: float = 0.0
     missed_s: float = 0.0
+    doubted_s: float = 0.0
     tried: list[Action] = msgspec.field(default_factory=list)
     unconfirmed: bool = False
     trimmed: bool = False
@@ -61,6 +65,12 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
         """The role of the process that holds the memory, or the segment where none does."""
         segment = self.attribution.segment
         return segment if segment == Segment.SHARED_ORPHAN else self.attribution.process
+
+    @property
+    def subsided(self) -> bool:
+        """Whether the growth is more likely no leak by now, although it was confirmed as one."""
+        growth = self.kind in (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
+        return growth and self.doubted_s >= SUBSIDED_S
 
     @property
     def disrupts(self) -> bool:
@@ -110,6 +120,7 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
         samples then show a mixture of the old and the new engine.
         """
         self.seen_s, self.missed_s = self.seen_s + counted_s, 0.0
+        self.doubted_s = self.doubted_s + counted_s if suspicion.confidence < EVEN else 0.0
         self.growth_bytes = suspicion.bytes
         self.unconfirmed = suspicion.unconfirmed is not None
         self.consumed_ratio = max(self.consumed_ratio, suspicion.consumed_ratio)

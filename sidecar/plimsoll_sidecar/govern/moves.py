@@ -165,6 +165,12 @@ def waits_for_window(context: TurnContext, incident: Incident) -> bool:
 
 def hold_within_budget(context: TurnContext, incident: Incident) -> None:
     """Say what a confirmed incident waits for whose restart would cost more than it gains."""
+    if incident.subsided:
+        if incident.waits is not WaitReason.SUBSIDED:  # its chance changes with every sample
+            chance = incident.attribution.confidence
+            message = f"deferred: the chance of a leak has fallen to {chance:.0%}"
+            wait(context, incident, WaitReason.SUBSIDED, message)
+        return
     suspicion = context.suspicions.get(incident.kind)
     spent = suspicion is not None and suspicion.over_budget
     message = NOT_GROWING if spent else WITHIN_BUDGET

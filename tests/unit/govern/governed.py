@@ -46,6 +46,7 @@ class World:
         self.besides: list[Suspicion] = []
         self.over_budget = True
         self.growing = True
+        self.confidence = 0.9
         self.process: str | None = "worker"
         self.segment = Segment.PYTHON_OBJECTS
         self.answers = True
@@ -72,7 +73,7 @@ class World:
                 Suspicion(
                     kind=self.kind,
                     segment=None if self.kind is IncidentKind.STALL else self.segment,
-                    confidence=0.9,
+                    confidence=self.confidence,
                     consumed_ratio=1.2,
                     bytes=self.growth,
                     over_budget=self.over_budget,

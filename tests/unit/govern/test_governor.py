@@ -6,10 +6,12 @@ import pytest
 from plimsoll_api.admin import EngineState
 from plimsoll_api.assessment import Segment, Suspicion
 from plimsoll_api.incident_record import Reason, StepOutcome
-from plimsoll_api.incidents import IncidentKind, IncidentPhase
+from plimsoll_api.incidents import IncidentKind, IncidentPhase, WaitReason
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Action, Mode, RestartBudget, Supervision
 from plimsoll_sidecar.govern.command import EventType, Outcome, Result, SlotWish, Verb
-from plimsoll_sidecar.govern.moves import NOT_GROWING
+from plimsoll_sidecar.govern.incident import SUBSIDED_S
+from plimsoll_sidecar.govern.moves import NOT_GROWING, WITHIN_BUDGET
 from plimsoll_sidecar.govern.state import BACK_OFF_MAX_S, BACK_OFF_S, GovernorState
 from plimsoll_sidecar.govern.verification import SETTLE_S
 from tests.unit.govern.governed import BASELINE, ROUND, World, done
@@ -522,3 +524,39 @@ def test_a_clock_that_was_set_back_while_the_supervisor_was_away_makes_no_wait_e
     command = world.commands[-1]
     while command.verb is not Verb.TAKE_SLOT:  # an open incident goes on as well
         command = world.answer(command)
+
+
+def test_a_confirmed_leak_whose_odds_fall_subsides_and_comes_back() -> None:
+    """Growth in a stair that ends at half of the budget, and later goes on."""
+    world = World()
+    world.over_budget = False
+    world.to(Verb.DIAGNOSE)
+    (incident,) = world.open
+    world.run(2, done(world.commands[-1]))
+    assert incident.message == WITHIN_BUDGET
+    world.confidence = 0.27
+    world.run(int(SUBSIDED_S) + 1)
+    assert (incident.phase, incident.waits) == (IncidentPhase.CONFIRMED, WaitReason.SUBSIDED)
+    assert "27%" in incident.message
+    told = len(world.events)
+    world.confidence, world.over_budget = 0.2, True
+    world.run(20)
+    assert len(world.events) == told, "its chance changes with every sample"
+    assert world.verbs[-1] is Verb.DIAGNOSE, "spent, but not by a leak"
+    world.confidence = 0.9
+    assert world.until_command().verb is Verb.TAKE_SLOT
+    assert incident.waits is None
+
+
+def test_a_leak_that_has_subsided_is_restarted_at_the_memory_limit() -> None:
+    world = World(memory=MemoryPolicy(host=MemoryBudget(100_000_000, 3600.0, 1_200_000_000)))
+    world.over_budget = False
+    diagnose = world.to(Verb.DIAGNOSE)
+    world.run(2, done(diagnose))
+    world.confidence = 0.2
+    world.run(int(SUBSIDED_S) + 1)
+    world.over_budget = True
+    world.run(20)
+    assert world.verbs[-1] is Verb.DIAGNOSE
+    world.growth = 190_000_000
+    assert world.until_command().verb is Verb.TAKE_SLOT
