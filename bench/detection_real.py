@@ -3,6 +3,7 @@
     python -m bench.detection_real               # the seen part: detection-real-seen.json
     python -m bench.detection_real --held-out --since 2026-11-24    # the other part, once
     python -m bench.detection_real --alone       # without the other rules; nothing is written
+    python -m bench.detection_real --kept        # the other rules' verdicts as published before
 
 Each recording in ``leaklab/recordings`` goes through the code of ``plimsoll replay`` in mode
 ``Recover``. A leak is found when an incident of its kind is confirmed after it began. Any other
@@ -21,6 +22,7 @@ the others were known when the detector was last changed.
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -29,7 +31,7 @@ from bench.baselines import BASELINES
 from bench.detection import tune
 from bench.detection_real_rules import blank, curves, ruled
 from bench.detection_score import Verdict, f1, figures
-from bench.result import publish
+from bench.result import RESULTS, publish
 from leaklab.recording import verdicts
 from leaklab.recording.published import Recording, recordings
 from plimsoll_api.incidents import IncidentKind
@@ -104,6 +106,21 @@ def compared(recording: Recording, choices: Choices) -> dict[str, Verdict]:
     }
 
 
+def kept(recording: Recording, published: Mapping[str, Any]) -> dict[str, Verdict]:
+    """What the rules made of a recording by the ``samples`` of an earlier result.
+
+    KeyError for a recording that is not in it.
+    """
+    rows = {row["case"]: row["others"] for row in published["recordings"]}
+    found = {}
+    for name in published["baselines"]:
+        verdict, was = blank(recording), rows[recording.name].get(name, {})
+        verdict.delay_s, verdict.false = was.get("delay_s"), was.get("false", 0)
+        verdict.actions = verdict.false
+        found[name] = verdict
+    return found
+
+
 def summary(rows: Sequence[Row]) -> dict[str, float | int | None]:
     """The figures of the result."""
     leaks = [row for row in rows if row.verdict.leak]
@@ -147,6 +164,7 @@ def main() -> None:
     parser.add_argument("--held-out", action="store_true", help="the part that is run once")
     parser.add_argument("--since", metavar="DAY", help="the first day (UTC) of new recordings")
     parser.add_argument("--alone", action="store_true", help="without the other rules")
+    parser.add_argument("--kept", action="store_true", help="the other rules as published")
     parser.add_argument("--jobs", type=int, default=2, choices=range(1, 65), metavar="1..64")
     options = parser.parse_args()
     every = list(recordings())
@@ -154,13 +172,16 @@ def main() -> None:
     if not chosen:
         raise SystemExit("leaklab/recordings/runs.json names no recording of this part")
     choices: dict[str, dict[str, int]] = {}
-    if not options.alone:
+    result = "detection-real" if options.held_out else "detection-real-seen"
+    published = json.loads((RESULTS / f"{result}.json").read_bytes())["samples"]
+    if not options.alone and not options.kept:
         choices[""] = tune(False, options.jobs)
         choices["_seen"] = tuned([one for one in every if one.seen])
     rows = []
     for recording in chosen:
         row = judged(recording)
-        row.others = compared(recording, choices)
+        others = kept(recording, published) if options.kept else compared(recording, choices)
+        row.others = others
         rows.append(row)
         print(row.verdict, row.segment, row.wrong, row.suspected, flush=True)
     found = summary(rows)
@@ -172,10 +193,12 @@ def main() -> None:
             print(f"{key:45} {value}")
         return
     publish(
-        "detection-real" if options.held_out else "detection-real-seen",
+        result,
         found,
         {
-            "baselines": {
+            "baselines": published["baselines"]
+            if options.kept
+            else {
                 f"{name}{ending}": repr(BASELINES[name].choices[number])
                 for ending, choice in choices.items()
                 for name, number in choice.items()

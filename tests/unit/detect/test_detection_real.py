@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bench.baselines import BASELINES
-from bench.detection_real import compared, judged, summary, told, tuned
+from bench.detection_real import compared, judged, kept, summary, told, tuned
 from bench.detection_real_rules import blank, curves, device_bytes, host_bytes, ruled
 from leaklab.recording.labels import Labels, Leak
 from leaklab.recording.published import Recording
@@ -134,6 +134,8 @@ def test_a_rule_is_right_after_the_leak_began_and_wrong_elsewhere(tmp_path: Path
     row.others = {name: ruled(recording, seen, BASELINES["always"], None) for name in BASELINES}
     assert summary([row])["adwin_false_events_count"] == 1
     assert told(row)["others"]["adwin"] == {"delay_s": None, "false": 1}
+    published = {"baselines": dict.fromkeys(BASELINES, ""), "recordings": [told(row)]}
+    assert kept(recording, published) == row.others
 
 
 def test_rules_are_tuned_on_recordings_too(tmp_path: Path) -> None:
