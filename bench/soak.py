@@ -6,12 +6,13 @@ Requests of 1 to 4 tokens go through the frontend's own API (no HTTP), ``--concu
 text and chats with an image to a tiny LLaVA, sounds to a tiny Whisper. An engine serves one model,
 so two engines live side by side in this process, each with a worker of its own; images and sounds
 are files that the frontend decodes or finds in its cache. With ``--kind text`` they are texts of 1
-to 24 tokens, for a model with experts and one in FP8, both with drafts. 20 % are given up at a
-random point: while their file is decoded, before their first step, while they wait, between two
-tokens. After each block of them the engines go idle: both sides' ledgers are audited against each
-other, and the memory of all three processes is read (malloc in use and Python objects; not RSS,
-which also tells what the allocator keeps for later). Growth is the Theil-Sen slope over the idle
-points after the first tenth, with its 95 % interval.
+to 24 tokens, for a model with experts and one in FP8, both with drafts. Each twentieth request has
+a grammar, and two of five grammars are refused. 20 % are given up at a random point: while their
+file is decoded or their grammar compiled, before their first step, while they wait, while a grammar
+takes in a token, between two tokens. After each block of them the engines go idle: both sides'
+ledgers are audited against each other, and the memory of all three processes is read (malloc in use
+and Python objects; not RSS, which also tells what the allocator keeps for later). Growth is the
+Theil-Sen slope over the idle points after the first tenth, with its 95 % interval.
 """
 
 from __future__ import annotations
@@ -128,8 +129,10 @@ class Kind:
 
 
 KINDS = {
-    "media": Kind({"llava": {"text": 0.6, "image": 0.2}, "whisper": {"audio": 0.2}}, 4),
-    "text": Kind({"experts": {"experts": 0.5}, "fp8": {"fp8": 0.5}}, 24),
+    "media": Kind(
+        {"llava": {"text": 0.55, "image": 0.2, "grammar": 0.05}, "whisper": {"audio": 0.2}}, 4
+    ),
+    "text": Kind({"experts": {"experts": 0.5}, "fp8": {"fp8": 0.45, "grammar": 0.05}}, 24),
 }
 """``text``: experts with prompt lookup, and FP8 weights with a draft model. Both keep their keys
 and values in FP8 and have a standby worker."""
@@ -238,6 +241,7 @@ async def soak(
             "requests_count": clients.done.total(),
             **{f"{kind}_requests_count": count for kind, count in sorted(clients.done.items())},
             "aborted_count": clients.aborted,
+            "refused_count": clients.refused,
             "requests_per_s": clients.done.total() / took_s,
             "growth_bytes_per_request": slope,
             "growth_low_bytes_per_request": low,

@@ -1,4 +1,7 @@
-"""The soak's clients: short requests of text, with an image, or of a sound, some given up."""
+"""The soak's clients: short requests of text, with an image, of a sound or with a grammar.
+
+Some are given up.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from PIL import Image
 from plimsoll_engine.api import chat_images
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.media_reader import MAX_WAITING
-from plimsoll_engine.frontend.requests.request_log import Delta, Generation
+from plimsoll_engine.frontend.requests.request_log import Delta, Generation, RequestFailed
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.multimodal.processor import Processed
 
@@ -29,11 +32,17 @@ POPULAR = 8
 SIDE = 32
 RATE, SECONDS = 16_000, 0.25
 STALL_S = 120.0
+WRONG = 0.4
+"""Of the requests with a grammar: it is refused."""
+GRAMMARS = 24
+"""Different ones that are not. Each takes 64 KiB of a cache that holds a thousand of them: with too
+many, the cache would still be filling after the warm-up."""
 
 
 class Clients:
     """``shares`` are those of each kind of request, which goes to its kind's engine: to see an
-    ``image``, to hear ``audio``, and texts for any other. ``tokens`` is the longest output."""
+    ``image``, to hear ``audio``, with a ``grammar``, and texts for any other. ``tokens`` is the
+    longest output."""
 
     def __init__(
         self, engines: dict[str, AsyncEngine], shares: dict[str, float], tokens: int, seed: int
@@ -44,7 +53,7 @@ class Clients:
         self._sounds = [_sound(number) for number in range(FILES if "audio" in shares else 0)]
         self._reading = asyncio.Semaphore(MAX_WAITING)  # of each engine; more would be refused
         self.done: Counter[str] = Counter()
-        self.aborted = 0
+        self.aborted = self.refused = 0
 
     async def run(self, numbers: range, concurrency: int) -> None:
         """Requests with these numbers, ``concurrency`` at a time."""
@@ -71,17 +80,34 @@ class Clients:
             temperature=self._rng.choice((0.0, 0.0, 0.0, 1.0)),
             seed=number,
             ignore_eos=True,
+            grammar=self._grammar(number) if kind == "grammar" else None,
         )
         name = f"soak-{number}"
         generation = Generation(
             name, ids, sampling, engine.tokenizer.continuations(ids)(), media=media
         )
         with engine.running(generation):
-            if aborted:
-                await self._leave(generation)
-            else:
-                while (await _delta(generation)).finish_reason is None:
-                    pass
+            try:
+                if aborted:
+                    await self._leave(generation)
+                else:
+                    while (await _delta(generation)).finish_reason is None:
+                        pass
+            except RequestFailed as error:
+                if kind != "grammar" or error.reason != "invalid":
+                    raise
+                self.refused += 1
+
+    def _grammar(self, number: int) -> worker_ipc.Grammar:
+        """One that is wrong, or one of a few."""
+        if self._rng.random() < WRONG:
+            wrong = (
+                worker_ipc.Grammar("regex", f"({number}"),
+                worker_ipc.Grammar("json_schema", '{"type": 3}'),
+                worker_ipc.Grammar("lark", "start: no"),
+            )
+            return self._rng.choice(wrong)
+        return worker_ipc.Grammar("regex", f"(.|\n){{0,40}}{self._rng.randrange(GRAMMARS)}")
 
     async def _leave_early(self, kind: str) -> None:
         """While the file is decoded."""

@@ -27,6 +27,8 @@ def test_two_thousand_requests_leave_nothing() -> None:
     assert figures["requests_count"] == 2_000
     assert min(figures[f"{kind}_requests_count"] for kind in ("text", "image", "audio")) > 200
     assert figures["aborted_count"] >= 300
+    assert figures["grammar_requests_count"] > 50
+    assert figures["refused_count"] > 10
     assert figures["audit_violations_count"] == 0
     assert figures["gen2_collected_count"] == 0
     # Caches still fill here; what one lost request keeps would be more.
