@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import struct
 import zlib
 from pathlib import Path
@@ -15,6 +16,8 @@ from bench.abuse_scene import Answer, Class, Played, Scene, ask, at_once, reques
 MIB = 1 << 20
 CORPUS = Path(__file__).resolve().parents[1] / "tests" / "fuzz" / "corpus"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+SPECIAL = 0
+"""The number of the tiny model's first special token."""
 MESSAGES = b'"messages":[{"role":"user","content":"hi"}]'
 
 
@@ -194,6 +197,25 @@ async def large_answers(scene: Scene) -> Played:
     return played
 
 
+async def tokens_without_text(scene: Scene) -> Played:
+    """Answers of special tokens alone, which show nothing of them and get longer and longer."""
+    body = {
+        "model": scene.model, "prompt": "a", "max_tokens": scene.many(1_900, 100),
+        "allowed_token_ids": [SPECIAL], "ignore_eos": True, "stream": True,
+    }  # fmt: skip
+    played = Played()
+    played.saw(await at_once(ask(scene, COMPLETIONS, body) for _ in range(scene.many(32, 4))))
+    return played
+
+
+async def choices_of_a_long_prompt(scene: Scene) -> Played:
+    """The most choices, each of which the engine admits with the whole prompt."""
+    prompt = [7 + number % 400 for number in range(1_900)]
+    body = {"model": scene.model, "prompt": prompt, "n": 128, "max_tokens": 1, "temperature": 1}
+    # One by one: two of them fill the queue, which refuses others, too.
+    return await one_by_one(scene, COMPLETIONS, [json.dumps(body).encode()] * scene.many(10, 1))
+
+
 async def garbage(scene: Scene) -> Played:
     """The inputs of the fuzzers, over HTTP."""
     paths = {"chat": CHAT, "chat-images": CHAT, "completions": COMPLETIONS,
@@ -213,6 +235,6 @@ CLASSES: dict[str, Class] = {
     for one in (
         unfinished_bodies, empty_prompts, template_arguments, tool_schemas, long_texts,
         tokens_to_text, deep_bodies, decompression_bombs, conversations, forced_calls,
-        large_answers, garbage,
+        large_answers, tokens_without_text, choices_of_a_long_prompt, garbage,
     )
 }  # fmt: skip

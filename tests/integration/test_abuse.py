@@ -17,7 +17,8 @@ LOOP_BLOCK_S = 0.25
 SERIES = 20
 WITHOUT_A_TEST_OF_THEIR_OWN = (
     "slow_headers", "silent_probes", "slow_scrapes", "template_arguments", "large_answers",
-    "decompression_bombs", "regular_expressions", "metric_series", "admin_garbage", "lying_engine",
+    "tokens_without_text", "choices_of_a_long_prompt", "decompression_bombs",
+    "regular_expressions", "metric_series", "admin_garbage", "lying_engine",
 )  # fmt: skip
 """``integration/engine`` (clients, disconnects, rules, admin) and the fuzzers' corpus test the
 other bounds one by one; all of them at once are for the long run."""
