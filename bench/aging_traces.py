@@ -30,7 +30,7 @@ from plimsoll_api.admin import Load
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Action, Mode, Supervision
 from plimsoll_api.trace import Host, Sample
-from plimsoll_sidecar.replay import ReplayLine, Summary, judge
+from plimsoll_sidecar.replay import ReplayLine, Summary, replay_samples
 
 FOLDER = "proccesseData"  # as its authors spell it
 MODELS = ("gpt-neo-125m", "opt-125m", "pythia-160m")
@@ -81,7 +81,7 @@ def examine(name: str, run: list[Sample]) -> dict[str, Any]:
     """
     told: list[ReplayLine] = []
     summary = Summary()
-    for line in judge(run, POLICY, Supervision(mode=Mode.RECOVER), INTERVAL_S, name):
+    for line in replay_samples(run, POLICY, Supervision(mode=Mode.RECOVER), INTERVAL_S, name):
         if isinstance(line, Summary):
             summary = line
         else:

@@ -36,7 +36,7 @@ from leaklab.cases import Case, Split, leaks, named, negatives, saturation, stal
 from leaklab.triggered import triggers
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.supervision import Action, Mode, Stall, Supervision
-from plimsoll_sidecar.replay import ReplayLine, judge
+from plimsoll_sidecar.replay import ReplayLine, replay_samples
 
 STALL_TIMEOUT_S = 30.0
 NICE = 5
@@ -56,7 +56,7 @@ def ours(run: Run) -> Told:
     """What detector and governor make of the run."""
     case, verdict = run.case, run.verdict()
     supervision = Supervision(mode=Mode.RECOVER, stall=Stall(timeout_s=STALL_TIMEOUT_S))
-    lines = judge(run.samples, case.policy, supervision, case.series.interval, case.name)
+    lines = replay_samples(run.samples, case.policy, supervision, case.series.interval, case.name)
     times, listener = [], calibration.Listener(case)
     for line in lines:
         if not isinstance(line, ReplayLine):

@@ -98,7 +98,7 @@ def life(fleet: Fleet, client: KubeClient, owner: ServiceRef, pod: str) -> Itera
                 recorder.publish(incident)
                 return
             except KubeError as error:
-                if not error.transient:
+                if not error.is_transient:
                     raise
                 fleet.failures[str(error.status)] += 1
                 yield dice.uniform(1.0, 3.0)

@@ -45,7 +45,7 @@ def main() -> None:
         began = time.monotonic()
         supervisor.tick(BEGIN + now)
         if number % SCRAPE_EVERY == 0:
-            metrics.text()
+            metrics.render()
         took_s += time.monotonic() - began
         if number % arguments.every == 0:
             own = read_resident(os.getpid())

@@ -47,7 +47,7 @@ def write_for_four(folder: Path, experts: bool = False) -> None:
             found[name] = heads.repeat_interleave(each, 0).flatten(0, 1).contiguous()
         return found
 
-    fields = tiny_moe.FIELDS if experts else {}
+    fields = tiny_moe.CONFIG_FIELDS if experts else {}
     tiny.write_checkpoint(folder, fields | {"num_key_value_heads": tiny.HEADS}, change)
 
 

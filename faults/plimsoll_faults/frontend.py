@@ -1,6 +1,6 @@
-"""The faults of :mod:`plimsoll_faults.kinds` that are the frontend's.
+"""The faults of :mod:`plimsoll_faults.kinds` in the frontend.
 
-They last as long as its process, whatever the worker's epoch. Nothing here runs without
+They last as long as its process, in any epoch of the worker. Nothing here runs without
 ``PLIMSOLL_INJECT``.
 """
 
@@ -17,10 +17,10 @@ from plimsoll_engine.frontend.observability.metrics import Metrics
 from plimsoll_engine.frontend.requests.request_log import Generation, RequestLog
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_faults import inject, kinds
-from plimsoll_faults.tampering import turned
+from plimsoll_faults.tampering import replace_methods
 
 
-class RememberingTokenizer(Tokenizer):
+class LeakingTokenizer(Tokenizer):
     """Keeps every prompt and its tokens."""
 
     def __init__(self, sound: Tokenizer, repeat: int) -> None:
@@ -29,11 +29,11 @@ class RememberingTokenizer(Tokenizer):
         self.kept: dict[tuple[str, bool], list[list[int]]] = {}
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of ``text``, kept for ever."""
+        """Return the token ids of ``text``, and keep them for ever."""
         return self._keep((text, True), super().encode(text))
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Return the token ids of a rendered prompt, kept for ever."""
+        """Return the token ids of a rendered prompt, and keep them for ever."""
         return self._keep((text, False), super().encode_rendered(text))
 
     def _keep(self, key: tuple[str, bool], ids: list[int]) -> list[int]:
@@ -42,15 +42,15 @@ class RememberingTokenizer(Tokenizer):
 
 
 class UnregisteredLog(RequestLog):
-    """Keeps the state of a request whose client left before its first token."""
+    """Keeps the state of a request whose client disconnected before the first token."""
 
     payload_bytes: int
     kept: dict[str, tuple[Generation, bytearray]]
 
     def release(self, request_id: str) -> Generation | None:
-        """Release as the sound log does.
+        """Release a request.
 
-        A request that ended before its first token leaves a payload.
+        If it ended before its first token, a payload remains.
         """
         generation = super().release(request_id)
         if generation is not None and not generation.done and not generation.output_ids:
@@ -60,20 +60,20 @@ class UnregisteredLog(RequestLog):
 
 
 class UnclosedLog(RequestLog):
-    """Opens a pipe with each request and closes one of its ends with it."""
+    """Opens a pipe for each request and closes only one end of it."""
 
     pipes: dict[str, tuple[int, int]]
     left: list[int]
-    """Descriptors of requests that ended."""
+    """File descriptors of requests that ended."""
 
     def admit(self, *generations: Generation) -> None:
-        """Admit as the sound log does, and open a pipe for each request."""
+        """Admit requests, and open a pipe for each."""
         super().admit(*generations)
         for generation in generations:
             self.pipes[generation.request_id] = os.pipe()
 
     def release(self, request_id: str) -> Generation | None:
-        """Release as the sound log does, but close only one end of the pipe."""
+        """Release a request, but close only one end of its pipe."""
         if (pipe := self.pipes.pop(request_id, None)) is not None:
             reads, writes = pipe
             os.close(writes)
@@ -82,46 +82,46 @@ class UnclosedLog(RequestLog):
 
 
 class RequestSeries(Metrics):
-    """Counts the tokens of each request in a time series of its own."""
+    """Counts the tokens of each request in a separate time series."""
 
     per_request: Counter
 
     def ended(self, generation: Generation, reason: str) -> None:
-        """Count as the sound metrics do, and in a series of the request's own."""
+        """Count a request that ended, also in its own series."""
         super().ended(generation, reason)
         series = self.per_request.labels(self._model, generation.request_id)
         series.inc(len(generation.output_ids))
 
 
 class FrontendFaults(FrontendHooks):
-    """Those of the text of ``PLIMSOLL_INJECT`` that are the frontend's."""
+    """The frontend's faults in ``PLIMSOLL_INJECT``."""
 
     def __init__(self, text: str) -> None:
         self._active = [f for f in inject.parse(text) if f.process is Role.FRONTEND]
         self.names = [inject.name_of(fault) for fault in self._active]
 
     def tokenizer(self, sound: Tokenizer) -> Tokenizer:
-        """``sound``, or a faulty one over it."""
+        """Return ``sound``, or a faulty tokenizer with its state."""
         for fault in self._active:
             if isinstance(fault, kinds.TokenizerCache):
-                return RememberingTokenizer(sound, fault.repeat)
+                return LeakingTokenizer(sound, fault.repeat)
         return sound
 
     def request_log(self, sound: RequestLog) -> RequestLog:
-        """``sound``, which may keep from now on what it should release."""
+        """Return ``sound``, with the faults of request logs."""
         for fault in self._active:
             if isinstance(fault, kinds.AbortUnregistered):
-                unregistered = turned(sound, UnregisteredLog)
+                unregistered = replace_methods(sound, UnregisteredLog)
                 unregistered.payload_bytes, unregistered.kept = fault.payload_bytes, {}
             if isinstance(fault, kinds.DescriptorGrowth):
-                unclosed = turned(sound, UnclosedLog)
+                unclosed = replace_methods(sound, UnclosedLog)
                 unclosed.pipes, unclosed.left = {}, []
         return sound
 
     def metrics(self, sound: Metrics) -> Metrics:
-        """``sound``, which may count from now on what it should not."""
+        """Return ``sound``, with the faults of metrics."""
         if any(isinstance(fault, kinds.MetricLabels) for fault in self._active):
-            turned(sound, RequestSeries).per_request = Counter(
+            replace_methods(sound, RequestSeries).per_request = Counter(
                 PREFIX + "request_generation_tokens",
                 "Tokens generated, by request.",
                 ["model_name", "request_id"],

@@ -1,11 +1,11 @@
-"""Faults that a test or a demonstration switches on: ``PLIMSOLL_INJECT``.
+"""Parses ``PLIMSOLL_INJECT``, which enables faults for a test or a demonstration.
 
     name:key=value,key=value;name2
 
-Sizes take Kubernetes quantities (``4Mi``). Each fault takes ``epochs=first`` (the default: a
-restarted worker is healthy) or ``epochs=all``; one of the frontend lasts as long as its process.
-The faults are in :mod:`plimsoll_faults.kinds`. Nothing here knows torch: the frontend checks
-the text too.
+Sizes are Kubernetes quantities (``4Mi``). Each fault accepts ``epochs=first`` (the default: a
+restarted worker is healthy) or ``epochs=all``. A fault of the frontend lasts as long as its
+process. The faults are in :mod:`plimsoll_faults.kinds`. This module does not import torch, because
+the frontend also checks the text.
 """
 
 from __future__ import annotations
@@ -18,18 +18,15 @@ from plimsoll_faults.kinds import KINDS, Fault, MmapGrowth
 
 
 class InjectError(SettingsError):
-    """The text cannot be understood; the message says what there is."""
+    """The text is invalid; the message lists the valid values."""
 
 
 FAULTS: dict[str, type[Fault]] = {str(kind.__struct_config__.tag): kind for kind in KINDS}
 
 
 def parse(text: str) -> list[Fault]:
-    """Return the faults that ``text`` names, none for an empty one.
-
-    :class:`InjectError` otherwise.
-    """
-    faults = [_fault(part.strip()) for part in text.split(";") if part.strip()]
+    """Return the faults in ``text``; none if it is empty. Raises :class:`InjectError`."""
+    faults = [_parse_fault(part.strip()) for part in text.split(";") if part.strip()]
     names = [name_of(fault) for fault in faults]
     for name in names:
         if names.count(name) > 1:
@@ -38,7 +35,7 @@ def parse(text: str) -> list[Fault]:
 
 
 def check(text: str) -> None:
-    """Raise :class:`InjectError` where ``text`` is no list of faults."""
+    """Raise :class:`InjectError` if ``text`` is not a valid list of faults."""
     parse(text)
 
 
@@ -47,7 +44,7 @@ def name_of(fault: Fault) -> str:
     return str(fault.__struct_config__.tag)
 
 
-def _fault(text: str) -> Fault:
+def _parse_fault(text: str) -> Fault:
     name, _, rest = text.partition(":")
     name = name.strip()
     if name not in FAULTS:
@@ -63,14 +60,14 @@ def _fault(text: str) -> Fault:
             raise InjectError(f"PLIMSOLL_INJECT: {name}: {pair!r} is not key=value")
         if key in values:
             raise InjectError(f"PLIMSOLL_INJECT: {name}: {key} is given twice")
-        values[key] = _value(name, kind, key, value)
+        values[key] = _parse_value(name, kind, key, value)
     fault = kind(**values)
     if isinstance(fault, MmapGrowth) and not (fault.bytes_per_request or fault.bytes_per_s):
         raise InjectError(f"PLIMSOLL_INJECT: {name} needs bytes_per_request or bytes_per_s")
     return fault
 
 
-def _value(name: str, kind: type[Fault], key: str, text: str) -> int | str:
+def _parse_value(name: str, kind: type[Fault], key: str, text: str) -> int | str:
     if choices := get_args(get_type_hints(kind)[key]):
         if text not in choices:
             expected = " or ".join(choices)

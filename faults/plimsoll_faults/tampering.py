@@ -1,6 +1,7 @@
-"""How a fault takes the place of sound code: the object stays, its methods are others.
+"""Replaces the methods of an existing object by faulty ones.
 
-Ledger, metrics and shutdown hold the engine's parts too, so a copy in one place would split them.
+Ledger, metrics and shutdown refer to the same object, so a faulty copy in one place would not be
+consistent.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from typing import TypeVar, cast
 K = TypeVar("K")
 
 
-def turned(sound: object, kind: type[K]) -> K:
-    """``sound`` itself, with the methods of ``kind`` before its own from now on.
+def replace_methods(sound: object, kind: type[K]) -> K:
+    """Put the methods of ``kind`` in front of those of ``sound``; return ``sound``.
 
-    ``kind`` derives from a class of ``sound``; several faults may turn one object.
+    ``kind`` derives from a class of ``sound``. An object can have several faults.
     """
     sound.__class__ = type(kind.__name__, (kind, type(sound)), {})
     return cast(K, sound)

@@ -28,8 +28,8 @@ from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.trace import Header, Sample
-from plimsoll_sidecar.replay import ReplayLine, policy_of
-from plimsoll_sidecar.replay import judge as replayed
+from plimsoll_sidecar.replay import ReplayLine, memory_policy
+from plimsoll_sidecar.replay import replay_samples as replayed
 
 LATER_S = 45.0
 """A confirmation may come earlier or later by so much."""
@@ -74,7 +74,7 @@ class Played:
     def of(cls, recording: Recording) -> Played:
         """Read all of a recording."""
         header, samples = trace.read(recording.trace)
-        memory = policy_of(recording.trace, header)
+        memory = memory_policy(recording.trace, header)
         return cls(header, memory, tuple(samples), recording.labels)
 
     def outcome(

@@ -1,11 +1,11 @@
-"""A window into an engine's processes, for the supervisor beside it.
+"""Reports the memory of an engine's process to the supervisor beside it.
 
-The package is copied into the engine's container and loaded in every Python process there: by the
-engine's plugin entry points (``vllm.general_plugins``, ``sglang.srt.plugins``) and by
-``sitecustomize``. Each process listens on a Unix socket and answers only when it is asked; see
-:mod:`plimsoll_probe.listener`. It needs the standard library alone, from Python 3.10 on.
+The package is copied into the engine's container and loaded in every Python process there. The
+plugin entry points of the engine load it (``vllm.general_plugins``, ``sglang.srt.plugins``), and so
+does ``sitecustomize``. Each process listens on a Unix socket and does nothing until it is queried;
+see :mod:`plimsoll_probe.listener`. It needs only the standard library of Python 3.10.
 
-``PLIMSOLL_PROBE_DIR`` names the folder for the sockets; without it, or with ``PLIMSOLL_PROBE=off``,
+``PLIMSOLL_PROBE_DIR`` is the folder of the sockets. Without it, or with ``PLIMSOLL_PROBE=off``,
 nothing starts.
 """
 
@@ -13,7 +13,9 @@ import os
 import threading
 
 SWITCH = "PLIMSOLL_PROBE"
+"""Environment variable that disables the probe."""
 DIRECTORY = "PLIMSOLL_PROBE_DIR"
+"""Environment variable with the folder of the sockets."""
 OFF = frozenset({"off", "0", "false", "no"})
 
 _lock = threading.Lock()
@@ -21,10 +23,7 @@ _started = False
 
 
 def start() -> None:
-    """Start listening in this process and in those that it forks.
-
-    Never raises; calling it again does nothing.
-    """
+    """Start listening in this process and its forks. Never raises; further calls do nothing."""
     global _started
     try:
         folder = os.environ.get(DIRECTORY, "")

@@ -1,4 +1,4 @@
-"""The answers to each request, made when somebody asks and not before."""
+"""Answers each request; nothing is computed before a request arrives."""
 
 import os
 import time
@@ -10,15 +10,17 @@ from plimsoll_probe.memory import Allocators, collections, devices, host_pinned
 from plimsoll_probe.trim import trim
 
 VERSION = 1
-SHARE = 0.002
-"""Of one processor, at most, for reports: one that takes long is repeated for longer. The cheaper
-of the last two counts: the first looks up the engine's objects and takes many times as long."""
+"""Version of the report format."""
+MAX_CPU_SHARE = 0.002
+"""Maximum share of one CPU for reports: an expensive report is reused for longer. The cheaper of
+the last two counts, because the first one searches for the engine's objects and takes many times as
+long."""
 
 
 class Reports:
-    """``cost_s`` is the processor time of the newest report.
+    """Creates reports, and reuses each one until its cost is within :data:`MAX_CPU_SHARE`.
 
-    It is kept until its share is paid; ``age_s`` says how old it is.
+    In a report, ``cost_s`` is its CPU time and ``age_s`` its age.
     """
 
     def __init__(self) -> None:
@@ -29,14 +31,14 @@ class Reports:
         self._pause_s = 0.0
 
     def report(self) -> Dict[str, Any]:
-        """Return the newest report, made again at most once in each pause."""
+        """Return a report, which is at most one pause old."""
         now = time.monotonic()
-        # A fork has the parent's report.
+        # After a fork, this is still the report of the parent.
         forked = self._newest.get("pid") != os.getpid()
         if forked or now - self._made > self._pause_s:
             before_s = 0.0 if forked else self._newest["cost_s"]
             self._newest, self._made = self._make(), now
-            self._pause_s = min(before_s, self._newest["cost_s"]) / SHARE
+            self._pause_s = min(before_s, self._newest["cost_s"]) / MAX_CPU_SHARE
         return {**self._newest, "age_s": now - self._made}
 
     def _make(self) -> Dict[str, Any]:
@@ -54,7 +56,7 @@ class Reports:
         for name, part in parts.items():
             try:
                 found = part()
-            except Exception:  # noqa: BLE001 - unknown, then
+            except Exception:  # noqa: BLE001 - the value is unknown
                 found = None
             if found is not None:
                 made[name] = found
@@ -68,13 +70,16 @@ ANSWERS: Dict[str, Callable[[Dict[str, Any]], Dict[str, Any]]] = {
     "stacks": lambda request: {"text": texts.stacks()},
     "gc": lambda request: {"text": texts.gc_objects()},
     "torch": lambda request: {"text": texts.torch_memory()},
-    "tracemalloc": lambda request: {"text": texts.ALLOCATIONS.take(str(request.get("step", "")))},
+    "tracemalloc": lambda request: {
+        "text": texts.ALLOCATIONS.run_step(str(request.get("step", "")))
+    },
     "trim": lambda request: trim(idle=request.get("idle") is True),
 }
+"""The function for each request."""
 
 
 def answer(request: Dict[str, Any]) -> Dict[str, Any]:
-    """``{"error": …}`` for what is not known."""
+    """Return the answer to ``request``; ``{"error": …}`` if it is unknown."""
     made = ANSWERS.get(str(request.get("do", "")))
     if made is None:
         return {"error": f"unknown request; known are {', '.join(ANSWERS)}"}

@@ -1,8 +1,8 @@
-"""What the engine's own objects say: role, key-value cache, steps, caches with their bounds.
+"""Reads the engine's own objects: role, KV cache, steps, and caches with their bounds.
 
-vLLM 0.24 to 0.32 and SGLang 0.5 run a loop in their main thread whose ``self`` is the object that
-owns everything else. It is found in that thread's stack, which nothing of theirs has to be changed
-for. Every attribute may be missing in another version: then the figure is unknown.
+vLLM 0.24 to 0.32 and SGLang 0.5 run a loop in their main thread, whose ``self`` owns everything
+else. It is found on the stack of that thread, so no code of the engine is changed. Any attribute
+may be missing in another version; its figure is then unknown.
 """
 
 import sys
@@ -17,21 +17,22 @@ LOOPS = {
     "event_loop_overlap": "Scheduler",
     "event_loop": "Detokenizer",
 }
-OWNERS = ("EngineCoreProc", "WorkerProc", "Scheduler", "DetokenizerManager")
-"""Each class or one derived from it."""
+"""The role of a process by the name of the function with its loop."""
+OWNER_CLASSES = ("EngineCoreProc", "WorkerProc", "Scheduler", "DetokenizerManager")
+"""Classes of the owner, or base classes of them."""
 MAX_FRAMES = 200
 MAX_TENSORS = 100_000
 
 
 class Owner(NamedTuple):
-    """An object of the engine that holds memory, and the role that it plays."""
+    """The object whose loop runs in the main thread, and its role."""
 
     role: str
-    itself: Any
+    instance: Any
 
 
 class Engine:
-    """Remembers the owner once it is found, without keeping it alive, and sizes that stay."""
+    """Finds the owner, with a weak reference to it, and caches sizes that do not change."""
 
     def __init__(self) -> None:
         self._role = ""
@@ -39,7 +40,7 @@ class Engine:
         self._fixed: Dict[str, Dict[str, Any]] = {}
 
     def read(self) -> Dict[str, Any]:
-        """Return the figures that are known; empty in a process of no known engine."""
+        """Return the known figures; empty if this is not a process of a known engine."""
         owner = self._owner() if self._owner is not None else None
         if owner is None:
             found = find(threading.main_thread().ident)
@@ -81,7 +82,7 @@ class Engine:
 
 
 def find(thread: Optional[int]) -> Optional[Owner]:
-    """Return the owner in the stack of ``thread``; None where its loop does not run."""
+    """Return the owner on the stack of ``thread``; None if no known loop is running."""
     frame = sys._current_frames().get(thread or 0)
     for _ in range(MAX_FRAMES):
         if frame is None:
@@ -90,18 +91,18 @@ def find(thread: Optional[int]) -> Optional[Owner]:
         if role is not None and frame.f_code.co_varnames[:1] == ("self",):
             variables = frame.f_locals
             itself = variables.get("self")
-            # Before Python 3.13 this is a copy that the frame keeps: for as long as the loop runs
-            # it would hold a batch and its tensors.
+            # Before Python 3.13, the frame keeps this copy. It would hold a batch and its tensors
+            # for as long as the loop runs.
             if type(variables) is dict:
                 variables.clear()
-            if any(base.__name__ in OWNERS for base in type(itself).__mro__):
+            if any(base.__name__ in OWNER_CLASSES for base in type(itself).__mro__):
                 return Owner(role, itself)
         frame = frame.f_back
     return None
 
 
-def at(start: Any, path: str) -> Any:
-    """Return the attribute at the end of a dotted path; None where one on the way is missing."""
+def get_path(start: Any, path: str) -> Any:
+    """Return the attribute at a dotted path; None if a part of it is missing."""
     for name in path.split("."):
         start = getattr(start, name, None)
         if start is None:
@@ -111,13 +112,13 @@ def at(start: Any, path: str) -> Any:
 
 def _vllm_scheduler(core: Any) -> Dict[str, Any]:
     found: Dict[str, Any] = {}
-    pool = at(core, "scheduler.kv_cache_manager.block_pool")
+    pool = get_path(core, "scheduler.kv_cache_manager.block_pool")
     if pool is not None:
         found["kv_usage_ratio"] = float(pool.get_usage())
         cached = pool.cached_block_hash_to_block
         blocks = len(getattr(cached, "_cache", cached))
         found["prefix_cache_ratio"] = min(1.0, blocks / max(1, int(pool.num_gpu_blocks)))
-    steps = getattr(core, "step_counter", None)  # with data parallelism alone
+    steps = getattr(core, "step_counter", None)  # only with data parallelism
     if isinstance(steps, int) and pool is not None:
         found["steps_total"] = steps
     return found
@@ -138,7 +139,7 @@ def _sglang_scheduler(scheduler: Any) -> Dict[str, Any]:
     return found
 
 
-def _line(owner: str, kind: str, size: Any, bound: Any = None) -> Dict[str, Any]:
+def _ledger_entry(owner: str, kind: str, size: Any, bound: Any = None) -> Dict[str, Any]:
     line: Dict[str, Any] = {"owner": owner, "kind": kind, "bytes": int(size)}
     if bound is not None:
         line["bound"] = int(bound)
@@ -146,30 +147,30 @@ def _line(owner: str, kind: str, size: Any, bound: Any = None) -> Dict[str, Any]
 
 
 def _multimodal(core: Any) -> Optional[Dict[str, Any]]:
-    cache = at(core, "mm_receiver_cache._cache")
+    cache = get_path(core, "mm_receiver_cache._cache")
     if cache is None:
         return None
-    return _line("multimodal_cache", "host", cache.currsize, cache.maxsize)
+    return _ledger_entry("multimodal_cache", "host", cache.currsize, cache.maxsize)
 
 
 def _grammars(core: Any) -> Optional[Dict[str, Any]]:
-    compiler = at(core, "structured_output_manager.backend.compiler")
+    compiler = get_path(core, "structured_output_manager.backend.compiler")
     if compiler is None:
         return None
     limit = int(compiler.cache_limit_bytes)
     bound = limit if limit >= 0 else None
-    return _line("grammar_cache", "host", compiler.get_cache_size_bytes(), bound)
+    return _ledger_entry("grammar_cache", "host", compiler.get_cache_size_bytes(), bound)
 
 
 def _runner(owner: Any) -> Any:
-    """Return the object that runs the model, where it is in this process."""
+    """Return the object that runs the model; None if it is not in this process."""
     for path in (
         "worker.worker.model_runner",
         "worker.model_runner",
         "model_executor.driver_worker.worker.model_runner",
         "tp_worker.model_runner",
     ):
-        found = at(owner, path)
+        found = get_path(owner, path)
         if found is not None:
             return found
     return None
@@ -182,19 +183,21 @@ def _encoder_outputs(owner: Any) -> Optional[Dict[str, Any]]:
         return None
     tensors = list(cache.values())[:MAX_TENSORS]
     bound = None
-    tokens = at(runner, "scheduler_config.encoder_cache_size")
+    tokens = get_path(runner, "scheduler_config.encoder_cache_size")
     width = getattr(runner, "inputs_embeds_size", None)
-    item = at(runner, "dtype.itemsize")
+    item = get_path(runner, "dtype.itemsize")
     if tokens is not None and width is not None and item is not None:
         bound = int(tokens) * int(width) * int(item)
-    return _line("encoder_cache", _kind(tensors), sum(int(t.nbytes) for t in tensors), bound)
+    return _ledger_entry(
+        "encoder_cache", _kind(tensors), sum(int(t.nbytes) for t in tensors), bound
+    )
 
 
 def _weights(owner: Any) -> Optional[Dict[str, Any]]:
     model = getattr(_runner(owner), "model", None)
     if model is None:
         return None
-    return _fixed("weights", [*model.parameters(), *model.buffers()])
+    return _tensor_entry("weights", [*model.parameters(), *model.buffers()])
 
 
 def _kv_tensors(owner: Any) -> Optional[Dict[str, Any]]:
@@ -202,19 +205,19 @@ def _kv_tensors(owner: Any) -> Optional[Dict[str, Any]]:
     pool = getattr(runner, "token_to_kv_pool", None)
     if pool is not None:
         keys, values = pool.get_kv_size_bytes()
-        return _line("kv_cache", _kind(pool.k_buffer), keys + values, keys + values)
+        return _ledger_entry("kv_cache", _kind(pool.k_buffer), keys + values, keys + values)
     tensors = getattr(runner, "kv_caches", None)
-    return _fixed("kv_cache", tensors) if isinstance(tensors, (list, tuple)) else None
+    return _tensor_entry("kv_cache", tensors) if isinstance(tensors, (list, tuple)) else None
 
 
-def _fixed(owner: str, tensors: Any) -> Optional[Dict[str, Any]]:
-    """Return the ledger line of these tensors; layers share storages, so each counts once."""
+def _tensor_entry(owner: str, tensors: Any) -> Optional[Dict[str, Any]]:
+    """Return the ledger entry of these tensors; a storage that layers share counts once."""
     storages = {}
     for tensor in list(tensors)[:MAX_TENSORS]:
         storage = tensor.untyped_storage()
         storages[storage.data_ptr()] = int(storage.nbytes())
     size = sum(storages.values())
-    return _line(owner, _kind(tensors), size, size) if size else None
+    return _ledger_entry(owner, _kind(tensors), size, size) if size else None
 
 
 def _kind(tensors: Any) -> str:

@@ -1,8 +1,8 @@
-"""Stacks of a process that cannot answer, for it hangs with Python's global lock.
+"""Writes the stacks of a process that cannot answer, because it hangs with the GIL.
 
-A signal makes faulthandler write them: its handler is C and needs no lock. They are appended to
-``PID.stacks`` beside the socket, which also says that the signal is handled here. It is a real-time
-signal, which engines do not use; where somebody does, it stays theirs.
+On a signal, faulthandler writes them: its handler is in C and needs no lock. They are appended to
+``PID.stacks`` next to the socket. The existence of this file shows that the signal is handled. It
+is a real-time signal that engines do not use. If another handler is installed, it stays.
 """
 
 import contextlib
@@ -12,11 +12,11 @@ import signal
 from typing import IO, Optional
 
 SIGNAL = 43
-"""SIGRTMIN+9 with glibc; the supervisor has the same number."""
+"""SIGRTMIN+9 with glibc; the supervisor uses the same number."""
 
 
 class StackFile:
-    """One process's file. After a fork the child opens one of its own."""
+    """The file for the stacks of one process; a forked child opens its own."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -24,13 +24,13 @@ class StackFile:
         self._file: Optional[IO[bytes]] = None
 
     def open(self) -> None:
-        """OSError where the folder cannot be used."""
+        """Create the file and install the handler. Raises OSError."""
         if signal.getsignal(SIGNAL) != signal.SIG_DFL:
             return
         inherited = self._file
         self._path = os.path.join(self._folder, f"{os.getpid()}.stacks")
         with contextlib.suppress(OSError):
-            os.unlink(self._path)  # of a process that had this PID before
+            os.unlink(self._path)  # from an earlier process with this PID
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         self._file = open(os.open(self._path, flags, 0o600), "wb", buffering=0)  # noqa: SIM115
         faulthandler.register(SIGNAL, file=self._file, all_threads=True, chain=False)
@@ -38,7 +38,7 @@ class StackFile:
             inherited.close()
 
     def close(self) -> None:
-        """Remove the file and keep the handler: a signal under way must not end the process."""
+        """Remove the file, but keep the handler: a pending signal must not end the process."""
         if self._path == os.path.join(self._folder, f"{os.getpid()}.stacks"):
             with contextlib.suppress(OSError):
                 os.unlink(self._path)

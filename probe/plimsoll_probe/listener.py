@@ -1,9 +1,9 @@
-"""The socket of one process: one daemon thread that waits in ``accept``.
+"""The socket of one process, with one daemon thread that waits in ``accept``.
 
-A request is one line of JSON, ``{"do": WHAT}``; the answer is one JSON object, and then the
-connection ends. WHAT is one of :data:`plimsoll_probe.answers.ANSWERS`. Only the same user and root
-are answered. The socket is ``PID.sock`` in the folder; a fork listens on one of its own, and a
-child that executes another Python starts the probe again.
+A request is one line of JSON, ``{"do": WHAT}``. The answer is one JSON object, after which the
+connection is closed. WHAT is one of :data:`plimsoll_probe.answers.ANSWERS`. Only the same user and
+root get an answer. The socket is ``PID.sock`` in the folder. A fork listens on its own socket, and
+a child that executes another Python starts the probe again.
 """
 
 import atexit
@@ -19,12 +19,13 @@ from typing import Any, Optional
 from plimsoll_probe.answers import answer
 from plimsoll_probe.hung import StackFile
 
-MAX_REQUEST = 4096
-WAIT_S = 2.0
-"""For a peer that connects and says or reads nothing."""
-PAUSE_S = 1.0
-"""After an accept that failed, as without file descriptors: no busy loop."""
-FORK_S = 1.0
+MAX_REQUEST_BYTES = 4096
+PEER_TIMEOUT_S = 2.0
+"""Seconds until a peer that sends or reads nothing is disconnected."""
+ACCEPT_PAUSE_S = 1.0
+"""Pause in seconds after a failed accept, for example without file descriptors."""
+FORK_WAIT_S = 1.0
+"""Longest time in seconds that a fork waits for an answer to be completed."""
 BACKLOG = 4
 
 
@@ -43,7 +44,7 @@ class _Listener:
             self._stacks.open()
         self._path = os.path.join(self._folder, f"{os.getpid()}.sock")
         with contextlib.suppress(OSError):
-            os.unlink(self._path)  # of a process that had this PID before
+            os.unlink(self._path)  # from an earlier process with this PID
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listening.bind(self._path)
         os.chmod(self._path, 0o600)
@@ -58,8 +59,8 @@ class _Listener:
         self._stacks.close()
 
     def before_fork(self) -> None:
-        """No fork while an answer is made: it may hold a lock that the child would wait for."""
-        self._held = self._busy.acquire(timeout=FORK_S)
+        """Wait for the current answer: it may hold a lock that the child would wait for."""
+        self._held = self._busy.acquire(timeout=FORK_WAIT_S)
 
     def after_fork_in_parent(self) -> None:
         if self._held:
@@ -67,7 +68,7 @@ class _Listener:
             self._busy.release()
 
     def after_fork_in_child(self) -> None:
-        """Forget the thread and its socket, which are the parent's alone."""
+        """Close the parent's socket and listen on a new one."""
         try:
             self._held, self._busy = False, threading.Lock()
             inherited, self._socket = self._socket, None
@@ -83,50 +84,50 @@ class _Listener:
             try:
                 peer, _ = listening.accept()
             except OSError:
-                time.sleep(PAUSE_S)
+                time.sleep(ACCEPT_PAUSE_S)
                 continue
             try:
                 with peer, self._busy:
                     _serve_one(peer)
-            except Exception:  # noqa: BLE001 - whatever the peer did
+            except Exception:  # noqa: BLE001 - errors of the peer must not end the thread
                 time.sleep(0.01)
 
 
 def _serve_one(peer: socket.socket) -> None:
-    peer.settimeout(WAIT_S)
+    peer.settimeout(PEER_TIMEOUT_S)
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     uid = struct.unpack("3i", credentials)[1]
     if uid not in (0, os.geteuid()):
         return
-    line = _line(peer)
+    line = _read_line(peer)
     if line is not None:
-        peer.sendall(json.dumps(_answered(line)).encode())
+        peer.sendall(json.dumps(_answer_line(line)).encode())
 
 
-def _line(peer: socket.socket) -> Optional[bytes]:
-    """Return the request; None where it does not end within its bounds."""
-    deadline = time.monotonic() + WAIT_S
+def _read_line(peer: socket.socket) -> Optional[bytes]:
+    """Return the request; None if it is too long or too slow."""
+    deadline = time.monotonic() + PEER_TIMEOUT_S
     data = b""
     while not data.endswith(b"\n"):
-        piece = peer.recv(MAX_REQUEST + 1 - len(data))
+        piece = peer.recv(MAX_REQUEST_BYTES + 1 - len(data))
         data += piece
-        if not piece or len(data) > MAX_REQUEST or time.monotonic() > deadline:
+        if not piece or len(data) > MAX_REQUEST_BYTES or time.monotonic() > deadline:
             return None
     return data
 
 
-def _answered(line: bytes) -> "dict[str, Any]":
+def _answer_line(line: bytes) -> "dict[str, Any]":
     try:
         request = json.loads(line)
         if not isinstance(request, dict):
             return {"error": "a request is a JSON object"}
         return answer(request)
-    except Exception as error:  # noqa: BLE001 - told to the peer
+    except Exception as error:  # noqa: BLE001 - the peer gets the error
         return {"error": f"{type(error).__name__}: {error}"[:500]}
 
 
 def _remove_ended(folder: str) -> None:
-    """Files of processes that were killed stay behind."""
+    """Remove the files of processes that were killed."""
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             pid, _, ending = name.partition(".")
@@ -140,7 +141,7 @@ def _remove_ended(folder: str) -> None:
 
 
 def listen(folder: str) -> None:
-    """Listen for the rest of this process's life; OSError where the folder cannot be used."""
+    """Listen until this process ends. Raises OSError if the folder is not usable."""
     listener = _Listener(folder)
     listener.open()
     atexit.register(listener.close)

@@ -1,4 +1,4 @@
-"""Memory of this process by its own account. Sizes are bytes; what is not known is absent."""
+"""The memory of this process, in bytes; unknown values are absent."""
 
 import ctypes
 import gc
@@ -7,12 +7,15 @@ import sys
 from typing import Any, Callable, Dict, List, Optional
 
 BLOCK_BYTES = 92
-"""A block's mean size. By ``sys._debugmallocstats`` it is 92.3 bytes with vLLM 0.32's model runner
-loaded, 92.3 with its API server and 91.6 with transformers alone. A sample of the collector's
-objects says 111 to 120, because strings and numbers are not among them."""
+"""Mean size of a block of pymalloc. ``sys._debugmallocstats`` reports 92.3 bytes with vLLM 0.32's
+model runner loaded, 92.3 with its API server, and 91.6 with transformers alone. A sample of the
+objects that the collector tracks gives 111 to 120, because it does not track strings and
+numbers."""
 CHECK_BYTES, CHECKS = 16 << 20, 8
+"""Size and number of the allocations that check which malloc is in use."""
 MAX_DEVICES = 64
 STATUS_BYTES = 1 << 14
+"""Maximum number of bytes read of /proc/self/status."""
 _uuids: Dict[int, str] = {}
 
 
@@ -41,45 +44,45 @@ _mallinfo2 = _libc("mallinfo2", _Mallinfo2)
 _malloc_trim = _libc("malloc_trim", ctypes.c_int, ctypes.c_size_t)
 
 
-def _held(info: Any) -> int:
+def _in_use(info: Any) -> int:
     return int(info.uordblks + info.hblkhd)
 
 
-def _counts_us() -> bool:
-    """Whether glibc's malloc is the one in use: not with jemalloc or tcmalloc preloaded."""
-    return any(_counts_once() for _ in range(CHECKS))
+def _uses_glibc_malloc() -> bool:
+    """Report whether glibc's malloc is in use, and not jemalloc or tcmalloc."""
+    return any(_sees_allocation() for _ in range(CHECKS))
 
 
-def _counts_once() -> bool:
-    """Return whether the account moves with a block of our own.
+def _sees_allocation() -> bool:
+    """Report whether an allocation changes the figures of glibc.
 
-    Half of the block is enough: other threads free memory meanwhile, in a process that starts most
-    of all. Another allocator's block does not move glibc's account at all.
+    Half of its size is enough, because other threads free memory at the same time, most of all
+    during the start. An allocation from another malloc does not change the figures at all.
     """
     if _mallinfo2 is None:
         return False
-    before = _held(_mallinfo2())
+    before = _in_use(_mallinfo2())
     block = bytearray(CHECK_BYTES)
-    return _held(_mallinfo2()) - before >= len(block) // 2
+    return _in_use(_mallinfo2()) - before >= len(block) // 2
 
 
 class Allocators:
-    """What the allocators of this process say.
+    """Figures of the allocators in this process.
 
-    ``malloc`` is ``mallinfo2``; Python's objects are estimated from the number of its blocks, which
-    costs microseconds; pymalloc has no cheap account in bytes.
+    ``malloc`` is ``mallinfo2``. The size of Python objects is estimated from the number of blocks,
+    which takes microseconds, because pymalloc has no cheap figure in bytes.
     """
 
     def __init__(self) -> None:
-        self._glibc = _counts_us()
+        self._glibc = _uses_glibc_malloc()
 
     def read(self) -> Dict[str, int]:
-        """Return the sizes in bytes, and ``py_blocks``, a count; what is unknown is absent."""
+        """Return sizes in bytes, and the number ``py_blocks``; unknown values are absent."""
         blocks = sys.getallocatedblocks()
         found = {"py_blocks": blocks, "python_objects": blocks * BLOCK_BYTES}
         if self._glibc and _mallinfo2 is not None:
             info = _mallinfo2()
-            found["malloc_in_use"], found["malloc_retained"] = _held(info), int(info.fordblks)
+            found["malloc_in_use"], found["malloc_retained"] = _in_use(info), int(info.fordblks)
         shared = status_bytes("RssShmem")
         if shared is not None:
             found["shared"] = shared
@@ -87,15 +90,15 @@ class Allocators:
 
 
 def collections() -> Dict[str, List[int]]:
-    """Return the counts of each generation of the collector since the process started."""
+    """Return the counts of the collector for each generation since the process started."""
     stats = gc.get_stats()
     return {key: [int(one[key]) for one in stats] for key in ("collections", "collected")}
 
 
 def cuda() -> Any:
-    """Return ``torch.cuda`` where this process has initialised it already.
+    """Return ``torch.cuda`` if this process has initialized it; None otherwise.
 
-    Importing torch or creating a context is not for us.
+    The probe must not import torch or create a context.
     """
     found = getattr(sys.modules.get("torch"), "cuda", None)
     try:
@@ -105,13 +108,13 @@ def cuda() -> Any:
 
 
 def devices() -> List[Dict[str, Any]]:
-    """PyTorch's allocator on each device that it was used on."""
+    """Return the memory of torch's allocator on each device that has been used."""
     module = cuda()
     found: List[Dict[str, Any]] = []
     if module is None:
         return found
     for index in range(min(int(module.device_count()), MAX_DEVICES)):
-        # As PyTorch has them: flattening and sorting all of them takes longer than all the rest.
+        # In PyTorch's own form: flattening and sorting them takes longer than everything else.
         stats = module.memory_stats_as_nested_dict(index)
         of_reserved = stats["reserved_bytes"]["all"]
         if not of_reserved["current"] and not of_reserved["peak"]:
@@ -129,7 +132,7 @@ def devices() -> List[Dict[str, Any]]:
 
 
 def _uuid(module: Any, index: int) -> Optional[str]:
-    """Return the device's name for everybody, looked up once."""
+    """Return the UUID of the device, which is read once."""
     if index not in _uuids:
         uuid = getattr(module.get_device_properties(index), "uuid", None)
         if uuid is None:
@@ -140,7 +143,7 @@ def _uuid(module: Any, index: int) -> Optional[str]:
 
 
 def host_pinned() -> Optional[int]:
-    """Return what torch's caching allocator of pinned host memory holds."""
+    """Return the bytes in torch's caching allocator of pinned host memory; None if unknown."""
     stats = getattr(cuda(), "host_memory_stats_as_nested_dict", None)
     if stats is None:
         return None
@@ -149,7 +152,7 @@ def host_pinned() -> Optional[int]:
 
 
 def malloc_trim() -> bool:
-    """Give malloc's free pages back; False where the libc cannot."""
+    """Return free pages of malloc to the kernel; return False if the libc cannot."""
     if _malloc_trim is None:
         return False
     _malloc_trim(0)
@@ -157,9 +160,10 @@ def malloc_trim() -> bool:
 
 
 def status_bytes(key: str) -> Optional[int]:
-    """Return a line of ``/proc/self/status``.
+    """Return the size in a line of ``/proc/self/status``; None if unknown.
 
-    Read with few calls: at each of them this thread and the engine's pass Python's lock on.
+    It is read with few calls, because each of them releases the GIL and has to get it back from the
+    engine's thread.
     """
     try:
         status = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)

@@ -1,6 +1,6 @@
-"""Starts the probe with the interpreter, and then whatever ``sitecustomize`` this one hides.
+"""Starts the probe with the interpreter, and runs the ``sitecustomize`` that this one hides.
 
-It is installed at the top of a folder on PYTHONPATH, beside the package.
+It is installed at the top of a folder on PYTHONPATH, next to the package.
 """
 
 import importlib.machinery
@@ -16,8 +16,8 @@ except Exception:  # noqa: BLE001, S110 - the engine must not notice
     pass
 
 
-def _next() -> None:
-    """Python imports only the first ``sitecustomize`` on its path: run the one after this."""
+def _run_next() -> None:
+    """Run the next ``sitecustomize`` on the path, because Python imports only the first one."""
     here = os.path.dirname(os.path.realpath(__file__))
     others = [folder for folder in sys.path if os.path.realpath(folder) != here]
     spec = importlib.machinery.PathFinder.find_spec(__name__, others)
@@ -29,4 +29,4 @@ def _next() -> None:
 
 
 if __name__ == "sitecustomize":
-    _next()
+    _run_next()

@@ -1,4 +1,4 @@
-"""Diagnostics as text for a person, each bounded."""
+"""Diagnostics as text of limited size."""
 
 import collections
 import gc
@@ -12,16 +12,18 @@ from plimsoll_probe.memory import cuda
 
 MAX_THREADS = 256
 MAX_FRAMES = 64
-MAX_TEXT = 1 << 20
-TOP = 40
+MAX_TEXT_CHARS = 1 << 20
+MAX_ROWS = 40
+"""Number of types or source lines that are listed."""
 MAX_OBJECTS = 2_000_000
 MAX_TRACE_S = 60.0
+"""Seconds after which a trace stops itself."""
 MAX_TRACE_BYTES = 128 << 20
-"""tracemalloc's own tables."""
+"""Size of tracemalloc's own tables at which a trace stops itself."""
 
 
 def stacks() -> str:
-    """Every thread's stack, innermost call first, in the form of faulthandler."""
+    """Return the stacks of all threads, innermost call first, in the format of faulthandler."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines: List[str] = []
     for ident, top in list(sys._current_frames().items())[:MAX_THREADS]:
@@ -34,43 +36,45 @@ def stacks() -> str:
         if frame is not None:
             lines.append("  ...")
         lines.append("")
-    return "\n".join(lines)[:MAX_TEXT]
+    return "\n".join(lines)[:MAX_TEXT_CHARS]
 
 
 def gc_objects() -> str:
-    """Return the collector's counts, and the types that it tracks most of."""
+    """Return the counts of the collector, and the most frequent types that it tracks."""
     lines = [f"-- collections {gc.get_stats()}", f"-- frozen {gc.get_freeze_count()}"]
     objects = gc.get_objects()
     lines.append(f"-- {len(objects)} tracked objects")
     counted = collections.Counter(type(one) for one in objects[:MAX_OBJECTS])
     del objects
-    for kind, count in counted.most_common(TOP):
+    for kind, count in counted.most_common(MAX_ROWS):
         lines.append(f"{count:>10} {kind.__module__}.{kind.__qualname__}")
-    return "\n".join(lines)[:MAX_TEXT]
+    return "\n".join(lines)[:MAX_TEXT_CHARS]
 
 
 def torch_memory() -> str:
-    """PyTorch's own summary of each device; says so where CUDA is not in use."""
+    """Return PyTorch's summary of each device, or that CUDA is not in use."""
     module = cuda()
     if module is None:
-        return "CUDA is not initialised in this process"
-    return "\n".join(module.memory_summary(i) for i in range(module.device_count()))[:MAX_TEXT]
+        return "CUDA is not initialized in this process"
+    return "\n".join(module.memory_summary(i) for i in range(module.device_count()))[
+        :MAX_TEXT_CHARS
+    ]
 
 
 class Allocations:
-    """tracemalloc from ``start`` to ``stop``.
+    """Traces allocations with tracemalloc from ``start`` to ``stop``.
 
-    It slows Python down, so it stops by itself after a minute, and before its tables take more than
-    128 MiB.
+    Tracing slows Python down. So it stops itself after :data:`MAX_TRACE_S`, or when its tables
+    reach :data:`MAX_TRACE_BYTES`.
     """
 
     def __init__(self) -> None:
         self._first: Optional[tracemalloc.Snapshot] = None
-        self._ours = False
+        self._is_ours = False
         self._until = 0.0
 
-    def take(self, step: str) -> str:
-        """``start``, ``diff`` (what grew since) or ``stop``."""
+    def run_step(self, step: str) -> str:
+        """Execute a step: ``start``, ``diff`` (the growth since the start) or ``stop``."""
         steps: Dict[str, str] = {}
         if step == "start":
             steps["start"] = self._start()
@@ -83,14 +87,14 @@ class Allocations:
     def _start(self) -> str:
         if not tracemalloc.is_tracing():
             tracemalloc.start()
-            self._ours = True
+            self._is_ours = True
             self._until = time.monotonic() + MAX_TRACE_S
-            threading.Thread(target=self._guard, name="plimsoll-trace", daemon=True).start()
+            threading.Thread(target=self._stop_at_limit, name="plimsoll-trace", daemon=True).start()
         self._first = _snapshot()
         return "started"
 
-    def _guard(self) -> None:
-        while self._ours and tracemalloc.is_tracing():
+    def _stop_at_limit(self) -> None:
+        while self._is_ours and tracemalloc.is_tracing():
             if (
                 time.monotonic() > self._until
                 or tracemalloc.get_tracemalloc_memory() > MAX_TRACE_BYTES
@@ -102,15 +106,17 @@ class Allocations:
     def _diff(self) -> str:
         first = self._first
         if first is None or not tracemalloc.is_tracing():
-            return "not tracing: it was not started, or it stopped at its bound"
+            return "not tracing: it was not started, or it stopped at its limit"
         grown = [one for one in _snapshot().compare_to(first, "lineno") if one.size_diff > 0]
-        return "\n".join(["-- grown since tracing began", *map(str, grown[:TOP])])[:MAX_TEXT]
+        return "\n".join(["-- grown since tracing began", *map(str, grown[:MAX_ROWS])])[
+            :MAX_TEXT_CHARS
+        ]
 
     def _stop(self) -> str:
-        """Stop tracing; what somebody else started goes on."""
+        """Stop tracing, unless other code started it."""
         self._first = None
-        if self._ours:
-            self._ours = False
+        if self._is_ours:
+            self._is_ours = False
             tracemalloc.stop()
         return "stopped"
 

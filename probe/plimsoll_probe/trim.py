@@ -1,4 +1,4 @@
-"""Gives back what can be given back without disturbing a request."""
+"""Frees memory that can be freed without affecting requests."""
 
 import gc
 from typing import Any, Dict, List
@@ -7,25 +7,26 @@ from plimsoll_probe.memory import cuda, malloc_trim, status_bytes
 
 
 def trim(idle: bool) -> Dict[str, Any]:
-    """PyTorch's cached blocks only in an idle engine: emptying them waits for the device.
+    """Free memory; return what was done, with sizes in bytes.
 
-    ``before`` and ``after`` are anonymous memory, ``device_before`` and ``device_after`` what torch
-    reserves, in bytes.
+    The cached blocks of PyTorch are freed only in an idle engine, because that waits for the
+    device. ``before`` and ``after`` are anonymous memory; ``device_before`` and ``device_after``
+    are what torch has reserved.
     """
     steps: List[str] = []
-    told: Dict[str, Any] = {"before": status_bytes("RssAnon"), "steps": steps}
-    told["collected"] = gc.collect()
+    result: Dict[str, Any] = {"before": status_bytes("RssAnon"), "steps": steps}
+    result["collected"] = gc.collect()
     steps.append("gc.collect")
     module = cuda() if idle else None
     if module is not None:
-        told["device_before"] = _reserved(module)
+        result["device_before"] = _reserved(module)
         module.empty_cache()
         steps.append("empty_cache")
-        told["device_after"] = _reserved(module)
+        result["device_after"] = _reserved(module)
     if malloc_trim():
         steps.append("malloc_trim")
-    told["after"] = status_bytes("RssAnon")
-    return told
+    result["after"] = status_bytes("RssAnon")
+    return result
 
 
 def _reserved(module: Any) -> int:

@@ -1,14 +1,14 @@
-"""What a person asks of one replica, run in its supervisor's container by ``kubectl exec``.
+"""Manual actions on one replica, run in its supervisor's container by ``kubectl exec``.
 
     python -m plimsoll_sidecar.ask status
     python -m plimsoll_sidecar.ask restart --expected-epoch 3f9c21d0:4
 
-Whoever may exec into the pod may do this: the cluster's RBAC decides. An action is handed to the
-running supervisor, through a socket that only its own user may open, because a person waits for the
-answer and a new process takes seconds to load. Without a supervisor, and for ``status``, which
-reports what this container sees, the work is done here: :mod:`plimsoll_sidecar.manual`.
+Everyone who may exec into the pod may do this; the cluster's RBAC decides. An action is sent to the
+running supervisor, because loading a new process takes seconds. Its socket is accessible to its own
+user only. If there is no supervisor, :mod:`plimsoll_sidecar.manual` performs the action here. It
+also does so for ``status``, which reports what this container sees.
 
-Imports are few on purpose. Exit status: 0 done, 1 failed or refused, 2 it cannot be asked.
+This module imports little. Exit status: 0 success, 1 failed or refused, 2 not attempted.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ import sys
 from plimsoll_api.names import ASK_SOCKET, DRAIN_S, action_limit_s
 
 STATE_DIR = "/var/lib/plimsoll"
-CHUNK = 1 << 16
-CUT_OFF = (
+CHUNK_BYTES = 1 << 16
+INTERRUPTED = (
     '{"outcome":"Unknown","message":"the supervisor ended while it acted: look at the replica\'s'
     ' incidents, and at its epoch, before you try again"}'
 )
+"""Answer if the supervisor ended during the action."""
 NO_ANSWER = (
     '{"outcome":"Unknown","message":"the supervisor has not answered in time and may still act:'
     " look at the replica's incidents, and at its epoch, before you try again\"}"
 )
+"""Answer if the supervisor did not answer in time."""
 
 
-def handed_over(arguments: list[str]) -> tuple[int, str] | None:
-    """Status and text from the supervisor; None where none listens: nothing was begun then."""
+def send_to_supervisor(arguments: list[str]) -> tuple[int, str] | None:
+    """Send the action to the supervisor; return status and text, None if none is running."""
     if not arguments or arguments[0] in ("status", "-h", "--help"):
         return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
@@ -39,14 +41,14 @@ def handed_over(arguments: list[str]) -> tuple[int, str] | None:
             line.settimeout(action_limit_s(float(_option(arguments, "--deadline") or DRAIN_S)))
             line.connect(f"{_option(arguments, '--state-dir') or STATE_DIR}/{ASK_SOCKET}")
         except ValueError:
-            return None  # the parser says what is wrong with the deadline
+            return None  # the parser reports the invalid deadline
         except OSError:
             return None
         try:
             line.sendall("\0".join(arguments).encode())
             line.shutdown(socket.SHUT_WR)
             data = b""
-            while piece := line.recv(CHUNK):
+            while piece := line.recv(CHUNK_BYTES):
                 data += piece
         except TimeoutError:
             return 1, NO_ANSWER
@@ -54,7 +56,7 @@ def handed_over(arguments: list[str]) -> tuple[int, str] | None:
             data = b""
     status, separator, text = data.decode(errors="replace").partition("\n")
     if not separator or not status.isdigit():
-        return 1, CUT_OFF
+        return 1, INTERRUPTED
     return int(status), text
 
 
@@ -68,12 +70,9 @@ def _option(arguments: list[str], name: str) -> str | None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Hand the action to the running supervisor, or carry it out here if none answers.
-
-    Returns the exit status.
-    """
+    """Send the action to the supervisor, or perform it here; return the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
-    found = handed_over(arguments)
+    found = send_to_supervisor(arguments)
     if found is None:
         from plimsoll_sidecar import manual
 

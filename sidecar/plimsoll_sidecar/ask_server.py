@@ -1,8 +1,8 @@
-"""Serve actions that people request (:mod:`plimsoll_sidecar.ask`) on a Unix socket.
+"""Serves manual actions (:mod:`plimsoll_sidecar.ask`) on a Unix socket.
 
 The socket is in the state directory, which no other container mounts, and only this user may open
-it. Each request has a thread and a deadline. Only a few run at a time; the others are refused as
-busy. A place is reserved for resume, because it ends the drains that occupy the others.
+it. Each request has a thread and a deadline. Only a few run at the same time; the others are
+refused as busy. Resume has a reserved place, because it ends the drains that occupy the others.
 """
 
 from __future__ import annotations
@@ -17,30 +17,34 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plimsoll_api.names import ASK_SOCKET
-from plimsoll_sidecar.background import Part, once
+from plimsoll_sidecar.background import BackgroundThread, run_in_thread
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 4
-"""Actions at a time, a resume apart, and as many that are read."""
+MAX_CONCURRENT = 4
+"""Maximum number of concurrent actions without resume, and half the number of connections."""
 MAX_BYTES = 1 << 14
-READ_S = 5.0
-"""Time to send a request, or to take the answer."""
-BUSY = b"2\nthe supervisor is busy with other actions: try again"
+IO_TIMEOUT_S = 5.0
+"""Seconds that reading a request or writing an answer may take."""
+BUSY = b"2\nthe supervisor is busy with other actions: try again later"
+"""Answer if too many actions are running."""
 
 
 class AskServer:
-    """``handle`` gets the arguments and returns exit status and text."""
+    """Serves actions; ``handle`` takes the arguments and returns exit status and text."""
 
     def __init__(self, state_dir: Path, handle: Callable[[list[str]], tuple[int, str]]) -> None:
         self._path, self._handle = state_dir / ASK_SOCKET, handle
-        self._lines = threading.BoundedSemaphore(2 * AT_ONCE)
-        self._actions = threading.BoundedSemaphore(AT_ONCE)
+        self._lines = threading.BoundedSemaphore(2 * MAX_CONCURRENT)
+        self._actions = threading.BoundedSemaphore(MAX_CONCURRENT)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._part = Part("ask-server", self._accept, expected=(OSError,))
+        self._part = BackgroundThread("ask-server", self._accept, expected=(OSError,))
 
     def start(self) -> None:
-        """Listen from now on. Where it cannot, ``ask`` acts by itself, which takes longer."""
+        """Start listening.
+
+        If that fails, ``ask`` performs the actions itself, which takes longer.
+        """
         try:
             with contextlib.suppress(FileNotFoundError):
                 self._path.unlink()
@@ -49,7 +53,7 @@ class AskServer:
                 self._listener.bind(str(self._path))
             finally:
                 os.umask(before)
-            self._listener.listen(AT_ONCE)
+            self._listener.listen(MAX_CONCURRENT)
         except OSError as error:
             log.warning(
                 "%s: %s: manual actions will take longer", self._path, error.strerror or error
@@ -59,7 +63,7 @@ class AskServer:
         self._part.start()
 
     def stop(self) -> None:
-        """Take no more actions and remove the socket."""
+        """Stop accepting actions and remove the socket."""
         self._part.stop()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -71,12 +75,12 @@ class AskServer:
         try:
             line, _ = self._listener.accept()
         except OSError:
-            if self._part.stopping:
+            if self._part.is_stopping:
                 return 0.0
             raise
         if self._lines.acquire(blocking=False):
             try:
-                once("manual action", lambda: self._serve(line))
+                run_in_thread("manual action", lambda: self._serve(line))
             except RuntimeError:
                 self._lines.release()
                 line.close()
@@ -90,7 +94,7 @@ class AskServer:
         try:
             with line, contextlib.suppress(OSError):
                 answer = self._answer(_read(line).decode(errors="replace").split("\0"))
-                line.settimeout(READ_S)
+                line.settimeout(IO_TIMEOUT_S)
                 line.sendall(answer)
         finally:
             self._lines.release()
@@ -101,7 +105,7 @@ class AskServer:
             return BUSY
         try:
             status, text = self._handle(words)
-        except Exception as error:  # a bug here must not look like a supervisor that ended
+        except Exception as error:  # a bug here must not look like the end of the supervisor
             log.exception("a manual action failed")
             status, text = 2, f"{type(error).__name__}: {error}"
         finally:
@@ -111,8 +115,8 @@ class AskServer:
 
 
 def _read(line: socket.socket) -> bytes:
-    """Return the request as a whole. Raises TimeoutError."""
-    data, deadline = b"", time.monotonic() + READ_S
+    """Return the complete request. Raises TimeoutError."""
+    data, deadline = b"", time.monotonic() + IO_TIMEOUT_S
     while len(data) <= MAX_BYTES:
         line.settimeout(max(0.001, deadline - time.monotonic()))
         piece = line.recv(MAX_BYTES)

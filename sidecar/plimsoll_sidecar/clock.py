@@ -1,9 +1,9 @@
-"""The time of decisions: wall-clock seconds that no step of the wall clock can bend.
+"""The time for decisions: Unix seconds that changes of the wall clock do not affect.
 
-Waits and deadlines of an incident are differences of these times. A clock that is set forward by an
-hour must not end them early (a verification that seems late leads to the next restart), one that is
-set back must not make them endless. The same holds over a restart of the supervisor: within one
-boot of the machine the journal says what the time was when.
+Waits and deadlines of an incident are differences of these times. If the wall clock is set forward,
+they must not end early: a verification that seems late leads to the next restart. If it is set
+back, they must not become endless. The same applies across a restart of the supervisor: within one
+boot, the journal has the last time.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 
 import msgspec
 
-STEP_S = 5.0
-"""What a clock may differ by before it was set: slewing and scheduling stay far below."""
+MIN_STEP_S = 5.0
+"""Smallest difference in seconds that counts as a change of the clock; slewing stays far below."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """The time in Unix seconds at ``boottime``, seconds since the boot that ``boot_id`` names."""
+    """The time in Unix seconds at ``boottime``, the seconds since the boot ``boot_id``."""
 
     time: float
     boottime: float
@@ -28,12 +28,12 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 def since_boot() -> float:
-    """Return seconds since boot, suspend included (CLOCK_BOOTTIME)."""
+    """Return the seconds since boot, including suspend (CLOCK_BOOTTIME)."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def boot_id() -> str:
-    """Empty where the kernel does not say."""
+    """Return the id of the current boot; empty if it is unknown."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:
@@ -41,7 +41,7 @@ def boot_id() -> str:
 
 
 class SteadyClock:
-    """Unix seconds that go on with the time since boot."""
+    """A clock in Unix seconds that advances with the time since boot."""
 
     def __init__(
         self,
@@ -50,31 +50,31 @@ class SteadyClock:
         boottime: Callable[[], float] = since_boot,
         boot: Callable[[], str] = boot_id,
     ) -> None:
-        """Goes on from ``then`` where that is of this boot."""
+        """Continue from ``then`` if that is from the current boot."""
         self._wall, self._boottime, self._boot = wall, boottime, boot()
         self._offset = wall() - boottime()
         if then is not None and self._boot and then.boot_id == self._boot:
             before = then.time - then.boottime
-            if abs(self._offset - before) > STEP_S:
+            if abs(self._offset - before) > MIN_STEP_S:
                 self._offset = before
 
     def now(self) -> float:
-        """Seconds since 1970 that run evenly: a change of the system's clock does not move them."""
+        """Return Unix seconds, independent of changes of the wall clock."""
         return self._boottime() + self._offset
 
-    def follow(self) -> float:
-        """Take over a step of the wall clock and return its seconds, zero where there was none.
+    def apply_step(self) -> float:
+        """Adopt a change of the wall clock; return its seconds, zero if there was none.
 
-        For when nothing waits: later times are right then, and those that are remembered must be
-        moved along (see :func:`plimsoll_sidecar.govern.state.shift`).
+        Call this only while no incident is open. Stored times must then be shifted (see
+        :func:`plimsoll_sidecar.govern.state.shift`).
         """
         step = self._wall() - self._boottime() - self._offset
-        if abs(step) <= STEP_S:
+        if abs(step) <= MIN_STEP_S:
             return 0.0
         self._offset += step
         return step
 
     def reading(self) -> Reading:
-        """One instant in both times, with the boot that the monotonic one belongs to."""
+        """Return the current time with the time since boot."""
         at = self._boottime()
         return Reading(at + self._offset, at, self._boot)

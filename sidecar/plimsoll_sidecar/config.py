@@ -1,9 +1,9 @@
-"""The configuration file: read at the start, and again whenever it changes.
+"""The configuration file, read at the start and whenever it changes.
 
 The kubelet updates a ConfigMap volume with an atomic rename of a directory, so the file is always
-whole. If a new file cannot be used, the old configuration stays in force. Without a file, for
-example after the deletion of a policy, the supervisor only watches. All pods of a SupervisionPolicy
-have the same file; what differs between them is in the environment.
+complete. If a new file is invalid, the previous configuration stays in force. Without a file, for
+example after the deletion of a policy, the supervisor only observes. All pods of a
+SupervisionPolicy have the same file; what differs between them is in the environment.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from plimsoll_api.supervisor_config import (
 log = logging.getLogger(__name__)
 
 UNKNOWN_URL = "http://127.0.0.1:8000"
-"""Port of an engine that neither a file nor the environment describes: the default of an
+"""URL of an engine that neither a file nor the environment describes. The port is the default of an
 InferenceService, of vLLM and of most other servers."""
 
 
 class ConfigError(ValueError):
-    """The configuration cannot be used; the message names the file and the field."""
+    """The configuration is invalid; the message names the file and the field."""
 
 
 class MissingConfig(ConfigError):
@@ -44,13 +44,14 @@ class MissingConfig(ConfigError):
 
 
 class ConfigFile:
-    """``error`` says why the newest file is not in use; None when it is.
+    """The configuration in force.
 
-    ``missing`` says that there is no file: then the mode is Observe.
+    ``error`` is why the newest file is not in use, None if it is. ``missing`` is whether there is
+    no file; then the mode is Observe.
     """
 
     def __init__(self, path: Path) -> None:
-        """Read the file. In a pod, one that cannot be used counts as missing.
+        """Read the file. In a pod, an invalid file counts as missing.
 
         Raises :class:`ConfigError` outside of a pod.
         """
@@ -64,19 +65,19 @@ class ConfigFile:
             if pod is None:
                 raise
             self.missing = True
-            self.current = _without_file(pod)
-            self._failed(error)
+            self.current = _default_config(pod)
+            self._set_error(error)
 
-    def reread(self) -> bool:
-        """Look for a new file. True when ``current`` changed; never raises."""
+    def reload(self) -> bool:
+        """Read the file again; return whether ``current`` changed. Never raises."""
         try:
             config = _read(self._path)
         except MissingConfig as error:
             self.missing = True
-            config = _watching(self.current)
-            self._failed(error)
+            config = _observe_only(self.current)
+            self._set_error(error)
         except ConfigError as error:
-            self._failed(error)
+            self._set_error(error)
             return False
         else:
             self.error, self.missing = None, False
@@ -84,11 +85,11 @@ class ConfigFile:
         self.current = config
         return changed
 
-    def _failed(self, error: ConfigError) -> None:
-        """Keep what an error means for the supervisor, and log it once."""
+    def _set_error(self, error: ConfigError) -> None:
+        """Store the error and its effect, and log it once."""
         text = f"{error}; the previous configuration stays in force"
         if self.missing:
-            text = f"no configuration, the supervisor only watches: {error}"
+            text = f"no configuration, so the supervisor only observes: {error}"
         if text != self.error:
             log.error("%s", text)
         self.error = text
@@ -110,7 +111,7 @@ def _read(path: Path) -> SupervisorConfig:
 
 
 def _pod_engine() -> PodEngine | None:
-    """Return what admission found in this pod; None without it. Raises ConfigError."""
+    """Return what the webhook found in this pod; None without it. Raises ConfigError."""
     own = os.environ.get(POD_ENGINE_ENV)
     if not own:
         return None
@@ -120,8 +121,8 @@ def _pod_engine() -> PodEngine | None:
         raise ConfigError(f"environment variable {POD_ENGINE_ENV}: {error}") from error
 
 
-def _without_file(pod: str) -> SupervisorConfig:
-    """Return the configuration of a supervisor that starts without a file in ``pod``: it watches.
+def _default_config(pod: str) -> SupervisorConfig:
+    """Return the configuration of a supervisor that starts without a file: it only observes.
 
     The service has no UID, so nothing is published and no restart slot is taken.
     """
@@ -132,8 +133,8 @@ def _without_file(pod: str) -> SupervisorConfig:
     if own is None:
         own = PodEngine(EngineEndpoint(EngineType.CUSTOM, UNKNOWN_URL, UNKNOWN_URL))
     service = ServiceRef(pod, os.environ.get("POD_NAMESPACE", "default"))
-    return _watching(of_pod(SupervisorConfig(service, own.engine), own))
+    return _observe_only(of_pod(SupervisorConfig(service, own.engine), own))
 
 
-def _watching(config: SupervisorConfig) -> SupervisorConfig:
+def _observe_only(config: SupervisorConfig) -> SupervisorConfig:
     return replace(config, supervision=replace(config.supervision, mode=Mode.OBSERVE))

@@ -1,7 +1,8 @@
-"""Memory over time: a bounded number of points, and their charts as SVG.
+"""Memory over time: a limited number of points, and their charts as SVG.
 
-Segments are stacked against baseline and budget. Beside gigabytes of baseline some megabytes of
-leak are a hair's breadth: a second picture shows the growth alone, against the whole budget.
+One chart shows the segments as stacked areas, with baseline and budget. A leak of megabytes is not
+visible next to a baseline of gigabytes. So a second chart shows only the growth, against the whole
+budget.
 """
 
 from __future__ import annotations
@@ -17,16 +18,18 @@ from plimsoll_api.assessment import Assessment, BudgetState, Segment
 from plimsoll_api.times import clock_time
 from plimsoll_api.units import format_bytes
 
-POINTS = 240
+MAX_POINTS = 240
+"""Maximum number of points."""
 SEGMENTS = tuple(Segment)
 UNKNOWN = -1
 _HOST, _DEVICE, _HOST_GROWTH, _DEVICE_GROWTH = range(len(SEGMENTS), len(SEGMENTS) + 4)
-ROW = len(SEGMENTS) + 4
+ROW_VALUES = len(SEGMENTS) + 4
+"""Number of values per point."""
 
 
 @dataclass(frozen=True)
 class HistoryPoint:
-    """Baseline and unexplained growth of host and device; what is unknown is absent or None."""
+    """Memory at one time; unknown segments are absent, other unknown values are None."""
 
     at: float
     segments: dict[Segment, int]
@@ -37,22 +40,22 @@ class HistoryPoint:
 
 
 class History:
-    """Written by one thread, read by others.
+    """Points over the whole run, written by one thread and read by others.
 
-    When it is full every other point goes and the spacing doubles: the whole run stays visible. All
-    memory is taken at the begin: arrays that grow and shrink leave holes in the heap, for years.
+    When it is full, every second point is dropped and the interval doubles. All memory is allocated
+    at the start, because arrays that grow and shrink fragment the heap.
     """
 
-    def __init__(self, points: int = POINTS) -> None:
+    def __init__(self, points: int = MAX_POINTS) -> None:
         self._points = points
         self._every, self._skipped = 1, 0
         self._count = 0
         self._times = array("d", [0.0]) * points
-        self._values = array("q", [UNKNOWN]) * (points * ROW)
+        self._values = array("q", [UNKNOWN]) * (points * ROW_VALUES)
         self._lock = threading.Lock()
 
     def add(self, at: float, seen: Assessment) -> None:
-        """One sample; most are skipped once the run is long."""
+        """Add a sample; later in a run, most samples are skipped."""
         self._skipped += 1
         if self._skipped < self._every:
             return
@@ -62,24 +65,29 @@ class History:
         row += [_growth(seen.host), _growth(seen.device)]
         with self._lock:
             self._times[self._count] = at
-            self._values[self._count * ROW : (self._count + 1) * ROW] = array("q", row)
+            self._values[self._count * ROW_VALUES : (self._count + 1) * ROW_VALUES] = array(
+                "q", row
+            )
             self._count += 1
             if self._count == self._points:
                 self._halve()
 
     def points(self) -> list[HistoryPoint]:
-        """All points, oldest first."""
+        """Return all points, oldest first."""
         with self._lock:
-            times, values = self._times[: self._count], self._values[: self._count * ROW]
-        rows = (values[start : start + ROW].tolist() for start in range(0, len(values), ROW))
+            times, values = self._times[: self._count], self._values[: self._count * ROW_VALUES]
+        rows = (
+            values[start : start + ROW_VALUES].tolist()
+            for start in range(0, len(values), ROW_VALUES)
+        )
         return [_point(at, row) for at, row in zip(times, rows, strict=True)]
 
     def _halve(self) -> None:
-        self._count = (self._count + 1) // 2  # the start of the run stays
+        self._count = (self._count + 1) // 2  # keeps the first point
         for to in range(self._count):
             self._times[to] = self._times[2 * to]
-            self._values[to * ROW : (to + 1) * ROW] = self._values[
-                2 * to * ROW : (2 * to + 1) * ROW
+            self._values[to * ROW_VALUES : (to + 1) * ROW_VALUES] = self._values[
+                2 * to * ROW_VALUES : (2 * to + 1) * ROW_VALUES
             ]
         self._every *= 2
 
@@ -92,7 +100,7 @@ def _growth(state: BudgetState | None) -> int:
     return UNKNOWN if state is None or state.unexplained is None else max(state.unexplained, 0)
 
 
-def _known(value: int) -> int | None:
+def _value(value: int) -> int | None:
     return None if value == UNKNOWN else value
 
 
@@ -100,10 +108,10 @@ def _point(at: float, row: list[int]) -> HistoryPoint:
     return HistoryPoint(
         at=at,
         segments={s: v for s, v in zip(SEGMENTS, row, strict=False) if v != UNKNOWN},
-        host_baseline=_known(row[_HOST]),
-        device_baseline=_known(row[_DEVICE]),
-        host_growth=_known(row[_HOST_GROWTH]),
-        device_growth=_known(row[_DEVICE_GROWTH]),
+        host_baseline=_value(row[_HOST]),
+        device_baseline=_value(row[_DEVICE]),
+        host_growth=_value(row[_HOST_GROWTH]),
+        device_growth=_value(row[_DEVICE_GROWTH]),
     )
 
 
@@ -111,12 +119,12 @@ WIDTH, HEIGHT = 760, 260
 LEFT, RIGHT, TOP, BOTTOM = 76, 12, 12, 28
 LINES = 4
 HEADROOM = 1.05
-"""So that a budget's line is never the edge of its picture."""
+"""Factor by which a chart is higher than its values, so that the budget is not at its edge."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """One kind of memory: its segments from bottom to top, and the level of its budget."""
+    """One kind of memory: its segments from bottom to top, and its budget in bytes."""
 
     name: str
     segments: tuple[Segment, ...]
@@ -124,8 +132,8 @@ class Band:
     budget: int | None
 
 
-def svg(band: Band, points: Sequence[HistoryPoint]) -> str:
-    """Return the chart; empty where fewer than two points are known."""
+def segment_chart(band: Band, points: Sequence[HistoryPoint]) -> str:
+    """Return the chart of the segments; empty if there are fewer than two points."""
     known = [i for i, p in enumerate(points) if any(s in p.segments for s in band.segments)]
     if len(known) < 2:
         return ""
@@ -136,7 +144,7 @@ def svg(band: Band, points: Sequence[HistoryPoint]) -> str:
     top = _ceiling(max([*(sum(row) for row in sums), baseline or 0, line or 0]))
     box = _Box(times[0], max(times[-1], times[0] + 1.0), top)
     parts = [*_grid(box), *_areas(box, band, times, sums)]
-    parts += _level(box, baseline, "baseline", 12) + _level(box, line, "budget", -4)
+    parts += _named_line(box, baseline, "baseline", 12) + _named_line(box, line, "budget", -4)
     newest = format_bytes(sum(sums[-1]))
     level = f", the budget's line is at {format_bytes(line)}" if line is not None else ""
     return _svg(
@@ -147,17 +155,17 @@ def svg(band: Band, points: Sequence[HistoryPoint]) -> str:
     )
 
 
-def growth(name: str, grown: Sequence[tuple[float, int | None]], budget: int) -> str:
-    """Draw unexplained growth (seconds, bytes or None) against ``budget``.
+def growth_chart(name: str, grown: Sequence[tuple[float, int | None]], budget: int) -> str:
+    """Return the chart of unexplained growth (Unix seconds, bytes or None) against ``budget``.
 
-    Empty where fewer than two points are known. Where it is unknown the picture has a gap.
+    Empty if there are fewer than two known points. Unknown points leave a gap.
     """
     known = [(at, size) for at, size in grown if size is not None]
     if len(known) < 2:
         return ""
     top = _ceiling(max(budget, *(size for _, size in known)) * HEADROOM)
     box = _Box(grown[0][0], max(grown[-1][0], grown[0][0] + 1.0), top)
-    parts = [*_grid(box), *_known_parts(box, grown), *_level(box, budget, "budget", -4)]
+    parts = [*_grid(box), *_growth_areas(box, grown), *_named_line(box, budget, "budget", -4)]
     now = grown[-1][1]
     said = "Now unknown" if now is None else f"Now {format_bytes(now)}"
     return _svg(
@@ -168,8 +176,8 @@ def growth(name: str, grown: Sequence[tuple[float, int | None]], budget: int) ->
     )
 
 
-def _known_parts(box: _Box, grown: Sequence[tuple[float, int | None]]) -> list[str]:
-    """Return an area for each stretch of known points."""
+def _growth_areas(box: _Box, grown: Sequence[tuple[float, int | None]]) -> list[str]:
+    """Return an area for each run of known points."""
     stretches: list[list[tuple[float, int]]] = [[]]
     for at, size in grown:
         if size is None:
@@ -195,7 +203,7 @@ def _svg(name: str, title: str, text: str, parts: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class _Box:
-    """From seconds and bytes to the picture's units."""
+    """Converts Unix seconds and bytes to coordinates."""
 
     begin: float
     end: float
@@ -226,10 +234,10 @@ def _areas(
     return made
 
 
-def _level(box: _Box, size: int | None, name: str, offset: int) -> list[str]:
-    """Draw a line and its name, ``offset`` below it.
+def _named_line(box: _Box, size: int | None, name: str, offset: int) -> list[str]:
+    """Return a horizontal line with its name, ``offset`` below it.
 
-    Two lines that are near keep their names apart.
+    Different offsets keep the names of close lines apart.
     """
     if size is None:
         return []
@@ -256,7 +264,7 @@ def _grid(box: _Box) -> list[str]:
 
 
 def _ceiling(size: float) -> float:
-    """Return a round number of binary units above ``size``."""
+    """Return a round number of binary units, at least ``size``."""
     if size <= 0:
         return 1.0
     unit = 2.0 ** (10 * math.floor(math.log2(size) / 10))

@@ -1,10 +1,10 @@
 """PID 1 of the supervisor's container: answers the probes and keeps the supervisor running.
 
-A native sidecar's readiness counts for its pod, so a supervisor that crashes must not take a
-healthy engine out of service: the probe is answered here, ready unless a drain is on. Imports are
-few on purpose, since this process lives as long as the pod and its memory is part of our cost.
+The readiness of a native sidecar counts for its pod, so a supervisor that crashes must not take a
+healthy engine out of service. So the launcher answers the probe: ready unless the pod is drained.
+It imports little, because it lives as long as the pod, and its memory is part of our cost.
 
-It also writes the admin token, before the engine starts (the engine waits for the file).
+It also writes the admin token before the engine starts; the engine waits for the file.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ from plimsoll_sidecar import web
 from plimsoll_sidecar.act.readiness import is_ready
 
 BACK_OFF_S = 0.5
-BACK_OFF_MAX_S = 30.0
-STEADY_S = 60.0
-"""A child that lived this long starts again without back-off."""
-STOP_S = 8.0
-"""Time for the child to end, within the grace that the kubelet leaves to sidecars."""
+"""First pause in seconds between two starts of the supervisor."""
+MAX_BACK_OFF_S = 30.0
+"""Longest pause in seconds between two starts."""
+STABLE_S = 60.0
+"""Seconds after which a child counts as healthy, so that the pause starts again at the first
+one."""
+STOP_TIMEOUT_S = 8.0
+"""Seconds that the child has to end, within the grace period of sidecars."""
 WAIT_S = 0.5
+"""Longest wait of one turn, in seconds."""
 USAGE = (
     "usage: plimsoll-supervisor --config FILE --run-dir DIR --state-dir DIR"
     " [--metrics-port PORT] [--probe-port PORT] [--host H]\n"
@@ -36,8 +40,8 @@ USAGE = (
 )
 
 
-def option(arguments: list[str], name: str, default: str | None = None) -> str:
-    """Return the value of ``--name VALUE`` or ``--name=VALUE``; end the program without one."""
+def read_option(arguments: list[str], name: str, default: str | None = None) -> str:
+    """Return the value of ``--name VALUE`` or ``--name=VALUE``; exit if it is missing."""
     for index, argument in enumerate(arguments):
         if argument == name and index + 1 < len(arguments):
             return arguments[index + 1]
@@ -50,14 +54,14 @@ def option(arguments: list[str], name: str, default: str | None = None) -> str:
 
 
 class Launcher:
-    """One loop: probes, the child's end, signals."""
+    """The loop that answers probes, restarts the supervisor and handles signals."""
 
     def __init__(self, arguments: list[str]) -> None:
         self._arguments = arguments
-        self._state_dir = option(arguments, "--state-dir")
-        self._probes = _probes(
-            option(arguments, "--host", EVERY_ADDRESS),
-            option(arguments, "--probe-port", str(PROBE_PORT)),
+        self._state_dir = read_option(arguments, "--state-dir")
+        self._probes = _probe_server(
+            read_option(arguments, "--host", EVERY_ADDRESS),
+            read_option(arguments, "--probe-port", str(PROBE_PORT)),
             self._answer,
         )
         self._wake, self._wake_write = os.pipe()
@@ -77,7 +81,7 @@ class Launcher:
             signal.signal(number, self._stop)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         while True:
-            self._reap()
+            self._reap_children()
             now = time.monotonic()
             if self._stop_at is not None:
                 if self._child == 0:
@@ -92,7 +96,7 @@ class Launcher:
 
     def _stop(self, number: int, frame: object) -> None:
         if self._stop_at is None:
-            self._stop_at = time.monotonic() + STOP_S
+            self._stop_at = time.monotonic() + STOP_TIMEOUT_S
         if self._child:
             os.kill(self._child, signal.SIGTERM)
 
@@ -103,12 +107,12 @@ class Launcher:
             self._child = os.posix_spawn(
                 sys.executable, command, os.environ, setsigdef=[signal.SIGTERM, signal.SIGINT]
             )
-        except OSError as error:  # the engine may use up the processes or the memory of the pod
-            sys.stderr.write(f"the supervisor cannot be started: {error.strerror}\n")
-            self._next_start = now + BACK_OFF_MAX_S
+        except OSError as error:  # the engine may use up the process or memory limit of the pod
+            sys.stderr.write(f"cannot start the supervisor: {error.strerror}\n")
+            self._next_start = now + MAX_BACK_OFF_S
 
-    def _reap(self) -> None:
-        """Collect every child that ended: as PID 1 also those that others left behind."""
+    def _reap_children(self) -> None:
+        """Reap all children that have ended, including orphans, as PID 1 must."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -117,27 +121,29 @@ class Launcher:
             if pid == 0:
                 return
             if pid == self._child:
-                self._ended(os.waitstatus_to_exitcode(status))
+                self._handle_exit(os.waitstatus_to_exitcode(status))
 
-    def _ended(self, code: int) -> None:
+    def _handle_exit(self, code: int) -> None:
         now, self._child = time.monotonic(), 0
-        if now - self._started > STEADY_S or code == 0:
+        if now - self._started > STABLE_S or code == 0:
             self._back_off = BACK_OFF_S
         self._next_start = now + self._back_off
         if self._stop_at is None:
             sys.stderr.write(
                 f"supervisor exited with status {code}, restarting in {self._back_off:.1f} s\n"
             )
-        self._back_off = min(2 * self._back_off, BACK_OFF_MAX_S)
+        self._back_off = min(2 * self._back_off, MAX_BACK_OFF_S)
 
     def _answer(self, request: web.Request) -> web.Answer:
-        """One probe. ``/ready`` depends on a drain, everything else says that we live."""
+        """Answer a probe: ``/ready`` depends on drains, all other paths report alive."""
         if request.path == "/ready" and not is_ready(self._state_dir):
             return 503, web.TEXT, b"draining\n"
         return 200, web.TEXT, b"ok\n"
 
 
-def _probes(host: str, port: str, answer: Callable[[web.Request], web.Answer]) -> web.HttpServer:
+def _probe_server(
+    host: str, port: str, answer: Callable[[web.Request], web.Answer]
+) -> web.HttpServer:
     try:
         return web.HttpServer(host, int(port), answer)
     except (OSError, ValueError, OverflowError) as error:
@@ -146,7 +152,7 @@ def _probes(host: str, port: str, answer: Callable[[web.Request], web.Answer]) -
 
 
 def main() -> int:
-    """Write the token, then answer the probes and restart the supervisor until SIGTERM.
+    """Write the token, then answer the probes and keep the supervisor running until SIGTERM.
 
     Returns the exit status.
     """
@@ -154,7 +160,7 @@ def main() -> int:
     if "--help" in arguments or "-h" in arguments:
         sys.stdout.write(USAGE)
         return 0
-    state_dir = option(arguments, "--state-dir")
+    state_dir = read_option(arguments, "--state-dir")
     try:
         os.makedirs(state_dir, exist_ok=True)
         if "--reset-restart-budget" in arguments:
@@ -163,13 +169,13 @@ def main() -> int:
                     "the supervisor will reset its restart budget with its next sample\n"
                 )
             return 0
-        run_dir = option(arguments, "--run-dir")
-        option(arguments, "--config")
+        run_dir = read_option(arguments, "--run-dir")
+        read_option(arguments, "--config")
         os.makedirs(run_dir, exist_ok=True)
         write_token(run_dir)
     except OSError as error:
         sys.stderr.write(
-            f"{error.filename}: {error.strerror}; it must be writable and have free space\n"
+            f"{error.filename}: {error.strerror}; the folder must be writable and have free space\n"
         )
         return 2
     return Launcher(arguments).run()

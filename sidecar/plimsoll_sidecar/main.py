@@ -1,4 +1,4 @@
-"""The supervisor's program: arguments, wiring, signals. The launcher starts it."""
+"""The supervisor's main program: options, wiring and signals. The launcher starts it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from plimsoll_sidecar.ask_server import AskServer
 from plimsoll_sidecar.clients.kube import ACCOUNT, EndpointSlices, KubeClient
 from plimsoll_sidecar.config import ConfigError, ConfigFile
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.page import page
+from plimsoll_sidecar.page import render_page
 from plimsoll_sidecar.record.diagnostics import Diagnostics
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher
-from plimsoll_sidecar.record.server import Hosts, StateServer
+from plimsoll_sidecar.record.server import AllowedHosts, StateServer
 from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, Pod
 from plimsoll_sidecar.signals.other_pods import (
     GroupLeader,
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the options of the supervisor proper; the launcher hands its own on."""
+    """Return the options of the supervisor; the launcher passes its own on."""
     parse = argparse.ArgumentParser(prog="python -m plimsoll_sidecar.main", description=__doc__)
     parse.add_argument("--config", type=Path, required=True, help="supervisor.json")
     parse.add_argument("--run-dir", type=Path, required=True, help="shared with the engine")
@@ -62,9 +62,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def new_detector(config: SupervisorConfig) -> Detector:
-    """Return a detector with the thresholds of ``config``.
+    """Return a detector for ``config``.
 
-    Each engine start and each change of them has one.
+    There is one for the start of the supervisor, and one after each change of the thresholds.
     """
     return Detector(config.memory, config.supervision.stall.timeout_s, config.sample_interval_s)
 
@@ -74,9 +74,9 @@ def build(
     kube: KubeClient | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Supervisor, Metrics]:
-    """Put the parts together. ``kube`` is None in local mode. Raises ConfigError and OSError.
+    """Create the supervisor; ``kube`` is None in local mode. Raises ConfigError and OSError.
 
-    ``clock`` gives samples their time, in seconds since any begin.
+    ``clock`` returns the time of samples, in seconds since any start.
     """
     config = ConfigFile(arguments.config)
     current, state_dir, run_dir = config.current, arguments.state_dir, arguments.run_dir
@@ -134,7 +134,7 @@ def build(
 def main(argv: list[str] | None = None) -> int:
     """Run the supervisor until a signal.
 
-    Returns 2 for files that cannot be used, which it names.
+    Return 2 if a file is not usable, with the reason on stderr.
     """
     arguments = parser().parse_args(argv)
     logs.configure()
@@ -143,10 +143,12 @@ def main(argv: list[str] | None = None) -> int:
         server = StateServer(
             arguments.host,
             arguments.metrics_port,
-            metrics.text,
-            lambda: supervisor.shown.state,
-            lambda live: page(supervisor.shown.state, supervisor.shown.history.points(), live),
-            Hosts.of_pod(
+            metrics.render,
+            lambda: supervisor.display.state,
+            lambda live: render_page(
+                supervisor.display.state, supervisor.display.history.points(), live
+            ),
+            AllowedHosts.for_pod(
                 os.environ.get("POD_NAME", ""),
                 supervisor.service.name,
                 supervisor.service.namespace,
@@ -161,11 +163,13 @@ def main(argv: list[str] | None = None) -> int:
     launcher = os.getppid()
 
     def stopped(seconds: float) -> bool:
-        # Without its launcher nothing would ever stop this process.
+        # If the launcher is gone, nothing else would stop this process.
         return ending.wait(seconds) or os.getppid() != launcher
 
     server.start()
-    persons = AskServer(arguments.state_dir, lambda words: manual.run(words, supervisor.unseen()))
+    persons = AskServer(
+        arguments.state_dir, lambda words: manual.run(words, supervisor.missing_signals())
+    )
     persons.start()
     supervisor.run(stopped)
     persons.stop()

@@ -1,9 +1,8 @@
-"""Carries out what a person asks of one replica (see :mod:`plimsoll_sidecar.ask`).
+"""Performs a manual action on one replica (see :mod:`plimsoll_sidecar.ask`).
 
-Every action is fenced: it names the epoch that the person saw (``current`` for the present one),
-and an engine in another epoch refuses. A restart by hand takes no restart slot; it is counted when
-the supervisor sees the new epoch. Each action leaves a record, which the supervisor makes of a note
-from here.
+Each action is fenced: it names the epoch that the person saw, or ``current``, and an engine in
+another epoch refuses it. A manual restart takes no restart slot. It is counted when the supervisor
+sees the new epoch. Each action writes a note, from which the supervisor creates a record.
 """
 
 from __future__ import annotations
@@ -36,9 +35,11 @@ VERBS = {
     "trim": Verb.TRIM,
     "drain": Verb.DRAIN,
     "restart": Verb.RESTART_WORKER,
-    "resume": Verb.DRAIN,  # it ends one
+    "resume": Verb.DRAIN,  # ends a drain
 }
-ONLY_OWN = " (shared with other pods: only the engine's own allocator counts)"
+"""The command for each action."""
+SHARED_DEVICE_NOTE = " (shared with other pods: only the engine's own allocator counts)"
+"""Added to the source of device memory if the device is shared."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -49,7 +50,7 @@ class _Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """Return the options of ``ask``.
 
-    Bad usage is an answer in JSON, not a text on standard error.
+    Wrong usage is reported in the answer, not on standard error.
     """
     parse = _Parser(prog=f"python -m {ASK_MODULE}", description=__doc__)
     parse.add_argument("what", choices=["status", "trim", "drain", "restart", "resume"])
@@ -68,15 +69,20 @@ def parser() -> argparse.ArgumentParser:
 
 def _seconds(text: str) -> float:
     seconds = float(text)
-    if not 0 <= seconds <= readiness.MAX_REASON_S:  # nor is it a number where it is "nan"
-        raise argparse.ArgumentTypeError(f"{text}: use 0 to {readiness.MAX_REASON_S:.0f} seconds")
+    if not 0 <= seconds <= readiness.MAX_REASON_S:  # also rejects nan
+        raise argparse.ArgumentTypeError(
+            f"{text}: must be 0 to {readiness.MAX_REASON_S:.0f} seconds"
+        )
     return seconds
 
 
-def ask(
+def perform(
     arguments: argparse.Namespace, engine: EngineAdapter, config: SupervisorConfig
 ) -> ActionAnswer:
-    """Do what was asked. Raises EngineError where the engine does not answer."""
+    """Perform the action and return the answer.
+
+    Raises EngineError if the engine does not answer.
+    """
     status = engine.status()
     answer = ActionAnswer(
         epoch=status.epoch,
@@ -86,19 +92,19 @@ def ask(
     )
     if arguments.what == "status":
         answer.out_of_service = readiness.active_reasons(str(arguments.state_dir))
-        return _sees(engine, answer, config.memory.shared_device, config.engine.container)
+        return _add_signals(engine, answer, config.memory.shared_device, config.engine.container)
     expected = status.epoch if arguments.expected_epoch == CURRENT else arguments.expected_epoch
     if expected != status.epoch:
         answer.outcome = Outcome.REFUSED.value
         answer.message = (
-            f"the engine is in epoch {status.epoch}, not {expected}: check it and try again"
+            f"the engine is in epoch {status.epoch}, not {expected}: check its state and try again"
         )
         return answer
     note = ManualAction(
         id=f"person-{os.urandom(4).hex()}", action=arguments.what, epoch=expected, at=time.time()
     )
     command = _command(arguments, note)
-    missing = _note(arguments.state_dir, note)
+    missing = _try_write_note(arguments.state_dir, note)
     try:
         result = _act(arguments, engine, config, command, frozenset(status.capabilities))
     except EngineError as error:
@@ -107,7 +113,7 @@ def ask(
     ended = msgspec.structs.replace(
         note, outcome=result.outcome, message=result.message[:1000], finished_at=time.time()
     )
-    missing = _note(arguments.state_dir, ended) or missing
+    missing = _try_write_note(arguments.state_dir, ended) or missing
     if missing is not None:
         answer.message += f" (not recorded: {missing})"
     return answer
@@ -136,33 +142,33 @@ def _act(
 
 
 def _drain(state_dir: str, engine: EngineAdapter, command: Command) -> Result:
-    """Take the replica out of service; one that fails leaves an earlier drain as it was.
+    """Drain the replica; if that fails, an earlier drain stays active.
 
-    A resume meanwhile ends the drain, also where that still waits for requests.
+    A resume ends the drain, even while it is waiting for requests.
     """
 
-    def stands() -> bool:
+    def is_wanted() -> bool:
         return readiness.MANUAL in readiness.active_reasons(state_dir)
 
     before = readiness.active_reasons(state_dir).get(readiness.MANUAL)
     readiness.set_unready(state_dir, readiness.MANUAL, readiness.MAX_REASON_S)
     outcome: Outcome | None = None
     try:
-        result = engine.drain(command, stands)
+        result = engine.drain(command, is_wanted)
         outcome = result.outcome
     finally:
-        if outcome is not Outcome.SUCCEEDED and stands():
+        if outcome is not Outcome.SUCCEEDED and is_wanted():
             if before is not None:
                 readiness.set_unready(state_dir, readiness.MANUAL, before)
             elif outcome is Outcome.REFUSED:
                 readiness.clear(state_dir, readiness.MANUAL)
-            else:  # the engine may continue the drain
+            else:  # the drain may continue in the engine
                 readiness.end_drain(state_dir, readiness.MANUAL)
     return result
 
 
 def _restart_engine(engine: EngineAdapter, config: SupervisorConfig, command: Command) -> Result:
-    """Out of the endpoints first, then the running requests to their end, then the engine."""
+    """Leave the endpoints, finish the running requests, then restart the engine."""
     pod = os.environ.get("POD_NAME")
     if pod:
         from plimsoll_sidecar.act import service_exit
@@ -174,8 +180,8 @@ def _restart_engine(engine: EngineAdapter, config: SupervisorConfig, command: Co
     return engine.restart_engine(command) if finished.outcome is Outcome.SUCCEEDED else finished
 
 
-def _note(state_dir: Path, action: ManualAction) -> str | None:
-    """Why the supervisor will not hear of it. What a person asked for is done all the same."""
+def _try_write_note(state_dir: Path, action: ManualAction) -> str | None:
+    """Write a note for the supervisor; return the error, which does not prevent the action."""
     try:
         write_note(state_dir, action)
     except OSError as error:
@@ -183,10 +189,13 @@ def _note(state_dir: Path, action: ManualAction) -> str | None:
     return None
 
 
-def _sees(
+def _add_signals(
     engine: EngineAdapter, answer: ActionAnswer, shared: bool, container: str
 ) -> ActionAnswer:
-    """One sample says more than any check of mounts and permissions."""
+    """Return the answer with the available signals.
+
+    Taking one sample shows more than checking mounts and permissions.
+    """
     from plimsoll_api.version import version
     from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, Nvml, Pod
     from plimsoll_sidecar.signals.sampler import Sampler
@@ -206,7 +215,9 @@ def _sees(
         answer.host_memory = ", ".join(name for name, size in sources.items() if size is not None)
     if any(device.used is not None for device in sample.device or ()):
         seen = next((device.shared for device in sample.device if device.shared), None)
-        answer.device_memory = (sampler.device_source or "") + (ONLY_OWN if shared or seen else "")
+        answer.device_memory = (sampler.device_source or "") + (
+            SHARED_DEVICE_NOTE if shared or seen else ""
+        )
         answer.device_memory += f": {seen}" if seen else ""
     answer.device_reasons = sampler.device_reasons()
     if orphaned is not None:
@@ -229,12 +240,12 @@ def _command(arguments: argparse.Namespace, note: ManualAction) -> Command:
 def _resume(
     arguments: argparse.Namespace, engine: EngineAdapter, config: SupervisorConfig, command: Command
 ) -> Result:
-    # For every reason: a person who resumes a replica wants it to serve now.
+    # All reasons end: a person who resumes a replica wants it to serve now.
     folder = str(arguments.state_dir)
     readiness.clear(folder, readiness.RESTART)
     for drain in readiness.DRAINS:
         readiness.end_drain(folder, drain)
-    # The supervisor does it as well: it keeps an account of its own of an engine that it drained.
+    # The supervisor also resumes the engine, because it has its own record of the drain.
     engine.resume(command.epoch)
     (arguments.state_dir / RESET_FILE).touch()
     done = ["back in service", "the restart budget in the replica's journal is reset"]
@@ -256,16 +267,16 @@ def _resume(
 
 
 def run(argv: list[str], unseen: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """Exit status and text. ``unseen`` is what the supervisor cannot see, for ``status``.
+    """Return exit status and answer; ``unseen`` are the missing signals for ``status``.
 
-    0: done. 1: failed or refused, the answer says why. 2: it cannot be asked, and the text is no
-    answer but the reason.
+    The status is 0 for success and 1 for a failure or refusal, which the answer explains. It is 2
+    if the action could not be attempted; then the text is the reason.
     """
     try:
         arguments = parser().parse_args(argv)
         config = ConfigFile(arguments.config).current
         engine = adapter_for(config.engine, arguments.run_dir / TOKEN_FILE)
-        answer = ask(arguments, engine, config)
+        answer = perform(arguments, engine, config)
         answer.unseen = dict(unseen or {}) if arguments.what == "status" else {}
     except EngineError as error:
         answer = ActionAnswer(outcome=Outcome.FAILED.value, message=str(error))
@@ -278,19 +289,22 @@ def run(argv: list[str], unseen: Mapping[str, str] | None = None) -> tuple[int, 
 log = logging.getLogger(__name__)
 
 FOLDER = "by-hand"
+"""Folder in the state directory for the notes."""
 MAX_FILES = 64
+"""Maximum number of notes read at once."""
 MAX_BYTES = 1 << 14
+"""Maximum size of a note."""
 
 
 class Note(msgspec.Struct, frozen=True):
-    """An action, and the process that carries it out."""
+    """An action and the process that performs it."""
 
     action: ManualAction
     by: ProcessId | None
 
 
 def write_note(state_dir: Path, action: ManualAction) -> None:
-    """Note an action of this process, or what became of it. Raises OSError."""
+    """Write or update the note of an action of this process. Raises OSError."""
     folder = state_dir / FOLDER
     folder.mkdir(exist_ok=True)
     fresh = folder / f"{action.id}.new"
@@ -299,10 +313,10 @@ def write_note(state_dir: Path, action: ManualAction) -> None:
 
 
 class Inbox:
-    """The supervisor's end.
+    """The notes, as the supervisor reads them.
 
-    ``read`` gives each ended action once; ``forget`` removes the files of those, after they are in
-    the journal.
+    :meth:`read` returns each completed action once. :meth:`remove_read` deletes their notes, after
+    the journal has recorded them.
     """
 
     def __init__(self, state_dir: Path) -> None:
@@ -310,9 +324,9 @@ class Inbox:
         self._given: set[Path] = set()
 
     def read(self) -> list[ManualAction]:
-        """Return what is under way, and what has ended since the last call.
+        """Return running actions, and those that have completed since the last call.
 
-        A file that cannot be used is removed: nothing else writes here, and nothing waits for it.
+        An invalid file is deleted, because nothing else writes to this folder.
         """
         try:
             names = sorted(name for name in os.listdir(self._folder) if name.endswith(".json"))
@@ -328,7 +342,9 @@ class Inbox:
             except FileNotFoundError:
                 continue
             except (OSError, ValueError) as error:
-                log.warning("%s: removed because it is not a manual action: %s", path, error)
+                log.warning(
+                    "removed %s, which is not a valid note of a manual action: %s", path, error
+                )
                 _remove(path)
                 continue
             if action.outcome is not None:
@@ -336,8 +352,8 @@ class Inbox:
             found.append(action)
         return found
 
-    def forget(self) -> None:
-        """Remove the notes that were handed out: what they asked for is in the journal now."""
+    def remove_read(self) -> None:
+        """Delete the notes of completed actions that were returned."""
         for path in self._given:
             _remove(path)
         self._given.clear()
@@ -347,7 +363,7 @@ def _read(path: Path) -> ManualAction:
     with path.open("rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise ValueError(f"it has more than {MAX_BYTES >> 10} KiB")
+        raise ValueError(f"it is larger than {MAX_BYTES >> 10} KiB")
     note = decode(data, Note)
     action = note.action
     if action.action not in ACTIONS or path.stem != action.id:

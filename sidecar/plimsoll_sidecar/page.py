@@ -1,6 +1,6 @@
-"""The supervisor's small web page, read-only: HTML made here, nothing is fetched.
+"""Renders the supervisor's read-only web page, which loads nothing else.
 
-Pure. A page is made when somebody asks for it. Every text from outside is escaped.
+These are pure functions. The page is rendered on request, and all external text is escaped.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from plimsoll_api.state import View
 from plimsoll_api.supervision import Action
 from plimsoll_api.times import clock_time
 from plimsoll_api.units import format_bytes, format_span
-from plimsoll_sidecar.history import Band, HistoryPoint, growth, svg
+from plimsoll_sidecar.history import Band, HistoryPoint, growth_chart, segment_chart
 
 RELOAD_S = 5
-EMPTY = b"{}"
-"""What ``/state`` says before the first sample."""
+NO_STATE = b"{}"
+"""Content of ``/state`` before the first sample."""
 STYLE = """
 :root{color-scheme:light dark;--bg:#fff;--fg:#1b1f24;--dim:#57606a;--line:#d0d7de;--bad:#b42318;
 --good:#1a7f37;--here:#0b5cad}
@@ -76,9 +76,9 @@ details{border-top:1px solid var(--line);padding:.4rem 0}summary{cursor:pointer}
 """
 
 
-def page(state: bytes, points: Sequence[HistoryPoint], live: bool = False) -> bytes:
-    """HTML, UTF-8, of what ``/state`` says. ``live`` has the browser load it again and again."""
-    known = None if state == EMPTY else decode(state, View)
+def render_page(state: bytes, points: Sequence[HistoryPoint], live: bool = False) -> bytes:
+    """Return the page for ``/state`` as HTML in UTF-8; with ``live``, the browser reloads it."""
+    known = None if state == NO_STATE else decode(state, View)
     title = "Plimsoll" if known is None else f"{known.service} - Plimsoll"
     again = f'<meta http-equiv="refresh" content="{RELOAD_S}">' if live else ""
     body = "<main><p>No sample yet.</p></main>" if known is None else _body(known, points)
@@ -139,18 +139,18 @@ def _charts(memory: MemoryPolicy, points: Sequence[HistoryPoint]) -> str:
     }
     made = []
     for band in bands:
-        if band.budget and (picture := growth(band.name, grown[band.name], band.budget)):
+        if band.budget and (picture := growth_chart(band.name, grown[band.name], band.budget)):
             made.append(f"<h3>{band.name}: unexplained growth</h3>{picture}")
-        if picture := svg(band, points):
+        if picture := segment_chart(band, points):
             made.append(f"<h3>{band.name}: memory by segment</h3>{picture}")
     return "".join(made)
 
 
-PRESENT = {
+PHASE_RUNGS = {
     IncidentPhase.TRIMMING: Action.TRIM.value,
     IncidentPhase.CONFIRMED: Action.TRIM.value,
 }
-"""Phases that stand on a rung which the incident itself does not name."""
+"""Rungs of phases in which the incident itself has none."""
 OBSERVE = "Observe"
 
 
@@ -164,7 +164,7 @@ def budgets(rows: Iterable[tuple[str, MemoryBudget | None, BudgetState | None]],
         used = state.unexplained if state else None
         text = ("unknown" if warm else "warming up") if share is None else f"{share:.0%}"
         grown = "?" if used is None else format_bytes(used)
-        left = _left(state)
+        left = _time_left(state)
         made.append(
             f"<tr><th scope=row>{name}</th><td><meter min=0 max=1 low=.5 high=.99 optimum=0"
             f' value="{min(share or 0.0, 1.0):.3f}" aria-label="{name} leak budget">{text}</meter>'
@@ -173,19 +173,19 @@ def budgets(rows: Iterable[tuple[str, MemoryBudget | None, BudgetState | None]],
             f"<td class=n>{left}</td></tr>"
         )
     if not made:
-        return "<p>No leak budget is set: the supervisor only watches memory.</p>"
+        return "<p>No leak budget is set: the supervisor only observes memory.</p>"
     head = ("budget", "", ">spent", ">unexplained", ">exhausted")
     return _table("Leak budgets", head, made)
 
 
 def slow_leaks(seen: Assessment) -> str:
-    """Return a line for each memory that keeps growing."""
+    """Return a line for each memory that has a slow leak."""
     return "".join(f"<p>Slow leak: {escape(text)}.</p>" for text in slow_leak_texts(seen.slow))
 
 
 def ladder(rungs: Sequence[Action], mode: str, incidents: Sequence[IncidentRecord]) -> str:
-    """Return the rungs, lightest first, and on which one the replica stands."""
-    here = present_rung(incidents)
+    """Return the rungs, the least disruptive first, and mark the current one."""
+    here = current_rung(incidents)
     items = []
     for rung in (OBSERVE, *(action.value for action in rungs)):
         current = ' aria-current="step"' if rung == here else ""
@@ -193,20 +193,20 @@ def ladder(rungs: Sequence[Action], mode: str, incidents: Sequence[IncidentRecor
     note = (
         ""
         if mode == "Recover"
-        else " <p>Mode Observe: it only records what it would have done.</p>"
+        else " <p>Mode Observe: the supervisor only records what it would do.</p>"
     )
     return f"<ol class=ladder>{''.join(items)}</ol>{note}"
 
 
-def present_rung(incidents: Sequence[IncidentRecord]) -> str:
-    """Return the heaviest action that an open incident is at; Observe where there is none."""
+def current_rung(incidents: Sequence[IncidentRecord]) -> str:
+    """Return the most disruptive current action of the open incidents, or Observe."""
     order = [OBSERVE, *(action.value for action in Action)]
-    at = [one.rung.value if one.rung else PRESENT.get(one.phase, OBSERVE) for one in incidents]
+    at = [one.rung.value if one.rung else PHASE_RUNGS.get(one.phase, OBSERVE) for one in incidents]
     return max(at, key=order.index, default=OBSERVE)
 
 
 def incident_list(found: Sequence[IncidentRecord]) -> str:
-    """One line an incident, its steps below it."""
+    """Return a line for each incident, with its steps."""
     if not found:
         return "<p>No incidents.</p>"
     return "".join(_incident(story_of_record(one)) for one in found)
@@ -220,7 +220,7 @@ def _incident(story: Story) -> str:
         f"<td>{escape(step.message)}</td></tr>"
         for step in story.steps
     ]
-    head = ("time", "step", "outcome", ">before", ">after", "said")
+    head = ("time", "step", "outcome", ">before", ">after", "message")
     evidence = "".join(f"<li>{escape(text)}</li>" for text in story.seen.evidence)
     return (
         f"<details{'' if story.ended else ' open'}><summary><span class='p p-{story.phase}'>"
@@ -231,7 +231,7 @@ def _incident(story: Story) -> str:
 
 
 def segment_table(seen: Assessment) -> str:
-    """Return the newest sizes, for whoever does not see the chart."""
+    """Return a table of the newest sizes, as an alternative to the chart."""
     rows = [
         f"<tr><th scope=row><i class='s-{segment.value}'></i>{segment.value}</th>"
         f"<td class=n>{format_bytes(seen.segments[segment])}</td></tr>"
@@ -242,7 +242,7 @@ def segment_table(seen: Assessment) -> str:
 
 
 def ledger(entries: Sequence[LedgerEntry]) -> str:
-    """Every owner of memory and its bound."""
+    """Return a table of the owners of memory and their bounds."""
     if not entries:
         return "<p>The engine has not reported a ledger.</p>"
     rows = [
@@ -254,7 +254,7 @@ def ledger(entries: Sequence[LedgerEntry]) -> str:
     return _table("Ledger", ("owner", "kind", "process", ">holds", ">at most"), rows)
 
 
-def _left(state: BudgetState | None) -> str:
+def _time_left(state: BudgetState | None) -> str:
     if state is None or state.exhaustion_s is None:
         return "-"
     return f"in {format_span(state.exhaustion_s)}"
@@ -265,7 +265,7 @@ def _size(value: int | None) -> str:
 
 
 def _table(caption: str, head: Sequence[str], rows: Iterable[str]) -> str:
-    """``>`` before a column's name says that it holds numbers."""
+    """Return a table; ``>`` before the name of a column right-aligns its numbers."""
     cells = "".join(
         f"<th scope=col{' class=n' if name.startswith('>') else ''}>{name.lstrip('>')}</th>"
         for name in head

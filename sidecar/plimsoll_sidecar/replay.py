@@ -1,9 +1,7 @@
-"""``plimsoll record`` and ``plimsoll replay``: traces of a live engine, and what we make of them.
+"""``plimsoll record`` and ``plimsoll replay``: records traces of an engine and evaluates them.
 
-A replay takes a recorded run through the same detector and governor as a live engine.
-
-Replay and live differ in the clock and the source only. The engine of the recording obeyed nothing,
-so that every remediation ends with an unknown effect.
+A replay uses the same detector and governor as a running supervisor; only the clock and the source
+differ. The engine of a recording cannot obey, so each remediation ends with an unknown effect.
 """
 
 from __future__ import annotations
@@ -41,17 +39,18 @@ from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.signals.device_memory import AmdExporter, Dcgm, Pod
 from plimsoll_sidecar.signals.sampler import Sampler
 
-NOT_KNOWN = SlowGrowth()
-FIRST_ANSWER_S = 60.0
-"""How long the engine may take to answer first; then the recording begins without its version."""
+UNKNOWN_GROWTH = SlowGrowth()
+"""Slow growth of a memory without an assessment."""
+FIRST_ANSWER_TIMEOUT_S = 60.0
+"""Seconds to wait for the first answer of the engine; then its version is not recorded."""
 
 
 class ReplayLine(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One line of the output. Unknown values are absent.
 
-    ``limit_s`` is the time that a slow leak leaves until the memory limit. ``ended`` is an incident
-    that ended unconfirmed without being cleared; ``still-open`` one that was neither confirmed nor
-    had ended when the samples did.
+    ``limit_s`` is the time in seconds until a slow leak reaches the memory limit. The event
+    ``ended`` is an incident that ended without being confirmed or cleared. ``still-open`` is an
+    incident that was neither confirmed nor ended at the last sample.
     """
 
     event: str
@@ -69,7 +68,7 @@ class ReplayLine(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, kw_only=True):
-    """The last line."""
+    """The last line of the output."""
 
     event: str = "summary"
     samples: int = 0
@@ -80,23 +79,23 @@ class Summary(msgspec.Struct, kw_only=True):
 
 
 def replay(path: Path, mode: Mode = Mode.OBSERVE) -> Iterator[ReplayLine | Summary]:
-    """Return the events of the trace in order of time, then the summary.
+    """Yield the events of the trace in order of time, then a summary.
 
     Raises :class:`TraceError`.
     """
     header, samples = trace.read(path)
-    memory = policy_of(path, header)
-    return judge(samples, memory, Supervision(mode=mode), header.interval_s, header.name)
+    memory = memory_policy(path, header)
+    return replay_samples(samples, memory, Supervision(mode=mode), header.interval_s, header.name)
 
 
-def judge(
+def replay_samples(
     samples: Iterable[Sample],
     memory: MemoryPolicy,
     supervision: Supervision,
     interval_s: float,
     name: str,
 ) -> Iterator[ReplayLine | Summary]:
-    """Yield the events of ``samples`` in order of time, each as it happens, then the summary."""
+    """Yield the events of ``samples`` in order of time, then a summary."""
     detector = Detector(memory, supervision.stall.timeout_s, interval_s)
     governor = Governor(supervision, memory, replica=name)
     summary = Summary()
@@ -108,26 +107,26 @@ def judge(
         first_t = sample.t if first_t is None else first_t
         assessment = detector.update(sample)
         yield from _slow_leaks(assessment, leaking)
-        turn = governor.advance(assessment, view(sample), sample.t, results)
-        results = unobeyed(turn)
+        turn = governor.advance(assessment, engine_view(sample), sample.t, results)
+        results = unknown_results(turn)
         last_t = sample.t
         summary.samples += 1
         summary.duration_s = round(last_t - first_t, 3)
         for event in turn.events:
-            line = line_of(event, sample.t)
+            line = line_for(event, sample.t)
             if line is not None:
                 _count(summary, line)
                 yield line
     for incident in governor.state.incidents:
         if incident.confirmed_at is None:
-            yield _told("still-open", incident, last_t)
+            yield _incident_line("still-open", incident, last_t)
     yield summary
 
 
 def _slow_leaks(assessment: Assessment, leaking: set[str]) -> Iterator[ReplayLine]:
-    """Yield a line for each memory whose slow leak began or ended; ``leaking`` follows."""
+    """Yield a line for each slow leak that started or ended, and update ``leaking``."""
     for memory in ("host", "device"):
-        slow = assessment.slow.get(memory, NOT_KNOWN)
+        slow = assessment.slow.get(memory, UNKNOWN_GROWTH)
         if slow.slow_leak == (memory in leaking):
             continue
         leaking ^= {memory}
@@ -143,8 +142,8 @@ def _slow_leaks(assessment: Assessment, leaking: set[str]) -> Iterator[ReplayLin
         )
 
 
-def policy_of(path: Path, header: Header) -> MemoryPolicy:
-    """Return the budgets that the header names; :class:`TraceError` where they cannot be used."""
+def memory_policy(path: Path, header: Header) -> MemoryPolicy:
+    """Return the budgets in the header of a trace. Raises :class:`TraceError`."""
     if not header.interval_s > 0:
         raise TraceError(f"{path}:1: interval_s is {header.interval_s}, it must be above zero")
     if not 0 <= header.warmup_s < float("inf"):
@@ -159,8 +158,8 @@ def policy_of(path: Path, header: Header) -> MemoryPolicy:
     )
 
 
-def view(sample: Sample) -> EngineView:
-    """Return an engine that can do everything: what it would have done is the question."""
+def engine_view(sample: Sample) -> EngineView:
+    """Return an engine with all capabilities: the replay shows what would have been done."""
     return EngineView(
         epoch=f"trace:{sample.epoch}" if sample.scrape_ok else None,
         state=EngineState.SERVING if sample.scrape_ok else None,
@@ -169,26 +168,26 @@ def view(sample: Sample) -> EngineView:
     )
 
 
-def unobeyed(turn: Turn) -> list[Result]:
-    """Return what a recording answers to a command."""
+def unknown_results(turn: Turn) -> list[Result]:
+    """Return the result of a command that a recording cannot execute."""
     if turn.command is None:
         return []
     operation = turn.command.operation_id
     return [Result(operation_id=operation, outcome=Outcome.UNKNOWN, message="a recording")]
 
 
-def line_of(event: Event, t: float) -> ReplayLine | None:
-    """Return the line that tells ``event``; None where the format has none for it."""
+def line_for(event: Event, t: float) -> ReplayLine | None:
+    """Return the line for ``event``; None if the output has no line for it."""
     incident = event.incident
     match event.type:
         case EventType.OPENED:
-            return _told("incident", incident, t)
+            return _incident_line("incident", incident, t)
         case EventType.CONFIRMED:
-            return _told("confirmed", incident, t)
+            return _incident_line("confirmed", incident, t)
         case EventType.CLEARED:
-            return _told("cleared", incident, t, _reason(incident))
+            return _incident_line("cleared", incident, t, _reason(incident))
         case EventType.ENDED if incident.confirmed_at is None:
-            return _told("ended", incident, t, _reason(incident))
+            return _incident_line("ended", incident, t, _reason(incident))
         case EventType.REMEDIATION if event.action is not None:
             return ReplayLine(
                 event="remediation",
@@ -200,7 +199,9 @@ def line_of(event: Event, t: float) -> ReplayLine | None:
     return None
 
 
-def _told(event: str, incident: Incident, t: float, reason: str | None = None) -> ReplayLine:
+def _incident_line(
+    event: str, incident: Incident, t: float, reason: str | None = None
+) -> ReplayLine:
     attribution = incident.attribution
     return ReplayLine(
         event=event,
@@ -226,7 +227,7 @@ def _trigger(incident: Incident) -> str | None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Replay one trace and print its summary, as text or JSON. Returns the exit status."""
+    """Replay one trace and print its events as JSON lines; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m plimsoll_sidecar.replay", description=__doc__)
     parser.add_argument("trace", type=Path, help="a recording, .jsonl or .jsonl.gz")
     parser.add_argument(
@@ -263,9 +264,9 @@ def _budget(
 
 
 class TraceWriter:
-    """Writes samples as they come. Each line is whole before the next begins.
+    """Writes samples to a trace, line by line.
 
-    A file that ends in ``.gz`` is compressed. Raises OSError where it cannot be written.
+    A file name ending in ``.gz`` compresses the trace. Raises OSError.
     """
 
     def __init__(self, path: Path, header: Header) -> None:
@@ -274,19 +275,19 @@ class TraceWriter:
         trace.write_line(self._out, header)
 
     def write(self, sample: Sample) -> None:
-        """Add a sample; one whose time does not go forward is left out: a trace must increase."""
+        """Write a sample; skip it if its time does not increase, as a trace requires."""
         if sample.t > self._last_t:
             self._last_t = sample.t
             trace.write_line(self._out, sample)
             self._out.flush()
 
     def close(self) -> None:
-        """End the file: a gzip file is readable as a whole only after this."""
+        """Close the file; a gzip file is complete only afterwards."""
         self._out.close()
 
 
 def header_for(config: SupervisorConfig, status: Status | None = None) -> Header:
-    """Return the header of a recording that begins now."""
+    """Return the header of a recording that starts now."""
     host, device = config.memory.host, config.memory.device
     return Header(
         trace=1,
@@ -302,7 +303,7 @@ def header_for(config: SupervisorConfig, status: Status | None = None) -> Header
             host=host.limit_bytes if host else None,
             device=device.limit_bytes if device else None,
         ),
-        budget=Budgets(host=_recorded(host), device=_recorded(device)),
+        budget=Budgets(host=_trace_budget(host), device=_trace_budget(device)),
         warmup_s=config.memory.warmup_s,
         shared_device=config.memory.shared_device,
     )
@@ -315,10 +316,9 @@ def record(
     stopped: Callable[[float], bool],
     duration_s: float | None = None,
 ) -> int:
-    """Sample the engine until ``stopped`` or ``duration_s`` is over; return the count of samples.
+    """Sample the engine until ``stopped`` or for ``duration_s``; return the number of samples.
 
-    ``stopped`` waits the seconds that it is given, at most, and says whether to end. Raises OSError
-    where ``out`` cannot be written.
+    ``stopped`` waits at most the given seconds and returns whether to stop. Raises OSError.
     """
     mine = Pod.from_environment(config.engine.container)
     sampler = Sampler(
@@ -329,7 +329,7 @@ def record(
     begin = time.monotonic()
     end = float("inf") if duration_s is None else begin + duration_s
     while sampler.sample() and sampler.status is None:
-        if time.monotonic() > min(end, begin + FIRST_ANSWER_S) or stopped(0.25):
+        if time.monotonic() > min(end, begin + FIRST_ANSWER_TIMEOUT_S) or stopped(0.25):
             break
     count = 0
     with closing(TraceWriter(out, header_for(config, sampler.status))) as writer:
@@ -343,7 +343,7 @@ def record(
     return count
 
 
-def _recorded(budget: MemoryBudget | None) -> TraceBudget | None:
+def _trace_budget(budget: MemoryBudget | None) -> TraceBudget | None:
     return TraceBudget(budget.growth_bytes, budget.window_s) if budget else None
 
 

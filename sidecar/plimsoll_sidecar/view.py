@@ -1,4 +1,7 @@
-"""What the supervisor shows after each sample: ``/state``, the page's history, its log."""
+"""The output of the supervisor after each sample.
+
+``/state``, the history of the page, and the log.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,17 @@ from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.govern.command import EngineView, Event, EventType
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.history import History
-from plimsoll_sidecar.record.keeper import Keeper
+from plimsoll_sidecar.record.journal_manager import JournalManager
 from plimsoll_sidecar.record.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
 
-class Seen(NamedTuple):
-    """One sample's view of the replica. ``out_of_service`` has the seconds left of each reason."""
+class Observation(NamedTuple):
+    """The view of the replica in one sample.
+
+    ``out_of_service`` maps reasons to remaining seconds.
+    """
 
     now: float
     assessment: Assessment
@@ -32,22 +38,24 @@ class Seen(NamedTuple):
     signals: dict[str, Signal]
 
 
-class Shown:
-    """What other threads read; ``state`` is replaced as a whole."""
+class Display:
+    """The data that other threads read; ``state`` is replaced as a whole."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self.state = b"{}"
         self.history = History()
 
-    def show(
-        self, seen: Seen, events: list[Event], config: ConfigFile, governor: Governor,
-        keeper: Keeper,
+    def update(
+        self, seen: Observation, events: list[Event], config: ConfigFile, governor: Governor,
+        journal: JournalManager,
     ) -> None:  # fmt: skip
-        """Show one turn of the governor, after what it changed was written."""
+        """Publish the result of one turn, after it was written to the journal."""
         left, standing = governor.restarts_left(seen.now), governor.state
-        self._metrics.happened(events)
-        self._metrics.standing(len(standing.incidents), left, keeper.backlog, standing.exhausted)
+        self._metrics.count_events(events)
+        self._metrics.show_status(
+            len(standing.incidents), left, journal.backlog, standing.exhausted
+        )
         self.history.add(seen.now, seen.assessment)
         current, engine = config.current, seen.engine
         view = View(
@@ -59,11 +67,11 @@ class Shown:
             assessment=seen.assessment,
             budgets=msgspec.Raw(msgspec.json.encode(current.memory)),
             open=standing.incidents,
-            recent=keeper.recent,
+            recent=journal.recent,
             restarts_left=left,
             restart_budget_exhausted=standing.exhausted,
-            journal_error=keeper.hold,
-            set_aside=keeper.set_aside,
+            journal_error=journal.hold,
+            set_aside=journal.set_aside,
             config_error=config.error,
             ladder=list(current.supervision.ladder),
             ledger=seen.status.ledger if seen.status is not None else [],
@@ -74,7 +82,7 @@ class Shown:
 
 
 def log_event(event: Event) -> None:
-    """Log a change in an incident's life; what nobody must look at is no warning."""
+    """Log the change of an incident; as a warning unless it only advanced."""
     if event.type is EventType.ADVANCED:
         log.info("incident %s: %s", event.incident.name, event.incident.phase)
         return

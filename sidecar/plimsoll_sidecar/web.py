@@ -1,13 +1,13 @@
-"""A small HTTP/1.1 server that no client can hold up: one loop, bounded connections, deadlines.
+"""A small HTTP/1.1 server that no client can block: one loop, few connections, deadlines.
 
-Each connection carries one request. Whoever sends nothing, sends slowly or reads slowly loses the
-connection when its time is over, or earlier, when a new client needs the place: then the address
-that holds most connections loses its oldest. So a new client always gets in, and one that floods
-the port takes places from itself alone.
+Each connection has one request. A client that is too slow loses its connection at the deadline. It
+loses it earlier if a new client needs the place: the address with the most connections then loses
+its oldest. So a new client is always accepted, and a client that floods the port only displaces
+itself.
 
-Clients are not refused by address: which one the kubelet probes from depends on the network plugin
-(the node's own, the bridge's, a tunnel's), so that a list would take healthy pods out of service.
-The launcher imports this module: it must stay small.
+No client is refused because of its address. The network plugin determines the address of the
+kubelet's probes: it may be the node's, the bridge's or a tunnel's. A list of addresses would take
+healthy pods out of service. The launcher imports this module, so it must stay small.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from collections.abc import Callable
 from plimsoll_api.listening import bind_socket
 
 MAX_CONNECTIONS = 64
-MAX_HEAD = 16 << 10
-"""Bytes of a request's line and headers."""
-REQUEST_S = 5.0
-"""From the connection to the end of the request's headers."""
-WRITE_S = 10.0
-"""From the start of the answer until the client has read it and closed the connection. The server
-does not close first: that could destroy data that the client has not read."""
+MAX_HEAD_BYTES = 16 << 10
+"""Maximum size of the request line and the headers."""
+REQUEST_TIMEOUT_S = 5.0
+"""Seconds from the connection to the end of the request headers."""
+WRITE_TIMEOUT_S = 10.0
+"""Seconds from the start of the answer until the client has read it and closed the connection. The
+server does not close first, because that could destroy data that the client has not read."""
 BACKLOG = 1024
-ACCEPTS = 16
-"""New connections a turn: those that are here are served in between."""
-NO_DESCRIPTOR_S = 0.05
+"""Maximum number of connections that the kernel queues."""
+MAX_ACCEPTS = 16
+"""Maximum number of connections accepted per turn; existing ones are served in between."""
+NO_DESCRIPTOR_PAUSE_S = 0.05
+"""Pause in seconds if no file descriptor is available."""
 REASONS = {
     200: "OK",
     400: "Bad Request",
@@ -47,15 +49,16 @@ REASONS = {
 TEXT = "text/plain; charset=utf-8"
 READING, WRITING, CLOSING = range(3)
 _RESET = (1).to_bytes(4, sys.byteorder) + bytes(4)
-"""``struct linger``: close at once."""
+"""``struct linger`` that resets a connection when it is closed."""
 _EVICTED_FIRST = {CLOSING: 0, READING: 1, WRITING: 2}
+"""Order in which the connections of one address are closed for a new client."""
 
 Answer = tuple[int, str, bytes]
 """Status, content type and body."""
 
 
 class Request:
-    """``path`` is without its query; ``host`` is the Host header, None where there is none."""
+    """A request. ``path`` has no query; ``host`` is the Host header, None if there is none."""
 
     __slots__ = ("host", "method", "path")
 
@@ -63,10 +66,10 @@ class Request:
         self.method, self.path, self.host = method, path, host
 
 
-def parse(head: bytes) -> Request | None:
-    """Return the request of a whole head.
+def parse_request(head: bytes) -> Request | None:
+    """Return the request with this head.
 
-    None where it is not HTTP/1.x, or names two hosts or none.
+    None if it is not HTTP/1.x, or does not have exactly one Host header.
     """
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ")
@@ -84,21 +87,22 @@ class _Connection:
 
     def __init__(self, sock: socket.socket, address: str, now: float) -> None:
         self.sock, self.address, self.began = sock, address, now
-        self.deadline, self.state = now + REQUEST_S, READING
+        self.deadline, self.state = now + REQUEST_TIMEOUT_S, READING
         self.head = b""
         self.unsent: list[memoryview] = []
 
 
 class HttpServer:
-    """``answer`` is called in the thread that calls :meth:`turn`; what it raises is a 500.
+    """Serves requests in the thread that calls :meth:`turn`.
 
-    ``headers`` are added to each answer, every line with its CRLF.
+    An exception of ``answer`` becomes status 500. ``headers`` are added to each answer; each of its
+    lines ends in CRLF.
     """
 
     def __init__(
         self, host: str, port: int, answer: Callable[[Request], Answer], headers: str = ""
     ) -> None:
-        """Listen; raise OSError (OverflowError for a port that is none)."""
+        """Start listening. Raises OSError, or OverflowError for an invalid port."""
         self._answer, self._headers = answer, headers
         self._listener = _listen(host, port)
         self._connections: dict[int, _Connection] = {}
@@ -107,15 +111,15 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The TCP port that it listens on, also where it was asked for port 0."""
+        """The TCP port of the server, also if port 0 was requested."""
         return int(self._listener.getsockname()[1])
 
     def watch(self, descriptor: int) -> None:
-        """Lets a turn end when this can be read, too; the caller reads it."""
+        """Let a turn also end when ``descriptor`` is readable; the caller reads it."""
         self._poll.register(descriptor, select.POLLIN)
 
     def turn(self, wait_s: float) -> None:
-        """Wait for something to do, at most ``wait_s``, and do it."""
+        """Wait for requests, at most ``wait_s`` seconds, and serve them."""
         until = time.monotonic() + wait_s
         until = min([until, *(c.deadline for c in self._connections.values())])
         ready = self._poll.poll(max(0.0, 1000 * (until - time.monotonic())))
@@ -128,20 +132,20 @@ class HttpServer:
         self._expire()
 
     def close(self) -> None:
-        """Close the listener and every connection, without waiting for answers under way."""
+        """Close the listener and all connections, without finishing answers."""
         for connection in list(self._connections.values()):
             self._drop(connection)
         self._listener.close()
 
     def _accept(self) -> None:
-        for _ in range(ACCEPTS):
+        for _ in range(MAX_ACCEPTS):
             try:
                 sock, address = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError:  # no descriptor is left, in this process or on the machine
+            except OSError:  # this process or the machine has no free file descriptor
                 self._evict()
-                time.sleep(NO_DESCRIPTOR_S)
+                time.sleep(NO_DESCRIPTOR_PAUSE_S)
                 return
             if len(self._connections) >= MAX_CONNECTIONS:
                 self._evict()
@@ -149,16 +153,16 @@ class HttpServer:
             connection = _Connection(sock, address[0], time.monotonic())
             self._connections[sock.fileno()] = connection
             self._poll.register(sock, select.POLLIN)
-            self._advance(connection)  # most requests come along with their connection
+            self._advance(connection)  # most requests arrive together with their connection
 
     def _advance(self, connection: _Connection) -> None:
-        """As far as the client lets it go, without waiting."""
+        """Read, answer and write as far as possible without blocking."""
         try:
             if connection.state == READING:
                 self._read(connection)
             if connection.state == WRITING:
                 self._write(connection)
-            if connection.state == CLOSING and not connection.sock.recv(MAX_HEAD):
+            if connection.state == CLOSING and not connection.sock.recv(MAX_HEAD_BYTES):
                 self._drop(connection)
         except BlockingIOError:
             return
@@ -166,14 +170,14 @@ class HttpServer:
             self._drop(connection)
 
     def _read(self, connection: _Connection) -> None:
-        data = connection.sock.recv(MAX_HEAD)
+        data = connection.sock.recv(MAX_HEAD_BYTES)
         if not data:
             raise ConnectionError("the client disconnected")
         head = connection.head = connection.head + data
         end = head.find(b"\r\n\r\n")
-        if 0 <= end <= MAX_HEAD:
-            self._respond(connection, parse(head[:end]))
-        elif len(head) > MAX_HEAD:
+        if 0 <= end <= MAX_HEAD_BYTES:
+            self._respond(connection, parse_request(head[:end]))
+        elif len(head) > MAX_HEAD_BYTES:
             self._reply(connection, (431, TEXT, b"the request's headers are too long\n"))
 
     def _respond(self, connection: _Connection, request: Request | None) -> None:
@@ -184,7 +188,7 @@ class HttpServer:
         else:
             try:
                 answer = self._answer(request)
-            except Exception:  # noqa: BLE001 - a page that fails is its own failure
+            except Exception:  # noqa: BLE001 - a failing page must not stop the server
                 sys.excepthook(*sys.exc_info())
                 answer = 500, TEXT, b"this page failed; the supervisor's log says why\n"
             self._reply(connection, answer, request.method == "HEAD")
@@ -196,7 +200,7 @@ class HttpServer:
             f"Content-Length: {len(body)}\r\nConnection: close\r\n{self._headers}\r\n"
         )
         connection.head, connection.state = b"", WRITING
-        connection.deadline = time.monotonic() + WRITE_S
+        connection.deadline = time.monotonic() + WRITE_TIMEOUT_S
         connection.unsent = [memoryview(head.encode())]
         if body and not head_only:
             connection.unsent.append(memoryview(body))
@@ -232,7 +236,7 @@ class HttpServer:
             self._drop(oldest, abort=oldest.state == WRITING)
 
     def _drop(self, connection: _Connection, abort: bool = False) -> None:
-        """``abort`` frees what the kernel still holds for a client that does not read."""
+        """Close a connection; ``abort`` also discards data that the client has not read."""
         descriptor = connection.sock.fileno()
         if self._connections.pop(descriptor, None) is not None:
             self._poll.unregister(descriptor)

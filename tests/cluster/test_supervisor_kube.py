@@ -279,7 +279,7 @@ def supervisor(rig: Rig, folder: Path) -> Supervisor:
 
 def end(one: Supervisor) -> None:
     one._actuator.stop()
-    one._keeper.close()
+    one._journal.close()
 
 
 def settled(one: Supervisor) -> Supervisor:
@@ -287,7 +287,7 @@ def settled(one: Supervisor) -> Supervisor:
 
     def tick() -> None:
         one.tick(time.time())
-        _check(one._adopted)
+        _check(one._has_merged_restarts)
 
     _eventually(tick)
     return one
@@ -437,14 +437,14 @@ def test_an_api_server_that_is_away_loses_nothing(rig: Rig) -> None:
     begin = time.monotonic()
     publisher.offer(1, incident)
     assert time.monotonic() - begin < 0.1
-    _eventually(lambda: _check(not publisher._part.ok))
-    assert publisher.acknowledged() == []
+    _eventually(lambda: _check(not publisher._part.is_ok))
+    assert publisher.take_acknowledged() == []
     assert publisher.backlog == 1
     (rig.folder / "away").rename(rig.token)
     arrived: list[tuple[str, int]] = []
 
     def acknowledged() -> None:
-        arrived.extend(publisher.acknowledged())
+        arrived.extend(publisher.take_acknowledged())
         assert arrived
 
     _eventually(acknowledged)
@@ -484,7 +484,7 @@ def test_a_name_is_free_again_and_none_is_taken_from_another_incident(rig: Rig) 
         rig.admin.create(path_of(rig.namespace, ""), older)
     other = story()
     other.name = "qwen-0-another"
-    with pytest.raises(KubeError, match="as many as it may have"):
+    with pytest.raises(KubeError, match="which is the maximum"):
         Publisher(rig.kube, rig.service, "qwen-0").publish(other)
 
 
@@ -582,7 +582,7 @@ def test_a_missing_permission_is_named(rig: Rig) -> None:
     with pytest.raises(KubeError, match="cannot get resource") as caught:
         rig.kube.get(f"/api/v1/namespaces/{rig.namespace}/pods/x")
     assert caught.value.status == 403
-    assert not caught.value.transient
+    assert not caught.value.is_transient
 
 
 def _check(condition: bool) -> None:

@@ -45,7 +45,7 @@ def write(folder: Path) -> None:
     think, end, quote = map(tokenizer.token_to_id, (THINK, tiny_text.EOS, '"'))
 
     def change(tensors: dict[str, torch.Tensor], _: int) -> dict[str, torch.Tensor]:
-        rows = tiny_text.speakable(tokenizer)
+        rows = tiny_text.plain_text_tokens(tokenizer)
         chosen = iter(random.Random(SEED).sample(rows, ENDS + THOUGHTS + QUOTES))
         for name in ("model.embed_tokens.weight", "lm_head.weight"):
             known = tensors[name]

@@ -138,7 +138,7 @@ def _use(path: Path) -> None:
             object_of(incident, "pod-0-1", SERVICE, "pod-0", "engine")
             status_object_of(incident, "pod-0-1", SERVICE, 1)
         for revision, incident in journal.unpublished():
-            journal.published(incident.name, revision)
+            journal.mark_published(incident.name, revision)
         journal.write(GovernorState())
     except JournalError:
         pass

@@ -186,7 +186,7 @@ def _status(folder: Path) -> Target:
         detector = Detector(MEMORY, 10.0, 1.0)
         governor = Governor(Supervision(mode=Mode.RECOVER), MEMORY, replica="pod-0")
         metrics = Metrics(CgroupMemory)
-        metrics.budgets(MEMORY)
+        metrics.show_budgets(MEMORY)
         for line in data.splitlines()[:8]:
             engine.answer = line
             sample = sampler.sample()
@@ -201,7 +201,7 @@ def _status(folder: Path) -> Target:
             turn = governor.advance(assessment, view, sample.t, [])
             known = {name: one.ok for name, one in find_signals(sample).items()}
             metrics.observe(assessment, known, 0.001)
-            metrics.text()
+            metrics.render()
             msgspec.json.encode([sample, [event.incident for event in turn.events]])
 
     fields = (

@@ -179,7 +179,7 @@ def main() -> int:
     def stopped(seconds: float) -> bool:
         ending.wait(seconds)
         idle = supervisor._governor.state.pending is None
-        kept = supervisor._keeper
+        kept = supervisor._journal
         ended = idle and any(i.ended for i in kept.recent) and not kept.unwritten
         return time.monotonic() > deadline or (
             ended

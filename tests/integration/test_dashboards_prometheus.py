@@ -14,7 +14,7 @@ from docs.tools import scene
 from plimsoll_api.assessment import Assessment, BudgetState, Segment
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_sidecar.record.metrics import Metrics
-from plimsoll_sidecar.record.server import Hosts, StateServer
+from plimsoll_sidecar.record.server import AllowedHosts, StateServer
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
 from tests.lab.operator import Operator, operator_kubeconfig
 from tests.unit.dashboards import queries
@@ -52,10 +52,10 @@ GROUP = CgroupMemory(
 def device() -> Iterator[str]:
     """``host:port`` of a supervisor's metrics with device memory."""
     metrics = Metrics(lambda: GROUP)
-    metrics.budgets(MemoryPolicy(device=MemoryBudget(growth_bytes=1 << 30, window_s=3600.0)))
+    metrics.show_budgets(MemoryPolicy(device=MemoryBudget(growth_bytes=1 << 30, window_s=3600.0)))
     metrics.observe(DEVICE, {"engine": True, "host": True, "device": True}, 0.001)
-    hosts = Hosts("pod", "service", "namespace")
-    server = StateServer("127.0.0.1", 0, metrics.text, lambda: b"{}", lambda live: b"", hosts)
+    hosts = AllowedHosts("pod", "service", "namespace")
+    server = StateServer("127.0.0.1", 0, metrics.render, lambda: b"{}", lambda live: b"", hosts)
     server.start()
     yield f"127.0.0.1:{server.port}"
     server.stop()

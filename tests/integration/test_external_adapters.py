@@ -261,7 +261,7 @@ def test_an_engine_that_serves_tls_alone_is_understood(tmp_path: Path) -> None:
     try:
         client = HttpClient(f"https://127.0.0.1:{server.server_port}")
         assert client.call("GET", "/health", 2.0) == (200, b"well")
-        assert client.answers("/health", 2.0)
+        assert client.has_answer("/health", 2.0)
         with pytest.raises(EngineError):
             HttpClient(f"http://127.0.0.1:{server.server_port}").call("GET", "/health", 2.0)
     finally:

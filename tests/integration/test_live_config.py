@@ -53,7 +53,7 @@ def test_mode_and_log_level_change_in_a_running_supervisor(tmp_path: Path) -> No
         sampled_since(port, 0.0)
         assert " DEBUG " not in said.read_text()
         write(file, Mode.RECOVER, LogLevel.DEBUG)
-        wait_for(said, "no status: ")
+        wait_for(said, "engine status unavailable: ")
         assert "the configuration changed: mode Recover" in said.read_text()
         write(file, Mode.OBSERVE, LogLevel.ERROR)
         wait_for(said, "the configuration changed: mode Observe")
@@ -88,14 +88,16 @@ def test_a_supervisor_without_configuration_watches_and_its_pod_stays_ready(tmp_
         base = f"http://127.0.0.1:{port}"
         state = httpx.get(f"{base}/state").json()
         assert (state["mode"], state["service"]) == ("Observe", "chat-0")
-        assert state["config_error"].startswith("no configuration, the supervisor only watches: ")
+        assert state["config_error"].startswith(
+            "no configuration, so the supervisor only observes: "
+        )
         assert "plimsoll_supervisor_config_valid 0.0" in httpx.get(f"{base}/metrics").text
         assert "no configuration" in httpx.get(base).text
         assert httpx.get(f"http://127.0.0.1:{probes}/ready").status_code == 200
         assert said.read_text().count("no configuration") == 1
         assert "supervisor exited" not in said.read_text()
         write(file, Mode.RECOVER, LogLevel.INFO)
-        wait_for(said, "the configuration names another engine or service: restarting")
+        wait_for(said, "the configuration has another engine, service or slot: restarting")
         sampled_since(port, time.time())
         state = httpx.get(f"{base}/state").json()
         assert (state["mode"], state["config_error"]) == ("Recover", None)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from plimsoll_sidecar.page import page as render
-from plimsoll_sidecar.record.server import Hosts, StateServer
+from plimsoll_sidecar.page import render_page as render
+from plimsoll_sidecar.record.server import AllowedHosts, StateServer
 from tests.unit.test_supervisor_page import history, state
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     points = history(100).points()
-    hosts = Hosts("pod-0", "qwen", "team-a")
+    hosts = AllowedHosts("pod-0", "qwen", "team-a")
     server = StateServer(
         "127.0.0.1", 0, lambda: b"", state, lambda live: render(state(), points, live), hosts
     )

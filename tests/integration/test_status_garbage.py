@@ -171,12 +171,12 @@ def test_a_supervisor_lives_on_it_and_sends_nothing(
         for second in range(100):
             now = float(second)
             supervisor.tick(1_700_000_000.0 + now)
-            metrics.text()
-    state = json.loads(supervisor.shown.state)
+            metrics.render()
+    state = json.loads(supervisor.display.state)
     assert state["open"] == []
-    assert b"plimsoll_supervisor_samples_total 100.0" in metrics.text()
+    assert b"plimsoll_supervisor_samples_total 100.0" in metrics.render()
     if body in GARBAGE.values():
-        assert b'plimsoll_signal_unknown_samples_total{signal="engine"} 100.0' in metrics.text()
+        assert b'plimsoll_signal_unknown_samples_total{signal="engine"} 100.0' in metrics.render()
 
 
 def test_an_operation_in_a_state_of_a_later_engine_has_not_ended(

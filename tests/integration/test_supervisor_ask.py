@@ -111,7 +111,7 @@ def test_an_action_leaves_a_note_of_how_it_ended(replica: Replica) -> None:
     (action,) = inbox.read()
     assert (action.action, action.epoch, action.outcome) == ("restart", epoch, Outcome.SUCCEEDED)
     assert inbox.read() == [], "an action that ended is given once"
-    inbox.forget()
+    inbox.remove_read()
     assert list((replica.state / FOLDER).iterdir()) == []
 
 
@@ -148,13 +148,18 @@ def test_the_supervisor_that_runs_carries_it_out(replica: Replica) -> None:
         assert msgspec.json.decode(answer, type=ActionAnswer).outcome == "Succeeded", done.stderr
         assert modules == "[]"
         assert (replica.state / ASK_SOCKET).stat().st_mode & 0o777 == 0o600
-        status, text = ask.handed_over(["nonsense", f"--state-dir={replica.state}"]) or (0, "")
+        status, text = ask.send_to_supervisor(["nonsense", f"--state-dir={replica.state}"]) or (
+            0,
+            "",
+        )
         assert status == 2
         assert "invalid choice: 'nonsense'" in text
-        assert ask.handed_over(["status", f"--state-dir={replica.state}"]) is None
+        assert ask.send_to_supervisor(["status", f"--state-dir={replica.state}"]) is None
     finally:
         server.stop()
-    assert ask.handed_over(arguments) is None, "nothing was begun: ask carries it out by itself"
+    assert ask.send_to_supervisor(arguments) is None, (
+        "nothing was begun: ask carries it out by itself"
+    )
 
 
 def test_a_supervisor_that_ends_in_the_middle_is_said(tmp_path: Path) -> None:
@@ -167,7 +172,7 @@ def test_a_supervisor_that_ends_in_the_middle_is_said(tmp_path: Path) -> None:
 
         closer = threading.Thread(target=accept_and_end)
         closer.start()
-        status, text = ask.handed_over(["trim", f"--state-dir={tmp_path}"]) or (0, "")
+        status, text = ask.send_to_supervisor(["trim", f"--state-dir={tmp_path}"]) or (0, "")
         closer.join(10)
     assert status == 1
     answer = msgspec.json.decode(text, type=ActionAnswer)

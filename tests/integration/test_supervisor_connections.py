@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll_sidecar import web
-from plimsoll_sidecar.record.server import Hosts, StateServer
+from plimsoll_sidecar.record.server import AllowedHosts, StateServer
 
 SILENT, DRIP, SLOW_READERS = 500, 400, 100
 PROBE_LIMIT_S = 5.0
@@ -164,7 +164,7 @@ def serving(
     metrics: Callable[[], bytes] = lambda: PAGE,
     page: Callable[[bool], bytes] = lambda live: b"<p>page</p>",
 ) -> Iterator[int]:
-    hosts = Hosts("pod-0", "qwen", "team-a", ["cluster.local"], ["plimsoll.example"])
+    hosts = AllowedHosts("pod-0", "qwen", "team-a", ["cluster.local"], ["plimsoll.example"])
     server = StateServer("127.0.0.1", 0, metrics, lambda: b"{}", page, hosts)
     server.start()
     try:
@@ -184,8 +184,8 @@ def test_metrics_are_scraped_beside_a_thousand_bad_connections() -> None:
 
 
 def test_a_slow_request_and_a_slow_reader_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(web, "REQUEST_S", 0.3)
-    monkeypatch.setattr(web, "WRITE_S", 0.3)
+    monkeypatch.setattr(web, "REQUEST_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(web, "WRITE_TIMEOUT_S", 0.3)
     with serving(lambda: LONG_PAGE) as port:
         address = ("127.0.0.1", port)
         with socket.create_connection(address, 10) as silent:

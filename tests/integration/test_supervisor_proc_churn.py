@@ -205,7 +205,7 @@ def test_a_pid_given_anew_is_another_process(start: Start, tmp_path: Path) -> No
 
 def asks(run_dir: Path, target: ProcessId) -> None:
     saving = Diagnostics(None, run_dir, run_dir, lambda: target)  # type: ignore[arg-type]
-    saving._ask_frontend_for_stacks()
+    saving._signal_frontend()
 
 
 def test_a_process_that_is_gone_gets_no_signal(start: Start, tmp_path: Path) -> None:
@@ -233,9 +233,9 @@ def test_what_the_engine_leaves_in_its_folder_is_copied_within_bounds(tmp_path: 
         huge.truncate(1 << 30)
     (stacks / "f-stacks.txt").write_text("Thread 1")
     saving = Diagnostics(None, tmp_path, tmp_path, lambda: None)  # type: ignore[arg-type]
-    saved = saving._leftover_stacks(target)
+    saved = saving._copy_stacks(target)
     assert [path.name for path in saved] == ["stacks-e-huge.txt", "stacks-f-stacks.txt"]
-    assert saved[0].stat().st_size <= diagnostics.MAX_FILE_BYTES + diagnostics.PIECE
+    assert saved[0].stat().st_size <= diagnostics.MAX_FILE_BYTES + diagnostics.CHUNK_BYTES
     assert saved[1].read_text() == "Thread 1"
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from plimsoll_api.names import ASK_SOCKET
 from plimsoll_sidecar import ask_server, background
-from plimsoll_sidecar.ask_server import AT_ONCE, BUSY, AskServer
+from plimsoll_sidecar.ask_server import BUSY, MAX_CONCURRENT, AskServer
 
 
 def asked(state_dir: Path, words: str = "status") -> bytes:
@@ -43,8 +43,8 @@ def test_actions_without_a_thread_leave_room_for_later_ones(
     server.start()
     try:
         with monkeypatch.context() as patched:
-            patched.setattr(ask_server, "once", no_thread)
-            assert {asked(tmp_path) for _ in range(2 * AT_ONCE + 1)} == {b""}
+            patched.setattr(ask_server, "run_in_thread", no_thread)
+            assert {asked(tmp_path) for _ in range(2 * MAX_CONCURRENT + 1)} == {b""}
         assert asked(tmp_path) == b"0\nstatus"
     finally:
         server.stop()
@@ -63,12 +63,14 @@ def test_a_resume_is_taken_while_drains_hold_every_other_place(tmp_path: Path) -
     server = AskServer(tmp_path, handle)
     server.start()
     try:
-        with ThreadPoolExecutor(AT_ONCE) as persons:
-            drains = [persons.submit(asked, tmp_path, "drain --deadline 9") for _ in range(AT_ONCE)]
-            assert all(begun.acquire(timeout=20.0) for _ in range(AT_ONCE))
+        with ThreadPoolExecutor(MAX_CONCURRENT) as persons:
+            drains = [
+                persons.submit(asked, tmp_path, "drain --deadline 9") for _ in range(MAX_CONCURRENT)
+            ]
+            assert all(begun.acquire(timeout=20.0) for _ in range(MAX_CONCURRENT))
             assert asked(tmp_path, "trim") == BUSY
             assert asked(tmp_path, "resume") == b"0\nresume"
-            assert [one.result(20.0) for one in drains] == [b"0\ndrain"] * AT_ONCE
+            assert [one.result(20.0) for one in drains] == [b"0\ndrain"] * MAX_CONCURRENT
     finally:
         server.stop()
 
@@ -76,7 +78,7 @@ def test_a_resume_is_taken_while_drains_hold_every_other_place(tmp_path: Path) -
 def test_words_that_come_a_byte_now_and_then_hold_no_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ask_server, "READ_S", 0.3)
+    monkeypatch.setattr(ask_server, "IO_TIMEOUT_S", 0.3)
     server = AskServer(tmp_path, lambda words: (0, words[0]))
     server.start()
     try:

@@ -17,7 +17,7 @@ from plimsoll_sidecar import background
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.act.slots import LEASE_DURATION_S, LeaseSlots, Slots
-from plimsoll_sidecar.background import Part, once, parts_ok
+from plimsoll_sidecar.background import BackgroundThread, run_in_thread, thread_status
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError
 from plimsoll_sidecar.govern.command import Command, Outcome, Verb
 from plimsoll_sidecar.record.metrics import Metrics
@@ -55,9 +55,9 @@ def work() -> Work:
 
 
 @pytest.fixture
-def part(work: Work, monkeypatch: pytest.MonkeyPatch) -> Iterator[Part]:
+def part(work: Work, monkeypatch: pytest.MonkeyPatch) -> Iterator[BackgroundThread]:
     monkeypatch.setattr(background, "FIRST_PAUSE_S", 0.01)
-    made = Part("tested", work.turn, expected=(KubeError,), longest_s=0.02)
+    made = BackgroundThread("tested", work.turn, expected=(KubeError,), max_pause_s=0.02)
     made.start()
     yield made
     made.stop()
@@ -66,25 +66,25 @@ def part(work: Work, monkeypatch: pytest.MonkeyPatch) -> Iterator[Part]:
 
 
 def test_a_part_that_raises_goes_on_and_shows_it(
-    work: Work, part: Part, caplog: pytest.LogCaptureFixture
+    work: Work, part: BackgroundThread, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     work.again()
-    assert parts_ok()["tested"]
+    assert thread_status()["tested"]
     work.raises = KeyError("metadata")
     work.again()
-    assert not parts_ok()["tested"]
-    assert b'plimsoll_supervisor_part_ok{part="tested"} 0.0' in Metrics().text()
+    assert not thread_status()["tested"]
+    assert b'plimsoll_supervisor_part_ok{part="tested"} 0.0' in Metrics().render()
     work.raises = None
     work.again()
-    assert b'plimsoll_supervisor_part_ok{part="tested"} 1.0' in Metrics().text()
+    assert b'plimsoll_supervisor_part_ok{part="tested"} 1.0' in Metrics().render()
     said = [record.getMessage() for record in caplog.records]
     assert said == ["tested failed: 'metadata'", "tested works again"], "each once"
     assert caplog.records[0].exc_info
 
 
 def test_what_is_expected_has_no_traceback(
-    work: Work, part: Part, caplog: pytest.LogCaptureFixture
+    work: Work, part: BackgroundThread, caplog: pytest.LogCaptureFixture
 ) -> None:
     work.raises = KubeError(503, "away")
     work.again()
@@ -92,11 +92,11 @@ def test_what_is_expected_has_no_traceback(
 
 
 def test_a_wish_of_the_server_is_followed_within_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    part = Part("tested", lambda: None)
+    part = BackgroundThread("tested", lambda: None)
     assert part._failed(KubeError(429, "wait", retry_after_s=7.0)) == 7.0
     assert part._failed(KubeError(429, "wait", retry_after_s=86_400.0)) <= 300.0
     pauses = [part._failed(ValueError()) for _ in range(2000)]
-    assert max(pauses) <= background.LONGEST_PAUSE_S
+    assert max(pauses) <= background.MAX_PAUSE_S
 
 
 def test_no_wish_of_the_server_costs_the_restart_slot(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_trim_without_a_thread_has_failed(
 
 def test_a_part_sleeps_until_it_is_woken() -> None:
     turns: list[int] = []
-    part = Part("tested", lambda: turns.append(1))
+    part = BackgroundThread("tested", lambda: turns.append(1))
     part.start()
     try:
         eventually(lambda: len(turns) == 1)
@@ -145,7 +145,7 @@ def test_a_task_that_raises_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         done.set()
         raise ValueError("of the task")
 
-    once("task", task)
+    run_in_thread("task", task)
     assert done.wait(10)
     eventually(lambda: "of the task" in caplog.text)
 
@@ -172,9 +172,9 @@ def test_an_answer_that_is_no_lease_does_not_end_the_renewal(
     )  # fmt: skip
     actuator.start()
     try:
-        eventually(lambda: parts_ok().get("slot") is False)
+        eventually(lambda: thread_status().get("slot") is False)
         answers.append({"metadata": {"name": "slot-0"}})
-        eventually(lambda: parts_ok()["slot"])
+        eventually(lambda: thread_status()["slot"])
         eventually(lambda: actuator.take_stored() is not None)
     finally:
         actuator.stop()
@@ -186,13 +186,13 @@ def test_a_main_thread_that_hangs_is_seen_and_the_log_says_where(
     """As in a call to a driver of a device that has fallen off its bus."""
     metrics, text = Metrics(), b'plimsoll_supervisor_part_ok{part="sampling"} %.1f'
     metrics.observe(Assessment(t=1.0, epoch=1, warm=False), {}, 0.001)
-    assert text % 1.0 in metrics.text()
+    assert text % 1.0 in metrics.render()
     now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + background.HANGS_S + 1.0)
+    monkeypatch.setattr(time, "monotonic", lambda: now + background.HANG_S + 1.0)
     for _ in range(2):
-        assert text % 0.0 in metrics.text()
+        assert text % 0.0 in metrics.render()
     assert [record.getMessage().count("test_background.py") > 0 for record in caplog.records] == [
         True
     ], "once"
     metrics.observe(Assessment(t=2.0, epoch=1, warm=False), {}, 0.001)
-    assert text % 1.0 in metrics.text()
+    assert text % 1.0 in metrics.render()

@@ -23,4 +23,6 @@ def test_a_supervisor_that_cannot_be_started_is_tried_again(
     launcher._start(100.0)
     assert launcher._child == 0
     assert launcher._next_start > 100.0
-    assert "cannot be started: Resource temporarily unavailable" in capsys.readouterr().err
+    assert (
+        "cannot start the supervisor: Resource temporarily unavailable" in capsys.readouterr().err
+    )

@@ -15,7 +15,7 @@ from plimsoll_sidecar.act import readiness, service_exit
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.govern.command import Command, Outcome, Result
-from plimsoll_sidecar.manual import ask, parser
+from plimsoll_sidecar.manual import parser, perform
 
 CONFIG = SupervisorConfig(
     service=ServiceRef("vllm"), engine=EngineEndpoint(EngineType.VLLM, "", "")
@@ -72,7 +72,7 @@ def test_its_pod_leaves_and_its_requests_end_before_the_engine_does(
     monkeypatch.setenv("POD_NAME", "vllm-0")
     engine = Engine(tmp_path, finishes)
     arguments = ["restart", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]
-    answer = ask(parser().parse_args(arguments), cast(EngineAdapter, engine), CONFIG)
+    answer = perform(parser().parse_args(arguments), cast(EngineAdapter, engine), CONFIG)
     assert answer.outcome == finishes
     assert waited == [service_exit.LEAVE_TIMEOUT_S]
     assert engine.calls == [(name, False) for name in calls]
@@ -85,7 +85,7 @@ def test_a_drain_that_fails_leaves_an_earlier_one(tmp_path: Path, first: bool) -
     if first:
         readiness.set_unready(str(tmp_path), readiness.MANUAL, 60.0)
     arguments = ["drain", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]
-    assert ask(parser().parse_args(arguments), engine, CONFIG).outcome == "Failed"
+    assert perform(parser().parse_args(arguments), engine, CONFIG).outcome == "Failed"
     assert list(readiness.active_reasons(str(tmp_path))) == ["manual"] * first
     assert readiness.ended_drains(str(tmp_path)) == ["manual"] * (not first), (
         "the engine may be drained"
@@ -101,15 +101,17 @@ def test_a_drain_that_still_waits_ends_with_the_resume(tmp_path: Path, first: bo
     )
     if first:
         readiness.set_unready(str(tmp_path), readiness.MANUAL, 60.0)
-    engine.while_draining = lambda: ask(parser().parse_args(["resume", *flags]), adapter, CONFIG)
-    assert ask(parser().parse_args(["drain", *flags]), adapter, CONFIG).outcome == "Refused"
+    engine.while_draining = lambda: perform(
+        parser().parse_args(["resume", *flags]), adapter, CONFIG
+    )
+    assert perform(parser().parse_args(["drain", *flags]), adapter, CONFIG).outcome == "Refused"
     assert readiness.is_ready(str(tmp_path)), "an earlier drain was ended as well"
 
 
 def test_a_drain_that_is_refused_began_nothing(tmp_path: Path) -> None:
     engine = cast(EngineAdapter, Engine(tmp_path, Outcome.REFUSED))
     arguments = ["drain", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]
-    assert ask(parser().parse_args(arguments), engine, CONFIG).outcome == "Refused"
+    assert perform(parser().parse_args(arguments), engine, CONFIG).outcome == "Refused"
     assert readiness.ended_drains(str(tmp_path)) == []
 
 
@@ -123,7 +125,7 @@ def test_a_resume_that_fails_is_tried_again(
     engine = cast(EngineAdapter, Engine(tmp_path, Outcome.SUCCEEDED))
     readiness.set_unready(str(tmp_path), readiness.MANUAL, 60.0)
     arguments = ["resume", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]
-    assert ask(parser().parse_args(arguments), engine, CONFIG).outcome == "Failed"
+    assert perform(parser().parse_args(arguments), engine, CONFIG).outcome == "Failed"
     assert readiness.ended_drains(str(tmp_path)) == ["manual"]
 
 
@@ -132,7 +134,7 @@ def test_a_resume_ends_every_reason(tmp_path: Path) -> None:
     for reason in readiness.REASONS:
         readiness.set_unready(str(tmp_path), reason, 60.0)
     arguments = ["resume", "--expected-epoch=a:1", f"--state-dir={tmp_path}"]
-    answer = ask(parser().parse_args(arguments), cast(EngineAdapter, engine), CONFIG)
+    answer = perform(parser().parse_args(arguments), cast(EngineAdapter, engine), CONFIG)
     assert answer.outcome == "Succeeded"
     assert readiness.is_ready(str(tmp_path))
     assert readiness.ended_drains(str(tmp_path)) == list(readiness.DRAINS), (
@@ -145,9 +147,9 @@ def test_a_drain_stands_until_a_person_ends_it(tmp_path: Path, deadline: str) ->
     engine = cast(EngineAdapter, Engine(tmp_path, Outcome.SUCCEEDED))
     flags = ["--expected-epoch=a:1", f"--state-dir={tmp_path}"]
     asked = parser().parse_args(["drain", f"--deadline={deadline}", *flags])
-    assert ask(asked, engine, CONFIG).outcome == "Succeeded"
+    assert perform(asked, engine, CONFIG).outcome == "Succeeded"
     assert readiness.active_reasons(str(tmp_path))["manual"] > 7 * 86_400.0
-    assert ask(parser().parse_args(["resume", *flags]), engine, CONFIG).outcome == "Succeeded"
+    assert perform(parser().parse_args(["resume", *flags]), engine, CONFIG).outcome == "Succeeded"
     assert readiness.is_ready(str(tmp_path))
 
 

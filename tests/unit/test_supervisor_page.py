@@ -26,8 +26,8 @@ from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.state import View
 from plimsoll_api.supervision import Action
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.history import Band, History, growth, svg
-from plimsoll_sidecar.page import EMPTY, page, present_rung
+from plimsoll_sidecar.history import Band, History, growth_chart, segment_chart
+from plimsoll_sidecar.page import NO_STATE, current_rung, render_page
 
 MIB = 1 << 20
 
@@ -78,7 +78,7 @@ def band(points: int, budget: int | None = 8 * MIB) -> Band:
 
 def test_the_chart_is_well_formed_and_says_its_numbers() -> None:
     points = history(50).points()
-    root = ElementTree.fromstring(svg(band(50), points))
+    root = ElementTree.fromstring(segment_chart(band(50), points))
     text = ElementTree.tostring(root, encoding="unicode")
     assert root.attrib["role"] == "img"
     assert "Now 50.0 MiB, the budget's line is at 12.0 MiB" in text
@@ -93,13 +93,13 @@ def test_the_chart_is_well_formed_and_says_its_numbers() -> None:
 
 def test_no_chart_without_two_known_points() -> None:
     points = history(50).points()
-    assert svg(band(1), points[:1]) == ""
-    assert svg(Band("Device", DEVICE_SEGMENTS, (None,) * 50, None), points) == ""
-    assert "budget" not in svg(band(50, None), points)
+    assert segment_chart(band(1), points[:1]) == ""
+    assert segment_chart(Band("Device", DEVICE_SEGMENTS, (None,) * 50, None), points) == ""
+    assert "budget" not in segment_chart(band(50, None), points)
 
 
 def test_the_growth_alone_is_drawn_against_the_whole_budget() -> None:
-    drawn = growth(
+    drawn = growth_chart(
         "Host", [(0.0, None), (1.0, 0), (2.0, MIB), (3.0, None), (4.0, 5 * MIB)], 8 * MIB
     )
     root = ElementTree.fromstring(drawn)
@@ -109,7 +109,7 @@ def test_the_growth_alone_is_drawn_against_the_whole_budget() -> None:
     assert [len(points) for points in shapes] == [2], "a lone point is no line; unknown is a gap"
     heights = [float(pair.split(",")[1]) for pair in shapes[0]]
     assert heights[0] > heights[1] > 200, "an eighth of the budget is low in the picture"
-    assert growth("Host", [(1.0, None), (2.0, 3)], 8 * MIB) == ""
+    assert growth_chart("Host", [(1.0, None), (2.0, 3)], 8 * MIB) == ""
 
 
 def test_the_present_rung_is_the_heaviest_of_the_open_incidents() -> None:
@@ -123,11 +123,11 @@ def test_the_present_rung_is_the_heaviest_of_the_open_incidents() -> None:
             rung=rung,
         )
 
-    assert present_rung([]) == "Observe"
-    assert present_rung([at(IncidentPhase.OPEN)]) == "Observe"
-    assert present_rung([at(IncidentPhase.TRIMMING)]) == "Trim"
+    assert current_rung([]) == "Observe"
+    assert current_rung([at(IncidentPhase.OPEN)]) == "Observe"
+    assert current_rung([at(IncidentPhase.TRIMMING)]) == "Trim"
     both = [at(IncidentPhase.TRIMMING), at(IncidentPhase.RESTARTING, Action.WORKER_RESTART)]
-    assert present_rung(both) == "WorkerRestart"
+    assert current_rung(both) == "WorkerRestart"
 
 
 def state(**changes: object) -> bytes:
@@ -151,7 +151,7 @@ def state(**changes: object) -> bytes:
 
 
 def test_what_comes_from_outside_is_escaped() -> None:
-    text = page(state(journal_error="<disk>"), history(3).points()).decode()
+    text = render_page(state(journal_error="<disk>"), history(3).points()).decode()
     for raw in ("<script>", "<kv>", "<disk>"):
         assert raw not in text
     for part in (
@@ -163,12 +163,12 @@ def test_what_comes_from_outside_is_escaped() -> None:
     ):
         assert part in text
     assert "http-equiv" not in text
-    assert 'http-equiv="refresh"' in page(state(), [], live=True).decode()
+    assert 'http-equiv="refresh"' in render_page(state(), [], live=True).decode()
     assert "<script" not in text, "no script at all"
 
 
 def test_before_the_first_sample_the_page_says_so() -> None:
-    assert b"No sample yet" in page(EMPTY, [])
+    assert b"No sample yet" in render_page(NO_STATE, [])
 
 
 def test_the_memory_of_the_history_is_small() -> None:
@@ -179,15 +179,17 @@ def test_the_memory_of_the_history_is_small() -> None:
 
 def test_a_slow_leak_is_told() -> None:
     leak = SlowGrowth(slow_leak=True, segment=Segment.SHARED, bytes_per_s=4000.0, limit_s=4e5)
-    text = page(state(assessment=msgspec.structs.replace(seen(1.0), slow={"host": leak})), [])
+    text = render_page(
+        state(assessment=msgspec.structs.replace(seen(1.0), slow={"host": leak})), []
+    )
     told = b"Slow leak: host memory (shared) grows by 14.0 MiB an hour and reaches its limit in"
     assert told in text
     known = msgspec.structs.replace(seen(1.0), slow={"host": SlowGrowth()})
-    assert b"Slow leak" not in page(state(assessment=known), [])
+    assert b"Slow leak" not in render_page(state(assessment=known), [])
 
 
 def test_damaged_parts_of_the_journal_are_shown_with_what_to_do() -> None:
-    text = page(state(set_aside=["0001-incidents-<x>.json"]), []).decode()
+    text = render_page(state(set_aside=["0001-incidents-<x>.json"]), []).decode()
     assert "0001-incidents-&lt;x&gt;.json" in text
     assert "delete the files" in text
-    assert "set-aside" not in page(state(), []).decode()
+    assert "set-aside" not in render_page(state(), []).decode()

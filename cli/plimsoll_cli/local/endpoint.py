@@ -197,7 +197,7 @@ def _answering(url: str) -> EngineType | None:
     kind = engine_type(server)
     if kind is not None:
         return kind
-    alive = server.answers(PROFILES[EngineType.CUSTOM].alive, ANSWER_S)
+    alive = server.has_answer(PROFILES[EngineType.CUSTOM].alive, ANSWER_S)
     return EngineType.CUSTOM if alive else None
 
 

@@ -1,8 +1,7 @@
-"""The faults of :mod:`plimsoll_faults.kinds`, put into a running engine.
+"""Injects the faults of :mod:`plimsoll_faults.kinds` into a running engine.
 
-Each is a defect that a serving engine really had, at the place where it would be: the request that
-stores its bound hasher, the cache that touches a missing key. Nothing here runs without
-``PLIMSOLL_INJECT``.
+Each is a defect that a real serving engine had, at the same place: a request that stores its bound
+hasher, or a cache that touches a missing key. Nothing here runs without ``PLIMSOLL_INJECT``.
 """
 
 from __future__ import annotations
@@ -52,12 +51,13 @@ DEFECTS: dict[type[kinds.Fault], type[Defect[Any]]] = {
     kinds.CacheFills: caches.CacheFillsDefect,
     kinds.SlowSteps: requests.SlowStepsDefect,
 }
+"""The defect that implements each fault."""
 
 
 class WorkerFaults(WorkerHooks):
-    """The faults in ``text`` that one worker has, whose memory is in ``ledger``.
+    """The faults in ``text`` of one worker; ``ledger`` is that worker's.
 
-    Raises InjectError where one cannot be in this engine.
+    Raises InjectError if a fault is not possible in this engine.
     """
 
     def __init__(
@@ -76,20 +76,20 @@ class WorkerFaults(WorkerHooks):
         self._last_tick = time.monotonic()
 
     def after_step(self, finished: int) -> None:
-        """``finished`` requests ended in the step. Call it between steps."""
+        """Notify the defects after a step in which ``finished`` requests ended."""
         for defect in self.defects:
-            defect.stepped()
+            defect.after_step()
         if finished:
             for defect in self.defects:
-                defect.finished(finished)
+                defect.after_requests(finished)
 
     def tick(self) -> None:
-        """Let those that grow with time grow. Call it at any time."""
+        """Notify the defects that time has passed; call it at any time."""
         now = time.monotonic()
         passed_s, self._last_tick = now - self._last_tick, now
         for defect in self.defects:
             defect.tick(passed_s)
 
     def lose(self, message: worker_ipc.ToWorker) -> bool:
-        """Whether the engine is not to hear of ``message``."""
-        return any(defect.loses(message) for defect in self.defects)
+        """Report whether ``message`` must not reach the engine."""
+        return any(defect.is_lost(message) for defect in self.defects)

@@ -1,4 +1,4 @@
-"""What every fault of the worker is: a defect at work in one engine."""
+"""The base of all worker faults: a defect in one engine."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ F = TypeVar("F", bound=Fault)
 
 
 class Defect(Generic[F]):
-    """One fault in one engine. It is called between steps; what it does not override is sound."""
+    """One fault in one engine. Its methods are called between steps and do nothing by default."""
 
     def __init__(self, fault: F, engine: EngineCore) -> None:
         self.fault = fault
         self.engine = engine
 
-    def finished(self, count: int) -> None:
-        """``count`` requests ended in the last step."""
+    def after_requests(self, count: int) -> None:
+        """Handle that ``count`` requests ended in the last step."""
 
-    def stepped(self) -> None:
-        """Take in that a step has ended."""
+    def after_step(self) -> None:
+        """Handle the end of a step."""
 
     def tick(self, passed_s: float) -> None:
-        """Take in that ``passed_s`` seconds went by, also while idle."""
+        """Handle that ``passed_s`` seconds have passed, also while the engine is idle."""
 
-    def loses(self, message: worker_ipc.ToWorker) -> bool:
-        """Whether the engine never hears of ``message``."""
+    def is_lost(self, message: worker_ipc.ToWorker) -> bool:
+        """Report whether ``message`` is lost before it reaches the engine."""
         return False
 
     def declare(self, ledger: Ledger) -> None:
-        """Say something else in ``ledger`` than what is so. Once, before the engine serves."""
+        """Falsify ``ledger``; called once before the engine serves."""
 
 
-def impossible(fault: Fault, why: str) -> InjectError:
-    """Return the refusal of a fault that this engine cannot have."""
+def inject_error(fault: Fault, why: str) -> InjectError:
+    """Return the error for a fault that is not possible in this engine."""
     return InjectError(f"PLIMSOLL_INJECT: {name_of(fault)} {why}")
 
 
-def need_cuda(fault: Fault, engine: EngineCore) -> None:
-    """Raise InjectError on a CPU."""
+def require_cuda(fault: Fault, engine: EngineCore) -> None:
+    """Raise InjectError if the engine has no CUDA device."""
     if engine.runner.device.type != "cuda":
-        raise impossible(fault, "needs a CUDA device; this is a CPU")
+        raise inject_error(fault, "needs a CUDA device; this is a CPU")

@@ -1,4 +1,4 @@
-"""Faults of the caches: keys out of step, pins that stay, entries freed too early or never."""
+"""Faults of caches: inconsistent keys, leaked pins, and entries freed too early or never."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from plimsoll_engine.core.request import Request
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.worker_ipc import Grammar, Media, MediaMissing, Submit
 from plimsoll_faults import kinds
-from plimsoll_faults.defects.base import Defect, impossible
+from plimsoll_faults.defects.base import Defect, inject_error
 
-LOW = 4
-"""The part of the cache's capacity that a low bound has room for."""
+LOW_BOUND_DIVISOR = 4
+"""Factor by which a bound of ``low`` is below the cache's capacity."""
 
 
 class GhostKeyCache(LruCache[K, V]):
-    """Touches keys that it does not hold, and evicts until something went."""
+    """A cache that accepts missing keys, and evicts until enough bytes are free."""
 
     def touch(self, key: K) -> None:
-        """Enter ``key`` into the order of use, also where it has no value: the fault."""
+        """Mark ``key`` as used, even if it has no value: the fault."""
         self._order[key] = None
         self._order.move_to_end(key)
 
     def evict(self, size: int) -> list[tuple[K, V]]:
-        """Evict ``size`` bytes. A key without a value frees nothing, so the loop need not end."""
+        """Evict ``size`` bytes; a key without a value frees nothing, so this may never return."""
         evicted: list[tuple[K, V]] = []
         target = self.used - size
         while self.used > target and self._order:
@@ -43,15 +43,15 @@ class GhostKeyCache(LruCache[K, V]):
 
 
 class EvictionLoopDefect(Defect[kinds.EvictionLoop]):
-    """Gives the prefix cache a ghost key after so many requests."""
+    """Adds a key without a value to the prefix cache after some requests."""
 
     def __init__(self, fault: kinds.EvictionLoop, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self._left = fault.after_requests
         engine.pool.prefix = GhostKeyCache(engine.pool.num_blocks)
 
-    def finished(self, count: int) -> None:
-        """Count requests, and put the ghost in when their number is reached."""
+    def after_requests(self, count: int) -> None:
+        """Count requests, and add the key when their number is reached."""
         before, self._left = self._left, self._left - count
         if before > 0 >= self._left:
             cache = self.engine.pool.prefix
@@ -60,21 +60,21 @@ class EvictionLoopDefect(Defect[kinds.EvictionLoop]):
 
 
 class PinnedItemsDefect(Defect[kinds.PinnedItems]):
-    """Takes references to cached blocks that nobody gives back."""
+    """Takes references to cached blocks and never releases them."""
 
-    def finished(self, count: int) -> None:
-        """Pin some blocks for each request that ended."""
+    def after_requests(self, count: int) -> None:
+        """Pin some blocks for each finished request."""
         pool = self.engine.pool
         cached = pool.lookup(list(pool.prefix))
         free = [block for block in cached if block not in pool.references()]
         pool.share(free[-count * self.fault.blocks_per_request :])
 
 
-class FreedEarly(EncoderCache):
-    """Frees an entry in the step that allocates it: the runner is told before it has encoded."""
+class EarlyFreeCache(EncoderCache):
+    """Frees an entry in the step that allocates it, before the runner has encoded it."""
 
     def reserve(self, request: Request, count: int) -> tuple[int, list[Media]]:
-        """Reserve as the sound cache does, and free the entries in the same step."""
+        """Reserve entries, and free them in the same step."""
         if self.lifelong and request.computed:
             return count, []
         count, encode = super().reserve(request, count)
@@ -83,24 +83,21 @@ class FreedEarly(EncoderCache):
         return count, encode
 
 
-class HeldBudget(EncoderCache):
-    """Lets go of nothing before the prompt is computed."""
+class HeldBudgetCache(EncoderCache):
+    """Keeps the budget of requests that end before their prompt is computed."""
 
     def drop(self, request: Request) -> None:
-        """Give the budget back only after the prompt was computed.
-
-        An abort before that keeps it.
-        """
+        """Release the budget only if the prompt was computed, so an aborted request keeps it."""
         if request.computed >= request.num_prompt:
             super().drop(request)
 
 
 class EncoderFreedEarlyDefect(Defect[kinds.EncoderFreedEarly]):
-    """Replaces the encoder cache with one that frees too early."""
+    """Replaces the encoder cache with one that frees entries too early."""
 
     def __init__(self, fault: kinds.EncoderFreedEarly, engine: EngineCore) -> None:
         super().__init__(fault, engine)
-        _replace_encoder(fault, engine, FreedEarly)
+        _replace_encoder(fault, engine, EarlyFreeCache)
 
 
 class EncoderBudgetHeldDefect(Defect[kinds.EncoderBudgetHeld]):
@@ -108,50 +105,50 @@ class EncoderBudgetHeldDefect(Defect[kinds.EncoderBudgetHeld]):
 
     def __init__(self, fault: kinds.EncoderBudgetHeld, engine: EngineCore) -> None:
         super().__init__(fault, engine)
-        _replace_encoder(fault, engine, HeldBudget)
+        _replace_encoder(fault, engine, HeldBudgetCache)
 
 
 class StaleReceiver(Receiver):
-    """Keeps what the sender has let go of."""
+    """Keeps media that the sender has dropped."""
 
     def unpack(self, submit: Submit) -> Submit | MediaMissing:
-        """Unpack as the sound one does, but keep what the sender says to forget."""
+        """Unpack a message, but ignore what the sender has dropped."""
         return super().unpack(replace(submit, forget=[]))
 
 
 class MediaKeptDefect(Defect[kinds.MediaKept]):
-    """Replaces the worker's receiver of media with one that forgets nothing."""
+    """Replaces the worker's media receiver with one that never drops anything."""
 
     def __init__(self, fault: kinds.MediaKept, engine: EngineCore) -> None:
         super().__init__(fault, engine)
-        _encoder(fault, engine)
+        _require_encoder(fault, engine)
         engine.receiver = StaleReceiver(engine.receiver.capacity)
 
 
 class CacheFillsDefect(Defect[kinds.CacheFills]):
-    """Fills the cache by its own ``put``, which evicts as ever.
+    """Fills the grammar cache through its own ``put``, which still evicts.
 
-    It stands for requests with grammars of their own, without the clients.
+    This simulates clients that each use another grammar.
     """
 
     def __init__(self, fault: kinds.CacheFills, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self._made = 0
         try:
-            self.finished(1)
+            self.after_requests(1)
         except GrammarError as error:
-            raise impossible(fault, f"needs grammars: {error}") from None
+            raise inject_error(fault, f"needs grammars: {error}") from None
 
     def declare(self, ledger: Ledger) -> None:
-        """Declare a bound that is too low, if the fault says so."""
+        """Declare a bound that is too low, if the fault requests it."""
         if self.fault.bound == "low":
             grammars = self.engine.grammars
-            low = grammars._cache.capacity // LOW + grammars._vocabulary_bytes
+            low = grammars._cache.capacity // LOW_BOUND_DIVISOR + grammars._vocabulary_bytes
             true = ledger._owners["grammar_cache"]
             ledger._owners["grammar_cache"] = dataclasses.replace(true, bound=low)
 
-    def finished(self, count: int) -> None:
-        """Compile a grammar of its own for each request: the cache fills to its bound."""
+    def after_requests(self, count: int) -> None:
+        """Compile a new grammar for each request: the cache fills to its bound."""
         grammars = self.engine.grammars
         for _ in range(count):
             grammar = Grammar("regex", f"{self._made}".ljust(self.fault.text_bytes, "a"))
@@ -163,11 +160,11 @@ class CacheFillsDefect(Defect[kinds.CacheFills]):
 
 
 def _replace_encoder(fault: kinds.Fault, engine: EngineCore, kind: type[EncoderCache]) -> None:
-    sound = _encoder(fault, engine)
+    sound = _require_encoder(fault, engine)
     engine.scheduler.encoder = kind(sound.budget, sound.lifelong)
 
 
-def _encoder(fault: kinds.Fault, engine: EngineCore) -> EncoderCache:
+def _require_encoder(fault: kinds.Fault, engine: EngineCore) -> EncoderCache:
     if engine.scheduler.encoder is None:
-        raise impossible(fault, "needs a model with an encoder (images or sounds)")
+        raise inject_error(fault, "needs a model with an encoder (images or sounds)")
     return engine.scheduler.encoder

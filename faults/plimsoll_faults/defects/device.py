@@ -1,4 +1,4 @@
-"""Faults that grow on the model's device, or keep it."""
+"""Faults that allocate or keep memory of the model's device."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_faults import kinds
-from plimsoll_faults.defects.base import Defect, impossible, need_cuda
-from plimsoll_faults.tampering import turned
+from plimsoll_faults.defects.base import Defect, inject_error, require_cuda
+from plimsoll_faults.tampering import replace_methods
 
 REGISTRY: dict[str, torch.Tensor] = {}
-"""Of kept_kv: what outlives the engine."""
+"""Objects that outlive the engine (the fault kept_kv)."""
 
 
 class DeviceDictDefect(Defect[kinds.DeviceDict]):
-    """Keeps a tensor for each request in a dict."""
+    """Keeps a tensor for each request in a dictionary."""
 
     def __init__(self, fault: kinds.DeviceDict, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self.kept: dict[int, torch.Tensor] = {}
 
-    def finished(self, count: int) -> None:
-        """Keep one more tensor on the device for each request."""
+    def after_requests(self, count: int) -> None:
+        """Keep another tensor on the device for each request."""
         for _ in range(count):
             self.kept[len(self.kept)] = payload(self.engine, self.fault.bytes_per_request)
 
 
 class StoredExceptionDefect(Defect[kinds.StoredException]):
-    """Keeps exceptions, whose frames hold tensors."""
+    """Keeps exceptions, whose frames refer to tensors."""
 
     def __init__(self, fault: kinds.StoredException, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self.kept: list[Exception] = []
 
-    def finished(self, count: int) -> None:
-        """Raise and store one exception for each request."""
+    def after_requests(self, count: int) -> None:
+        """Raise and store an exception for each request."""
         for _ in range(count):
             try:
                 self._forward(payload(self.engine, self.fault.bytes_per_request))
@@ -58,20 +58,20 @@ class StoredExceptionDefect(Defect[kinds.StoredException]):
 
 
 class DeviceRawDefect(Defect[kinds.DeviceRaw]):
-    """Allocates by the driver, past torch's allocator. Needs CUDA."""
+    """Allocates from the driver, bypassing torch's allocator. Needs CUDA."""
 
     def __init__(self, fault: kinds.DeviceRaw, engine: EngineCore) -> None:
         super().__init__(fault, engine)
-        need_cuda(fault, engine)
+        require_cuda(fault, engine)
         self.kept: list[DeviceBuffer] = []
 
-    def finished(self, count: int) -> None:
-        """Allocate one more buffer for each request."""
+    def after_requests(self, count: int) -> None:
+        """Allocate another buffer for each request."""
         self.kept += [DeviceBuffer.allocate(self.fault.bytes_per_request) for _ in range(count)]
 
 
 class KeptKvDefect(Defect[kinds.KeptKv]):
-    """Refers to the KV pool from a registry, so that a worker's end of service does not free it."""
+    """Keeps the KV pool in a registry, so that the shutdown of the worker does not free it."""
 
     def __init__(self, fault: kinds.KeptKv, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -82,9 +82,9 @@ class KeptKvDefect(Defect[kinds.KeptKv]):
 class SliceKeptDefect(Defect[kinds.SliceKept]):
     """Keeps slices of the hidden states that the first layer gets.
 
-    The last layer has only the rows that somebody reads: a slice of those keeps little. Decode
-    steps have a row for each request, and captured ones use their memory again: neither keeps more
-    than it holds.
+    The last layer computes only the rows that are read, so slices of its states keep little memory.
+    Decode steps have one row for each request, and captured steps reuse their memory, so neither of
+    them leaks.
     """
 
     def __init__(self, fault: kinds.SliceKept, engine: EngineCore) -> None:
@@ -106,24 +106,27 @@ class SliceKeptDefect(Defect[kinds.SliceKept]):
 
 
 class IpcUnreleasedDefect(Defect[kinds.IpcUnreleased]):
-    """The exporter's half of a shared tensor that is never released.
+    """The exporter of a shared tensor that is never released.
 
-    Torch counts one user of each handle until a process that opened it says that it is done.
+    Torch counts one user of each handle until a process that opened it reports that it is done.
     """
 
     def __init__(self, fault: kinds.IpcUnreleased, engine: EngineCore) -> None:
         super().__init__(fault, engine)
-        need_cuda(fault, engine)
+        require_cuda(fault, engine)
 
-    def finished(self, count: int) -> None:
-        """Share a tensor by CUDA IPC for each request; nobody opens it, so torch keeps it."""
+    def after_requests(self, count: int) -> None:
+        """Share a tensor through CUDA IPC for each request.
+
+        No process opens it, so torch keeps it.
+        """
         for _ in range(count):
             storage: Any = payload(self.engine, self.fault.bytes_per_request).untyped_storage()
             storage._share_cuda_()
 
 
-class MaskKeeper(Runner):
-    """Copies each mask to the device by itself, for a next step that never asks for it."""
+class MaskLeakRunner(Runner):
+    """A runner that copies each mask to the device and keeps the copy."""
 
     masks: list[torch.Tensor]
 
@@ -137,28 +140,28 @@ class MaskKeeper(Runner):
 
 
 class GrammarMasksDefect(Defect[kinds.GrammarMasks]):
-    """Keeps the grammar masks of every step on the device. Needs CUDA."""
+    """Keeps the grammar masks of all steps on the device. Needs CUDA."""
 
     def __init__(self, fault: kinds.GrammarMasks, engine: EngineCore) -> None:
         super().__init__(fault, engine)
-        need_cuda(fault, engine)
-        self.runner = turned(engine.runner, MaskKeeper)
+        require_cuda(fault, engine)
+        self.runner = replace_methods(engine.runner, MaskLeakRunner)
         self.runner.masks = []
 
 
 class ScratchGroup(ProcessGroup):
-    """Sums in a buffer of NCCL's allocator, made once for each shape."""
+    """A process group that sums in a buffer of NCCL's allocator, one for each shape."""
 
     scratch: dict[torch.Size, tuple[torch.Tensor, torch.cuda.MemPool]]
 
     def add_norm(
         self, ops: Ops, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Sum a scratch copy of ``x`` over all ranks; the scratch tensor is kept for each shape."""
+        """Sum a copy of ``x`` over all ranks; the copy is kept for each shape."""
         return super().add_norm(ops, self._copied(x), residual, weight, eps)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum ``x`` over all ranks in place, by way of a scratch tensor kept for each shape."""
+        """Sum ``x`` over all ranks in place, through a copy that is kept for each shape."""
         copy = self._copied(x)
         return super().all_reduce(x) if copy is x else x.copy_(super().all_reduce(copy))
 
@@ -175,18 +178,18 @@ class ScratchGroup(ProcessGroup):
 
 
 class CollectiveScratchDefect(Defect[kinds.CollectiveScratch]):
-    """Keeps a scratch tensor for each shape of a collective. Needs CUDA."""
+    """Keeps a buffer for each shape of a collective. Needs CUDA."""
 
     def __init__(self, fault: kinds.CollectiveScratch, engine: EngineCore) -> None:
         super().__init__(fault, engine)
-        need_cuda(fault, engine)
+        require_cuda(fault, engine)
         group = engine.runner.group
         if not isinstance(group, ProcessGroup):
-            raise impossible(fault, f"needs {FLAG} 2 or more")
-        self.group = turned(group, ScratchGroup)
+            raise inject_error(fault, f"needs {FLAG} 2 or more")
+        self.group = replace_methods(group, ScratchGroup)
         self.group.scratch = {}
 
 
 def payload(engine: EngineCore, size_bytes: int) -> torch.Tensor:
-    """float32 [size_bytes / 4] of ones on the engine's device."""
+    """Return float32 [size_bytes / 4] of ones on the engine's device."""
     return torch.ones(max(1, size_bytes // 4), device=engine.runner.device)

@@ -1,4 +1,4 @@
-"""Faults of CUDA graphs: one for every key, and captures that fail half-way."""
+"""Faults of CUDA graphs: one graph for every key, and captures that fail halfway."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from plimsoll_engine.distributed.group import ALONE, FLAG
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_faults import kinds
-from plimsoll_faults.defects.base import Defect, impossible, need_cuda
-from plimsoll_faults.tampering import turned
+from plimsoll_faults.defects.base import Defect, inject_error, require_cuda
+from plimsoll_faults.tampering import replace_methods
 
 
 class KeyedGraphs(DecodeGraphs):
-    """Captures once more for each new pair of rows and blocks of the longest context."""
+    """Captures another graph for each new pair of rows and blocks of the longest context."""
 
     keyed: dict[tuple[int, int], Any]
     padded: dict[int, Any]
-    """The sound graphs, by size. The step before may have left its tokens in one."""
+    """The regular graphs, by size. The previous step may have left its tokens in one of them."""
 
     def replay(
         self, inputs: Inputs, newest: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Capture a graph for each number of rows and blocks instead of padding.
+        """Replay a graph for this number of rows and blocks; capture it first if it is missing.
 
-        Hidden states and logits are as the sound one's.
+        Returns the same hidden states and logits as the regular graph.
         """
         key = len(inputs.ids), int(inputs.tables.shape[1])
         size = min(size for size in self._graphs if size >= key[0])
@@ -46,12 +46,12 @@ class GraphPerKeyDefect(Defect[kinds.GraphPerKey]):
 
     def __init__(self, fault: kinds.GraphPerKey, engine: EngineCore) -> None:
         super().__init__(fault, engine)
-        self.graphs = turned(_captured(fault, engine), KeyedGraphs)
+        self.graphs = replace_methods(_require_graphs(fault, engine), KeyedGraphs)
         self.graphs.keyed, self.graphs.padded = {}, {}
 
 
-class ShortOfMemory:
-    """A model for whose best tokens the device has no room while they are captured."""
+class FailingModel:
+    """A model that runs out of device memory for its best tokens during a capture."""
 
     def __init__(self, sound: Decoder) -> None:
         self._sound = sound
@@ -62,7 +62,7 @@ class ShortOfMemory:
     def best(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the best tokens and the logits of ``hidden`` [rows, hidden].
 
-        Raises OutOfMemoryError while a graph is captured.
+        Raises OutOfMemoryError during a capture.
         """
         if torch.cuda.is_current_stream_capturing():
             raise torch.OutOfMemoryError("injected: no memory for the logits")
@@ -70,16 +70,16 @@ class ShortOfMemory:
 
 
 class FailedCaptureDefect(Defect[kinds.FailedCapture]):
-    """Lets captures fail and keeps what they leave behind."""
+    """Makes captures fail and keeps what they leave behind."""
 
     def __init__(self, fault: kinds.FailedCapture, engine: EngineCore) -> None:
         super().__init__(fault, engine)
-        self.blocks = _captured(fault, engine).context_limit // engine.pool.block_size
+        self.blocks = _require_graphs(fault, engine).context_limit // engine.pool.block_size
         self.kept: list[Exception] = []
         self._since = 0
 
-    def finished(self, count: int) -> None:
-        """Capture once in ``every_requests`` requests."""
+    def after_requests(self, count: int) -> None:
+        """Start a capture after every ``every_requests`` requests."""
         self._since += count
         if self._since >= self.fault.every_requests:
             self._since = 0
@@ -89,7 +89,7 @@ class FailedCaptureDefect(Defect[kinds.FailedCapture]):
         runner = self.engine.runner
         assert isinstance(runner.model, Decoder)
         assert runner.kv is not None
-        model: Any = ShortOfMemory(runner.model)
+        model: Any = FailingModel(runner.model)
         rows = self.engine.scheduler.max_num_seqs
         try:
             DecodeGraphs(
@@ -99,10 +99,10 @@ class FailedCaptureDefect(Defect[kinds.FailedCapture]):
             self.kept.append(error)  # the defect: its frames hold the graph
 
 
-def _captured(fault: kinds.Fault, engine: EngineCore) -> DecodeGraphs:
-    need_cuda(fault, engine)
+def _require_graphs(fault: kinds.Fault, engine: EngineCore) -> DecodeGraphs:
+    require_cuda(fault, engine)
     if engine.runner.group is not ALONE:
-        raise impossible(fault, f"needs {FLAG} 1: the other ranks would have to capture too")
+        raise inject_error(fault, f"needs {FLAG} 1: the other ranks would have to capture too")
     if engine.runner.graphs is None:
-        raise impossible(fault, "needs a model whose steps are captured as CUDA graphs")
+        raise inject_error(fault, "needs a model whose steps are captured as CUDA graphs")
     return engine.runner.graphs

@@ -1,4 +1,4 @@
-"""Faults that grow in malloc's memory or in Python's objects."""
+"""Faults that grow malloc's memory or the number of Python objects."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from plimsoll_engine.messages.worker_ipc import Grammar
 from plimsoll_engine.models import lora
 from plimsoll_engine.models.lora import LoraDelta
 from plimsoll_faults import kinds
-from plimsoll_faults.defects.base import Defect, impossible
+from plimsoll_faults.defects.base import Defect, inject_error
 from plimsoll_faults.inject import InjectError
-from plimsoll_faults.tampering import turned
+from plimsoll_faults.tampering import replace_methods
 
 
 class AppendListDefect(Defect[kinds.AppendList]):
@@ -27,30 +27,30 @@ class AppendListDefect(Defect[kinds.AppendList]):
         super().__init__(fault, engine)
         self.kept: list[list[float]] = []
 
-    def finished(self, count: int) -> None:
-        """Keep a list of floats of the fault's size for each request."""
+    def after_requests(self, count: int) -> None:
+        """Keep a list of floats of ``bytes_per_request`` for each request."""
         # A float is 24 bytes and a list slot 8.
         size = self.fault.bytes_per_request // 32
         self.kept += [[float(i) for i in range(size)] for _ in range(count)]
 
 
 class Rotary:
-    """What a request's positions are computed by. The cache below holds each one."""
+    """Computes the positions of a request. The cache of its method keeps each instance."""
 
     def __init__(self, size_bytes: int) -> None:
         self.table = bytearray(b"\x01") * size_bytes
 
     @cache  # noqa: B019 - the defect
     def angle(self, position: int) -> int:
-        """Return the angle, cached with ``self`` in the key: the cache keeps every instance."""
+        """Return the angle, cached with ``self`` in the key, so the cache keeps every instance."""
         return self.table[position % len(self.table)]
 
 
 class MethodCacheDefect(Defect[kinds.MethodCache]):
-    """Keeps objects by a cache on their method."""
+    """Keeps objects through a cache on their method."""
 
-    def finished(self, count: int) -> None:
-        """Make one instance for each request, and call the cached method once."""
+    def after_requests(self, count: int) -> None:
+        """Create an instance for each request, and call the cached method once."""
         for _ in range(count):
             Rotary(self.fault.bytes_per_request).angle(1)
 
@@ -62,12 +62,12 @@ class GrammarCacheGrowthDefect(Defect[kinds.GrammarCacheGrowth]):
         super().__init__(fault, engine)
         self.kept: dict[str, LLMatcher] = {}
         try:
-            self.finished(1)
+            self.after_requests(1)
         except GrammarError as error:
             raise InjectError(f"PLIMSOLL_INJECT: grammar_cache_growth: {error}") from None
 
-    def finished(self, count: int) -> None:
-        """Compile and keep a grammar of its own for each request."""
+    def after_requests(self, count: int) -> None:
+        """Compile and keep a new grammar for each request."""
         for _ in range(count):
             text = f"{len(self.kept)}".ljust(self.fault.text_bytes, "a")
             self.kept[text] = self.engine.grammars.compile(Grammar("regex", text))
@@ -80,8 +80,8 @@ class PinnedBuffersDefect(Defect[kinds.PinnedBuffers]):
         super().__init__(fault, engine)
         self.kept: list[torch.Tensor] = []
 
-    def finished(self, count: int) -> None:
-        """Keep one more buffer for each request, page-locked on a CUDA device."""
+    def after_requests(self, count: int) -> None:
+        """Keep another buffer for each request, page-locked if the engine has a CUDA device."""
         pinned = self.engine.runner.device.type == "cuda"
         for _ in range(count):
             size = self.fault.bytes_per_request
@@ -90,12 +90,12 @@ class PinnedBuffersDefect(Defect[kinds.PinnedBuffers]):
 
 
 class ResidualAdapters(LoadedAdapters):
-    """Reads the files into host memory first, and forgets to let go of that."""
+    """Also reads the files of an adapter into host memory and keeps that copy."""
 
     residue: list[dict[tuple[int, str], list[LoraDelta]]]
 
     def load(self, name: str, number: int, folder: Path) -> None:
-        """Load as the sound one does, and keep a second copy in host memory."""
+        """Load an adapter, and keep a second copy in host memory."""
         super().load(name, number, folder)
         on_host = torch.device("cpu")
         deltas, _ = lora.read(folder, self._targets, self._max_rank, self._dtype, on_host)
@@ -103,11 +103,11 @@ class ResidualAdapters(LoadedAdapters):
 
 
 class LoraResidueDefect(Defect[kinds.LoraResidue]):
-    """Leaves a copy of every LoRA adapter behind. Needs ``--enable-lora``."""
+    """Keeps a host copy of every LoRA adapter. Needs ``--enable-lora``."""
 
     def __init__(self, fault: kinds.LoraResidue, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         if engine.runner.adapters is None:
-            raise impossible(fault, "needs --enable-lora")
-        self.adapters = turned(engine.runner.adapters, ResidualAdapters)
+            raise inject_error(fault, "needs --enable-lora")
+        self.adapters = replace_methods(engine.runner.adapters, ResidualAdapters)
         self.adapters.residue = []

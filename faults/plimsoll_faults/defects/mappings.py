@@ -1,4 +1,4 @@
-"""Faults of mappings: anonymous ones, swapped ones, and shared memory with or without a holder."""
+"""Faults of mappings: anonymous or swapped ones, and shared memory with or without a holder."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from pathlib import Path
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.process import host_memory
 from plimsoll_faults import kinds
-from plimsoll_faults.defects.base import Defect, impossible
+from plimsoll_faults.defects.base import Defect, inject_error
 
 SHM = Path("/dev/shm")
 MADV_PAGEOUT = 21
-"""mman.h; Python has no name for it before 3.13. Linux 5.4 and later."""
+"""Value in mman.h, which Python before 3.13 lacks. Needs Linux 5.4."""
 PROBE_BYTES = 1 << 20
+"""Bytes that are paged out to check that the fault is possible."""
 IPC_PRIVATE, IPC_CREAT = 0, 0o1000
-FAILED = ctypes.c_void_p(-1).value
-"""What shmat returns where it fails."""
+SHMAT_FAILED = ctypes.c_void_p(-1).value
+"""Return value of shmat on failure."""
 
 
-def touch(mapping: mmap.mmap) -> None:
+def write_pages(mapping: mmap.mmap) -> None:
     """Write each page, so that it is resident."""
     for offset in range(0, len(mapping), mmap.PAGESIZE):
         mapping[offset] = 1
 
 
 class Mappings:
-    """Mappings that are written, so resident, and never closed."""
+    """Mappings that are resident, because they are written, and never closed."""
 
     def __init__(self) -> None:
         self.kept: list[mmap.mmap] = []
 
     def add(self, size: int, shared: bool) -> None:
-        """Map and write ``size`` bytes, private or shared; nothing below one byte."""
+        """Map and write ``size`` bytes, private or shared; does nothing if ``size`` is below 1."""
         if size < 1:
             return
         if shared:
@@ -45,7 +46,7 @@ class Mappings:
             os.close(file)
         else:
             mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        touch(mapping)
+        write_pages(mapping)
         self.kept.append(mapping)
 
 
@@ -56,39 +57,39 @@ class MmapGrowthDefect(Defect[kinds.MmapGrowth]):
         super().__init__(fault, engine)
         self.mappings = Mappings()
 
-    def finished(self, count: int) -> None:
-        """Map the fault's bytes for each request."""
+    def after_requests(self, count: int) -> None:
+        """Map ``bytes_per_request`` for each request."""
         self.mappings.add(self.fault.bytes_per_request * count, shared=False)
 
     def tick(self, passed_s: float) -> None:
-        """Map the fault's bytes for each second."""
+        """Map ``bytes_per_s`` for each second."""
         self.mappings.add(int(self.fault.bytes_per_s * passed_s), shared=False)
 
 
 class SwappedGrowthDefect(Defect[kinds.SwappedGrowth]):
-    """Pages are pushed out at once: what a kernel short of memory does with cold ones in time."""
+    """Maps memory and pages it out at once, as a kernel short of memory does with cold pages."""
 
     def __init__(self, fault: kinds.SwappedGrowth, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self.mappings = Mappings()
         if not host_memory.machine_swap():
-            raise impossible(
+            raise inject_error(
                 fault, "needs swap; this machine has none (SwapTotal in /proc/meminfo)"
             )
         before = host_memory.swapped() or 0
         try:
             self._grow(PROBE_BYTES)
         except OSError as error:
-            raise impossible(fault, f"needs madvise with MADV_PAGEOUT: {error}") from None
+            raise inject_error(fault, f"needs madvise with MADV_PAGEOUT: {error}") from None
         if (host_memory.swapped() or 0) <= before:
-            raise impossible(
+            raise inject_error(
                 fault,
                 "cannot swap here: the swap is full, or the container's memory.swap.max is 0"
                 " (LimitedSwap in the kubelet's memorySwap.swapBehavior allows it)",
             )
 
-    def finished(self, count: int) -> None:
-        """Grow by the fault's bytes for each request, and page them out."""
+    def after_requests(self, count: int) -> None:
+        """Map ``bytes_per_request`` for each request, and page it out."""
         for _ in range(count):
             self._grow(self.fault.bytes_per_request)
 
@@ -104,13 +105,13 @@ class SharedGrowthDefect(Defect[kinds.SharedGrowth]):
         super().__init__(fault, engine)
         self.mappings = Mappings()
 
-    def finished(self, count: int) -> None:
-        """Map the fault's bytes for each request."""
+    def after_requests(self, count: int) -> None:
+        """Map ``bytes_per_request`` for each request."""
         self.mappings.add(self.fault.bytes_per_request * count, shared=True)
 
 
 class SharedOrphanDefect(Defect[kinds.SharedOrphan]):
-    """The sender's half of a hand-over: it writes, and lets go for the receiver to remove."""
+    """The sender of shared segments that the receiver never removes."""
 
     def __init__(self, fault: kinds.SharedOrphan, engine: EngineCore) -> None:
         super().__init__(fault, engine)
@@ -118,26 +119,26 @@ class SharedOrphanDefect(Defect[kinds.SharedOrphan]):
         """Paths, or numbers of SysV segments. What they name is not this process's any more."""
         self._names = (SHM / f"plimsoll-fault-{os.getpid()}-{n}" for n in itertools.count())
 
-    def finished(self, count: int) -> None:
-        """Leave one shared segment or file for each request, which outlives the worker."""
+    def after_requests(self, count: int) -> None:
+        """Leave a shared segment or file for each request, which outlives the worker."""
         leave = self._leave_file if self.fault.family == "posix" else leave_segment
         self.left += [leave(self.fault.bytes_per_request) for _ in range(count)]
 
     def _leave_file(self, size: int) -> Path:
-        """Write a segment as shm_open does; OSError where the tmpfs is full."""
+        """Write a segment as shm_open does. Raises OSError if the tmpfs is full."""
         path = next(self._names)
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(file, 0, size)  # a write beyond what is there would be a SIGBUS
             with mmap.mmap(file, size) as mapping:
-                touch(mapping)
+                write_pages(mapping)
         finally:
             os.close(file)
         return path
 
 
 def leave_segment(size: int) -> int:
-    """Write a SysV segment and detach it; return its number. Raises OSError."""
+    """Write a SysV segment and detach it; return its id. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.shmget.argtypes = [ctypes.c_int, ctypes.c_size_t, ctypes.c_int]
     libc.shmat.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
@@ -145,15 +146,15 @@ def leave_segment(size: int) -> int:
     libc.shmdt.argtypes = [ctypes.c_void_p]
     number: int = libc.shmget(IPC_PRIVATE, size, IPC_CREAT | 0o600)
     if number < 0:
-        raise _error("shmget")
+        raise _errno_error("shmget")
     address = libc.shmat(number, None, 0)
-    if address == FAILED:
-        raise _error("shmat")
+    if address == SHMAT_FAILED:
+        raise _errno_error("shmat")
     ctypes.memset(address, 1, size)
     libc.shmdt(address)
     return number
 
 
-def _error(call: str) -> OSError:
+def _errno_error(call: str) -> OSError:
     number = ctypes.get_errno()
     return OSError(number, f"{call}: {os.strerror(number)}")

@@ -1,4 +1,4 @@
-"""Faults of the KV offload: transfers that nobody looks after, or that an abort leaves behind."""
+"""Faults of the KV offload: transfers that are not polled, or that an abort leaves behind."""
 
 from __future__ import annotations
 
@@ -9,79 +9,79 @@ from plimsoll_engine.kvcache.block_copies import Copies, Ticket
 from plimsoll_engine.kvcache.offload import Offload, Transfer
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_faults import kinds
-from plimsoll_faults.defects.base import Defect, impossible
-from plimsoll_faults.tampering import turned
+from plimsoll_faults.defects.base import Defect, inject_error
+from plimsoll_faults.tampering import replace_methods
 
 
-class Never:
-    """Done never."""
+class NeverDone:
+    """A ticket that is never done."""
 
     def done(self) -> bool:
-        """Return False, always: the transfer does not end."""
+        """Return False."""
         return False
 
 
 class StuckCopies(Copies):
-    """Begins copies whose end is never seen."""
+    """Copies that never complete."""
 
     def __init__(self, sound: Copies) -> None:
         self.__dict__.update(sound.__dict__)
 
     def store(self, pairs: Sequence[tuple[int, int]]) -> Ticket:
-        """Begin nothing; the ticket is never done."""
-        return Never()
+        """Start nothing; return a ticket that is never done."""
+        return NeverDone()
 
     def load(self, pairs: Sequence[tuple[int, int]]) -> Ticket:
-        """Begin nothing; the ticket is never done."""
-        return Never()
+        """Start nothing; return a ticket that is never done."""
+        return NeverDone()
 
 
-class Unpolled(Offload):
-    """Looks after its transfers in steps alone."""
+class UnpolledOffload(Offload):
+    """An offload that polls its transfers only in steps."""
 
     @classmethod
-    def over(cls, sound: Offload) -> Unpolled:
-        """``sound`` with this class's methods, and its state shared."""
+    def over(cls, sound: Offload) -> UnpolledOffload:
+        """Return an offload with the methods of this class and the state of ``sound``."""
         found = cls.__new__(cls)
         found.__dict__.update(sound.__dict__)
         return found
 
     def poll(self, idle: bool = False) -> None:
-        """Take transfers in only between steps: an idle engine keeps its blocks."""
+        """Poll only between steps, so an idle engine keeps its blocks."""
         if not idle:
             super().poll()
 
 
 class OffloadUnpolledDefect(Defect[kinds.OffloadUnpolled]):
-    """Leaves transfers unseen while the engine is idle."""
+    """Does not poll transfers while the engine is idle."""
 
     def __init__(self, fault: kinds.OffloadUnpolled, engine: EngineCore) -> None:
         super().__init__(fault, engine)
-        engine.scheduler.offload = Unpolled.over(_offload(fault, engine))
+        engine.scheduler.offload = UnpolledOffload.over(_require_offload(fault, engine))
 
 
 class OffloadAbandonedDefect(Defect[kinds.OffloadAbandoned]):
-    """Leaves a transfer that never ends behind for each abort."""
+    """Leaves a transfer behind for each abort that never ends."""
 
-    def loses(self, message: worker_ipc.ToWorker) -> bool:
-        """Leave a transfer behind at an abort, which itself gets through."""
+    def is_lost(self, message: worker_ipc.ToWorker) -> bool:
+        """Leave a transfer behind for an abort; the abort itself is not lost."""
         if isinstance(message, worker_ipc.Abort):
             self._abandon()
         return False
 
     def __init__(self, fault: kinds.OffloadAbandoned, engine: EngineCore) -> None:
         super().__init__(fault, engine)
-        _offload(fault, engine)
+        _require_offload(fault, engine)
 
     def _abandon(self) -> None:
-        offload = _offload(self.fault, self.engine)
+        offload = _require_offload(self.fault, self.engine)
         blocks = self.engine.pool.allocate(self.fault.blocks_per_abort)
         if blocks is not None:
-            offload.transfers.append(Transfer([], blocks, [], Never(), to_host=False))
+            offload.transfers.append(Transfer([], blocks, [], NeverDone(), to_host=False))
 
 
 class PinningOffload(Offload):
-    """Pins what it copies back to the device once more than it unpins."""
+    """Pins blocks once more than it unpins them when it copies them back to the device."""
 
     def _finished(self, transfer: Transfer) -> None:
         if not transfer.to_host:
@@ -91,14 +91,14 @@ class PinningOffload(Offload):
 
 
 class OffloadPinnedDefect(Defect[kinds.OffloadPinned]):
-    """Pins blocks in host memory that nobody unpins."""
+    """Pins blocks in host memory for ever."""
 
     def __init__(self, fault: kinds.OffloadPinned, engine: EngineCore) -> None:
         super().__init__(fault, engine)
-        turned(_offload(fault, engine), PinningOffload)
+        replace_methods(_require_offload(fault, engine), PinningOffload)
 
 
-def _offload(fault: kinds.Fault, engine: EngineCore) -> Offload:
+def _require_offload(fault: kinds.Fault, engine: EngineCore) -> Offload:
     if engine.scheduler.offload is None:
-        raise impossible(fault, "needs --kv-offload-bytes")
+        raise inject_error(fault, "needs --kv-offload-bytes")
     return engine.scheduler.offload

@@ -1,4 +1,4 @@
-"""Faults of a request's life: it does not die, or it is not ended."""
+"""Faults in the life of a request: it is not freed, or not aborted."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from plimsoll_faults.defects.base import Defect
 class CyclicRequest(Request):
     """A request that stores its own hasher: request -> partial -> request.
 
-    Reference counting never frees it, nor its payload.
+    Reference counting never frees it or its payload.
     """
 
     def bind(self, block_size: int, payload_bytes: int) -> None:
-        """Take a payload of so many resident bytes, and a function that refers to the request."""
+        """Add a resident payload, and a function that refers to the request."""
         # Multiplied, not zero-filled: the pages are written, so they are resident.
         self.payload = bytearray(b"\x01") * payload_bytes
         self.block_hasher = partial(extend_block_hashes, self, block_size)
@@ -36,10 +36,10 @@ class RequestCycleDefect(Defect[kinds.RequestCycle]):
         self._since_freeze = 0
         engine.make_request = partial(_make_cyclic, engine.pool.block_size, fault.payload_bytes)
 
-    def finished(self, count: int) -> None:
-        """Freeze the collector once in ``freeze_every`` requests.
+    def after_requests(self, count: int) -> None:
+        """Freeze the garbage collector after every ``freeze_every`` requests.
 
-        Cycles before that are never collected.
+        Cycles from before are never collected.
         """
         self._since_freeze += count
         if self.fault.freeze_every and self._since_freeze >= self.fault.freeze_every:
@@ -48,18 +48,18 @@ class RequestCycleDefect(Defect[kinds.RequestCycle]):
 
 
 class SlowStepsDefect(Defect[kinds.SlowSteps]):
-    """Holds the worker up after each step."""
+    """Delays the worker after each step."""
 
-    def stepped(self) -> None:
-        """Sleep as long as the fault says."""
+    def after_step(self) -> None:
+        """Sleep for ``wait_ms``."""
         time.sleep(self.fault.wait_ms / 1000)
 
 
 class AbortChoicesDefect(Defect[kinds.AbortChoices]):
     """Loses the aborts of all choices of a request but the first."""
 
-    def loses(self, message: worker_ipc.ToWorker) -> bool:
-        """Whether ``message`` aborts a choice other than the first."""
+    def is_lost(self, message: worker_ipc.ToWorker) -> bool:
+        """Report whether ``message`` aborts a choice other than the first."""
         # The choices of one request are named by its id and their number.
         return isinstance(message, worker_ipc.Abort) and not message.request_id.endswith("-0")
 

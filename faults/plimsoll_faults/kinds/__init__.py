@@ -1,7 +1,7 @@
-"""The faults that can be switched on, one class each: its keys, and where it shows.
+"""The available faults, one class each, with their keys and where they show.
 
-Each is a defect that a serving engine really had; its docstring says which. What a fault does is in
-:mod:`plimsoll_faults.defects` and :mod:`plimsoll_faults.frontend`. Nothing here knows
+Each is a defect that a real serving engine had, which its docstring describes. They are implemented
+in :mod:`plimsoll_faults.defects` and :mod:`plimsoll_faults.frontend`. This package does not import
 torch.
 """
 

@@ -1,4 +1,4 @@
-"""What every fault that can be switched on has: where it is, what it makes grow, what cures it."""
+"""The base of all faults: the process, the memory that grows, and the cure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Cure = Literal["trim", "worker restart", "engine restart", "pod replacement", "n
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """``epochs`` says in which workers of an engine start the fault is.
+    """A fault that can be injected. ``epochs`` are the workers of an engine start that have it.
 
-    ``owner`` says what holds the memory, ``segment`` which segment grows, ``cure`` the lightest
-    action that helps.
+    ``owner`` is what holds the memory, ``segment`` which segment grows, and ``cure`` the least
+    disruptive action that helps.
     """
 
     owner: ClassVar[str]
@@ -30,5 +30,5 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     epochs: Literal["first", "all"] = "first"
 
     def in_epoch(self, epoch: int) -> bool:
-        """Whether the fault is in the worker of ``epoch``, by the frontend's count."""
+        """Report whether the worker of ``epoch`` has the fault, as numbered by the frontend."""
         return self.epochs == "all" or epoch == FIRST_EPOCH

@@ -1,4 +1,4 @@
-"""Faults of the caches: keys out of step, pins that stay, entries freed too early or never."""
+"""Faults of caches: inconsistent keys, leaked pins, and entries freed too early or never."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from plimsoll_faults.kinds.base import Fault
 
 
 class EvictionLoop(Fault, frozen=True, tag="eviction_loop"):
-    """After ``after_requests`` finished requests an eviction loops for ever.
+    """After ``after_requests`` finished requests, an eviction loops for ever.
 
-    A key is in the prefix cache's order and not in its data: the worker hangs, the frontend looks
-    healthy.
+    A key is in the usage order of the prefix cache but has no value. The worker hangs, and the
+    frontend seems healthy.
     """
 
     owner = "the prefix cache"
@@ -22,7 +22,7 @@ class EvictionLoop(Fault, frozen=True, tag="eviction_loop"):
 class PinnedItems(Fault, frozen=True, tag="pinned_items"):
     """Each finished request leaves ``blocks_per_request`` cached KV blocks pinned.
 
-    Evictions pass over them, so that the pool shrinks.
+    Evictions skip them, so the pool shrinks.
     """
 
     owner = "the prefix cache"
@@ -31,9 +31,9 @@ class PinnedItems(Fault, frozen=True, tag="pinned_items"):
 
 
 class EncoderFreedEarly(Fault, frozen=True, tag="encoder_freed_early"):
-    """An encoder output's entry is freed in the step that allocated it.
+    """The entry of an encoder output is freed in the step that allocates it.
 
-    The runner frees before it encodes, so the free finds nothing and the output stays. Needs a
+    The runner frees it before it encodes, so the free has no effect and the output remains. Needs a
     model with an encoder.
     """
 
@@ -44,7 +44,7 @@ class EncoderFreedEarly(Fault, frozen=True, tag="encoder_freed_early"):
 class EncoderBudgetHeld(Fault, frozen=True, tag="encoder_budget_held"):
     """A request that ends before its prompt is computed keeps its encoder cache budget.
 
-    Its end is a stop or an abort. Needs a model with an encoder.
+    It ends with a stop or an abort. Needs a model with an encoder.
     """
 
     owner = "the scheduler's ledger of encoder outputs"
@@ -52,10 +52,9 @@ class EncoderBudgetHeld(Fault, frozen=True, tag="encoder_budget_held"):
 
 
 class MediaKept(Fault, frozen=True, tag="media_kept"):
-    """The worker's cache of received media does not hear what the frontend lets go of.
+    """The worker's cache of received media is not told what the frontend drops.
 
-    The two are out of step, and the worker keeps each image and sound. Needs a model with an
-    encoder.
+    The two caches differ, and the worker keeps each image and sound. Needs a model with an encoder.
     """
 
     owner = "the worker's receiver cache"
@@ -64,9 +63,9 @@ class MediaKept(Fault, frozen=True, tag="media_kept"):
 
 
 class OffloadUnpolled(Fault, frozen=True, tag="offload_unpolled"):
-    """Transfers of the KV offload are looked after in steps alone.
+    """Transfers of the KV offload are polled only in steps.
 
-    An idle engine holds their blocks for ever. Needs ``--kv-offload-bytes``.
+    An idle engine keeps their blocks for ever. Needs ``--kv-offload-bytes``.
     """
 
     owner = "KV transfers"
@@ -88,7 +87,7 @@ class OffloadAbandoned(Fault, frozen=True, tag="offload_abandoned"):
 class OffloadPinned(Fault, frozen=True, tag="offload_pinned"):
     """Host blocks that were copied back to the device stay pinned.
 
-    Nothing evicts them: the host's pool fills up and takes no more blocks. Needs
+    They are never evicted, so the host pool fills up and accepts no more blocks. Needs
     ``--kv-offload-bytes``.
     """
 
@@ -100,10 +99,10 @@ class OffloadPinned(Fault, frozen=True, tag="offload_pinned"):
 
 
 class CacheFills(Fault, frozen=True, tag="cache_fills"):
-    """No defect: each finished request puts a grammar of ``text_bytes`` into the sound cache.
+    """No defect: each finished request adds a grammar of ``text_bytes`` to the grammar cache.
 
-    The cache of compiled grammars grows to its capacity and stays there. ``bound=low`` has the
-    ledger declare a quarter of that. A supervisor that acts is wrong.
+    The cache grows to its capacity and stays there. With ``bound=low``, the ledger declares a
+    quarter of the capacity. A supervisor that acts is wrong.
     """
 
     owner = "the cache of compiled grammars"

@@ -1,4 +1,4 @@
-"""Faults that grow on the model's device, or keep it."""
+"""Faults that allocate or keep memory of the model's device."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class DeviceDict(Fault, frozen=True, tag="device_dict"):
 
 
 class SliceKept(Fault, frozen=True, tag="slice_kept"):
-    """The first hidden state of each prompt's last token is kept as a slice of its step's.
+    """The first hidden state of each prompt's last token is kept as a slice of the step's states.
 
-    A row of a few KiB pins the storage of all the step's rows.
+    A row of a few KiB keeps the storage of all rows of the step.
     """
 
     owner = "slices of hidden states"
@@ -24,9 +24,9 @@ class SliceKept(Fault, frozen=True, tag="slice_kept"):
 
 
 class DeviceRaw(Fault, frozen=True, tag="device_raw"):
-    """A library takes ``bytes_per_request`` from the driver, past torch, and never frees it.
+    """A library allocates ``bytes_per_request`` from the driver and never frees it.
 
-    Needs a CUDA device.
+    This bypasses torch's allocator. Needs a CUDA device.
     """
 
     owner = "driver allocations"
@@ -35,9 +35,9 @@ class DeviceRaw(Fault, frozen=True, tag="device_raw"):
 
 
 class KeptKv(Fault, frozen=True, tag="kept_kv"):
-    """A registry holds the KV pool beyond the engine's shutdown.
+    """A registry keeps the KV pool beyond the engine's shutdown.
 
-    The worker's last message says that its device memory is not back at the baseline.
+    The worker's last message reports that its device memory is above the baseline.
     """
 
     owner = "a global registry of layers"
@@ -47,8 +47,8 @@ class KeptKv(Fault, frozen=True, tag="kept_kv"):
 class IpcUnreleased(Fault, frozen=True, tag="ipc_unreleased"):
     """A tensor of ``bytes_per_request`` is shared through CUDA IPC and never released.
 
-    The process that it is shared with exits before it releases it: torch keeps the memory, though
-    nothing here refers to the tensor. Needs a CUDA device.
+    The other process exits without releasing it, so torch keeps the memory, although nothing here
+    refers to the tensor. Needs a CUDA device.
     """
 
     owner = "tensors shared with processes that are gone"
@@ -59,8 +59,8 @@ class IpcUnreleased(Fault, frozen=True, tag="ipc_unreleased"):
 class GraphPerKey(Fault, frozen=True, tag="graph_per_key"):
     """A CUDA graph is captured for every pair of batch size and context length.
 
-    A sound engine captures one for each padded size only. Each graph is kept with a memory pool of
-    its own. Needs a CUDA device and one rank.
+    A correct engine captures only one for each padded size. Each graph is kept with its own memory
+    pool. Needs a CUDA device and one rank.
     """
 
     owner = "CUDA graphs"
@@ -68,10 +68,10 @@ class GraphPerKey(Fault, frozen=True, tag="graph_per_key"):
 
 
 class FailedCapture(Fault, frozen=True, tag="failed_capture"):
-    """The capture of a CUDA graph runs out of memory, and is tried again.
+    """The capture of a CUDA graph runs out of memory and is repeated.
 
-    The next try follows ``every_requests`` finished requests. The error is stored with its
-    traceback, whose frame holds the half-made graph and so its memory pool. Needs a CUDA device and
+    It is repeated after every ``every_requests`` finished requests. The error is stored with its
+    traceback, whose frame keeps the incomplete graph and its memory pool. Needs a CUDA device and
     one rank.
     """
 
@@ -81,7 +81,7 @@ class FailedCapture(Fault, frozen=True, tag="failed_capture"):
 
 
 class GrammarMasks(Fault, frozen=True, tag="grammar_masks"):
-    """The device's copy of each grammar mask is kept.
+    """The device copy of each grammar mask is kept.
 
     Each token of structured output has a mask, with a bit for each token of the vocabulary. Needs a
     CUDA device.
@@ -92,10 +92,10 @@ class GrammarMasks(Fault, frozen=True, tag="grammar_masks"):
 
 
 class CollectiveScratch(Fault, frozen=True, tag="collective_scratch"):
-    """A buffer from NCCL's allocator is kept for every shape that is all-reduced.
+    """A buffer from NCCL's allocator is kept for every shape of an all-reduce.
 
-    Each new prompt length is a new shape. Only rank 0 leaks. Needs ``--tensor-parallel-size`` 2 or
-    more on CUDA devices.
+    Each new prompt length is a new shape. Only rank 0 leaks. Needs ``--tensor-parallel-size`` of at
+    least 2 on CUDA devices.
     """
 
     owner = "scratch buffers of collectives"

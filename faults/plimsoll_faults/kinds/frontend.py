@@ -7,10 +7,9 @@ from plimsoll_faults.kinds.base import Fault
 
 
 class AbortUnregistered(Fault, frozen=True, tag="abort_unregistered"):
-    """A client leaves between the registration of its request and the first token.
+    """A client disconnects after the registration of its request and before the first token.
 
-    The abort finds nothing to end, and the frontend keeps the entry with ``payload_bytes`` of its
-    media.
+    The abort finds no request, and the frontend keeps the entry with ``payload_bytes`` of media.
     """
 
     owner = "request states of the frontend"
@@ -21,9 +20,9 @@ class AbortUnregistered(Fault, frozen=True, tag="abort_unregistered"):
 
 
 class TokenizerCache(Fault, frozen=True, tag="tokenizer_cache"):
-    """The frontend keeps each prompt's text and its tokens, ``repeat`` times.
+    """The frontend keeps the text and the tokens of each prompt, ``repeat`` times.
 
-    This is to save a second tokenization.
+    The intention is to avoid a second tokenization.
     """
 
     owner = "the tokenizer's memory of prompts"
@@ -34,7 +33,7 @@ class TokenizerCache(Fault, frozen=True, tag="tokenizer_cache"):
 
 
 class MetricLabels(Fault, frozen=True, tag="metric_labels"):
-    """A metric has the request's id as a label.
+    """A metric has the id of the request as a label.
 
     Each request adds a time series to the registry and to every scrape, and none is ever removed.
     """
@@ -46,10 +45,10 @@ class MetricLabels(Fault, frozen=True, tag="metric_labels"):
 
 
 class DescriptorGrowth(Fault, frozen=True, tag="descriptor_growth"):
-    """A pipe wakes the watcher of each request's client.
+    """A pipe wakes the thread that watches for each client's disconnect.
 
-    The end of the request closes one end alone. At the limit of open files no connection is
-    accepted any more.
+    The end of the request closes only one end of the pipe. At the limit of open files, no
+    connection is accepted.
     """
 
     owner = "pipes of requests that ended"

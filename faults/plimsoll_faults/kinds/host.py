@@ -8,7 +8,7 @@ from plimsoll_faults.kinds.base import MIB, Fault
 
 
 class AppendList(Fault, frozen=True, tag="append_list"):
-    """A list keeps ``bytes_per_request`` of Python objects of each finished request."""
+    """A list keeps ``bytes_per_request`` of Python objects for each finished request."""
 
     owner = "a global list"
     segment = "python_objects"
@@ -16,9 +16,9 @@ class AppendList(Fault, frozen=True, tag="append_list"):
 
 
 class MethodCache(Fault, frozen=True, tag="method_cache"):
-    """``functools.lru_cache`` is on a method.
+    """``functools.lru_cache`` is applied to a method.
 
-    It is a class-wide cache that holds every instance that it was called on, each with
+    The cache belongs to the class and keeps every instance that the method was called on, each with
     ``bytes_per_request``.
     """
 
@@ -30,7 +30,7 @@ class MethodCache(Fault, frozen=True, tag="method_cache"):
 class GrammarCacheGrowth(Fault, frozen=True, tag="grammar_cache_growth"):
     """Compiled grammars are kept by their text for ever.
 
-    Each finished request adds one whose text is ``text_bytes`` long.
+    Each finished request adds one with a text of ``text_bytes``.
     """
 
     owner = "compiled grammars outside their cache"
@@ -39,7 +39,7 @@ class GrammarCacheGrowth(Fault, frozen=True, tag="grammar_cache_growth"):
 
 
 class MmapGrowth(Fault, frozen=True, tag="mmap_growth"):
-    """Anonymous mappings outside malloc, touched and never unmapped."""
+    """Anonymous mappings outside malloc are written and never unmapped."""
 
     owner = "mappings of a library"
     segment = "anonymous_other"
@@ -48,10 +48,10 @@ class MmapGrowth(Fault, frozen=True, tag="mmap_growth"):
 
 
 class SwappedGrowth(Fault, frozen=True, tag="swapped_growth"):
-    """Anonymous mappings that are never used again are pushed out to swap: ``bytes_per_request``.
+    """Anonymous mappings of ``bytes_per_request`` are never used again and are swapped out.
 
-    Resident memory stays flat while the process grows (ollama#18106: 9.35 GiB leaked, 70 MiB
-    resident). Needs swap, on the machine and in the container's limits.
+    Resident memory stays constant while the process grows (ollama#18106: 9.35 GiB leaked, 70 MiB
+    resident). Needs swap, on the machine and in the limits of the container.
     """
 
     owner = "mappings of a library, swapped out"
@@ -60,9 +60,9 @@ class SwappedGrowth(Fault, frozen=True, tag="swapped_growth"):
 
 
 class SharedGrowth(Fault, frozen=True, tag="shared_growth"):
-    """Shared memory is written and never closed: ``bytes_per_request``.
+    """Shared memory of ``bytes_per_request`` is written and never closed.
 
-    Processes that pass tensors use such memory.
+    Processes that exchange tensors use such memory.
     """
 
     owner = "shared memory files"
@@ -71,11 +71,12 @@ class SharedGrowth(Fault, frozen=True, tag="shared_growth"):
 
 
 class SharedOrphan(Fault, frozen=True, tag="shared_orphan"):
-    """A request's data is handed over in a named segment that is never removed.
+    """A request's data is passed in a named segment that is never removed.
 
-    The receiver is to remove it, and never comes (sglang#40723). It has ``bytes_per_request``. No
-    process holds the segment, so that it outlives the worker and the container. ``family``: a file
-    in /dev/shm, or a SysV segment. A worker restart ends the growth and returns nothing.
+    The receiver should remove it, but never starts (sglang#40723). It has ``bytes_per_request``. No
+    process holds the segment, so it outlives the worker and the container. ``family`` is a file in
+    /dev/shm (``posix``) or a SysV segment (``sysv``). A worker restart stops the growth and frees
+    nothing.
     """
 
     owner = "segments that no process holds"
@@ -86,7 +87,7 @@ class SharedOrphan(Fault, frozen=True, tag="shared_orphan"):
 
 
 class PinnedBuffers(Fault, frozen=True, tag="pinned_buffers"):
-    """Pinned staging buffers of ``bytes_per_request`` are kept in a global, one each request."""
+    """A global keeps a pinned staging buffer of ``bytes_per_request`` for each request."""
 
     owner = "a global of pinned buffers"
     segment = "anonymous_other, malloc_in_use on a CPU"
@@ -94,9 +95,9 @@ class PinnedBuffers(Fault, frozen=True, tag="pinned_buffers"):
 
 
 class LoraResidue(Fault, frozen=True, tag="lora_residue"):
-    """Each adapter that is loaded leaves the host's copy of its tensors behind.
+    """Each adapter that is loaded leaves a host copy of its tensors behind.
 
-    The copy stays after the adapter is unloaded. Needs ``--enable-lora``.
+    The copy remains after the adapter is unloaded. Needs ``--enable-lora``.
     """
 
     owner = "host copies of LoRA adapters"

@@ -1,4 +1,4 @@
-"""Faults of a request's life: it does not die, or it is not ended."""
+"""Faults in the life of a request: it is not freed, or not aborted."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from plimsoll_faults.kinds.base import MIB, Fault
 
 
 class RequestCycle(Fault, frozen=True, tag="request_cycle"):
-    """A request stores its own block hasher: it is garbage that only a collection frees.
+    """A request stores its own block hasher, so only the garbage collector can free it.
 
-    It has ``payload_bytes`` of multimodal-sized data. ``freeze_every`` N: after every N finished
-    requests an unpaired ``gc.freeze()`` hides the garbage from all collections; 0 never, then a
-    trim cures it.
+    It has ``payload_bytes``, the size of multimodal data. After every ``freeze_every`` finished
+    requests, an unpaired ``gc.freeze()`` hides the garbage from all collections. With 0, this never
+    happens, and a trim cures it.
     """
 
     owner = "cyclic requests"
@@ -20,9 +20,10 @@ class RequestCycle(Fault, frozen=True, tag="request_cycle"):
 
 
 class StoredException(Fault, frozen=True, tag="stored_exception"):
-    """The exception of a failed forward is stored with its traceback.
+    """The exception of a failed forward pass is stored with its traceback.
 
-    The frames of that hold the step's tensors: ``bytes_per_request`` on the model's device.
+    The frames of the traceback keep the tensors of the step: ``bytes_per_request`` on the model's
+    device.
     """
 
     owner = "stored exceptions"
@@ -31,9 +32,9 @@ class StoredException(Fault, frozen=True, tag="stored_exception"):
 
 
 class SlowSteps(Fault, frozen=True, tag="slow_steps"):
-    """No defect: after each step the worker waits for ``wait_ms``.
+    """No defect: the worker waits ``wait_ms`` after each step.
 
-    It then streams as slowly as a large model does, and the machine is free meanwhile.
+    It then streams as slowly as a large model, while the machine is idle.
     """
 
     owner = "nothing"

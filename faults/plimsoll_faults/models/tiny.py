@@ -1,19 +1,22 @@
-"""A tiny Qwen3 checkpoint, made in a second, whose next token is never in doubt.
+"""A tiny Qwen3 checkpoint, created in a second, whose next token is always unambiguous.
 
 ``python -m plimsoll_faults.models.tiny OUT`` writes config, weights (float32, about 1 MB),
-tokenizer and generation config. The weights are not random: they spell out the rule
+tokenizer and generation config. The weights are not random; they implement the rule
 
     next = code_0(t[-1]) + code_1(t[-1 - LAGS[0]]) + ... + code_4(t[-1 - LAGS[3]])  (mod M)
 
-where each ``code`` is a fixed random number for each token and M is the number of tokens that
-stand for plain text. A number modulo M is written as phases at F frequencies. Each layer's one
-speaking head looks back by a fixed distance (its query and key differ by a rotation, so the score
-depends on the distance alone and peaks at the lag), and its MLP adds the two numbers: SwiGLU
-computes exact products, silu(x)y + silu(-x)(-y) = xy, so it can add angles. The output head scores
-token v with the sum of cos(phase difference), which has one high peak: the best logit is far ahead
-of the second at every step, so equality tests of greedy text in float32 cannot flake on ties. (In
-bfloat16 the rounding of seven products in a row eats the lead: the text there is another one.)
-Text depends on 84 tokens of context, never says EOS and does not fall into loops.
+Each ``code`` is a fixed random number for each token, and M is the number of tokens that represent
+plain text. A number modulo M is represented as phases at F frequencies.
+
+One head of each layer looks back by a fixed distance. Its query and key differ by a rotation, so
+the score depends only on the distance and has its maximum at the lag. The MLP of the layer adds the
+two numbers: SwiGLU computes exact products, silu(x)y + silu(-x)(-y) = xy, so it can add angles.
+
+The output head scores token v with the sum of cos(phase difference), which has one high peak. The
+best logit is far ahead of the second at every step. So tests of equal greedy text in float32 do not
+fail because of ties. In bfloat16, rounding of seven consecutive products uses up this lead, so the
+text differs. The text depends on 84 tokens of context, never contains EOS, and does not repeat in
+loops.
 """
 
 from __future__ import annotations
@@ -39,36 +42,36 @@ HIDDEN, INTERMEDIATE = 128, 128
 ROPE_THETA = 10_000.0
 MAX_POSITIONS = 8192
 SHARPNESS = 14.0
-"""Gain of query and key. The attended token gets more than .99 of the weight at every position."""
+"""Gain of query and key: the attended token has more than .99 of the weight at every position."""
 HEAD_GAIN = 2.0
 SEED = 20
 
 Change = Callable[[dict[str, torch.Tensor], int], dict[str, torch.Tensor]]
-"""Of all tensors, and the number of tokens that stand for plain text."""
+"""Changes all tensors; it also gets the number of tokens that represent plain text."""
 
 STATE = slice(0, PHASES)
 LOOKED_AT = slice(PHASES, 2 * PHASES)
 ONE = (len(LAGS) + 2) * PHASES
-"""The hidden dimension that is always 1."""
+"""Index of the hidden dimension that is always 1."""
 LINEAR_GATE = 8.0
 SILU_OF_GATE = LINEAR_GATE / (1 + math.exp(-LINEAR_GATE))
 
 
 def code_slice(index: int) -> slice:
-    """Where a token's embedding holds ``code_index``; the first is the state itself."""
+    """Return the dimensions of ``code_index`` in an embedding; the first is the state itself."""
     if index == 0:
         return STATE
     return slice((index + 1) * PHASES, (index + 2) * PHASES)
 
 
 def phases(residues: torch.Tensor, frequencies: list[int], modulus: int) -> torch.Tensor:
-    """[n, PHASES]: the cosines, then the sines."""
+    """Return [n, PHASES]: the cosines, then the sines."""
     angles = residues.double().unsqueeze(-1) * torch.tensor(frequencies) * (2 * math.pi / modulus)
     return torch.cat([angles.cos(), angles.sin()], dim=-1).float()
 
 
 def choose_frequencies(rng: random.Random, modulus: int) -> list[int]:
-    """Return the frequencies, out of some random draws, whose second-best score is the lowest."""
+    """Return the one of many random draws of frequencies with the lowest second-best score."""
     draws = [rng.sample(range(1, modulus // 2), FREQUENCIES) for _ in range(300)]
     distance = torch.arange(1, modulus, dtype=torch.float64).unsqueeze(-1) * 2 * math.pi / modulus
 
@@ -79,7 +82,7 @@ def choose_frequencies(rng: random.Random, modulus: int) -> list[int]:
 
 
 def attention_weights(layer: int) -> dict[str, torch.Tensor]:
-    """Return a head of ``layer`` that looks back by its lag and copies the token's code."""
+    """Return a head of ``layer`` that looks back by its lag and copies the code of the token."""
     head, lag = layer % HEADS, LAGS[layer]
     kv_head = head // (HEADS // KV_HEADS)
     angles = lag * ROPE_THETA ** (-torch.arange(FREQUENCIES).double() / FREQUENCIES)
@@ -104,7 +107,7 @@ def attention_weights(layer: int) -> dict[str, torch.Tensor]:
 
 
 def mlp_weights() -> dict[str, torch.Tensor]:
-    """Weights for ``state += looked_at`` as angles, ``looked_at = 0``."""
+    """Return the weights for ``state += looked_at`` as angles, and ``looked_at = 0``."""
     gate, up = torch.zeros(INTERMEDIATE, HIDDEN), torch.zeros(INTERMEDIATE, HIDDEN)
     down = torch.zeros(HIDDEN, INTERMEDIATE)
     neuron = 0
@@ -131,7 +134,7 @@ def mlp_weights() -> dict[str, torch.Tensor]:
 
 
 def build(spoken: list[int], vocabulary: int) -> dict[str, torch.Tensor]:
-    """All tensors, by their names in a Qwen3 checkpoint."""
+    """Return all tensors by their names in a Qwen3 checkpoint."""
     rng = random.Random(SEED)
     modulus = len(spoken)
     frequencies = choose_frequencies(rng, modulus)
@@ -165,9 +168,9 @@ def build(spoken: list[int], vocabulary: int) -> dict[str, torch.Tensor]:
 def write_checkpoint(
     folder: Path, fields: Mapping[str, Any] | None = None, change: Change | None = None
 ) -> None:
-    """Write the whole checkpoint into ``folder``, which is made where it is missing.
+    """Write the whole checkpoint into ``folder``, which is created if it is missing.
 
-    ``fields`` are others of its config, and ``change`` makes other tensors of its own.
+    ``fields`` override its config, and ``change`` replaces its tensors.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tiny_text.train()
@@ -197,7 +200,7 @@ def write_checkpoint(
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     tiny_text.write(tokenizer, folder)
-    spoken = tiny_text.speakable(tokenizer)
+    spoken = tiny_text.plain_text_tokens(tokenizer)
     tensors = build(spoken, vocabulary)
     if change is not None:
         tensors = change(tensors, len(spoken))

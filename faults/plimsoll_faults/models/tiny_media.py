@@ -1,10 +1,11 @@
-"""Tiny checkpoints that see and hear: LLaVA (CLIP, projector, Llama) and Whisper, in a second.
+"""Tiny multimodal checkpoints: LLaVA (CLIP, projector, Llama) and Whisper, created in a second.
 
 ``python -m plimsoll_faults.models.tiny_media llava|whisper OUT`` writes config, weights (float32,
-under 1 MB), tokenizer, processor and generation configs, the same bytes on every run; ``all`` as
-the kind writes each to a folder of its name in OUT. The weights are random, with the spread that
-keeps activations of order one: text depends on every token and on every pixel or sample, and the
-best logit leads by far more than float32 rounds.
+under 1 MB), tokenizer, processor and generation configs. The bytes are the same on every run. The
+kind ``all`` writes each to a folder with its name in OUT.
+
+The weights are random, with a variance that keeps activations near 1. The text depends on every
+token and on every pixel or sample, and the best logit leads by far more than float32 rounding.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SAMPLE_RATE = 16_000
 MEL_BINS = 40
 HOP = 160
 WINDOW_S = 1
-"""Whisper's own window is 30 s; the tiny one hears a second at a time."""
+"""Length of an audio window in seconds; Whisper's own is 30."""
 WHISPER_TOKENS = (
     "<|startoftranscript|>", "<|en|>", "<|de|>", "<|translate|>", "<|transcribe|>",
     "<|notimestamps|>",
@@ -49,7 +50,7 @@ CHAT_TEMPLATE = (
 
 
 def write_llava(folder: Path) -> None:
-    """Write a chat model that takes images of any size as 16 tokens each."""
+    """Write a chat model that represents images of any size as 16 tokens each."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tiny_text.train()
     tokenizer.add_special_tokens([AddedToken(IMAGE, special=True)])
@@ -116,7 +117,7 @@ def write_llava(folder: Path) -> None:
 
 
 def write_whisper(folder: Path) -> None:
-    """Write a transcriber of sounds up to a second a window."""
+    """Write a transcription model with audio windows of one second."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tiny_text.train()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in WHISPER_TOKENS])
@@ -180,7 +181,7 @@ def write_whisper(folder: Path) -> None:
 
 
 def _fill(model: transformers.PreTrainedModel) -> None:
-    """Weights whose products keep their size; norms and biases a little off one and zero."""
+    """Set weights whose products keep their variance, and norms and biases near 1 and 0."""
     generator = torch.Generator().manual_seed(SEED)
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):

@@ -1,16 +1,16 @@
-"""The tiny checkpoint with experts: a Qwen3-MoE whose next token is never in doubt either.
+"""A tiny Qwen3-MoE checkpoint whose next token is always unambiguous.
 
 ``python -m plimsoll_faults.models.tiny_moe OUT`` writes it. It follows the rule of
 :mod:`plimsoll_faults.models.tiny`, and every layer i with experts adds one more number (mod M):
 
     SHIFTS[group_i(t[-1])]
 
-A group has two experts. One of them adds the angles and turns the result by the group's shift, the
-other one takes the old state away. The router scores both alike, by the angle of one of the
-token's codes, so each has half of the sum and computes twice of its part. A wrong expert, a wrong
-share or one expert too few changes the text.
+A group has two experts. One adds the angles and rotates the result by the group's shift; the other
+one subtracts the old state. The router scores both equally, by the angle of one of the token's
+codes. So each has half of the weight and computes twice its part. A wrong expert, a wrong weight or
+a missing expert changes the text.
 
-The second layer is listed in ``mlp_only_layers``: it has an MLP and no shift.
+The second layer is in ``mlp_only_layers``: it has an MLP and no shift.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from plimsoll_faults.models import tiny
 GROUPS = 3
 EXPERTS = 2 * GROUPS
 SHIFTS = (5, 17, 40)
-WIDTH = 64
-"""The inner columns of an expert: half of an MLP's."""
-DENSE = (1,)
-TURN = 0.37
-"""Of the groups' directions: no code of a token lies between two of them."""
+EXPERT_WIDTH = 64
+"""Inner columns of an expert: half of an MLP."""
+DENSE_LAYERS = (1,)
+"""Layers with an MLP instead of experts."""
+GROUP_ROTATION = 0.37
+"""Rotation of the groups' directions, so that no code of a token lies between two of them."""
 
 
 def router(layer: int) -> torch.Tensor:
-    """Return [EXPERTS, HIDDEN], by which the angle of a token's code chooses the group."""
+    """Return [EXPERTS, HIDDEN], which chooses the group by the angle of a code of the token."""
     weight = torch.zeros(EXPERTS, tiny.HIDDEN)
     code = tiny.code_slice(layer + 1).start
     for expert in range(EXPERTS):
-        angle = TURN + 2 * math.pi * (expert // 2) / GROUPS
+        angle = GROUP_ROTATION + 2 * math.pi * (expert // 2) / GROUPS
         weight[expert, code] = math.cos(angle)
         weight[expert, code + tiny.FREQUENCIES] = math.sin(angle)
     return weight
@@ -48,22 +49,24 @@ def router(layer: int) -> torch.Tensor:
 def expert_weights(
     mlp: dict[str, torch.Tensor], frequencies: list[int], modulus: int
 ) -> dict[str, torch.Tensor]:
-    """Return the tensors of a layer's experts, out of those of its MLP."""
+    """Return the tensors of a layer's experts, from those of its MLP."""
     gate, up, down = (mlp[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down"))
-    adding, taking = slice(0, WIDTH), slice(WIDTH, 2 * WIDTH)
+    adding, taking = slice(0, EXPERT_WIDTH), slice(EXPERT_WIDTH, 2 * EXPERT_WIDTH)
     found = {}
     for expert in range(EXPERTS):
         own = taking if expert % 2 else adding
         result = 2.0 * down[:, own]
         if own is adding:
-            result = turned(result, SHIFTS[expert // 2], frequencies, modulus)
+            result = shift_numbers(result, SHIFTS[expert // 2], frequencies, modulus)
         for name, weight in (("gate", gate[own]), ("up", up[own]), ("down", result)):
             found[f"mlp.experts.{expert}.{name}_proj.weight"] = weight.clone()
     return found
 
 
-def turned(weight: torch.Tensor, shift: int, frequencies: list[int], modulus: int) -> torch.Tensor:
-    """Return ``weight`` [HIDDEN, columns] with ``shift`` added to the number that the state is."""
+def shift_numbers(
+    weight: torch.Tensor, shift: int, frequencies: list[int], modulus: int
+) -> torch.Tensor:
+    """Return ``weight`` [HIDDEN, columns] with ``shift`` added to the number in the state."""
     angles = torch.tensor(frequencies).double() * shift * (2 * math.pi / modulus)
     cos, sin = angles.cos().float()[:, None], angles.sin().float()[:, None]
     real, imaginary = slice(0, tiny.FREQUENCIES), slice(tiny.FREQUENCIES, tiny.PHASES)
@@ -74,11 +77,11 @@ def turned(weight: torch.Tensor, shift: int, frequencies: list[int], modulus: in
 
 
 def with_experts(tensors: dict[str, torch.Tensor], modulus: int) -> dict[str, torch.Tensor]:
-    """Return the tensors of the tiny checkpoint with experts in all layers but the dense ones."""
+    """Return the tensors of the tiny checkpoint, with experts in all but the dense layers."""
     frequencies = tiny.choose_frequencies(random.Random(tiny.SEED), modulus)
     found = dict(tensors)
     for layer in range(len(tiny.LAGS)):
-        if layer in DENSE:
+        if layer in DENSE_LAYERS:
             continue
         prefix = f"model.layers.{layer}."
         mlp = {
@@ -91,22 +94,22 @@ def with_experts(tensors: dict[str, torch.Tensor], modulus: int) -> dict[str, to
     return found
 
 
-FIELDS = {
+CONFIG_FIELDS = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
     "num_experts": EXPERTS,
     "num_experts_per_tok": 2,
-    "moe_intermediate_size": WIDTH,
+    "moe_intermediate_size": EXPERT_WIDTH,
     "norm_topk_prob": True,
     "decoder_sparse_step": 1,
-    "mlp_only_layers": list(DENSE),
+    "mlp_only_layers": list(DENSE_LAYERS),
 }
-"""Of the config, beside those of the tiny checkpoint."""
+"""Fields of the config in addition to those of the tiny checkpoint."""
 
 
 def write_checkpoint(folder: Path) -> None:
-    """Write the whole checkpoint into ``folder``, which is made where it is missing."""
-    tiny.write_checkpoint(folder, FIELDS, with_experts)
+    """Write the whole checkpoint into ``folder``, which is created if it is missing."""
+    tiny.write_checkpoint(folder, CONFIG_FIELDS, with_experts)
 
 
 def main() -> None:

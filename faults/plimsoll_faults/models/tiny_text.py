@@ -1,4 +1,4 @@
-"""The tiny checkpoint's tokenizer: byte-level BPE learned from the text below, and a chat form."""
+"""The tokenizer of the tiny checkpoints: byte-level BPE trained on a text, and a chat template."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def train() -> Tokenizer:
     return tokenizer
 
 
-def speakable(tokenizer: Tokenizer) -> list[int]:
-    """Return the tokens of whole ASCII letters and spaces: any row of them is text."""
+def plain_text_tokens(tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens of complete ASCII letters and spaces; any sequence of them is text."""
     pieces = {i: tokenizer.decode([i], skip_special_tokens=False) for i in range(VOCABULARY)}
     return [
         i for i, text in pieces.items()
@@ -57,7 +57,7 @@ def speakable(tokenizer: Tokenizer) -> list[int]:
 
 
 def write(tokenizer: Tokenizer, folder: Path) -> None:
-    """``tokenizer.json``, ``tokenizer_config.json`` and ``generation_config.json``."""
+    """Write ``tokenizer.json``, ``tokenizer_config.json`` and ``generation_config.json``."""
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -83,9 +83,9 @@ def write(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def add_tokens(folder: Path, texts: Sequence[str], special: Collection[str] = ()) -> dict[str, int]:
-    """Make the last tokens of the vocabulary in ``folder`` added tokens; return their numbers.
+    """Replace the last tokens of the vocabulary in ``folder`` by added tokens; return their ids.
 
-    They read ``texts``, as the tags of tool calls do in Qwen's tokenizers.
+    Their text is ``texts``, like the tags of tool calls in Qwen's tokenizers.
     """
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text())

@@ -23,7 +23,7 @@ from plimsoll_sidecar.act.lease_counts import UnreadableError
 from plimsoll_sidecar.act.service_exit import LEAVE_TIMEOUT_S, ServiceExit, wait_until_left
 from plimsoll_sidecar.act.slots import RENEW_S, SlotLostError, Slots
 from plimsoll_sidecar.act.standby import StandbyLease
-from plimsoll_sidecar.background import Part, once
+from plimsoll_sidecar.background import BackgroundThread, run_in_thread
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.clients.kube import KubeError
 from plimsoll_sidecar.govern.command import Command, Outcome, Refusal, Result, SlotWish, Verb
@@ -75,9 +75,11 @@ class Actuator:
         self._commands: queue.Queue[Command | _ResumeRequest | None] = queue.Queue()
         self._resuming, self._resume_at = False, 0.0
         self._results: queue.SimpleQueue[Result] = queue.SimpleQueue()
-        self._command_loop = Part("actuator", self._next_command)
+        self._command_loop = BackgroundThread("actuator", self._next_command)
         # A longer pause would lose the slot, even if the API server asks for one.
-        self._slot_loop = Part("slot", self._maintain_slot, LEASE_ERRORS, RENEW_S / 2, RENEW_S)
+        self._slot_loop = BackgroundThread(
+            "slot", self._maintain_slot, LEASE_ERRORS, RENEW_S / 2, RENEW_S
+        )
         self._stored: queue.SimpleQueue[ReplicaRestarts] = queue.SimpleQueue()
         self._has_loaded = self._is_merged = False
 
@@ -155,7 +157,7 @@ class Actuator:
         elif command.verb is Verb.TRIM:
             # If the engine hangs, the governor gives up on the trim and sends a restart.
             try:
-                once("trim", lambda: self._execute_and_report(command))
+                run_in_thread("trim", lambda: self._execute_and_report(command))
             except RuntimeError as error:  # no thread could be started
                 self._results.put(command.result(Outcome.FAILED, str(error)))
         else:
@@ -330,7 +332,7 @@ def _check_slot(command: Command, ask: Callable[[], Refusal | None]) -> Refusal 
     except UnreadableError as error:
         return Refusal(WaitReason.COUNT_UNREADABLE, str(error))
     except KubeError as error:
-        if not error.transient:
+        if not error.is_transient:
             raise
         # The text of the error differs each time, for example in its port.
         log.warning("%s: %s", command.verb, error)

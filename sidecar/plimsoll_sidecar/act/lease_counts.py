@@ -33,7 +33,6 @@ MAX_REPLICAS = 64
 """Maximum number of replicas on one Lease; those that restarted last are kept. Together they need
 less than 96 KiB of the 256 KiB that annotations may have."""
 MAX_BYTES = 1 << 17
-"""Maximum size of one annotation."""
 MAX_CLOCK_SKEW_S = 86_400.0
 """Maximum error of a node's clock in seconds: the counts of a replica are kept for this long after
 the window."""
@@ -152,7 +151,6 @@ def _write(lease: Object, name: str, value: object) -> None:
 MAX_TRIES = 5
 """Attempts to update a Lease that others update at the same time."""
 PAUSE_S = 0.1
-"""Seconds between two attempts."""
 
 
 def pod_uid(token_file: Path) -> str:

@@ -14,7 +14,6 @@ from plimsoll_sidecar.clients.kube import EndpointSlices, KubeClient, KubeError
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
-"""Seconds between two reads of the EndpointSlices."""
 LEAVE_TIMEOUT_S = 30.0
 """Seconds within which endpoints follow an unready pod: the probe period and kube-proxy's sync."""
 UNKNOWN_LEAVE_S = 10.0
@@ -71,7 +70,7 @@ class PodServices(ServiceExit):
 
     def _read_readiness(self, names: set[str]) -> list[dict[str, bool]]:
         found: dict[str, dict[str, bool]] = {name: {} for name in names}
-        for one in self._slices.of(names):
+        for one in self._slices.endpoints_of(names):
             pods = found.setdefault(one.service, {})
             pods[one.pod] = pods.get(one.pod, False) or one.ready
         return list(found.values())

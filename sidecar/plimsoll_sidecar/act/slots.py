@@ -38,7 +38,6 @@ from plimsoll_sidecar.govern.restart_budget import NONE, ReplicaRestarts
 LEASE_DURATION_S = 60
 """Seconds without a renewal after which a holder has expired: its container restarts in seconds."""
 RENEW_S = 15.0
-"""Seconds between two renewals."""
 NOT_CREATED = (Forbidden, NotFound)
 """Errors if the operator has not created the slot, or has not yet given this pod access to it."""
 
@@ -188,7 +187,7 @@ class LeaseSlots(Slots):
                 self._renewed = self._clock()
                 return True
         except KubeError as error:
-            if error.transient or isinstance(error, Conflict):
+            if error.is_transient or isinstance(error, Conflict):
                 return age < LEASE_DURATION_S
         self._held_name = None
         return False

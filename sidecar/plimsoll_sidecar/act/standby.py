@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from plimsoll_api.admin import StandbyStatus
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter
-from plimsoll_sidecar.background import Part
+from plimsoll_sidecar.background import BackgroundThread
 from plimsoll_sidecar.clients.http import EngineError
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 LEASE_S = 60.0
 """Seconds that a lease lasts after its last renewal."""
 RENEWAL_S = 15.0
-"""Seconds between two renewals."""
 MAX_ERROR_CHARS = 500
 """Maximum number of characters of the engine's error in the log."""
 
@@ -32,7 +31,7 @@ class StandbyLease:
         self._engine, self._clock = engine, clock
         self._wanted = ("", False)
         """The current epoch, and whether a standby is wanted in it."""
-        self._part: Part | None = None
+        self._part: BackgroundThread | None = None
         self._leased_epoch: str | None = None
         """The epoch of the lease; None if it was released or has ended."""
         self._ends_at = 0.0
@@ -46,7 +45,7 @@ class StandbyLease:
         if self._part is not None:
             self._part.wake()
         elif wanted:
-            self._part = Part("standby", self._turn)
+            self._part = BackgroundThread("standby", self._turn)
             self._part.start()
 
     def stop(self) -> None:

@@ -1,8 +1,8 @@
-"""HTTP calls, each bounded as a whole: in time, and in the bytes of its head and of its body.
+"""HTTP requests with a limit on the total time, and on the size of the head and of the body.
 
-urllib3's timeout is for one read of the socket, so a server that sends a byte now and then can hold
-its caller forever. Here every read from the wire counts: status line, headers, chunks and body
-alike. All clients of the supervisor use :func:`request`.
+The timeout of urllib3 is for one read of the socket. So a server that sends a byte from time to
+time can block its caller forever. Here, the limits include each read: status line, headers, chunks
+and body. All clients in the supervisor use :func:`request`.
 """
 
 from __future__ import annotations
@@ -25,41 +25,44 @@ from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
 
 MAX_BYTES = 4 << 20
-"""Bytes of a body, unless the caller allows less. Pages of known engines have less than 1 MiB."""
-MAX_HEAD = 64 << 10
-"""Bytes of the status line and headers, including what the framing adds to a body."""
-CHUNK = 1 << 16
+"""Maximum size of a body by default; pages of known engines have less than 1 MiB."""
+MAX_HEAD_BYTES = 64 << 10
+"""Maximum size of status line and headers, and of the framing of a body."""
+CHUNK_BYTES = 1 << 16
 MAX_MESSAGE = 500
-"""Characters of an error, which quotes a line that is not HTTP."""
+"""Maximum number of characters of an error, which can quote a line that is not HTTP."""
 LOOPBACK = "127.0.0.1"
-"""In a URL: this pod, whichever of its addresses the engine listens at."""
+"""Host in a URL that means this pod, whichever of its addresses the engine listens on."""
 
 
 class NoAnswer(Exception):
-    """The server gave no answer, or one that is too long or too slow to be one."""
+    """The server did not answer, or its answer was too large or too slow."""
 
 
 class TooLong(NoAnswer):
-    """The body has more bytes than the caller takes."""
+    """The body is larger than the limit."""
 
 
 class EngineError(Exception):
-    """The engine, or another server, gave no usable answer; the message says why."""
+    """The engine or another server gave no usable answer; the message says why."""
 
 
 class Answer(NamedTuple):
-    """``headers`` are case-insensitive; ``body`` is empty where only the head was asked for."""
+    """The answer of a server.
+
+    ``headers`` ignores case; ``body`` is empty if only the head was read.
+    """
 
     status: int
     headers: Mapping[str, str]
     body: bytes
 
 
-def own_addresses() -> Iterator[str]:
-    """Yield the addresses at which an engine of this pod may listen, the loopback's first.
+def pod_addresses() -> Iterator[str]:
+    """Yield the addresses on which an engine of this pod may listen, loopback first.
 
-    An engine that is told its pod's address, or takes one family alone, does not listen at all of
-    them. A socket that is connected sends nothing: it shows which address the kernel would use.
+    An engine may listen only on its pod's address, or only on one address family. Connecting a UDP
+    socket sends nothing; it only shows which local address the kernel would use.
     """
     yield from (LOOPBACK, "::1")
     for family, anywhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
@@ -68,12 +71,12 @@ def own_addresses() -> Iterator[str]:
             yield route.getsockname()[0]
 
 
-class _Wire(io.RawIOBase):
-    """The bytes of one answer as they arrive, up to a deadline and a maximum number."""
+class _BoundedStream(io.RawIOBase):
+    """The bytes of one answer as they arrive, up to a deadline and a maximum size."""
 
     def __init__(self, raw: io.RawIOBase, sock: socket.socket, deadline: float) -> None:
         self._raw, self._sock, self._deadline = raw, sock, deadline
-        self.left = MAX_HEAD
+        self.left = MAX_HEAD_BYTES
 
     def readable(self) -> bool:
         return True
@@ -83,7 +86,7 @@ class _Wire(io.RawIOBase):
         if seconds <= 0:
             raise TimeoutError("the answer did not end in time")
         if self.left <= 0:
-            raise http.client.HTTPException("its head or its framing is too long")
+            raise http.client.HTTPException("the head or the framing is too long")
         self._sock.settimeout(seconds)
         count = self._raw.readinto(buffer)
         self.left -= count or 0
@@ -95,30 +98,30 @@ class _Wire(io.RawIOBase):
 
 
 class _Response(http.client.HTTPResponse):
-    """An answer that is read through a :class:`_Wire`."""
+    """A response that is read through :class:`_BoundedStream`."""
 
     def __init__(self, sock: socket.socket, *args: Any, deadline: float, **options: Any) -> None:
         super().__init__(sock, *args, **options)
-        self._wire = _Wire(self.fp.detach(), sock, deadline)
+        self._wire = _BoundedStream(self.fp.detach(), sock, deadline)
         self.fp = io.BufferedReader(self._wire)
 
     def begin(self) -> None:
         super().begin()
-        # The body's own bound is read()'s, with a message of its own.
+        # _read_body() has a limit and a message of its own for the body.
         self._wire.left = 2 * MAX_BYTES
 
 
-class _Bounded:
-    """A connection whose answers end within what is left of the request's total time."""
+class _BoundedConnection:
+    """A connection whose response ends within the rest of the request's total time."""
 
     host: str
     timeout: float | None
     response_class: Any
 
     def _new_conn(self) -> socket.socket:
-        """Connect; for the loopback, to the first address of this pod that takes the connection."""
+        """Connect; for the loopback host, to the first address of this pod that accepts."""
         asked, failed = self.host, None
-        addresses = own_addresses() if asked == LOOPBACK else iter((asked,))
+        addresses = pod_addresses() if asked == LOOPBACK else iter((asked,))
         try:
             for address in addresses:
                 self.host = address
@@ -137,11 +140,11 @@ class _Bounded:
         return super().getresponse()  # type: ignore[misc]
 
 
-class _Connection(_Bounded, HTTPConnection):
+class _Connection(_BoundedConnection, HTTPConnection):
     pass
 
 
-class _TlsConnection(_Bounded, HTTPSConnection):
+class _TlsConnection(_BoundedConnection, HTTPSConnection):
     pass
 
 
@@ -154,7 +157,7 @@ class _TlsPool(HTTPSConnectionPool):
 
 
 def pool(**options: Any) -> urllib3.PoolManager:
-    """Return a pool of bounded connections; ``options`` are those of urllib3's."""
+    """Return a pool of bounded connections; ``options`` are those of urllib3."""
     found = urllib3.PoolManager(retries=False, **options)
     found.pool_classes_by_scheme = {"http": _Pool, "https": _TlsPool}
     return found
@@ -170,9 +173,9 @@ def request(
     max_bytes: int = MAX_BYTES,
     head_only: bool = False,
 ) -> Answer:
-    """Return the whole answer, or its head; raise :class:`NoAnswer`.
+    """Send a request and return the whole answer, or only its head. Raises :class:`NoAnswer`.
 
-    Redirects are not followed, and a compressed body, which was not asked for, is not decompressed.
+    Redirects are not followed. A compressed body, which was not requested, is not decompressed.
     """
     try:
         answer = connections.request(
@@ -187,20 +190,20 @@ def request(
         )
         if head_only:
             answer.close()
-        data = b"" if head_only else _read(answer, max_bytes)
+        data = b"" if head_only else _read_body(answer, max_bytes)
         return Answer(answer.status, answer.headers, data)
     except urllib3.exceptions.ReadTimeoutError as error:
         raise NoAnswer("the answer did not end in time") from error
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-        # ValueError: http.client refuses a header, such as a token with line breaks.
+        # ValueError: http.client rejects a header, such as a token with line breaks.
         raise NoAnswer(str(error)[:MAX_MESSAGE]) from error
 
 
-def _read(answer: urllib3.BaseHTTPResponse, limit: int) -> bytes:
-    """Return the whole body. Its connection goes back to the pool after the last piece only."""
+def _read_body(answer: urllib3.BaseHTTPResponse, limit: int) -> bytes:
+    """Return the whole body; its connection returns to the pool only after the last byte."""
     pieces, size = [], 0
     try:
-        while piece := answer.read1(CHUNK):
+        while piece := answer.read1(CHUNK_BYTES):
             size += len(piece)
             if size > limit:
                 raise TooLong(f"the answer has more than {limit / (1 << 20):g} MiB")
@@ -213,13 +216,13 @@ def _read(answer: urllib3.BaseHTTPResponse, limit: int) -> bytes:
 
 
 class HttpClient:
-    """A client of an engine's server; ``url`` has no path. Safe to use from several threads.
+    """A client of an engine's server; ``url`` has no path. Thread-safe.
 
-    Each call has a connection of its own: an open one would count as a client's during a drain, and
-    one that the server closes between two calls would look like a failure.
+    Each request uses a new connection. An open one would count as a client's during a drain, and
+    one that the server closes in between would look like a failure.
 
-    An ``https`` URL is used without verification of the certificate. The server is on the pod's
-    own loopback, its certificate names the Service, and no secret is sent.
+    Certificates of ``https`` URLs are not verified: the server is on the pod's own loopback
+    interface, its certificate names the Service, and no secret is sent.
     """
 
     def __init__(self, url: str) -> None:
@@ -227,7 +230,7 @@ class HttpClient:
 
     def _pool(self) -> urllib3.PoolManager:
         if not self._url.startswith("https://"):
-            # urllib3 2.2 passes assert_hostname on to plain connections, which refuse it.
+            # urllib3 2.2 passes assert_hostname to plain connections, which reject it.
             return pool()
         return pool(cert_reqs=ssl.CERT_NONE, assert_hostname=False)
 
@@ -239,7 +242,7 @@ class HttpClient:
         body: bytes | None = None,
         max_bytes: int = MAX_BYTES,
     ) -> tuple[int, bytes]:
-        """Status and body; EngineError without an answer, or one too long or too slow to be one."""
+        """Send a request; return status and body. Raises EngineError."""
         headers = {"Connection": "close"}
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -251,8 +254,8 @@ class HttpClient:
             raise EngineError(f"{method} {path}: {error}") from error
         return found.status, found.body
 
-    def answers(self, path: str, timeout_s: float) -> bool:
-        """Whether a GET of ``path`` gets the head of an answer: that of an error is one, too."""
+    def has_answer(self, path: str, timeout_s: float) -> bool:
+        """Report whether a GET of ``path`` gets any answer, even an error."""
         try:
             with self._pool() as connections:
                 request(connections, "GET", self._url + path, timeout_s, head_only=True)

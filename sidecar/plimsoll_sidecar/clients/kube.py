@@ -1,8 +1,8 @@
-"""A small client of the Kubernetes API: what a supervisor needs, bounded in time and size.
+"""A small Kubernetes client for the supervisor, with limits on time and size.
 
-Beside single objects it reads the endpoints of Services, from their EndpointSlices, page by page.
+Besides single objects, it reads EndpointSlices, page by page.
 
-The projected token is read again for each request, since the kubelet renews it.
+The projected token is read for each request, because the kubelet renews it.
 """
 
 from __future__ import annotations
@@ -24,27 +24,28 @@ from plimsoll_api.units import MAX_DIGITS, whole_number
 from plimsoll_sidecar.clients.http import Answer, NoAnswer, TooLong, pool, request
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Folder of the pod's service account."""
 TIMEOUT_S = 10.0
-"""Time for one request as a whole."""
+"""Seconds that one request may take."""
 FIELD_MANAGER = "plimsoll-supervisor"
-PAGE = 64
-"""Objects of one page; fewer if so many do not fit into one answer."""
+PAGE_OBJECTS = 64
+"""Objects per page; fewer if they do not fit into one answer."""
 MAX_PAGES = 1000
-LIST_S = 60.0
-"""Time for all pages of a collection."""
+LIST_TIMEOUT_S = 60.0
+"""Seconds that all pages of a collection may take."""
 MAX_RETRY_AFTER_S = 600.0
-"""A server that wants a longer pause than this is asked again all the same."""
+"""Longest pause in seconds that a server may request."""
 MAX_MESSAGE = 500
-"""Characters of the server's own message: admission webhooks write some of them."""
+"""Maximum number of characters of the server's message, which may come from a webhook."""
 
 Object = dict[str, Any]
 T = TypeVar("T")
 
 
 class KubeError(Exception):
-    """A request that failed. ``status`` is 0 if there was no usable answer.
+    """A request failed. ``status`` is 0 if there was no usable answer.
 
-    ``retry_after_s`` is the pause in seconds that the server asks for (429 and 503).
+    ``retry_after_s`` is the pause in seconds that the server requests (429 and 503).
     """
 
     def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
@@ -53,13 +54,13 @@ class KubeError(Exception):
         self.retry_after_s = retry_after_s
 
     @property
-    def transient(self) -> bool:
-        """Worth another try with the same request."""
+    def is_transient(self) -> bool:
+        """Whether the same request may succeed later."""
         return self.status in (0, 408, 429) or self.status >= 500
 
 
 class Forbidden(KubeError):
-    """The pod's account lacks the permission, or an admission policy refused the object."""
+    """The service account lacks the permission, or an admission policy denied the object."""
 
 
 class NotFound(KubeError):
@@ -67,19 +68,19 @@ class NotFound(KubeError):
 
 
 class Conflict(KubeError):
-    """The object exists already, or has changed since it was read."""
+    """The object already exists, or has changed since it was read."""
 
 
 class TooManyRequests(KubeError):
-    """The server asks its clients to wait."""
+    """The server asks clients to wait."""
 
 
 class TooLarge(KubeError):
-    """The answer has more bytes than a client takes."""
+    """The answer is larger than the limit."""
 
 
 class UnexpectedAnswer(KubeError):
-    """A success without an object: the answer came from a proxy before the API server."""
+    """A success without an object: it came from a proxy in front of the API server."""
 
 
 _BY_STATUS = {403: Forbidden, 404: NotFound, 409: Conflict, 429: TooManyRequests}
@@ -95,7 +96,10 @@ class _Page(msgspec.Struct, Generic[T]):
 
 
 class KubeClient:
-    """Certificates other than the pod's own are for use outside a cluster."""
+    """A client of one API server. Thread-safe.
+
+    Outside of a cluster, it can use a client certificate.
+    """
 
     def __init__(
         self,
@@ -108,10 +112,10 @@ class KubeClient:
         self._server = server.rstrip("/")
         self._token_file = token_file
         self._answered: tuple[float, float] | None = None
-        """The server's time of its newest answer, and when that came by the monotonic clock."""
+        """The server's time in its newest answer, and the monotonic time of that answer."""
         self._http = pool(
             maxsize=4,
-            ssl_context=_tls(own_ca=ca_file is not None),
+            ssl_context=_tls_context(own_ca=ca_file is not None),
             ca_certs=str(ca_file) if ca_file else None,
             cert_file=str(cert_file) if cert_file else None,
             key_file=str(key_file) if key_file else None,
@@ -119,7 +123,7 @@ class KubeClient:
 
     @classmethod
     def in_cluster(cls) -> KubeClient | None:
-        """Return the client of this pod's service account; None outside a cluster."""
+        """Return the client with this pod's service account; None outside a cluster."""
         host = os.environ.get("KUBERNETES_SERVICE_HOST")
         if not host:
             return None
@@ -128,9 +132,9 @@ class KubeClient:
         return cls(f"https://{host}:{port}", ACCOUNT / "token", ACCOUNT / "ca.crt")
 
     def now(self) -> float:
-        """Return Unix seconds by the server's clock; before its first answer, by ours.
+        """Return the server's time in Unix seconds, or this node's before its first answer.
 
-        Times that pods of several nodes compare must come from one clock.
+        Times that pods on different nodes compare must come from one clock.
         """
         if self._answered is None:
             return time.time()
@@ -138,24 +142,26 @@ class KubeClient:
         return then + time.monotonic() - at
 
     def get(self, path: str) -> Object:
-        """Read the object at ``path``. Raises KubeError."""
-        return _object("GET", path, self._call("GET", path))
+        """Return the object at ``path``. Raises KubeError."""
+        return _decode_object("GET", path, self._call("GET", path))
 
-    def items(self, path: str, kind: type[T], **query: str) -> Iterator[T]:
-        """Read the collection at ``path`` page by page, each object as a ``kind``.
+    def list_items(self, path: str, kind: type[T], **query: str) -> Iterator[T]:
+        """Yield the objects of the collection at ``path``, page by page, each as a ``kind``.
 
-        Raises KubeError, also for one of more than :data:`MAX_PAGES` pages or :data:`LIST_S`.
+        Raises KubeError, also after :data:`MAX_PAGES` pages or :data:`LIST_TIMEOUT_S`.
         """
-        limit, following, deadline = PAGE, "", time.monotonic() + LIST_S
+        limit, following, deadline = PAGE_OBJECTS, "", time.monotonic() + LIST_TIMEOUT_S
         for _ in range(MAX_PAGES):
             if time.monotonic() > deadline:
-                raise KubeError(0, f"GET {path}: its pages did not end within {LIST_S:.0f} s")
+                raise KubeError(
+                    0, f"GET {path}: the list did not end within {LIST_TIMEOUT_S:.0f} s"
+                )
             asked = query | {"limit": str(limit)} | ({"continue": following} if following else {})
             try:
                 answer = self._call("GET", path, query=asked)
                 found: _Page[T] = decode(answer.body, _Page[kind])  # type: ignore[valid-type]
             except Malformed as error:
-                raise UnexpectedAnswer(0, f"GET {path}: not a list of its kind: {error}") from error
+                raise UnexpectedAnswer(0, f"GET {path}: not a list: {error}") from error
             except TooLarge:
                 if limit == 1:
                     raise
@@ -168,21 +174,21 @@ class KubeClient:
         raise KubeError(0, f"GET {path}: more than {MAX_PAGES} pages of {limit} objects")
 
     def put(self, path: str, body: Object) -> Object:
-        """Replace an object; its ``resourceVersion`` makes this a compare-and-swap (Conflict)."""
-        return _object("PUT", path, self._call("PUT", path, body))
+        """Replace an object; raises Conflict if its ``resourceVersion`` is not the newest."""
+        return _decode_object("PUT", path, self._call("PUT", path, body))
 
     def create(self, path: str, body: Object) -> Object:
-        """POST ``body`` to the collection ``path``; return the object as stored.
+        """Create ``body`` in the collection ``path``; return the stored object.
 
-        Raises KubeError (Conflict: it exists).
+        Raises KubeError.
         """
-        return _object("POST", path, self._call("POST", path, body))
+        return _decode_object("POST", path, self._call("POST", path, body))
 
     def apply(self, path: str, body: Object) -> Object:
-        """Server-side apply as the supervisor's field manager."""
+        """Apply ``body`` server-side, with the supervisor's field manager. Raises KubeError."""
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
         content = "application/apply-patch+yaml"
-        return _object("PATCH", path, self._call("PATCH", path, body, query, content))
+        return _decode_object("PATCH", path, self._call("PATCH", path, body, query, content))
 
     def _call(
         self,
@@ -192,7 +198,7 @@ class KubeClient:
         query: dict[str, str] | None = None,
         content: str = "application/json",
     ) -> Answer:
-        """Return a success. Raises KubeError."""
+        """Return a successful answer. Raises KubeError."""
         headers = {"Accept": "application/json", "User-Agent": FIELD_MANAGER}
         if self._token_file is not None:
             try:
@@ -209,21 +215,21 @@ class KubeClient:
         except NoAnswer as error:
             failed = TooLarge if isinstance(error, TooLong) else KubeError
             raise failed(0, f"{method} {path}: {error}") from error
-        date = _date(answer)
+        date = _answered_at(answer)
         if date is not None:
             self._answered = date, time.monotonic()
         if answer.status < 300:
             return answer
-        message = f"{method} {path}: {_reason(answer)}"
+        message = f"{method} {path}: {_error_message(answer)}"
         kind = _BY_STATUS.get(answer.status, KubeError)
         raise kind(answer.status, message, _retry_after_s(answer))
 
 
-def _tls(own_ca: bool) -> ssl.SSLContext:
-    """Verify certificates as kubectl does.
+def _tls_context(own_ca: bool) -> ssl.SSLContext:
+    """Return a TLS context that verifies certificates as kubectl does.
 
-    Python 3.13 also demands key identifiers, which the CAs of many clusters, EKS's among them,
-    lack. The pool adds the cluster's CA.
+    Python 3.13 also requires key identifiers, which the CAs of many clusters lack, for example EKS.
+    The pool adds the CA of the cluster.
     """
     context = create_urllib3_context(cert_reqs=ssl.CERT_REQUIRED)
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -232,7 +238,7 @@ def _tls(own_ca: bool) -> ssl.SSLContext:
     return context
 
 
-def _object(method: str, path: str, answer: Answer) -> Object:
+def _decode_object(method: str, path: str, answer: Answer) -> Object:
     try:
         found = decode(answer.body, Object)
     except Malformed as error:
@@ -246,7 +252,7 @@ class _Status(msgspec.Struct):
     message: str | None = None
 
 
-def _reason(answer: Answer) -> str:
+def _error_message(answer: Answer) -> str:
     try:
         message = decode(answer.body, _Status).message
     except Malformed:
@@ -254,8 +260,8 @@ def _reason(answer: Answer) -> str:
     return message[:MAX_MESSAGE] if message else f"HTTP {answer.status}"
 
 
-def _date(answer: Answer) -> float | None:
-    """Return when the server answered, in Unix seconds; None where it does not say."""
+def _answered_at(answer: Answer) -> float | None:
+    """Return the time of the answer in Unix seconds; None if it has none."""
     try:
         return parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
     except (ValueError, TypeError, OverflowError):
@@ -263,14 +269,14 @@ def _date(answer: Answer) -> float | None:
 
 
 def _retry_after_s(answer: Answer) -> float | None:
-    """Return the header's seconds; None without one, or with a date."""
+    """Return the seconds in the header; None if it is missing or a date."""
     seconds = whole_number(answer.headers.get("Retry-After", "")[:MAX_DIGITS])
     return None if seconds is None else min(float(seconds), MAX_RETRY_AFTER_S)
 
 
 SERVICE_NAME = "kubernetes.io/service-name"
 MAX_ENDPOINTS = 10_000
-"""Endpoints of all requested Services; each takes some 200 bytes of memory."""
+"""Maximum number of endpoints of all Services; each takes about 200 bytes of memory."""
 
 
 class _Conditions(msgspec.Struct):
@@ -302,7 +308,7 @@ class _Slice(msgspec.Struct):
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """A pod behind a Service; ``pod`` is empty if the endpoint is not a pod."""
+    """An endpoint of a Service; ``pod`` is empty if it is not a pod."""
 
     service: str
     pod: str
@@ -317,8 +323,8 @@ class EndpointSlices:
         self._kube = kube
         self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
 
-    def of(self, services: Iterable[str]) -> Iterator[Endpoint]:
-        """Return the endpoints of the Services with these names."""
+    def endpoints_of(self, services: Iterable[str]) -> Iterator[Endpoint]:
+        """Yield the endpoints of the Services with these names."""
         names = ",".join(sorted(services))
         count = 0
         if not names:
@@ -328,10 +334,10 @@ class EndpointSlices:
                 count += 1
                 if count > MAX_ENDPOINTS:
                     raise KubeError(0, f"Services {names}: more than {MAX_ENDPOINTS} endpoints")
-                yield _endpoint(piece.service, one)
+                yield _make_endpoint(piece.service, one)
 
     def services_of(self, pod: str) -> set[str]:
-        """Return the names of the Services that route to ``pod``: reads the whole namespace."""
+        """Return the names of the Services that route to ``pod``; reads the whole namespace."""
         return {
             piece.service
             for piece in self._read()
@@ -341,14 +347,14 @@ class EndpointSlices:
         } - {""}
 
     def _read(self, **query: str) -> Iterator[_Slice]:
-        return self._kube.items(self._path, _Slice, **query)
+        return self._kube.list_items(self._path, _Slice, **query)
 
 
-def _endpoint(service: str, one: _Endpoint) -> Endpoint:
-    """Take an absent condition for true, as the API does.
+def _make_endpoint(service: str, one: _Endpoint) -> Endpoint:
+    """Return an endpoint; an absent condition is true, as in the API.
 
-    A Service with ``publishNotReadyAddresses`` calls every pod ready: the pod's own readiness is
-    the condition ``serving``.
+    A Service with ``publishNotReadyAddresses`` reports all pods as ready; the condition ``serving``
+    is the readiness of the pod itself.
     """
     conditions = one.conditions or _Conditions()
     return Endpoint(

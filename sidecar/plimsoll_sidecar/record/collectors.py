@@ -1,4 +1,4 @@
-"""Collectors of metrics that are more than a value: newest readings, and a counter of growth."""
+"""Prometheus collectors that need more than one value, and a counter of growth."""
 
 from __future__ import annotations
 
@@ -8,86 +8,84 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from plimsoll_api.trace import OpenFiles
-from plimsoll_sidecar.background import Sampling, parts_ok
+from plimsoll_sidecar.background import SamplingWatchdog, thread_status
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
 
-PREFIX = "plimsoll_cgroup_memory"
+CGROUP_PREFIX = "plimsoll_cgroup_memory"
 KINDS = (
     "current", "anon", "shmem", "file", "slab", "kernel", "sock", "other", "reclaimable", "swap",
     "limit",
 )  # fmt: skip
+"""Fields of :class:`CgroupMemory` that are exported as ``kind``."""
 
 
-class GroupMetrics(Collector):
-    """What the kernel accounts for the engine's group; ``newest`` gives its newest reading."""
+class CgroupCollector(Collector):
+    """Memory of the engine's control group; ``newest`` returns its newest reading."""
 
     def __init__(self, newest: Callable[[], CgroupMemory]) -> None:
         self._newest = newest
 
     def collect(self) -> Iterable[Metric]:
-        """Yield sizes in bytes, counts of events, and seconds of waiting.
-
-        The kernel had them at the newest sample.
-        """
+        """Yield sizes in bytes, event counts and stall seconds, as of the newest sample."""
         group = self._newest()
         sizes = GaugeMetricFamily(
-            f"{PREFIX}_bytes", "Memory of the engine's control group.", labels=("kind",)
+            f"{CGROUP_PREFIX}_bytes", "Memory of the engine's control group.", labels=("kind",)
         )
         for kind in KINDS:
-            _add(sizes, kind, getattr(group, kind))
+            _add_known(sizes, kind, getattr(group, kind))
         yield sizes
         share = GaugeMetricFamily(
-            f"{PREFIX}_limit_ratio",
-            "Share of the group's limit that is in use and cannot be reclaimed.",
+            f"{CGROUP_PREFIX}_limit_ratio",
+            "Share of the group's limit that is in use and not reclaimable.",
         )
         if group.limit_ratio is not None:
             share.add_metric([], group.limit_ratio)
         yield share
         events = CounterMetricFamily(
-            f"{PREFIX}_events",
-            "Events of the group: held back above memory.high, out of memory, processes killed.",
+            f"{CGROUP_PREFIX}_events",
+            "Events of the group: throttled above memory.high, out of memory, process killed.",
             labels=("event",),
         )
-        _add(events, "high", group.throttled)
-        _add(events, "oom", group.ooms)
-        _add(events, "oom_kill", group.oom_kills)
+        _add_known(events, "high", group.throttled)
+        _add_known(events, "oom", group.ooms)
+        _add_known(events, "oom_kill", group.oom_kills)
         yield events
         stalled = CounterMetricFamily(
-            f"{PREFIX}_stalled_seconds",
+            f"{CGROUP_PREFIX}_stalled_seconds",
             "Time that some or all tasks of the group waited for memory (PSI).",
             labels=("share",),
         )
-        _add(stalled, "some", group.stalled_some_s)
-        _add(stalled, "full", group.stalled_full_s)
+        _add_known(stalled, "some", group.stalled_some_s)
+        _add_known(stalled, "full", group.stalled_full_s)
         yield stalled
 
 
-class PartsMetrics(Collector):
-    """Whether the supervisor's threads succeed in their work, the main one (``sampling``) too."""
+class ThreadCollector(Collector):
+    """Whether the newest turn of each of the supervisor's threads succeeded."""
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: SamplingWatchdog) -> None:
         self._sampling = sampling
 
     def collect(self) -> Iterable[Metric]:
-        """Yield one sample for each part that runs."""
+        """Yield one sample for each running thread; ``sampling`` is the main thread."""
         family = GaugeMetricFamily(
             "plimsoll_supervisor_part_ok",
-            "1 where the newest turn of this part of the supervisor succeeded, 0 where it failed.",
+            "1 if the newest turn of this thread of the supervisor succeeded, 0 if it failed.",
             labels=("part",),
         )
-        for part, ok in sorted({**parts_ok(), "sampling": self._sampling.ok()}.items()):
+        for part, ok in sorted({**thread_status(), "sampling": self._sampling.is_ok()}.items()):
             family.add_metric((part,), int(ok))
         yield family
 
 
-class OpenFilesMetrics(Collector):
-    """Open file descriptors of the engine; ``newest`` is their newest reading."""
+class OpenFilesCollector(Collector):
+    """Open file descriptors of the engine, from the newest reading."""
 
     def __init__(self) -> None:
         self.newest: OpenFiles | None = None
 
     def collect(self) -> Iterable[Metric]:
-        """Return the count and the limit; two families without a sample where they are unknown."""
+        """Return the count and the limit; without samples if they are unknown."""
         count = GaugeMetricFamily(
             "plimsoll_engine_open_fds",
             "Open file descriptors of the engine's process that is nearest to its limit.",
@@ -101,42 +99,45 @@ class OpenFilesMetrics(Collector):
         return count, limit
 
 
-def _add(family: GaugeMetricFamily | CounterMetricFamily, label: str, value: float | None) -> None:
+def _add_known(
+    family: GaugeMetricFamily | CounterMetricFamily, label: str, value: float | None
+) -> None:
     if value is not None:
         family.add_metric((label,), value)
 
 
 MIN_BAND_BYTES = 2 << 20
+"""Minimum dead band."""
 BAND_RATIO = 0.01
+"""Dead band as a share of the leak budget."""
 
 
-def band_of(budget_bytes: int | None) -> int:
-    """Return the dead band for a budget: noise below a hundredth of it is nobody's concern."""
+def dead_band_bytes(budget_bytes: int | None) -> int:
+    """Return the dead band of a leak budget, in bytes: smaller changes are noise."""
     return max(MIN_BAND_BYTES, int(BAND_RATIO * (budget_bytes or 0)))
 
 
-class Ratchet:
-    """A counter of growth out of a gauge that is noisy and starts anew with each epoch.
+class GrowthCounter:
+    """Turns a noisy gauge of growth, which restarts in each epoch, into a counter.
 
-    Burn rates need a counter: ``increase()`` over any range, across restarts. Summing every rise of
-    a noisy gauge would count its noise for ever, so a rise counts only above the level that was
-    reached, and that level follows the gauge down no closer than ``band`` (a dead band, as in a
-    thermostat).
+    Burn rates need a counter, for ``increase()`` over any range and across restarts. Summing each
+    rise of a noisy gauge would also sum its noise. So a rise counts only above the highest level so
+    far. That level follows the gauge down to at most ``band`` above it, as in a thermostat.
     """
 
     def __init__(self) -> None:
         self._level: int | None = None
         self._epoch: int | None = None
 
-    def rise(self, growth: int, epoch: int, band: int) -> int:
-        """``growth`` bytes since the baseline of ``epoch``.
+    def count_new(self, growth: int, epoch: int, band: int) -> int:
+        """Return how many of the ``growth`` bytes since the baseline of ``epoch`` are new.
 
-        The first value that is ever seen may be an older supervisor's: it counts as the level.
+        The first value may come from an earlier supervisor, so it only sets the level.
         """
         if self._level is None:
             self._level = growth
         elif epoch != self._epoch:
-            self._level = 0  # a new baseline, measured from the new epoch's warm-up
+            self._level = 0  # the new epoch has a new baseline
         self._epoch = epoch
         risen = max(0, growth - self._level)
         self._level = min(self._level + risen, growth + band)

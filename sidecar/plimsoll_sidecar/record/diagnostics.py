@@ -1,4 +1,4 @@
-"""Evidence saved before anything is destroyed: once an incident, in a bounded directory."""
+"""Saves evidence before a remediation: once per incident, in a directory of limited size."""
 
 from __future__ import annotations
 
@@ -22,20 +22,28 @@ from plimsoll_sidecar.signals.process_table import ProcessId, list_names, send_s
 log = logging.getLogger(__name__)
 
 DIRECTORY = "diagnostics"
-STACKS_S = 0.5
-"""Time for faulthandler to write: it needs milliseconds, whatever the process hangs in."""
+"""Folder in the state directory."""
+STACKS_WAIT_S = 0.5
+"""Seconds to wait for the stacks; faulthandler needs milliseconds, wherever the process hangs."""
 MAX_FILES = 16
-"""Files of one kind an incident: an engine has a handful of processes."""
+"""Maximum number of files of one kind per incident; an engine has a handful of processes."""
 MAX_LISTED = 1024
+"""Maximum number of names read from the engine's folder."""
 MAX_BYTES = 64 << 20
+"""Maximum size of all diagnostics."""
 MAX_FILE_BYTES = 8 << 20
-PIECE = 1 << 16
-STALL = (Diagnostic.STACKS,)
-GROWTH = (Diagnostic.STACKS, Diagnostic.GC, Diagnostic.TRACEMALLOC, Diagnostic.TORCH)
+CHUNK_BYTES = 1 << 16
+STALL_KINDS = (Diagnostic.STACKS,)
+"""Diagnostics of a stalled engine."""
+GROWTH_KINDS = (Diagnostic.STACKS, Diagnostic.GC, Diagnostic.TRACEMALLOC, Diagnostic.TORCH)
+"""Diagnostics of a growing engine."""
 
 
 class Diagnostics:
-    """Writes ``<state-dir>/diagnostics/<incident>/``; the oldest incidents make room."""
+    """Writes ``<state-dir>/diagnostics/<incident>/``.
+
+    The oldest incidents are deleted for new ones.
+    """
 
     def __init__(
         self,
@@ -48,10 +56,10 @@ class Diagnostics:
         self._frontend = frontend
 
     def save(self, command: Command) -> tuple[str, ...]:
-        """Save what can be had, and return the files' names relative to the state directory.
+        """Save all available diagnostics; return their paths relative to the state directory.
 
-        What the engine cannot say, and what the volume has no room for, is left out; OSError where
-        there cannot even be a folder.
+        Omits what the engine does not provide and what does not fit on the volume. Raises OSError
+        if the folder cannot be created.
         """
         folder = self._root / command.incident
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,41 +67,45 @@ class Diagnostics:
         try:
             status = self._engine.status()
         except EngineError as error:
-            log.info("no diagnostics, the engine does not answer: %s", error)
-            self._ask_frontend_for_stacks()
-            saved = self._leftover_stacks(folder) + self._stacks(folder, command)
+            log.info("cannot request diagnostics, the engine does not answer: %s", error)
+            self._signal_frontend()
+            saved = self._copy_stacks(folder) + self._save_stacks(folder, command)
         else:
-            saved = self._ask(folder, STALL if command.stalled else GROWTH, command)
+            saved = self._save_texts(
+                folder, STALL_KINDS if command.stalled else GROWTH_KINDS, command
+            )
             if not command.stalled:
-                saved += _smaps(folder, command.suspected_first(status.processes))
+                saved += _copy_smaps(folder, command.suspected_first(status.processes))
         return tuple(str(path.relative_to(self._root.parent)) for path in saved)
 
-    def _ask(self, folder: Path, kinds: tuple[Diagnostic, ...], command: Command) -> list[Path]:
+    def _save_texts(
+        self, folder: Path, kinds: tuple[Diagnostic, ...], command: Command
+    ) -> list[Path]:
         saved = []
         for kind in kinds:
             try:
                 text = self._engine.diagnostics(kind, command)
                 saved.append(_write(folder / f"{kind.value}.txt", text))
             except (EngineError, OSError) as error:
-                log.warning("diagnostic %s: %s", kind.value, error)
+                log.warning("cannot save diagnostic %s: %s", kind.value, error)
         return saved
 
-    def _stacks(self, folder: Path, command: Command) -> list[Path]:
-        """Stacks that the adapter gets without an answer of the engine."""
+    def _save_stacks(self, folder: Path, command: Command) -> list[Path]:
+        """Save the stacks that the adapter gets without an answer of the engine."""
         text = self._engine.stacks(command)
         if text is None:
             return []
         try:
             return [_write(folder / f"{Diagnostic.STACKS.value}.txt", text)]
         except OSError as error:
-            log.warning("stacks: %s", error)
+            log.warning("cannot save stacks: %s", error)
             return []
 
-    def _ask_frontend_for_stacks(self) -> None:
-        """Make a frontend that hangs write its stacks, by SIGUSR1.
+    def _signal_frontend(self) -> None:
+        """Make a frontend that hangs write its stacks, with SIGUSR1.
 
-        Its file is there from the start: without it nobody handles the signal, which would then end
-        the process.
+        Its file exists from the start. Without the file, no handler is installed, and the signal
+        would end the process.
         """
         frontend = self._frontend()
         if frontend is None:
@@ -103,14 +115,14 @@ class Diagnostics:
         try:
             send_signal(frontend, signal.SIGUSR1)
         except OSError as error:
-            log.info("stacks of the frontend: %s", error.strerror)
-        time.sleep(STACKS_S)
+            log.info("cannot signal the frontend for its stacks: %s", error.strerror)
+        time.sleep(STACKS_WAIT_S)
 
-    def _leftover_stacks(self, folder: Path) -> list[Path]:
-        """Stacks that the engine's processes wrote to the shared directory by themselves."""
+    def _copy_stacks(self, folder: Path) -> list[Path]:
+        """Copy the stacks that the engine's processes wrote to the shared directory."""
         found: list[Path] = []
         stacks = self._run_dir / "stacks"
-        try:  # the folder is the engine's, and may hold any number of files
+        try:  # the engine can put any number of files here
             names = list_names(stacks, MAX_LISTED)
         except OSError:
             return found
@@ -120,7 +132,7 @@ class Diagnostics:
                 if _copy(source, target):
                     found.append(target)
             except OSError as error:
-                log.info("stacks in %s: %s", source, error.strerror)
+                log.info("cannot copy stacks from %s: %s", source, error.strerror)
         return found
 
     def _make_room(self, keep: Path) -> None:
@@ -128,7 +140,7 @@ class Diagnostics:
             (path for path in self._root.iterdir() if path.is_dir()),
             key=lambda path: path.stat().st_mtime,
         )
-        sizes = {path: _size(path) for path in folders}
+        sizes = {path: _folder_bytes(path) for path in folders}
         total = sum(sizes.values())
         for path in folders:
             if total <= MAX_BYTES or path == keep:
@@ -137,8 +149,11 @@ class Diagnostics:
             total -= sizes[path]
 
 
-def _smaps(folder: Path, processes: Sequence[ProcessMemory]) -> list[Path]:
-    """``smaps_rollup`` of each process: exact, but milliseconds of the kernel's time, so once."""
+def _copy_smaps(folder: Path, processes: Sequence[ProcessMemory]) -> list[Path]:
+    """Copy ``smaps_rollup`` of each process.
+
+    It is exact, but costs milliseconds of kernel time, so it is read only once per incident.
+    """
     saved = []
     for member in processes[:MAX_FILES]:
         target = folder / f"smaps_rollup-{member.label}-{member.pid}.txt"
@@ -146,22 +161,22 @@ def _smaps(folder: Path, processes: Sequence[ProcessMemory]) -> list[Path]:
             if _copy(Path(f"/proc/{member.pid}/smaps_rollup"), target):
                 saved.append(target)
         except OSError as error:
-            log.info("smaps_rollup of %s: %s", member.label, error.strerror)
+            log.info("cannot copy smaps_rollup of %s: %s", member.label, error.strerror)
     return saved
 
 
 def _copy(source: Path, target: Path) -> bool:
-    """Copy a file of the engine's, piece by piece and no more than the bound.
+    """Copy a file of the engine; return False if it is empty or not a regular file.
 
-    False where it is empty or none. It may be a link, a pipe, or gone by now. Raises OSError; no
-    half of a file stays.
+    Copies at most :data:`MAX_FILE_BYTES`. The engine may have replaced the file with a link or a
+    pipe. Raises OSError; a partial copy is deleted.
     """
     descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb", buffering=0) as taken:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return False
-        with _whole(target) as out:
-            while (piece := taken.read(PIECE)) and out.tell() < MAX_FILE_BYTES:
+        with _new_file(target) as out:
+            while (piece := taken.read(CHUNK_BYTES)) and out.tell() < MAX_FILE_BYTES:
                 out.write(piece)
             size = out.tell()
     if not size:
@@ -170,14 +185,14 @@ def _copy(source: Path, target: Path) -> bool:
 
 
 def _write(path: Path, data: bytes) -> Path:
-    with _whole(path) as out:
+    with _new_file(path) as out:
         out.write(data[:MAX_FILE_BYTES])
     return path
 
 
 @contextlib.contextmanager
-def _whole(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a new file that is removed again where it cannot be written to its end."""
+def _new_file(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a new file, and delete it if it cannot be written completely."""
     try:
         with path.open("wb") as out:
             yield out
@@ -186,5 +201,5 @@ def _whole(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def _size(folder: Path) -> int:
+def _folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,11 +1,11 @@
-"""The supervisor's memory on disk: SQLite, written before anything is begun.
+"""The journal: the supervisor's state on disk in SQLite, written before any action starts.
 
-One transaction holds the governor's whole state (with the command that is about to be sent) and
-every incident that changed. ``synchronous=FULL`` in WAL mode: what was committed survives a crash
-of the node as well.
+One transaction contains the whole state of the governor, with the next command, and all incidents
+that changed. With ``synchronous=FULL`` in WAL mode, a committed transaction survives a crash of the
+node.
 
-What is damaged is set aside and never stops the rest: a row alone, or the whole file, which the
-next write then replaces. A volume that cannot be written is another matter: that is an error.
+Damaged data is set aside and never stops the rest: either a row, or the whole file, which the next
+write then replaces. A volume that is not writable is an error.
 """
 
 from __future__ import annotations
@@ -24,23 +24,26 @@ from plimsoll_sidecar.record.storage import (
     RESTARTS_FILE,
     SET_ASIDE,
     Damaged,
+    DamagedParts,
     LastKnownEngine,
     RestartCopy,
-    SetAside,
 )
 
 log = logging.getLogger(__name__)
 
-KEPT_INCIDENTS = 200
-KEPT_UNPUBLISHED = 1000
-"""Ended incidents kept while the API server takes none; beyond, the oldest are lost."""
-OFFERED = 64
-"""Incidents read at once for the API server, the newest first."""
-BUSY_S = 5.0
+MAX_INCIDENTS = 200
+"""Maximum number of incidents in the journal."""
+MAX_UNPUBLISHED = 1000
+"""Maximum number of incidents while they cannot be published; beyond it, the oldest ended ones are
+deleted."""
+MAX_OFFERED = 64
+"""Maximum number of incidents read at once for publishing, the newest first."""
+BUSY_TIMEOUT_S = 5.0
+"""Seconds to wait for another process that has locked the file."""
 CACHE_KIB = 64
-"""Of the file in memory; by default SQLite keeps up to 2 MiB of it, page by page."""
-ROW, WHOLE = "row", "file"
-"""Parts of a journal that may be damaged."""
+"""Size of SQLite's page cache in KiB; its default is 2 MiB."""
+ROW, FILE = "row", "file"
+"""Parts of a journal that can be damaged."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS incidents (
@@ -48,28 +51,31 @@ CREATE TABLE IF NOT EXISTS incidents (
     revision INTEGER NOT NULL, published INTEGER NOT NULL, body BLOB NOT NULL
 ) WITHOUT ROWID;
 """
-_FORGET = (
+_DELETE_OLD = (
     "DELETE FROM incidents WHERE ended AND (published = revision OR NOT ?)"
     " AND name NOT IN (SELECT name FROM incidents ORDER BY opened_at DESC LIMIT ?)"
 )
+"""Deletes ended incidents beyond a limit, except unpublished ones."""
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
-"""The message of an error quotes the damaged file, and need not be text then."""
-_READABLE = (
+"""Errors of SQLite. The text of an error can quote the damaged file, so decoding it may fail,
+too."""
+_SCHEMA_CHECKS = (
     "SELECT key, body, checksum FROM state LIMIT 0",
     "SELECT name, opened_at, ended, revision, published, body, checksum FROM incidents LIMIT 0",
 )
-_VOLUME = frozenset(
+"""Queries that fail if the file has another schema."""
+_VOLUME_ERRORS = frozenset(
     (
         sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM,
         sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL,
         sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT,
     )
 )  # fmt: skip
-"""Errors of the volume or of another user of the file: all others say that the file is damaged."""
+"""Result codes of a failing volume or a locked file; all others mean a damaged file."""
 
 
 class JournalError(Exception):
-    """The journal cannot be read or written; the message names the file and what to do."""
+    """The journal cannot be read or written; the message names the file and says what to do."""
 
 
 def _ignore(part: str) -> None:
@@ -77,44 +83,44 @@ def _ignore(part: str) -> None:
 
 
 class Journal:
-    """Used by one thread. Each write is one transaction, on disk when the call returns."""
+    """The journal, for use by one thread. A write is on disk when the call returns."""
 
     def __init__(
         self, path: Path, publishes: bool = False, damaged: Callable[[str], None] = _ignore
     ) -> None:
-        """Open the journal, creating it; raise :class:`JournalError`.
+        """Open the journal, or create it. Raises :class:`JournalError`.
 
-        With ``publishes``, an incident is forgotten only after it reached Kubernetes. ``damaged``
-        is called with ``row`` or ``file`` for each that is lost.
+        With ``publishes``, an incident is deleted only after it was published. ``damaged`` is
+        called with ``row`` or ``file`` for each part that is lost.
         """
         self.path, self._publishes, self._damaged = path, publishes, damaged
-        self._aside = SetAside(path.with_name(SET_ASIDE))
+        self._damaged_parts = DamagedParts(path.with_name(SET_ASIDE))
         self._restarts = RestartCopy(path.with_name(RESTARTS_FILE))
         self._unreadable: set[bytes] = set()
         self.clock: Reading | None = None
-        """What was written with the state that was loaded."""
-        self._broken: Exception | None = None
-        if self._restarts.exists and _size(path) == 0:
-            self._lost("the file was empty or missing")
+        """The clock reading that was written with the loaded state."""
+        self._damage: Exception | None = None
+        if self._restarts.exists and _file_bytes(path) == 0:
+            self._report_lost("the file was empty or missing")
         try:
             self._db = _connect(path)
         except SQLITE_ERRORS as error:
             if not _is_damage(error):
                 raise self._error(error) from error
-            self._db = self._replacement(error)
+            self._db = self._replace_file(error)
         self._inode = _inode(path)
 
     def close(self) -> None:
-        """Close the file; everything that was written is on disk already."""
+        """Close the file; everything is already on disk."""
         self._db.close()
 
     @property
-    def kept(self) -> list[str]:
-        """Names of the damaged parts that are kept in ``set-aside``, oldest first."""
-        return self._aside.names()
+    def set_aside_names(self) -> list[str]:
+        """Names of the damaged parts in ``set-aside``, oldest first."""
+        return self._damaged_parts.names()
 
     def load(self) -> tuple[GovernorState, LastKnownEngine]:
-        """Return what the last write left; empty where there was none."""
+        """Return the state and the engine of the last write; empty if there was none."""
         try:
             found = self._db.execute("SELECT key, body, checksum FROM state").fetchall()
         except SQLITE_ERRORS as error:
@@ -130,9 +136,11 @@ class Journal:
                     self.clock = storage.decode(body, checksum, Reading)
             except Damaged as error:
                 self._set_row_aside("state", "key", key, body, error)
-        lacking = self._restarts.join(state)
+        lacking = self._restarts.merge_into(state)
         if lacking:
-            log.warning("%d restarts are known only from %s", lacking, RESTARTS_FILE)
+            log.warning(
+                "%d restarts are missing in the journal; using those in %s", lacking, RESTARTS_FILE
+            )
         return state, engine
 
     def write(
@@ -142,54 +150,55 @@ class Journal:
         engine: LastKnownEngine | None = None,
         clock: Reading | None = None,
     ) -> None:
-        """Write the state and the incidents that changed, all or nothing.
+        """Write the state and the changed incidents in one transaction.
 
-        ``clock`` is the one that the times in them are of.
+        ``clock`` is the clock that their times come from. Raises :class:`JournalError`.
         """
         changed = {incident.name: incident for incident in incidents}
         try:
             self._restarts.write(state)
         except OSError as error:
             raise self._error(error) from error
-        if self._broken is None and _inode(self.path) != self._inode:
-            self._lost("the file was emptied or replaced while in use")
-            self._broken = sqlite3.DatabaseError("the file was replaced")
-        if self._broken is None:
+        if self._damage is None and _inode(self.path) != self._inode:
+            self._report_lost("the file was emptied or replaced while in use")
+            self._damage = sqlite3.DatabaseError("the file was replaced")
+        if self._damage is None:
             try:
-                self._transact(state, changed.values(), engine, clock)
+                self._write_transaction(state, changed.values(), engine, clock)
                 return
             except SQLITE_ERRORS as error:
                 if error_code(error) == sqlite3.SQLITE_READONLY:
                     self._reconnect()
                 if not _is_damage(error):
                     raise self._error(error) from error
-                self._broken = error
+                self._damage = error
         self._db.close()
-        self._db = self._replacement(self._broken)
-        self._inode, self._broken = _inode(self.path), None
+        self._db = self._replace_file(self._damage)
+        self._inode, self._damage = _inode(self.path), None
         every = {incident.name: incident for incident in state.incidents} | changed
         try:
-            self._transact(state, every.values(), engine, clock)
+            self._write_transaction(state, every.values(), engine, clock)
         except SQLITE_ERRORS as error:
             raise self._error(error) from error
 
     def unpublished(self) -> list[tuple[int, Incident]]:
-        """Return the newest incidents whose last revision is not known to be in Kubernetes.
+        """Return the newest incidents whose last revision has not been published.
 
-        Open ones come first, and at most :data:`OFFERED`: the others follow once these are there.
+        Returns at most :data:`MAX_OFFERED`, open ones first. The others follow once these are
+        published.
         """
-        found = self._select(
-            "published < revision ORDER BY ended, opened_at DESC LIMIT ?", (OFFERED,)
+        found = self._select_incidents(
+            "published < revision ORDER BY ended, opened_at DESC LIMIT ?", (MAX_OFFERED,)
         )
         return found[::-1]
 
     def recent(self, limit: int) -> list[Incident]:
         """Return the newest incidents, newest first."""
-        found = self._select("1 ORDER BY opened_at DESC LIMIT ?", (limit,))
+        found = self._select_incidents("1 ORDER BY opened_at DESC LIMIT ?", (limit,))
         return [incident for _, incident in found]
 
-    def published(self, name: str, revision: int) -> None:
-        """Remembers that this revision reached Kubernetes."""
+    def mark_published(self, name: str, revision: int) -> None:
+        """Record that this revision of the incident was published."""
         try:
             with self._db:
                 self._db.execute(
@@ -199,7 +208,7 @@ class Journal:
         except SQLITE_ERRORS as error:
             raise self._read_error(error) from error
 
-    def _transact(
+    def _write_transaction(
         self,
         state: GovernorState,
         incidents: Iterable[Incident],
@@ -208,11 +217,11 @@ class Journal:
     ) -> None:
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
-            self._put("governor", state)
+            self._put_state("governor", state)
             if engine is not None:
-                self._put("engine", engine)
+                self._put_state("engine", engine)
             if clock is not None:
-                self._put("clock", clock)
+                self._put_state("clock", clock)
             for incident in incidents:
                 self._db.execute(
                     "INSERT INTO incidents"
@@ -222,16 +231,16 @@ class Journal:
                     " checksum = excluded.checksum, revision = revision + 1",
                     (incident.name, incident.opened_at, incident.ended, *storage.encode(incident)),
                 )
-            self._db.execute(_FORGET, (self._publishes, KEPT_INCIDENTS))
-            self._db.execute(_FORGET, (False, KEPT_UNPUBLISHED))
+            self._db.execute(_DELETE_OLD, (self._publishes, MAX_INCIDENTS))
+            self._db.execute(_DELETE_OLD, (False, MAX_UNPUBLISHED))
 
-    def _put(self, key: str, value: GovernorState | LastKnownEngine | Reading) -> None:
+    def _put_state(self, key: str, value: GovernorState | LastKnownEngine | Reading) -> None:
         self._db.execute(
             "INSERT OR REPLACE INTO state (key, body, checksum) VALUES (?, ?, ?)",
             (key, *storage.encode(value)),
         )
 
-    def _select(self, where: str, values: tuple[int, ...]) -> list[tuple[int, Incident]]:
+    def _select_incidents(self, where: str, values: tuple[int, ...]) -> list[tuple[int, Incident]]:
         try:
             found = self._db.execute(
                 f"SELECT name, revision, body, checksum FROM incidents WHERE {where}",  # noqa: S608 - our own text
@@ -244,7 +253,7 @@ class Journal:
             try:
                 incident = storage.decode(body, checksum, Incident)
                 if incident.name.encode() != name or not isinstance(revision, int):
-                    raise Damaged("its name or revision is not the incident's")
+                    raise Damaged("the name or revision does not match the incident")
             except Damaged as error:
                 self._set_row_aside("incidents", "name", name, body, error)
             else:
@@ -256,7 +265,10 @@ class Journal:
     def _set_row_aside(
         self, table: str, column: str, key: object, body: object, why: Damaged
     ) -> None:
-        """Keep the row as a file and go on without it; left where it is on a full volume."""
+        """Move a damaged row to a file.
+
+        On a full volume, ignore the row and leave it where it is.
+        """
         name = key if isinstance(key, bytes) else repr(key).encode()
         if name in self._unreadable:
             return
@@ -264,7 +276,7 @@ class Journal:
         what = f"{table}-{name.decode(errors='replace')}"
         data = body if isinstance(body, bytes) else repr(body).encode()
         try:
-            kept = self._aside.put(f"{what}.json", data)
+            kept = self._damaged_parts.store(f"{what}.json", data)
             with self._db:
                 self._db.execute(
                     f"DELETE FROM {table} WHERE CAST({column} AS BLOB)"  # noqa: S608 - our own text
@@ -274,36 +286,36 @@ class Journal:
         except (OSError, *SQLITE_ERRORS) as error:
             self._unreadable.add(name)
             log.error("journal %s: row %s cannot be read (%s): skipped", self.path, what, why)
-            log.info("it cannot be moved to set-aside: %s", error)
+            log.info("cannot move the row to set-aside: %s", error)
         else:
             log.error(
                 "journal %s: row %s cannot be read (%s): kept as %s", self.path, what, why, kept
             )
 
-    def _replacement(self, why: Exception) -> sqlite3.Connection:
-        """Return a new file in the place of a damaged one. Raises :class:`JournalError`."""
+    def _replace_file(self, why: Exception) -> sqlite3.Connection:
+        """Replace a damaged file with a new one. Raises :class:`JournalError`."""
         try:
-            if _size(self.path):
-                kept = self._aside.move(self.path, ("-wal",))
+            if _file_bytes(self.path):
+                kept = self._damaged_parts.move(self.path, ("-wal",))
                 log.error("journal %s is damaged (%s): kept as %s", self.path, why, kept)
-                self._damaged(WHOLE)
+                self._damaged(FILE)
             for suffix in ("", "-wal", "-shm"):
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
             return _connect(self.path)
         except (OSError, *SQLITE_ERRORS) as error:
             raise self._error(error) from error
 
-    def _lost(self, why: str) -> None:
-        """Say that the file is lost, and keep a note of it in ``set-aside``."""
+    def _report_lost(self, why: str) -> None:
+        """Log that the file is lost, and leave a note in ``set-aside``."""
         log.error("journal %s is lost: %s; past incidents are no longer listed", self.path, why)
-        self._damaged(WHOLE)
+        self._damaged(FILE)
         with contextlib.suppress(OSError):
-            self._aside.put("journal-lost.txt", f"{self.path}: {why}\n".encode())
+            self._damaged_parts.store("journal-lost.txt", f"{self.path}: {why}\n".encode())
 
     def _reconnect(self) -> None:
         """Open the file again.
 
-        One that was opened on a read-only volume stays read-only, whatever becomes of it.
+        A file that was opened on a read-only volume stays read-only, even if the volume does not.
         """
         with contextlib.suppress(*SQLITE_ERRORS):
             again = _connect(self.path)
@@ -311,11 +323,11 @@ class Journal:
             self._db, self._inode = again, _inode(self.path)
 
     def _read_error(self, error: Exception) -> JournalError:
-        """Return the error of a failed read; the next write replaces a damaged file."""
+        """Return the error for a failed read; the next write replaces a damaged file."""
         if not _is_damage(error):
             return self._error(error)
-        self._broken = error
-        return JournalError(f"journal {self.path} is damaged ({error}): replaced by the next write")
+        self._damage = error
+        return JournalError(f"journal {self.path} is damaged ({error}); the next write replaces it")
 
     def _error(self, error: Exception) -> JournalError:
         return JournalError(
@@ -325,17 +337,17 @@ class Journal:
 
 
 def error_code(error: Exception) -> int | None:
-    """SQLite's primary result code; None for what the Python module itself found wrong."""
+    """Return SQLite's primary result code; None for an error of the Python module itself."""
     code = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 
 
 def _is_damage(error: Exception) -> bool:
-    return error_code(error) not in _VOLUME
+    return error_code(error) not in _VOLUME_ERRORS
 
 
 def _inode(path: Path) -> int | None:
-    """None where there is no such file, or an empty one."""
+    """Return the inode of the file; None if there is none or it is empty."""
     try:
         found = path.stat()
     except OSError:
@@ -343,7 +355,7 @@ def _inode(path: Path) -> int | None:
     return found.st_ino if found.st_size else None
 
 
-def _size(path: Path) -> int:
+def _file_bytes(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
@@ -351,9 +363,11 @@ def _size(path: Path) -> int:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    db = sqlite3.connect(
+        path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+    )
     try:
-        db.text_factory = bytes  # what is stored as text need not be text any more
+        db.text_factory = bytes  # damaged text may not be valid UTF-8
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
         db.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
@@ -365,7 +379,7 @@ def _connect(path: Path) -> sqlite3.Connection:
             columns = {row[1] for row in db.execute(f"PRAGMA table_info({table})")}
             if b"checksum" not in columns:
                 db.execute(f"ALTER TABLE {table} ADD COLUMN checksum INTEGER")
-        for readable in _READABLE:
+        for readable in _SCHEMA_CHECKS:
             db.execute(readable)
     except SQLITE_ERRORS:
         db.close()

@@ -1,6 +1,6 @@
-"""The supervisor's Prometheus metrics. A value that is unknown is an absent series, never zero.
+"""The supervisor's Prometheus metrics. An unknown value has no series; it is never zero.
 
-Namespace, pod and service are labels of the scrape's target; no series names a request, a process
+Namespace, pod and service are labels of the scrape target. No label contains a request, a process
 id or an incident.
 """
 
@@ -29,36 +29,38 @@ from plimsoll_api.names import UNREADY_REASONS
 from plimsoll_api.state import Signal
 from plimsoll_api.supervision import Action
 from plimsoll_api.trace import OpenFiles
-from plimsoll_sidecar.background import Sampling
+from plimsoll_sidecar.background import SamplingWatchdog
 from plimsoll_sidecar.govern.command import Event, EventType
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record.collectors import (
-    GroupMetrics,
-    OpenFilesMetrics,
-    PartsMetrics,
-    Ratchet,
-    band_of,
+    CgroupCollector,
+    GrowthCounter,
+    OpenFilesCollector,
+    ThreadCollector,
+    dead_band_bytes,
 )
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
 from plimsoll_sidecar.signals.resident_memory import read_resident
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REMEDIATIONS = frozenset(action.value for action in Action)
-MEMORY_OF = {
+MEMORY_KINDS = {
     IncidentKind.HOST_GROWTH: "host",
     IncidentKind.DEVICE_GROWTH: "device",
     IncidentKind.ORPHAN_DEVICE_MEMORY: "device",
     IncidentKind.CAPACITY_LOSS: "device",
 }
-"""Which memory an incident's bytes are of."""
-TOOK_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
-WAITED_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0)
+"""The kind of memory in which the bytes of an incident are counted."""
+DURATION_BUCKETS_S = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0)
+"""Histogram buckets of the duration of an action, in seconds."""
+WAIT_BUCKETS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1800.0)
+"""Histogram buckets of the wait for a restart slot, in seconds."""
 GAUGES: dict[str, tuple[str, ...]] = {
     "memory_segment_bytes": ("Size of a memory segment.", "segment", "kind"),
     "memory_unexplained_bytes": ("Growth that no ledger explains.", "kind"),
     "memory_baseline_bytes": ("Memory after warm-up in this epoch.", "kind"),
     "memory_baseline_age_seconds": (
-        "Time since the warm-up, from whose end growth counts.",
+        "Time since the end of the warm-up, from which growth counts.",
         "kind",
     ),
     "memory_baseline_requests": ("Requests answered since the warm-up.", "kind"),
@@ -68,7 +70,7 @@ GAUGES: dict[str, tuple[str, ...]] = {
     ),
     "memory_budget_window_seconds": ("Window of the leak budget.", "kind"),
     "memory_device_shared": (
-        "1 where other pods use the same devices: only the engine's own allocator is judged.",
+        "1 if other pods use the same devices, so that only the engine's own allocator counts.",
     ),
     "memory_budget_consumed_ratio": ("Share of the leak budget that is spent.", "kind"),
     "memory_budget_exhaustion_seconds": (
@@ -76,7 +78,7 @@ GAUGES: dict[str, tuple[str, ...]] = {
         "kind",
     ),
     "memory_slow_leak": (
-        "1 while memory grows for hours without an end, 0 while not; absent until known.",
+        "1 while there is a slow leak, 0 if there is none; absent until known.",
         "kind",
     ),
     "memory_slow_leak_bytes_per_second": (
@@ -109,16 +111,17 @@ GAUGES: dict[str, tuple[str, ...]] = {
         "reason",
     ),
     "supervisor_signal_ok": (
-        "1 while the supervisor sees this of its engine, 0 while not.",
+        "1 while this signal of the engine is available, else 0.",
         "signal",
     ),
     "supervisor_signal_missing": (
-        "1 while the supervisor does not see this of its engine, by reason; absent while it does.",
+        "1 while this signal of the engine is missing, by reason; absent while it is available.",
         "signal",
         "reason",
     ),
     "supervisor_publish_backlog": ("Incidents that wait to be published to the API server.",),
 }
+"""Gauges: name without prefix, and description and labels."""
 COUNTERS: dict[str, tuple[str, ...]] = {
     "memory_unexplained_growth_bytes": (
         "Unexplained growth, summed over epochs, for burn rates.",
@@ -128,12 +131,12 @@ COUNTERS: dict[str, tuple[str, ...]] = {
     "incidents_ended": ("Incidents ended.", "kind", "phase", "outcome"),
     "remediations": ("Remediations by action and outcome.", "action", "outcome"),
     "remediation_returned_bytes": (
-        "Memory that came back, by the action that ended the incident.",
+        "Memory that was freed, by the action that ended the incident.",
         "action",
         "kind",
     ),
     "shared_memory_swept_bytes": (
-        "Size of deleted files in /dev/shm, which a terminated engine had left.",
+        "Size of deleted files in /dev/shm that a terminated engine left behind.",
     ),
     "signal_unknown_samples": ("Samples in which the signal was unknown.", "signal"),
     "supervisor_cpu_seconds": ("CPU time of the supervisor.",),
@@ -143,37 +146,37 @@ COUNTERS: dict[str, tuple[str, ...]] = {
         "part",
     ),
 }
-"""Names without prefix -> description and labels, as in ``GAUGES``."""
+"""Counters, in the same form as :data:`GAUGES`."""
 HISTOGRAMS: dict[str, tuple[Any, ...]] = {
     "remediation_duration_seconds": (
-        TOOK_S,
+        DURATION_BUCKETS_S,
         "Duration of an action; for a worker restart, the pause of the streams.",
         "action",
     ),
     "restart_slot_wait_seconds": (
-        WAITED_S,
+        WAIT_BUCKETS_S,
         "Time that incidents waited for the service's restart slot.",
     ),
 }
-"""Name without prefix -> buckets, description and labels."""
-# A sample a series that nothing reads.
+"""Histograms: name without prefix, and buckets, description and labels."""
+# Otherwise each series has a second sample that nothing reads.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class Metrics:
-    """One registry for one supervisor.
+    """The metrics registry of one supervisor.
 
-    ``observe`` is called once for each assessment, ``group`` gives the newest reading of the
+    :meth:`observe` is called once for each assessment. ``group`` returns the newest reading of the
     engine's control group.
     """
 
     def __init__(self, group: Callable[[], CgroupMemory] = CgroupMemory) -> None:
         self.registry = registry = CollectorRegistry()
-        registry.register(GroupMetrics(group))
-        self._open_files = OpenFilesMetrics()
+        registry.register(CgroupCollector(group))
+        self._open_files = OpenFilesCollector()
         registry.register(self._open_files)
-        self._sampling = Sampling()
-        registry.register(PartsMetrics(self._sampling))
+        self._sampling = SamplingWatchdog()
+        registry.register(ThreadCollector(self._sampling))
         self._gauges = {
             name: Gauge(f"plimsoll_{name}", text, labels, registry=registry)
             for name, (text, *labels) in GAUGES.items()
@@ -186,21 +189,21 @@ class Metrics:
             name: Histogram(f"plimsoll_{name}", text, labels, buckets=buckets, registry=registry)
             for name, (buckets, text, *labels) in HISTOGRAMS.items()
         }
-        self._ratchets = {"host": Ratchet(), "device": Ratchet()}
+        self._growth_counters = {"host": GrowthCounter(), "device": GrowthCounter()}
         self._shared_device = False
-        self._bands = {"host": band_of(None), "device": band_of(None)}
+        self._dead_bands = {"host": dead_band_bytes(None), "device": dead_band_bytes(None)}
         self._counted: set[str] = set()
         self._awaiting: dict[str, float] = {}
         self._known_at: dict[str, float] = {}
         self._cpu_seen = 0.0
         self._segments = self._slow_rates = self._missing = frozenset[tuple[str, str]]()
-        self._begin_at_zero()
-        self.journal(True)
-        self.config(True)
-        self.out_of_service(())
+        self._create_zero_counters()
+        self.show_journal(True)
+        self.show_config(True)
+        self.show_unready(())
 
-    def _begin_at_zero(self) -> None:
-        """Make counters at zero: one that appears with its first event has no increase."""
+    def _create_zero_counters(self) -> None:
+        """Create counters at zero: the first event of a new series has no increase."""
         for kind in sorted(set(IncidentKind) - OPERATOR_ONLY):
             self._counters["incidents"].labels(kind.value)
         for action in sorted(REMEDIATIONS):
@@ -215,38 +218,42 @@ class Metrics:
         for part in ("row", "file"):
             self._counters["supervisor_journal_damaged"].labels(part)
 
-    def budgets(self, memory: MemoryPolicy) -> None:
-        """Show the budgets in force: at the start, and after a change of the configuration."""
+    def show_budgets(self, memory: MemoryPolicy) -> None:
+        """Export the leak budgets; call at the start and after a change of the configuration."""
         for kind, budget in (("host", memory.host), ("device", memory.device)):
             growth, window_s = (budget.growth_bytes, budget.window_s) if budget else (None, None)
-            self._bands[kind] = band_of(growth)
+            self._dead_bands[kind] = dead_band_bytes(growth)
             self._set("memory_budget_bytes", kind, growth)
             self._set("memory_budget_window_seconds", kind, window_s)
         self._gauges["memory_device_shared"].set(int(memory.shared_device))
 
     def observe(self, assessment: Assessment, known: Mapping[str, bool], duration_s: float) -> None:
-        """Show an assessment, count its growth, and show which signals its sample had."""
-        self._sampling.sampled()
+        """Export an assessment, count its growth, and export which signals its sample had."""
+        self._sampling.record_sample()
         self._counters["supervisor_samples"].inc()
         self._gauges["supervisor_sample_seconds"].set(duration_s)
-        self._signals(known)
+        self._observe_signals(known)
         shared = self._shared_device or bool(assessment.shared_device)
         self._gauges["memory_device_shared"].set(int(shared))
         sizes = {
             (segment.value, "host" if segment in HOST_SEGMENTS else "device"): size
             for segment, size in assessment.segments.items()
         }
-        self._segments = _show(self._gauges["memory_segment_bytes"], sizes, self._segments)
-        self._budget("host", assessment.host, assessment.epoch)
-        self._budget("device", _larger(assessment.device, assessment.reserved), assessment.epoch)
-        self._slow(assessment)
+        self._segments = _replace_series(
+            self._gauges["memory_segment_bytes"], sizes, self._segments
+        )
+        self._observe_budget("host", assessment.host, assessment.epoch)
+        self._observe_budget(
+            "device", _larger_growth(assessment.device, assessment.reserved), assessment.epoch
+        )
+        self._observe_slow_leaks(assessment)
         self._gauges["engine_stalled"].set(
             int(any(s.kind is IncidentKind.STALL for s in assessment.suspicions))
         )
-        self._own_cost()
+        self._observe_own_cost()
 
-    def happened(self, events: list[Event]) -> None:
-        """Count incidents, their waits for a slot, and the remediations that ended."""
+    def count_events(self, events: list[Event]) -> None:
+        """Count incidents, their waits for a slot, and remediations that have ended."""
         for event in events:
             incident = event.incident
             if event.type is EventType.OPENED:
@@ -255,73 +262,72 @@ class Metrics:
             self._count_steps(incident)
             if event.type in (EventType.ENDED, EventType.CLEARED):
                 self._count_end(incident)
-        # Not earlier: all events of a turn share one incident, which may have ended in it.
+        # After the loop: all events of a turn share one incident, which may end in that turn.
         for event in events:
             if event.incident.ended:
                 prefix = f"{event.incident.name}/"
                 self._counted = {key for key in self._counted if not key.startswith(prefix)}
 
-    def standing(
+    def show_status(
         self, open_incidents: int, restarts_left: int, backlog: int, exhausted: bool = False
     ) -> None:
-        """Show what stands open now.
-
-        Incidents, restarts left, and incidents that Kubernetes does not have yet.
-        """
+        """Export the numbers of open incidents, remaining restarts and unpublished incidents."""
         self._gauges["incidents_open"].set(open_incidents)
         self._gauges["restart_budget_remaining"].set(restarts_left)
         self._gauges["restart_budget_exhausted"].set(int(exhausted))
         self._gauges["supervisor_publish_backlog"].set(backlog)
 
-    def missing(self, signals: Mapping[str, Signal]) -> None:
-        """Show why each signal is missing that the newest sample did not have."""
+    def show_missing_signals(self, signals: Mapping[str, Signal]) -> None:
+        """Export why each missing signal of the newest sample is missing."""
         found = {(name, one.reason): 1.0 for name, one in signals.items() if not one.ok}
-        self._missing = _show(self._gauges["supervisor_signal_missing"], found, self._missing)
+        self._missing = _replace_series(
+            self._gauges["supervisor_signal_missing"], found, self._missing
+        )
 
-    def open_files(self, files: OpenFiles | None) -> None:
-        """Show the newest reading of the engine's open files; None is unknown."""
+    def show_open_files(self, files: OpenFiles | None) -> None:
+        """Export the newest count of the engine's open files; None is unknown."""
         self._open_files.newest = files
 
-    def swept(self, size: int) -> None:
-        """``size`` bytes of a terminated engine's shared memory were deleted."""
+    def count_swept(self, size: int) -> None:
+        """Count ``size`` bytes of deleted shared memory."""
         self._counters["shared_memory_swept_bytes"].inc(size)
 
-    def journal(self, writable: bool) -> None:
-        """Show whether the last write to the journal succeeded."""
+    def show_journal(self, writable: bool) -> None:
+        """Export whether the last write to the journal succeeded."""
         self._gauges["supervisor_journal_writable"].set(int(writable))
 
-    def journal_damaged(self, part: str) -> None:
-        """``row`` or ``file``."""
+    def count_damaged_part(self, part: str) -> None:
+        """Count a damaged part of the journal: ``row`` or ``file``."""
         self._counters["supervisor_journal_damaged"].labels(part).inc()
 
-    def config(self, valid: bool) -> None:
-        """Show whether the newest configuration file is in use."""
+    def show_config(self, valid: bool) -> None:
+        """Export whether the newest configuration file is in use."""
         self._gauges["supervisor_config_valid"].set(int(valid))
 
-    def out_of_service(self, reasons: Collection[str]) -> None:
-        """Show for which reasons the pod is kept unready."""
+    def show_unready(self, reasons: Collection[str]) -> None:
+        """Export the reasons why the pod is kept unready."""
         for reason in UNREADY_REASONS:
             self._gauges["supervisor_out_of_service"].labels(reason).set(int(reason in reasons))
 
-    def text(self) -> bytes:
-        """Everything in Prometheus' text format, for ``/metrics``."""
+    def render(self) -> bytes:
+        """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
     # ---- one sample
 
-    def _signals(self, known: Mapping[str, bool]) -> None:
+    def _observe_signals(self, known: Mapping[str, bool]) -> None:
         now = time.monotonic()
         for signal in sorted({*known, *self._known_at}):
-            is_known = known.get(signal, False)  # a device that went away is not known any more
+            is_known = known.get(signal, False)  # a removed device has no signal
             self._gauges["supervisor_signal_ok"].labels(signal).set(int(is_known))
             self._counters["signal_unknown_samples"].labels(signal).inc(int(not is_known))
-            # Never known: its age counts from the first sample that looked for it.
+            # If it was never known, its age counts from the first sample.
             since = self._known_at.setdefault(signal, now)
             if is_known:
                 self._known_at[signal] = since = now
             self._gauges["signal_age_seconds"].labels(signal).set(now - since)
 
-    def _budget(self, kind: str, budget: BudgetState | None, epoch: int) -> None:
+    def _observe_budget(self, kind: str, budget: BudgetState | None, epoch: int) -> None:
         state = budget or BudgetState()
         self._set("memory_unexplained_bytes", kind, state.unexplained)
         self._set("memory_baseline_bytes", kind, state.baseline)
@@ -330,10 +336,12 @@ class Metrics:
         self._set("memory_budget_consumed_ratio", kind, state.consumed_ratio)
         self._set("memory_budget_exhaustion_seconds", kind, state.exhaustion_s)
         if state.unexplained is not None:
-            risen = self._ratchets[kind].rise(state.unexplained, epoch, self._bands[kind])
+            risen = self._growth_counters[kind].count_new(
+                state.unexplained, epoch, self._dead_bands[kind]
+            )
             self._counters["memory_unexplained_growth_bytes"].labels(kind).inc(risen)
 
-    def _slow(self, assessment: Assessment) -> None:
+    def _observe_slow_leaks(self, assessment: Assessment) -> None:
         rates = {}
         for kind in ("host", "device"):
             slow = assessment.slow.get(kind)
@@ -342,11 +350,11 @@ class Metrics:
             if slow is not None and slow.bytes_per_s is not None:
                 segment = slow.segment.value if slow.segment is not None else ""
                 rates[kind, segment] = slow.bytes_per_s
-        self._slow_rates = _show(
+        self._slow_rates = _replace_series(
             self._gauges["memory_slow_leak_bytes_per_second"], rates, self._slow_rates
         )
 
-    def _own_cost(self) -> None:
+    def _observe_own_cost(self) -> None:
         for process, pid in (("supervisor", os.getpid()), ("launcher", os.getppid())):
             size = read_resident(pid)
             self._set(
@@ -359,7 +367,7 @@ class Metrics:
         self._cpu_seen = spent
 
     def _set(self, name: str, label: str, value: float | None) -> None:
-        """Set a series, or remove one whose value is unknown."""
+        """Set a series, or remove it if its value is unknown."""
         if value is not None:
             self._gauges[name].labels(label).set(value)
             return
@@ -396,25 +404,25 @@ class Metrics:
         self._counters["incidents_ended"].labels(
             incident.kind.value, incident.phase.value, outcome
         ).inc()
-        kind = MEMORY_OF.get(incident.kind)
+        kind = MEMORY_KINDS.get(incident.kind)
         if incident.returned_bytes and kind is not None:
             self._counters["remediation_returned_bytes"].labels(outcome, kind).inc(
                 incident.returned_bytes
             )
 
 
-def _larger(device: BudgetState | None, reserved: BudgetState | None) -> BudgetState | None:
-    """Return the one that grew more: memory in use, or with what the allocator keeps unused."""
+def _larger_growth(device: BudgetState | None, reserved: BudgetState | None) -> BudgetState | None:
+    """Return the budget that grew more: memory in use, or including unused reserved memory."""
     known = [one for one in (device, reserved) if one is not None]
     return max(known, key=lambda one: one.unexplained or 0, default=None)
 
 
-def _show(
+def _replace_series(
     gauge: Gauge, values: Mapping[tuple[str, str], float], shown: frozenset[tuple[str, str]]
 ) -> frozenset[tuple[str, str]]:
-    """Show these series, and remove those of ``shown`` that are not among them.
+    """Set these series, and remove those in ``shown`` that are not among them.
 
-    A scrape at any moment sees each series that stays.
+    A concurrent scrape never misses a series that remains.
     """
     for labels, value in values.items():
         gauge.labels(*labels).set(value)

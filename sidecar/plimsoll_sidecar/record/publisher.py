@@ -1,12 +1,12 @@
-"""Publishes incidents of the journal in Kubernetes: LeakIncident objects, and Events of phases.
+"""Publishes the journal's incidents in Kubernetes, as LeakIncident objects and Events.
 
-It has a thread of its own, so that an API server that is away for hours holds up nothing. It keeps
-the newest state of each incident, and the journal keeps those that have not arrived, so a restart
+It runs in a thread, so an API server that is down for hours blocks nothing. It holds only the
+newest state of each incident. The journal keeps those that have not been published, so a restart
 loses nothing.
 
-The cluster bounds what a pod may write (``plimsoll_api.leakincident``): the objects of a pod have
-few names, which are reused, and the number of writes of each status is limited. So changes within
-a phase are published at growing intervals.
+The cluster limits what a pod may write (``plimsoll_api.leakincident``): the objects of a pod have a
+few names, which are reused, and each status has a maximum number of writes. So changes within a
+phase are published at growing intervals.
 """
 
 from __future__ import annotations
@@ -24,22 +24,24 @@ from plimsoll_api.leakincident import MAX_OF_POD, MAX_WRITES
 from plimsoll_api.names import API_VERSION, ENGINE_CONTAINER, INCIDENT_KIND
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.times import rfc3339
-from plimsoll_sidecar.background import Part
+from plimsoll_sidecar.background import BackgroundThread
 from plimsoll_sidecar.clients.kube import Conflict, KubeClient, KubeError, NotFound
 from plimsoll_sidecar.govern.incident import Incident
 
 log = logging.getLogger(__name__)
 
 WARNINGS = frozenset({IncidentPhase.CONFIRMED, IncidentPhase.UNRESOLVED})
-PROMPT = 60
-"""Up to this many writes of an incident, a change of its phase is written at once."""
-MAX_POD_IN_EVENT = 230
-"""Characters of a pod's name in the name of an Event, which may have 253."""
+"""Phases whose Event is a warning."""
+MAX_PROMPT_WRITES = 60
+"""Number of writes of one incident up to which a change of its phase is published at once."""
+MAX_POD_NAME_CHARS = 230
+"""Maximum number of characters of the pod's name in an Event's name, which may have 253."""
 NEVER = float("inf")
+"""Delay of an incident whose end alone will be published."""
 
 
-class Written(NamedTuple):
-    """The object of an incident. ``at`` is the monotonic time of the last write, 0 if unknown."""
+class PublishedObject(NamedTuple):
+    """The published object of an incident; ``at`` is the monotonic time of the last write, or 0."""
 
     name: str
     uid: str
@@ -49,51 +51,54 @@ class Written(NamedTuple):
     at: float = 0.0
 
 
-def wait_s(incident: Incident, written: Written | None, now: float) -> float:
+def publish_delay_s(incident: Incident, written: PublishedObject | None, now: float) -> float:
     """Return the seconds until ``incident`` may be written; NEVER if only its end may be.
 
-    The n-th write waits n²/5 s after the one before: all but the last take half a day.
+    Write number n waits n²/5 s after the previous one, so all but the last take half a day.
     """
     if written is None or incident.ended:
         return 0.0
     if written.revision >= MAX_WRITES - 1:
         return NEVER
-    if incident.phase.value != written.phase and written.revision < PROMPT:
+    if incident.phase.value != written.phase and written.revision < MAX_PROMPT_WRITES:
         return 0.0
     return max(0.0, written.at + written.revision**2 / 5 - now) if written.at else 0.0
 
 
 class Publisher:
-    """``offer`` and ``acknowledged`` are for the journal's thread; neither ever blocks."""
+    """Publishes incidents in a thread.
+
+    :meth:`offer` and :meth:`take_acknowledged` are called by the journal's thread and never block.
+    """
 
     def __init__(
         self, kube: KubeClient, service: ServiceRef, pod: str, container: str = ENGINE_CONTAINER
     ) -> None:
         self._kube, self._service, self._pod, self._container = kube, service, pod, container
         self._latest: dict[str, tuple[int, Incident]] = {}
-        self._written: dict[str, Written] = {}
+        self._written: dict[str, PublishedObject] = {}
         self._lock = threading.Lock()
         self._arrived: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
-        self._part = Part("publisher", self._turn, expected=(KubeError,))
+        self._part = BackgroundThread("publisher", self._turn, expected=(KubeError,))
 
     def start(self) -> None:
-        """Begin to publish, in a thread that ends with the process."""
+        """Start publishing, in a thread that ends with the process."""
         self._part.start()
 
     def stop(self, timeout_s: float) -> None:
-        """End the thread; what has not arrived stays in the journal."""
+        """Stop the thread; incidents that are not published remain in the journal."""
         self._part.stop()
         if self._part.is_alive():
             self._part.join(timeout_s)
 
     def offer(self, revision: int, incident: Incident) -> None:
-        """Take over a state; ``incident`` must not be changed afterwards."""
+        """Queue a state for publishing; ``incident`` must not be changed afterwards."""
         with self._lock:
             self._latest[incident.name] = (revision, incident)
         self._part.wake()
 
-    def acknowledged(self) -> list[tuple[str, int]]:
-        """Names and revisions that have arrived since the last call."""
+    def take_acknowledged(self) -> list[tuple[str, int]]:
+        """Return names and revisions that were published since the last call."""
         found = []
         while not self._arrived.empty():
             found.append(self._arrived.get_nowait())
@@ -101,13 +106,13 @@ class Publisher:
 
     @property
     def backlog(self) -> int:
-        """How many incidents Kubernetes does not have in their newest state."""
+        """Number of incidents whose newest state has not been published."""
         with self._lock:
             return len(self._latest)
 
     def _turn(self) -> float | None:
         """Publish one incident; return the seconds until the next one, None if there is none."""
-        item, due_s = self._next()
+        item, due_s = self._take_next()
         if item is None:
             return None if due_s == NEVER else due_s
         revision, incident = item
@@ -121,11 +126,11 @@ class Publisher:
         return 0.0
 
     def publish(self, incident: Incident) -> None:
-        """Object, status, Event; each may be repeated. Raises KubeError."""
+        """Write the object, its status and an Event; each can be repeated. Raises KubeError."""
         namespace = self._service.namespace
-        known = self._written.get(incident.name) or self._find(incident)
-        if known.revision >= MAX_WRITES:  # by another client of this pod's token
-            log.error("incident %s: its %d writes are used up; the operator ends it",
+        known = self._written.get(incident.name) or self._find_or_create(incident)
+        if known.revision >= MAX_WRITES:  # another client with this pod's token wrote it, too
+            log.error("incident %s: all of its %d writes are used; the operator will end it",
                       known.name, MAX_WRITES)  # fmt: skip
             return
         self._written[incident.name] = known
@@ -134,17 +139,17 @@ class Publisher:
         try:
             self._kube.apply(path_of(namespace, known.name, "status"), status)
         except KubeError:
-            # It was deleted, or written by a request whose answer was lost: look again.
+            # The object was deleted, or written by a request without an answer: read it again.
             del self._written[incident.name]
             raise
         known = known._replace(revision=revision, phase=incident.phase.value, at=time.monotonic())
         self._written[incident.name] = known
-        self._event(incident, known)
+        self._create_event(incident, known)
         if incident.ended:
             del self._written[incident.name]
 
-    def _find(self, incident: Incident) -> Written:
-        """Return the object of the incident; make it under a free name if there is none."""
+    def _find_or_create(self, incident: Incident) -> PublishedObject:
+        """Return the object of the incident; create it under a free name if there is none."""
         namespace = self._service.namespace
         for name in names_of(incident, self._pod):
             try:
@@ -154,23 +159,23 @@ class Publisher:
                 found = self._kube.create(path_of(namespace, ""), body)
             if found["spec"].get("id") == incident.name:
                 status, meta = found.get("status") or {}, found["metadata"]
-                return Written(
+                return PublishedObject(
                     name, meta["uid"], meta.get("generation", 1),
                     status.get("revision", 0), status.get("phase"),
                 )  # fmt: skip
         raise KubeError(
             409,
-            f"pod {self._pod} has {MAX_OF_POD} LeakIncidents, which is as many as it may have: the "
-            "operator deletes the oldest ones; check that it runs",
+            f"pod {self._pod} has {MAX_OF_POD} LeakIncidents, which is the maximum. The operator "
+            "deletes the oldest ones: check that it is running",
         )
 
-    def _event(self, incident: Incident, written: Written) -> None:
-        """One Event a phase: its name is made from both, so that a repetition finds it there.
+    def _create_event(self, incident: Incident, written: PublishedObject) -> None:
+        """Create one Event per phase, with a name from both, so that repeating it has no effect.
 
-        The cluster lets a pod use only these names, which bounds the number of its Events.
+        The cluster allows a pod only these names, which limits the number of its Events.
         """
         number = written.name.rpartition("-")[2]
-        name = f"{self._pod[:MAX_POD_IN_EVENT]}-{number}.{incident.phase.value.lower()}"
+        name = f"{self._pod[:MAX_POD_NAME_CHARS]}-{number}.{incident.phase.value.lower()}"
         at = rfc3339(incident.phase_since)
         namespace = self._service.namespace
         body = {
@@ -195,18 +200,20 @@ class Publisher:
         try:
             self._kube.create(f"/api/v1/namespaces/{namespace}/events", body)
         except Conflict:
-            return  # it is there already
+            return  # it already exists
         except KubeError as error:
-            if error.transient:
+            if error.is_transient:
                 raise
-            log.warning("Event %s: %s", incident.phase, error)  # the object tells it anyway
+            log.warning(
+                "cannot create Event %s: %s", incident.phase, error
+            )  # the object has the same information
 
-    def _next(self) -> tuple[tuple[int, Incident] | None, float]:
-        """Return the first one that may be written; else the seconds until one may."""
+    def _take_next(self) -> tuple[tuple[int, Incident] | None, float]:
+        """Return the first incident that may be written, or None, and the seconds until one may."""
         due_s, now = NEVER, time.monotonic()
         with self._lock:
             for name, (revision, incident) in list(self._latest.items()):
-                wait = wait_s(incident, self._written.get(name), now)
+                wait = publish_delay_s(incident, self._written.get(name), now)
                 if wait == 0.0:
                     return self._latest.pop(name), 0.0
                 if wait == NEVER:

@@ -1,4 +1,4 @@
-"""``/metrics`` for Prometheus, ``/state`` for the terminal view, ``/`` for a browser: read-only."""
+"""Serves ``/metrics`` for Prometheus, ``/state`` for the terminal view, and a page; read-only."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from plimsoll_sidecar import web
-from plimsoll_sidecar.background import Part
+from plimsoll_sidecar.background import BackgroundThread
 from plimsoll_sidecar.record.metrics import CONTENT_TYPE
 
-SECURITY = "default-src 'none'; style-src 'unsafe-inline'"
-"""No script runs and nothing is fetched."""
-HEADERS = f"Content-Security-Policy: {SECURITY}\r\nX-Content-Type-Options: nosniff\r\n"
-KEPT_S = 0.5
-"""A page is made at most this often, however many clients ask: they share its bytes."""
+SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+"""Content security policy: no scripts, and nothing is loaded."""
+HEADERS = f"Content-Security-Policy: {SECURITY_POLICY}\r\nX-Content-Type-Options: nosniff\r\n"
+CACHE_S = 0.5
+"""Seconds for which a page is cached, so that many clients cost no more than one."""
 IDLE_S = 60.0
+"""Longest wait of one turn, in seconds."""
 
 
 class StateServer:
-    """Serves what the callables return, from a thread of its own.
+    """Serves the results of the callables, in a thread.
 
-    ``page`` takes whether the page reloads itself. Raises OSError with host and port if the port is
-    taken.
+    ``page`` is called with whether the page reloads itself. Raises OSError with host and port if
+    the port is in use.
     """
 
     def __init__(
@@ -34,36 +35,36 @@ class StateServer:
         metrics: Callable[[], bytes],
         state: Callable[[], bytes],
         page: Callable[[bool], bytes],
-        hosts: Hosts,
+        hosts: AllowedHosts,
     ) -> None:
         html = "text/html; charset=utf-8"
         self._hosts = hosts
         self._pages: dict[str, tuple[str, Callable[[], bytes]]] = {
-            "/": (html, cached(lambda: page(False))),
-            "/live": (html, cached(lambda: page(True))),
-            "/metrics": (CONTENT_TYPE, cached(metrics)),
+            "/": (html, cache_briefly(lambda: page(False))),
+            "/live": (html, cache_briefly(lambda: page(True))),
+            "/metrics": (CONTENT_TYPE, cache_briefly(metrics)),
             "/state": ("application/json", state),
             "/healthz": (web.TEXT, lambda: b"ok\n"),
         }
         try:
-            self._server = web.HttpServer(host, port, self._answer, HEADERS)
+            self._server = web.HttpServer(host, port, self._respond, HEADERS)
         except OSError as error:
             raise OSError(f"metrics port {host}:{port}: {error.strerror}") from error
         self._wake, self._wake_write = os.pipe()
         self._server.watch(self._wake)
-        self._part = Part("state-server", self._turn)
+        self._part = BackgroundThread("state-server", self._turn)
 
     @property
     def port(self) -> int:
-        """The TCP port that it listens on, also where it was asked for port 0."""
+        """The TCP port of the server, also if port 0 was requested."""
         return self._server.port
 
     def start(self) -> None:
-        """Begin to serve, in a thread that ends with the process."""
+        """Start serving, in a thread that ends with the process."""
         self._part.start()
 
     def stop(self) -> None:
-        """End the thread and close every connection."""
+        """Stop the thread and close all connections."""
         self._part.stop()
         os.write(self._wake_write, b"x")
         self._part.join()
@@ -75,8 +76,8 @@ class StateServer:
         self._server.turn(IDLE_S)
         return 0.0
 
-    def _answer(self, request: web.Request) -> web.Answer:
-        refused = self._hosts.refused(request.host)
+    def _respond(self, request: web.Request) -> web.Answer:
+        refused = self._hosts.refusal(request.host)
         if refused is not None:
             return 403, web.TEXT, f"{refused}\n".encode()
         found = self._pages.get(request.path)
@@ -86,13 +87,13 @@ class StateServer:
         return 200, content, make()
 
 
-def cached(make: Callable[[], bytes]) -> Callable[[], bytes]:
-    """``make``, whose result serves for the next half second. For one thread."""
+def cache_briefly(make: Callable[[], bytes]) -> Callable[[], bytes]:
+    """Return ``make`` with a cache of :data:`CACHE_S`, for use by one thread."""
     made, at = b"", float("-inf")
 
     def get() -> bytes:
         nonlocal made, at
-        if time.monotonic() - at >= KEPT_S:
+        if time.monotonic() - at >= CACHE_S:
             made = make()
             at = time.monotonic()
         return made
@@ -100,18 +101,18 @@ def cached(make: Callable[[], bytes]) -> Callable[[], bytes]:
     return get
 
 
-CONFIGURED = "PLIMSOLL_ALLOWED_HOSTS"
-"""Environment: more names that may be asked by, such as an ingress's, separated by commas."""
+ALLOWED_HOSTS_ENV = "PLIMSOLL_ALLOWED_HOSTS"
+"""Environment variable with more allowed host names, such as an ingress, separated by commas."""
 RESOLV_CONF = Path("/etc/resolv.conf")
-LOCAL = "localhost"
+LOCALHOST = "localhost"
 
 
-class Hosts:
-    """Which Host headers the page answers: a web site must not read it through a browser of ours.
+class AllowedHosts:
+    """The Host headers that are answered, so that no web site can read the page through a browser.
 
-    By DNS rebinding a name of another site leads to a pod or to a forwarded port, and the browser
-    takes the page for that site's own. The name is in the Host header. An IP address cannot be
-    rebound, so that every one is allowed: Prometheus and the operator ask by the pod's.
+    With DNS rebinding, a web site's name leads to a pod or a forwarded port. The browser then
+    treats the page as that site's own, and the Host header has its name. An IP address cannot be
+    rebound, so all of them are allowed: Prometheus and the operator use the pod's address.
     """
 
     def __init__(
@@ -122,38 +123,40 @@ class Hosts:
         domains: Iterable[str] = (),
         configured: Iterable[str] = (),
     ) -> None:
-        """``domains`` are the cluster's, such as ``cluster.local``."""
+        """Allow the names of the pod and the service; ``domains`` are those of the cluster."""
         parents = ["", f".{namespace}", f".{namespace}.svc"]
         parents += [f".{namespace}.svc.{domain}" for domain in domains]
         own = {f"{base}{parent}" for base in (pod, service) for parent in parents if base}
-        self._names = {_plain(name) for name in (*own, *configured) if name.strip()} | {LOCAL}
+        self._names = {_normalize(name) for name in (*own, *configured) if name.strip()} | {
+            LOCALHOST
+        }
         self._example = f"{service}.{namespace}.svc"
 
     @classmethod
-    def of_pod(cls, pod: str, service: str, namespace: str) -> Hosts:
-        """With the cluster's domains from the resolver's search list, and the configured names."""
-        configured = os.environ.get(CONFIGURED, "").split(",")
+    def for_pod(cls, pod: str, service: str, namespace: str) -> AllowedHosts:
+        """Return the hosts for a pod, with the domains in the resolver's search list."""
+        configured = os.environ.get(ALLOWED_HOSTS_ENV, "").split(",")
         return cls(pod, service, namespace, cluster_domains(), configured)
 
-    def refused(self, host: str | None) -> str | None:
-        """Why a request with this Host header is not answered; None where it is.
+    def refusal(self, host: str | None) -> str | None:
+        """Return why a request with this Host header is refused; None if it is allowed.
 
-        HTTP/1.0 needs no header, and no browser speaks it.
+        HTTP/1.0 has no such header, and no browser uses it.
         """
         if host is None:
             return None
-        name = _plain(_without_port(host))
-        if name in self._names or name.endswith(f".{LOCAL}") or _is_address(name):
+        name = _normalize(_without_port(host))
+        if name in self._names or name.endswith(f".{LOCALHOST}") or _is_address(name):
             return None
         return (
             f"This supervisor does not serve host {host[:253]!r}. Use its IP address,"
-            f" {LOCAL} or {self._example}, or add the name to {CONFIGURED} in the environment"
-            " of the supervisor's container."
+            f" {LOCALHOST} or {self._example}, or add the name to {ALLOWED_HOSTS_ENV} in the"
+            " environment of the supervisor's container."
         )
 
 
 def cluster_domains(file: Path = RESOLV_CONF) -> list[str]:
-    """``svc.DOMAIN`` of the search list; empty outside a cluster."""
+    """Return each DOMAIN with ``svc.DOMAIN`` in the search list; empty outside a cluster."""
     try:
         lines = file.read_bytes().decode(errors="replace").splitlines()
     except OSError:
@@ -169,7 +172,7 @@ def _without_port(host: str) -> str:
     return name if colon and port.isdigit() and ":" not in name else host
 
 
-def _plain(name: str) -> str:
+def _normalize(name: str) -> str:
     return name.strip().lower().removesuffix(".")
 
 

@@ -1,9 +1,8 @@
-"""What the journal is made of, beside its database: checked rows, and what outlives a damaged one.
+"""The journal's rows and their checksums, and the files that survive a damaged journal.
 
-A row is JSON and its checksum, and nothing that a clock cannot show.
-
-SQLite checks the structure of its file, not what stands in a row: a flipped bit may leave a number
-that is only wrong. :class:`Damaged` says that a row is not what was written.
+A row is JSON with a checksum. SQLite checks the structure of its file, but not the content of a
+row: a flipped bit may leave a number that is only wrong. :class:`Damaged` is raised for a row that
+is not what was written.
 """
 
 from __future__ import annotations
@@ -26,28 +25,29 @@ from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.restart_budget import Restart
 from plimsoll_sidecar.govern.state import GovernorState
 
-LARGEST = 1 << 63
-_RENAMED = {
+INT64_END = 1 << 63
+"""First integer that does not fit into 64 signed bits."""
+_RENAMED_KEYS = {
     b'"doubtful":': b'"unconfirmed":',
     b'"remembered":': b'"checkpoint":',
-    b'"verb":"release-slot"': b'"verb":"take-slot"',  # without an incident, it gives the slot back
+    b'"verb":"release-slot"': b'"verb":"take-slot"',  # without an incident, it releases the slot
 }
-"""Keys and commands of older versions. Quotes within JSON strings are escaped, so no string
-contains them."""
+"""Keys and commands of earlier versions. JSON escapes quotes in strings, so no string contains
+them."""
 
 
 class Damaged(Exception):
-    """A row that cannot be read; the message says why."""
+    """A row cannot be read; the message says why."""
 
 
 class LastKnownEngine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What was last known of the engine, for our own restart: it may not answer then."""
+    """The last known state of the engine, because it may not answer after a supervisor restart."""
 
     capabilities: frozenset[str] = frozenset()
     frontend_pid: int | None = None
     frontend_started: int | None = None
     epoch: str | None = None
-    """The epoch that ``checkpoint`` is about."""
+    """The epoch of ``checkpoint``."""
     checkpoint: Checkpoint = Checkpoint()
 
 
@@ -55,7 +55,7 @@ _T = TypeVar("_T", Incident, GovernorState, LastKnownEngine, Reading)
 
 
 def encode(value: Incident | GovernorState | LastKnownEngine | Reading) -> tuple[bytes, int]:
-    """Body and checksum."""
+    """Return the JSON body of a row and its checksum."""
     body = msgspec.json.encode(value)
     return body, zlib.crc32(body)
 
@@ -63,13 +63,13 @@ def encode(value: Incident | GovernorState | LastKnownEngine | Reading) -> tuple
 def decode(body: object, checksum: object, kind: type[_T]) -> _T:
     """Return the value of a row; raise :class:`Damaged`.
 
-    Rows of older versions have no checksum.
+    Rows of early versions have no checksum.
     """
     if not isinstance(body, bytes):
-        raise Damaged(f"its body is of type {type(body).__name__}")
+        raise Damaged(f"the body has type {type(body).__name__}")
     if checksum is not None and checksum != zlib.crc32(body):
-        raise Damaged("its checksum is wrong")
-    for old, new in _RENAMED.items():
+        raise Damaged("the checksum is wrong")
+    for old, new in _RENAMED_KEYS.items():
         body = body.replace(old, new)
     try:
         value = decoding.decode(body, kind)
@@ -77,30 +77,32 @@ def decode(body: object, checksum: object, kind: type[_T]) -> _T:
         raise Damaged(str(error)) from error
     word = next(unknown_words(value), None)
     if word is not None:
-        raise Damaged(f"{type(word).__name__} {word.value} is of a later version")
-    if not _sound(msgspec.to_builtins(value)):
-        raise Damaged("it has a number that is out of range")
-    times = _times(value)
+        raise Damaged(f"{type(word).__name__} {word.value} is from a later version")
+    if not _has_valid_numbers(msgspec.to_builtins(value)):
+        raise Damaged("a number is out of range")
+    times = _collect_times(value)
     if any(time is not None and not 0 <= time <= LAST_TIME for time in times):
-        raise Damaged("it has a time that is out of range")
+        raise Damaged("a time is out of range")
     return value
 
 
-def _sound(value: object) -> bool:
+def _has_valid_numbers(value: object) -> bool:
     if isinstance(value, dict):
-        return all(map(_sound, value.values()))
+        return all(map(_has_valid_numbers, value.values()))
     if isinstance(value, list):
-        return all(map(_sound, value))
+        return all(map(_has_valid_numbers, value))
     if isinstance(value, float):
         return math.isfinite(value)
-    return not isinstance(value, int) or -LARGEST <= value < LARGEST
+    return not isinstance(value, int) or -INT64_END <= value < INT64_END
 
 
-def _times(value: Incident | GovernorState | LastKnownEngine | Reading) -> list[float | None]:
+def _collect_times(
+    value: Incident | GovernorState | LastKnownEngine | Reading,
+) -> list[float | None]:
     if isinstance(value, GovernorState):
         found: list[float | None] = [restart.at for restart in value.restarts]
         found += [quiet.until for quiet in value.quiet.values()]
-        return found + [time for incident in value.incidents for time in _times(incident)]
+        return found + [time for incident in value.incidents for time in _collect_times(incident)]
     if isinstance(value, Incident):
         found = [value.opened_at, value.phase_since, value.confirmed_at, value.ended_at]
         found += [value.warm_at, value.retry_at]
@@ -109,64 +111,69 @@ def _times(value: Incident | GovernorState | LastKnownEngine | Reading) -> list[
 
 
 SET_ASIDE = "set-aside"
-KEPT_PARTS = 12
-KEPT_BYTES = 32 << 20
+"""Folder in the state directory for damaged parts of the journal."""
+MAX_PARTS = 12
+"""Maximum number of files in the folder."""
+MAX_TOTAL_BYTES = 32 << 20
+"""Maximum size of all files in the folder."""
 MAX_PART_BYTES = 1 << 20
+"""Maximum size of a damaged row."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-class SetAside:
-    """What could not be read, kept for diagnosis in one bounded folder.
+class DamagedParts:
+    """Damaged parts of the journal, kept for diagnosis in a folder of limited size.
 
-    Files ``NNNN-NAME``, numbered as they come: a clock that is set changes no order.
+    The files are named ``NNNN-NAME`` and numbered in order, independent of the clock.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def put(self, name: str, body: bytes) -> Path:
-        """Write a part of a file, at most 1 MiB of it. Raises OSError."""
-        path = self._next(name)
+    def store(self, name: str, body: bytes) -> Path:
+        """Write a part, at most :data:`MAX_PART_BYTES` of it. Raises OSError."""
+        path = self._next_path(name)
         path.write_bytes(body[:MAX_PART_BYTES])
-        self._bound()
+        self._delete_oldest()
         return path
 
     def move(self, source: Path, beside: tuple[str, ...] = ()) -> Path:
-        """Move a whole file, and those that belong to it by these suffixes. Raises OSError."""
-        path = self._next(source.name)
+        """Move a whole file, and its companions with these suffixes. Raises OSError."""
+        path = self._next_path(source.name)
         os.replace(source, path)
         for suffix in beside:
             companion = source.with_name(source.name + suffix)
             if companion.exists():
                 os.replace(companion, path.with_name(path.name + suffix))
-        self._bound()
+        self._delete_oldest()
         return path
 
     def names(self) -> list[str]:
-        """Oldest first; empty where there is no folder, or none that can be read."""
+        """Return the names of the files, oldest first; empty if they cannot be listed."""
         try:
             return sorted(os.listdir(self.folder))
         except OSError:
             return []
 
-    def _next(self, name: str) -> Path:
+    def _next_path(self, name: str) -> Path:
         self.folder.mkdir(exist_ok=True)
         numbers = [int(known[:4]) for known in self.names() if known[:4].isdigit()]
         number = max(numbers, default=0) + 1
         return self.folder / f"{number % 10_000:04d}-{_UNSAFE.sub('_', name)[:120]}"
 
-    def _bound(self) -> None:
+    def _delete_oldest(self) -> None:
         names = self.names()
         sizes = [(self.folder / name).stat().st_size for name in names]
-        while len(names) > KEPT_PARTS or (len(names) > 1 and sum(sizes) > KEPT_BYTES):
+        while len(names) > MAX_PARTS or (len(names) > 1 and sum(sizes) > MAX_TOTAL_BYTES):
             (self.folder / names.pop(0)).unlink()
             sizes.pop(0)
 
 
 RESTARTS_FILE = "restarts.json"
+"""File in the state directory with the copy of the restart budget."""
 
 
-class Spent(msgspec.Struct, frozen=True, omit_defaults=True):
+class SpentBudget(msgspec.Struct, frozen=True, omit_defaults=True):
     """The part of the governor's state that must not be lost."""
 
     restarts: tuple[Restart, ...] = ()
@@ -174,25 +181,26 @@ class Spent(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RestartCopy:
-    """A second copy of the restart budget: a journal that is lost gives no restarts back.
+    """A second copy of the restart budget, because a lost journal must not refill it.
 
-    Written before the journal, so that it never lacks a restart that was begun. In a cluster the
-    slot Leases count the service's restarts too; this file counts the replica's own, and is all
-    there is in local mode.
+    It is written before the journal, so no restart that has started is missing. In a cluster, the
+    slot Leases also count the service's restarts. In local mode, this file is the only other count.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._written: Spent | None = None
+        self._written: SpentBudget | None = None
 
     @property
     def exists(self) -> bool:
-        """Whether there is a copy: without one, a new journal is a new replica's."""
+        """Whether there is a copy; without one, a new journal belongs to a new replica."""
         return self._path.exists()
 
     def write(self, state: GovernorState) -> None:
-        """On disk when the call returns, where it changed. Raises OSError."""
-        spent = Spent(tuple(msgspec.structs.replace(r) for r in state.restarts), state.exhausted)
+        """Write the copy if it has changed; it is on disk when the call returns. Raises OSError."""
+        spent = SpentBudget(
+            tuple(msgspec.structs.replace(r) for r in state.restarts), state.exhausted
+        )
         if spent == self._written:
             return
         temporary = self._path.with_name(f"{self._path.name}.new")
@@ -203,12 +211,12 @@ class RestartCopy:
         os.replace(temporary, self._path)
         self._written = spent
 
-    def join(self, state: GovernorState) -> int:
-        """Add what ``state`` lacks, and return how many restarts that were."""
+    def merge_into(self, state: GovernorState) -> int:
+        """Add missing restarts to ``state``; return how many there were."""
         try:
-            spent = decoding.decode(self._path.read_bytes(), Spent)
+            spent = decoding.decode(self._path.read_bytes(), SpentBudget)
         except (OSError, decoding.Malformed):
-            return 0  # written anew with the next state
+            return 0  # the next state writes it again
         known = {restart.epoch for restart in state.restarts}
         lacking = [restart for restart in spent.restarts if restart.epoch not in known]
         state.restarts = sorted([*state.restarts, *lacking], key=lambda restart: restart.at)

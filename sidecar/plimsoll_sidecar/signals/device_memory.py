@@ -30,9 +30,7 @@ log = logging.getLogger(__name__)
 SCRAPE_S = 10.0
 """Seconds between scrapes; the exporters themselves collect every 30 s by default."""
 TIMEOUT_S = 2.0
-"""Seconds that one request may take."""
 MAX_ROWS = 4096
-"""Maximum number of samples read from one page."""
 MIB = 1 << 20
 NVML_RETRY_S, NVML_MAX_RETRY_S = 5.0, 300.0
 """Seconds until NVML is initialized again after a failure: at first, and at most."""
@@ -54,9 +52,9 @@ class DeviceBytes(msgspec.Struct, frozen=True):
 class DeviceUsers(msgspec.Struct, frozen=True):
     """The users of a device, as far as the driver reports them in this PID namespace.
 
-    ``processes`` maps PIDs to bytes, None if unknown. ``elsewhere`` is the rest of the used memory:
-    the driver's own, and that of processes in other PID namespaces. ``mps`` is the number of MPS
-    clients.
+    ``processes`` maps PIDs to bytes, None if unknown. ``other_bytes`` is the rest of the used
+    memory: the driver's own, and that of processes in other PID namespaces. ``mps_clients`` is the
+    number of MPS clients.
     """
 
     processes: dict[int, int | None]
@@ -290,7 +288,6 @@ class Exporter:
     PORT: ClassVar[str]
     """Environment variable that holds the port of the exporter."""
     METRICS: ClassVar[tuple[str, ...]]
-    """Names of the metrics that are read."""
 
     def __init__(
         self, url: str, clock: Callable[[], float] = time.monotonic, pod: Pod | None = None

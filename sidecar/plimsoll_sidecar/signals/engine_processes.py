@@ -59,8 +59,9 @@ ListeningSockets = Callable[[], set[str]]
 class Program:
     """The processes of one engine type.
 
-    ``scripts`` are its executables, and ``modules`` are its modules for ``python -m``. ``titles``
-    are prefixes of the titles of its helper processes. ``port`` is its default serving port.
+    ``scripts`` are its executables, and ``modules`` are its modules for ``python -m``.
+    ``title_prefixes`` begin the titles of its helper processes. ``port`` is its default serving
+    port.
 
     ``main`` is the name of its main process, which has no title. ``names`` maps the part of a title
     after ``PREFIX::`` to a process name, without ranks. ``steps`` is the name of the process that
@@ -116,7 +117,6 @@ PROGRAMS = {
         runs=("scheduler",),
     ),
 }
-"""The processes of each known engine type."""
 
 
 def is_engine(line: Sequence[str], kind: EngineType) -> bool:

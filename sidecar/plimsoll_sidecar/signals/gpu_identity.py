@@ -25,7 +25,6 @@ from plimsoll_sidecar.signals.process_table import (
 
 PROC = Path("/proc")
 MAX_GPUS = 64
-"""Maximum number of devices of one engine."""
 CONTROL_MINORS = (254, 255)
 """Minor numbers of nvidia-modeset and nvidiactl."""
 DEVICE_DRIVERS, CAPABILITY_DRIVER = frozenset({"nvidia", "nvidia-frontend"}), "nvidia-caps"

@@ -91,10 +91,10 @@ class Series:
     """One figure of a page.
 
     ``name`` is the complete sample name in the newest version, such as ``…_total`` or a histogram's
-    ``…_count``. ``older`` are its names in earlier versions. ``only`` is a label and its value:
-    only lines with it count; None accepts all lines. ``total`` is a label whose empty value marks
-    the line that sums up the others. ``pool`` is the size of a ratio's pool: the value of that
-    gauge, or with ``pool_in`` the number in that label of it.
+    ``…_count``. ``older_names`` are its names in earlier versions. ``only_label`` is a label and
+    its value: only lines with it count; None accepts all lines. ``total`` is a label whose empty
+    value marks the line that sums up the others. ``pool`` is the size of a ratio's pool: the value
+    of that gauge, or with ``pool_label`` the number in that label of it.
     """
 
     name: str

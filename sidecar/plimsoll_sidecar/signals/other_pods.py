@@ -31,7 +31,7 @@ from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.names import METRICS_PORT
 from plimsoll_api.peers import MAX_PEERS_BYTES, Peer
 from plimsoll_api.workloads import RAY_KIND
-from plimsoll_sidecar.background import Part
+from plimsoll_sidecar.background import BackgroundThread
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.clients.kube import EndpointSlices, KubeError
 from plimsoll_sidecar.signals.sampler import WORKING_STATES
@@ -42,9 +42,7 @@ Page = TypeVar("Page", bound=msgspec.Struct)
 POLL_S = 5.0
 """Seconds between two rounds."""
 TIMEOUT_S = 2.0
-"""Seconds that one request may take."""
 MAX_PODS = 64
-"""Maximum number of pods of a group."""
 MAX_CONCURRENT = 16
 """Maximum number of concurrent requests. A round ends within ``MAX_PODS / MAX_CONCURRENT *
 TIMEOUT_S`` seconds even if no pod answers."""
@@ -117,7 +115,7 @@ class GroupPages:
         """
         found: dict[str, str] = {}
         try:
-            for one in self._slices.of([self._subdomain]):
+            for one in self._slices.endpoints_of([self._subdomain]):
                 if len(found) < MAX_PODS and self._is_wanted(one.pod) and _is_address(one.address):
                     found.setdefault(one.pod, one.address)
         except KubeError as error:
@@ -192,7 +190,7 @@ class GroupMembers:
         self._pages, self._clock = pages, clock
         self._lock = threading.Lock()
         self._newest: dict[str, tuple[float, Assessment | None]] = {}
-        self._part = Part("group-members", self._turn)
+        self._part = BackgroundThread("group-members", self._turn)
 
     def start(self) -> None:
         """Start polling, in a thread that ends with the process."""
@@ -268,13 +266,13 @@ class GroupLeader:
         self._pages, self._clock = pages, clock
         self._last_call = float("-inf")
         self._ready_since: float | None = None
-        self._part: Part | None = None
+        self._part: BackgroundThread | None = None
 
     def is_serving(self) -> bool:
         """Report whether the leader has been ready for :data:`READY_S`; does not block."""
         idle, self._last_call = self._idle, self._clock()
         if self._part is None:
-            self._part = Part("group-leader", self._turn)
+            self._part = BackgroundThread("group-leader", self._turn)
             self._part.start()
         elif idle:
             self._part.wake()

@@ -27,15 +27,11 @@ from plimsoll_api.admin import (
 )
 
 READ_BYTES = 1 << 16
-"""Bytes per read."""
 REPORT_BYTES = 64 << 10
-"""Maximum size of a report."""
 TEXT_BYTES = 4 << 20
 """Maximum size of a text answer: a text of 1 MiB may grow fourfold as JSON."""
 MAX_LINES = 32
-"""Maximum number of ledger entries."""
 MAX_DEVICES = 64
-"""Maximum number of devices in one report."""
 PINNED_OWNER = "pinned_host"
 """Ledger owner of pinned host memory."""
 

@@ -34,24 +34,22 @@ RETRY_S = 5.0
 REPORT_VALID_S = 30.0
 """Seconds for which a report is valid."""
 TEXT_TIMEOUT_S = 10.0
-"""Seconds that a text answer may take."""
 STACKS_TIMEOUT_S = 3.0
 """Seconds that stacks may take: a process answers within milliseconds, or never if it hangs while
 holding the GIL."""
 TRACE_S = 5.0
 """Seconds for which allocations are traced."""
 TRIM_TIMEOUT_S = 5.0
-"""Seconds that a trim may take."""
 REPORT_REQUEST = b'{"do":"report"}\n'
 
 
 @dataclass
 class _ProcessState:
-    """What is known of one process.
+    """What is known of one process; times are monotonic, in seconds.
 
-    ``report`` is its last report, and ``at`` when that was made. It is not queried before ``next``.
-    A request is pending since ``asked``, None for none. ``prompt`` is whether the last answer came
-    within :data:`REPORT_TIMEOUT_S`. Times are of the clock, in seconds.
+    ``report`` is its last report, made at ``reported_at``. It is not queried before ``next_at``. A
+    request is pending since ``asked_at``, None for none. ``is_prompt`` is whether the last answer
+    came within :data:`REPORT_TIMEOUT_S`.
     """
 
     report: Report | None = None

@@ -41,7 +41,6 @@ from plimsoll_sidecar.signals.shared_memory import OrphanedMemory
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE = 400
-"""Maximum number of characters of an error in a signal."""
 WORKING_STATES = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAINED})
 """States in which a worker should make steps; in all others its load is unknown."""
 LOG_AFTER_S = 20.0

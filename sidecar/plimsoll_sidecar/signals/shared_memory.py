@@ -40,7 +40,6 @@ MAX_PROCESSES = 512
 MAX_MAPS_BYTES = 16 << 20
 """Maximum number of bytes of one process's maps: a large engine has a tenth of it."""
 BLOCK_BYTES = 512
-"""Bytes of a block in ``st_blocks``."""
 HOST_IPC_INODE = 0xEFFFFFFF
 """Inode of the node's IPC namespace (PROC_IPC_INIT_INO), whose segments belong to no pod."""
 OTHER_USERS_MODE = 0o077
@@ -260,7 +259,6 @@ def _unreadable_owner(folder: Path) -> int | None:
 log = logging.getLogger(__name__)
 
 SHM = Path("/dev/shm")
-"""Path of shared memory in every container."""
 SCAN_S = 60.0
 """Seconds between two scans."""
 RESULT_VALID_S = 300.0

@@ -29,7 +29,6 @@ SIGNAL = 43
 WRITE_S = 0.5
 """Seconds to wait for the stacks; faulthandler needs milliseconds, wherever the process hangs."""
 MAX_BYTES = 1 << 20
-"""Maximum number of bytes of one text."""
 PY_SPY = "py-spy"
 PY_SPY_S = 10.0
 """Seconds that py-spy may take for all processes together; it takes about one for each."""

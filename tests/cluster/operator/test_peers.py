@@ -41,7 +41,7 @@ def address() -> Iterator[str]:
             metrics.observe(Assessment(t=1.0, epoch=1, warm=True, host=host), {}, 0.0)
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(metrics.text())
+            self.wfile.write(metrics.render())
 
         def log_message(self, *_: Any) -> None:
             pass

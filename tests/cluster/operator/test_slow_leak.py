@@ -66,8 +66,8 @@ def page_after(hours: float, rate: float) -> bytes:
         assessment = detector.update(sample)
     assert not assessment.suspicions
     metrics.observe(assessment, {}, 0.0)
-    metrics.standing(open_incidents=0, restarts_left=3, backlog=0)
-    return metrics.text()
+    metrics.show_status(open_incidents=0, restarts_left=3, backlog=0)
+    return metrics.render()
 
 
 def test_a_slow_leak_is_a_condition_until_the_engine_is_new(

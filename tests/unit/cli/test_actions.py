@@ -60,10 +60,10 @@ def test_a_supervisor_that_is_late_has_not_ended(
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / ASK_SOCKET))
         listener.listen(1)
-        found = ask.handed_over(["drain", f"--state-dir={tmp_path}", "--deadline=0.2"])
+        found = ask.send_to_supervisor(["drain", f"--state-dir={tmp_path}", "--deadline=0.2"])
     assert found is not None
     assert found[0] == 1
     answer = json.loads(found[1])
     assert answer["outcome"] == "Unknown"
     assert "may still act" in answer["message"]
-    assert ask.handed_over(["drain", f"--state-dir={tmp_path}", "--deadline=x"]) is None
+    assert ask.send_to_supervisor(["drain", f"--state-dir={tmp_path}", "--deadline=x"]) is None

@@ -42,7 +42,7 @@ def test_a_refusal_has_the_type_of_its_reason(
     with pytest.raises(KubeError, match=f"GET {PATH}/x: because") as caught:
         api.kube.get(f"{PATH}/x")
     assert (type(caught.value), caught.value.status) == (kind, status)
-    assert caught.value.transient == transient
+    assert caught.value.is_transient == transient
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_a_success_that_is_no_object_is_an_error(api: ApiServer, body: bytes) ->
     for call in (api.kube.get, lambda path: api.kube.put(path, {"metadata": {}})):
         with pytest.raises(UnexpectedAnswer, match="not an object") as caught:
             call(PATH)
-        assert caught.value.transient
+        assert caught.value.is_transient
     with pytest.raises(UnexpectedAnswer, match="not a list"):
-        list(api.endpoint_slices.of(["a"]))
+        list(api.endpoint_slices.endpoints_of(["a"]))
 
 
 @pytest.mark.parametrize(
@@ -87,19 +87,19 @@ class Named(msgspec.Struct):
 def test_a_collection_is_read_by_pages(api: ApiServer) -> None:
     for number in range(150):
         api.add(f"s-{number}", [])
-    assert len(list(api.kube.items(PATH, Named))) == 150
+    assert len(list(api.kube.list_items(PATH, Named))) == 150
     assert [query["limit"] for query in api.queries] == ["64"] * 3
 
 
 def test_objects_too_large_for_a_page_are_asked_for_in_smaller_ones(api: ApiServer) -> None:
     for number in range(20):
         api.add(f"s-{number}", [endpoint("p" * 250) for _ in range(2500)])
-    assert len(list(api.kube.items(PATH, Named))) == 20
+    assert len(list(api.kube.list_items(PATH, Named))) == 20
     assert [query["limit"] for query in api.queries[:2]] == ["64", "16"]
     api.slices = api.slices[:1]
     api.slices[0]["endpoints"] *= 10
     with pytest.raises(TooLarge):
-        list(api.kube.items(PATH, Named))
+        list(api.kube.list_items(PATH, Named))
 
 
 def test_a_server_that_never_comes_to_the_last_page_is_left(
@@ -108,15 +108,15 @@ def test_a_server_that_never_comes_to_the_last_page_is_left(
     monkeypatch.setattr(kube, "MAX_PAGES", 5)
     api.answer = 200, {}, b'{"metadata": {"continue": "on"}, "items": [{"metadata": {}}]}'
     with pytest.raises(KubeError, match="more than 5 pages"):
-        list(api.kube.items(PATH, Named))
+        list(api.kube.list_items(PATH, Named))
 
 
 def test_pages_that_come_slowly_are_left(api: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kube, "LIST_S", 0.0)
+    monkeypatch.setattr(kube, "LIST_TIMEOUT_S", 0.0)
     api.answer = 200, {}, b'{"metadata": {"continue": "on"}, "items": [{"metadata": {}}]}'
     with pytest.raises(KubeError, match="did not end within") as caught:
-        list(api.kube.items(PATH, Named))
-    assert caught.value.transient
+        list(api.kube.list_items(PATH, Named))
+    assert caught.value.is_transient
 
 
 def test_a_server_that_sends_a_byte_now_and_then_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,4 +126,4 @@ def test_a_server_that_sends_a_byte_now_and_then_is_left(monkeypatch: pytest.Mon
         with pytest.raises(KubeError, match="did not end in time") as caught:
             KubeClient(url).get(PATH)
         assert time.monotonic() - begin < 4.0
-    assert (caught.value.status, caught.value.transient) == (0, True)
+    assert (caught.value.status, caught.value.is_transient) == (0, True)

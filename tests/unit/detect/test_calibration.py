@@ -20,7 +20,7 @@ from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_sidecar.govern.command import Event, EventType
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.replay import ReplayLine, judge, line_of
+from plimsoll_sidecar.replay import ReplayLine, line_for, replay_samples
 
 
 def case(starts: float | None = 100.0) -> Case:
@@ -103,7 +103,7 @@ def burst(t: float) -> float:
 def test_a_replay_states_its_confidence_to_the_end(series: Series, end: str) -> None:
     memory = MemoryPolicy(host=MemoryBudget(512 * MIB, 86400.0), warmup_s=60.0)
     run = Case("a", "leak a", Split.DEVELOPMENT, series, "HostGrowth", 120.0)
-    lines = judge(series.samples(), memory, Supervision(mode=Mode.RECOVER), 1.0, "a")
+    lines = replay_samples(series.samples(), memory, Supervision(mode=Mode.RECOVER), 1.0, "a")
     stated = heard(run, *(one for one in lines if isinstance(one, ReplayLine)))
     assert stated[0].end == end
     assert stated[0].last is not None
@@ -120,7 +120,7 @@ def test_an_end_is_told_of_what_was_not_confirmed(
         phase=IncidentPhase.RESOLVED, confirmed_at=confirmed_at, message="the trim returned 5 MiB",
         attribution=Attribution(confidence=0.7),
     )  # fmt: skip
-    ended = line_of(Event(type=EventType.ENDED, at=200.0, incident=incident), 200.0)
+    ended = line_for(Event(type=EventType.ENDED, at=200.0, incident=incident), 200.0)
     assert (ended.event if ended else None) == told
     if ended is not None:
         assert ended.reason == "the trim returned 5 MiB"

@@ -10,7 +10,7 @@ import pytest
 from leaklab.series import MIB, Series, high_water, saturating, sawtooth, steady
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
-from plimsoll_sidecar.replay import ReplayLine, judge
+from plimsoll_sidecar.replay import ReplayLine, replay_samples
 
 HOUR = 3600.0
 POLICY = MemoryPolicy(host=MemoryBudget(512 * MIB, 24 * HOUR, 6 << 30), warmup_s=60.0)
@@ -19,7 +19,7 @@ LEAK = Series(duration=2 * HOUR, interval=10, leak=steady(512 * MIB / (2 * HOUR)
 
 def confirmed(series: Series) -> list[ReplayLine]:
     supervision = Supervision(mode=Mode.RECOVER)
-    lines = judge(series.samples(), POLICY, supervision, series.interval, "case")
+    lines = replay_samples(series.samples(), POLICY, supervision, series.interval, "case")
     return [line for line in lines if isinstance(line, ReplayLine) and line.event == "confirmed"]
 
 

@@ -17,7 +17,7 @@ from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.trace import Sample, Torch
 from plimsoll_sidecar.detect.detector import SOURCE_PATIENCE, Detector
-from plimsoll_sidecar.replay import ReplayLine, judge
+from plimsoll_sidecar.replay import ReplayLine, replay_samples
 
 BUDGET = 256 * MIB
 START = 200.0
@@ -51,7 +51,7 @@ def assessments(series: Series, shared: bool = False) -> list[Assessment]:
 
 def confirmed(series: Series, shared: bool = False) -> list[ReplayLine]:
     supervision = Supervision(mode=Mode.RECOVER)
-    lines = judge(working(series), policy(shared), supervision, series.interval, "run")
+    lines = replay_samples(working(series), policy(shared), supervision, series.interval, "run")
     return [line for line in lines if isinstance(line, ReplayLine) and line.event == "confirmed"]
 
 

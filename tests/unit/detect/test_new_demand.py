@@ -14,7 +14,7 @@ from plimsoll_api.trace import Host, Sample, SampleLoad
 from plimsoll_sidecar.detect.baseline import CLASS_SETTLE_S, SETTLED_BYTES, Baseline, NewDemand
 from plimsoll_sidecar.detect.growth import Point
 from plimsoll_sidecar.detect.segments import MAX_NEW_S, MEAN_S, NEW_S, Demand, LastScrape
-from plimsoll_sidecar.replay import ReplayLine, judge
+from plimsoll_sidecar.replay import ReplayLine, replay_samples
 
 POLICY = MemoryPolicy(host=MemoryBudget(256 * MIB, 3600.0), warmup_s=60.0)
 Curve = Callable[[float], float]
@@ -104,7 +104,7 @@ def confirmed(memory: Curve, requests: Curve, prompt: Curve) -> list[float]:
                 load=page(requests(t), prompt(t), t), ready=True,
             )  # fmt: skip
 
-    lines = judge(samples(), POLICY, Supervision(mode=Mode.RECOVER), 1.0, "demand")
+    lines = replay_samples(samples(), POLICY, Supervision(mode=Mode.RECOVER), 1.0, "demand")
     found = [line for line in lines if isinstance(line, ReplayLine)]
     return [line.t for line in found if line.event == "confirmed"]
 

@@ -35,16 +35,16 @@ def test_steps_are_taken_over_only_on_request() -> None:
         before = clock.now()
         clocks.go(10.0, step)
         assert clock.now() == before + 10.0
-    assert clock.follow() == -3600.0
+    assert clock.apply_step() == -3600.0
     assert clock.now() == clocks.wall
-    assert clock.follow() == 0.0
+    assert clock.apply_step() == 0.0
 
 
 def test_slewing_is_no_step() -> None:
     clocks = Clocks()
     clock = clocks.steady()
     clocks.go(10.0, 0.1)
-    assert clock.follow() == 0.0
+    assert clock.apply_step() == 0.0
     assert clock.now() == 1_000_010.0
 
 
@@ -55,7 +55,7 @@ def test_a_new_supervisor_goes_on_with_the_old_ones_time(step: float) -> None:
     clocks.go(30.0, step)
     clock = clocks.steady(then)
     assert clock.now() == 1_000_030.0, "an incident that is open waits on as before"
-    assert clock.follow() == step
+    assert clock.apply_step() == step
     assert clock.now() == clocks.wall
 
 

@@ -39,19 +39,19 @@ def test_a_change_is_taken_over_and_a_broken_file_is_not(tmp_path: Path) -> None
     path = tmp_path / "supervisor.json"
     path.write_bytes(supervisor_config.encode(config(Mode.OBSERVE)))
     file = ConfigFile(path)
-    assert not file.reread()
+    assert not file.reload()
     path.write_text('{"service": {"name": "tiny"}, "engine": 7}')
-    assert not file.reread()
+    assert not file.reload()
     assert file.error is not None
     assert "supervisor.json" in file.error
     assert "$.engine" in file.error
     assert file.current.supervision.mode is Mode.OBSERVE
     path.write_bytes(b'{"service": {"name": "\xff"}}')
-    assert not file.reread()
+    assert not file.reload()
     assert file.error is not None
     assert "invalid start byte" in file.error
     path.write_bytes(supervisor_config.encode(config(Mode.RECOVER)))
-    assert file.reread()
+    assert file.reload()
     assert file.error is None
     assert file.current.supervision.mode is Mode.RECOVER
 
@@ -64,19 +64,19 @@ def test_without_its_file_a_supervisor_goes_on_watching_and_does_nothing(
     path.write_bytes(supervisor_config.encode(config(Mode.RECOVER)))
     file = ConfigFile(path)
     path.unlink()
-    assert file.reread()
+    assert file.reload()
     assert file.missing
     assert file.error is not None
-    assert file.error.startswith("no configuration, the supervisor only watches: ")
+    assert file.error.startswith("no configuration, so the supervisor only observes: ")
     assert file.current == config(Mode.OBSERVE)
-    assert not file.reread()
+    assert not file.reload()
     path.write_text("{")
-    assert not file.reread()
+    assert not file.reload()
     assert file.current.supervision.mode is Mode.OBSERVE
     path.unlink()
-    assert not file.reread()
+    assert not file.reload()
     path.write_bytes(supervisor_config.encode(config(Mode.RECOVER)))
-    assert file.reread()
+    assert file.reload()
     assert file.error is None
     assert not file.missing
     assert file.current == config(Mode.RECOVER)
@@ -95,13 +95,13 @@ def test_a_pod_of_a_policy_has_an_engine_of_its_own(
 
     of_policy = replace(config(Mode.RECOVER), service=ServiceRef("engines", kind=POLICY_KIND))
     path.write_bytes(supervisor_config.encode(of_policy))
-    assert file.reread()
+    assert file.reload()
     assert file.current.engine == own
     assert file.current.supervision.mode is Mode.RECOVER
-    assert not file.reread(), "the same file in the same pod is no change"
+    assert not file.reload(), "the same file in the same pod is no change"
 
     monkeypatch.setenv(POD_ENGINE_ENV, '{"engine": {"type": "magic"}}')
-    assert not file.reread()
+    assert not file.reload()
     assert file.error is not None
     assert POD_ENGINE_ENV in file.error
     assert "$.engine" in file.error
@@ -131,7 +131,7 @@ def test_a_pod_that_starts_without_a_file_watches_the_engine_that_admission_foun
     monkeypatch.setenv(POD_ENGINE_ENV, "garbage")
     assert ConfigFile(path).current.engine.type is EngineType.CUSTOM
     path.write_bytes(supervisor_config.encode(config(Mode.RECOVER)))
-    assert file.reread()
+    assert file.reload()
     assert file.error is None
     assert not file.missing
     assert file.current == config(Mode.RECOVER)
@@ -151,5 +151,5 @@ def test_a_field_of_a_newer_operator_is_left_aside(tmp_path: Path) -> None:
         b'"mode"', b'"newer": [1], "mode"'
     )
     path.write_bytes(newer)
-    assert file.reread()
+    assert file.reload()
     assert file.current.supervision.mode is Mode.RECOVER

@@ -31,7 +31,7 @@ def page(**slow: SlowGrowth) -> bytes:
     """What a supervisor answers to a scrape."""
     metrics = Metrics()
     metrics.observe(Assessment(t=1.0, epoch=1, warm=True, slow=slow), {}, 0.0)
-    return metrics.text()
+    return metrics.render()
 
 
 def verdict(**pages: bytes) -> Verdict:

@@ -29,16 +29,16 @@ def test_threads_that_free_memory_meanwhile_hide_no_allocator(
 ) -> None:
     """A process that starts frees a lot: its account was unknown for the rest of its life."""
     glibc(monkeypatch, [500 * MIB, 515 * MIB])
-    assert memory._counts_us()
+    assert memory._uses_glibc_malloc()
 
 
 def test_a_thread_that_frees_more_than_the_block_is_measured_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     glibc(monkeypatch, [500 * MIB, 400 * MIB, 400 * MIB, 416 * MIB])
-    assert memory._counts_us()
+    assert memory._uses_glibc_malloc()
 
 
 def test_another_allocator_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     glibc(monkeypatch, [500 * MIB, 501 * MIB] * memory.CHECKS)
-    assert not memory._counts_us()
+    assert not memory._uses_glibc_malloc()

@@ -106,7 +106,7 @@ def test_diagnostics_and_trim(library: Path) -> None:
         assert "in stuck" in stacks
         assert "[MainThread]" in stacks
         assert "tracked objects" in ask(path, do="gc")["text"]
-        assert "not initialised" in ask(path, do="torch")["text"]
+        assert "not initialized" in ask(path, do="torch")["text"]
         trimmed = ask(path, do="trim", idle=True)
         assert trimmed["steps"][0] == "gc.collect"
         assert "empty_cache" not in trimmed["steps"], "torch is not loaded and must not be"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll_probe.answers import SHARE, Reports
+from plimsoll_probe.answers import MAX_CPU_SHARE, Reports
 
 
 @pytest.fixture
@@ -39,8 +39,8 @@ def test_the_first_report_does_not_delay_the_next(
     reports.report()
     clock[0] += 1.0
     assert reports.report()["cost_s"] == 0.004
-    clock[0] += 0.004 / SHARE - 0.1
-    assert reports.report()["age_s"] == pytest.approx(0.004 / SHARE - 0.1)
+    clock[0] += 0.004 / MAX_CPU_SHARE - 0.1
+    assert reports.report()["age_s"] == pytest.approx(0.004 / MAX_CPU_SHARE - 0.1)
     assert len(left) == 1
     clock[0] += 0.2
     assert reports.report()["age_s"] == 0.0
@@ -55,7 +55,7 @@ def test_reports_that_are_always_dear_keep_to_their_share(
     for _ in range(600):
         reports.report()
         clock[0] += 1.0
-    assert (1000 - len(left)) * 0.02 <= 600 * SHARE + 2 * 0.02
+    assert (1000 - len(left)) * 0.02 <= 600 * MAX_CPU_SHARE + 2 * 0.02
 
 
 def test_one_dear_report_among_cheap_ones_sets_no_pause(

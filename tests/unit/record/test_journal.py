@@ -15,13 +15,13 @@ from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.record import journal as journal_file
 from plimsoll_sidecar.record import storage
 from plimsoll_sidecar.record.journal import (
-    KEPT_INCIDENTS,
-    KEPT_UNPUBLISHED,
-    OFFERED,
+    MAX_INCIDENTS,
+    MAX_OFFERED,
+    MAX_UNPUBLISHED,
     Journal,
     JournalError,
 )
-from plimsoll_sidecar.record.storage import LastKnownEngine, SetAside
+from plimsoll_sidecar.record.storage import DamagedParts, LastKnownEngine
 
 
 def incident(number: int = 1, phase: IncidentPhase = IncidentPhase.OPEN) -> Incident:
@@ -63,38 +63,38 @@ def test_a_revision_is_published_once(tmp_path: Path) -> None:
     ((revision, newest),) = journal.unpublished()
     assert newest.phase is IncidentPhase.TRIMMING
     journal.write(GovernorState(), [incident(phase=IncidentPhase.RESOLVED)])
-    journal.published(newest.name, revision)
+    journal.mark_published(newest.name, revision)
     assert [found.phase for _, found in journal.unpublished()] == [IncidentPhase.RESOLVED]
-    journal.published(newest.name, revision + 1)
+    journal.mark_published(newest.name, revision + 1)
     assert journal.unpublished() == []
 
 
 def test_only_incidents_that_arrived_are_forgotten(tmp_path: Path) -> None:
-    many = [incident(number, IncidentPhase.RESOLVED) for number in range(KEPT_INCIDENTS + 50)]
+    many = [incident(number, IncidentPhase.RESOLVED) for number in range(MAX_INCIDENTS + 50)]
     publishing = Journal(tmp_path / "publishing.sqlite", publishes=True)
     publishing.write(GovernorState(), many)
     arrived: set[str] = set()
     while offered := publishing.unpublished():
-        assert len(offered) <= OFFERED
+        assert len(offered) <= MAX_OFFERED
         for revision, one in offered:
-            publishing.published(one.name, revision)
+            publishing.mark_published(one.name, revision)
             arrived.add(one.name)
-    assert len(arrived) == KEPT_INCIDENTS + 50
+    assert len(arrived) == MAX_INCIDENTS + 50
     local = Journal(tmp_path / "local.sqlite")
     local.write(GovernorState(), many)
-    assert len(local.recent(1000)) == KEPT_INCIDENTS
+    assert len(local.recent(1000)) == MAX_INCIDENTS
 
 
 def test_an_api_server_that_takes_nothing_costs_the_oldest(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.sqlite", publishes=True)
     still_open = incident(0)
-    many = [incident(1 + number, IncidentPhase.RESOLVED) for number in range(KEPT_UNPUBLISHED + 9)]
+    many = [incident(1 + number, IncidentPhase.RESOLVED) for number in range(MAX_UNPUBLISHED + 9)]
     journal.write(GovernorState(), [still_open, *many])
-    kept = journal.recent(2 * KEPT_UNPUBLISHED)
-    assert len(kept) == KEPT_UNPUBLISHED + 1
+    kept = journal.recent(2 * MAX_UNPUBLISHED)
+    assert len(kept) == MAX_UNPUBLISHED + 1
     assert kept[0].name == many[-1].name
     offered = journal.unpublished()
-    assert len(offered) == OFFERED
+    assert len(offered) == MAX_OFFERED
     assert still_open.name in {one.name for _, one in offered}
 
 
@@ -113,7 +113,7 @@ def test_a_damaged_file_is_set_aside(
     assert state.exhausted
     assert lost == ["file"]
     assert str(path) in caplog.text
-    kept = [name for name in journal.kept if not name.endswith("-wal")]
+    kept = [name for name in journal.set_aside_names if not name.endswith("-wal")]
     assert len(kept) == 1
     if damage:
         assert (tmp_path / "set-aside" / kept[0]).read_bytes() == damage
@@ -142,7 +142,7 @@ def test_a_state_of_another_shape_is_set_aside_alone(tmp_path: Path, body: objec
     state, _ = journal.load()
     assert [restart.epoch for restart in state.restarts] == ["ab:0"]
     assert lost == ["row"]
-    assert journal.kept == ["0001-state-governor.json"]
+    assert journal.set_aside_names == ["0001-state-governor.json"]
     assert journal.recent(5) == [incident()], "the rest is there"
     journal.write(GovernorState(epoch="ab:9"))
     journal.close()
@@ -169,7 +169,7 @@ def test_an_undecodable_incident_is_set_aside_and_the_others_go_on(
     assert lost == ["row"]
     assert "incidents-pod-00000002" in caplog.text
     assert "make room" not in caplog.text
-    (kept,) = journal.kept
+    (kept,) = journal.set_aside_names
     assert b"Stal1" in (tmp_path / "set-aside" / kept).read_bytes()
 
 
@@ -205,10 +205,10 @@ def test_a_file_damaged_while_it_is_in_use_is_replaced(tmp_path: Path, how: str)
 
 
 def test_what_is_set_aside_is_bounded(tmp_path: Path) -> None:
-    aside = SetAside(tmp_path / "set-aside")
-    for number in range(3 * storage.KEPT_PARTS):
-        aside.put(f"../row {number}", b"x" * (2 << 20))
-    assert len(aside.names()) == storage.KEPT_PARTS
+    aside = DamagedParts(tmp_path / "set-aside")
+    for number in range(3 * storage.MAX_PARTS):
+        aside.store(f"../row {number}", b"x" * (2 << 20))
+    assert len(aside.names()) == storage.MAX_PARTS
     assert aside.names()[-1].endswith("row_35")
     assert (aside.folder / aside.names()[0]).stat().st_size == storage.MAX_PART_BYTES
     assert os.listdir(tmp_path) == ["set-aside"]
@@ -224,7 +224,7 @@ def test_a_journal_of_an_older_version_is_read(tmp_path: Path) -> None:
     assert journal.load()[0].epoch == "ab:3"
     journal.write(GovernorState(epoch="ab:4"), [incident()])
     assert journal.recent(1) == [incident()]
-    assert journal.kept == []
+    assert journal.set_aside_names == []
 
 
 def test_a_full_volume_loses_nothing_and_names_the_file(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.restart_budget import Restart
 from plimsoll_sidecar.govern.state import GovernorState
-from plimsoll_sidecar.page import page
+from plimsoll_sidecar.page import render_page
 from plimsoll_sidecar.record.journal import Journal
-from plimsoll_sidecar.record.storage import KEPT_PARTS, SET_ASIDE, LastKnownEngine
+from plimsoll_sidecar.record.storage import MAX_PARTS, SET_ASIDE, LastKnownEngine
 from tests.unit.record.test_journal_volume import supervisor
 
 INCIDENTS = 12
@@ -61,13 +61,13 @@ def remediates(folder: Path) -> None:
     watching, hands, metrics = supervisor(folder)
     for second in range(15):
         watching.tick(1_000.0 + second)
-    assert [command.verb for command in hands.sent] == ["diagnose"], watching.shown.state[:500]
+    assert [command.verb for command in hands.sent] == ["diagnose"], watching.display.state[:500]
     assert RESTART.epoch in {restart.epoch for restart in watching._governor.state.restarts}
-    assert b"plimsoll_supervisor_journal_writable 1.0" in metrics.text()
-    assert page(watching.shown.state, watching.shown.history.points())
+    assert b"plimsoll_supervisor_journal_writable 1.0" in metrics.render()
+    assert render_page(watching.display.state, watching.display.history.points())
     aside = folder / SET_ASIDE
-    assert not aside.exists() or len(os.listdir(aside)) <= KEPT_PARTS
-    watching._keeper.close()
+    assert not aside.exists() or len(os.listdir(aside)) <= MAX_PARTS
+    watching._journal.close()
     again = Journal(folder / JOURNAL_FILE)
     again.load()
     assert any(incident.kind is IncidentKind.STALL for incident in again.recent(20))

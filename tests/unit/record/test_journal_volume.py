@@ -146,7 +146,7 @@ def test_nothing_is_sent_until_the_volume_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect = journal._connect
-    monkeypatch.setattr("plimsoll_sidecar.record.keeper.RETRY_S", 0.0)
+    monkeypatch.setattr("plimsoll_sidecar.record.journal_manager.RETRY_S", 0.0)
     connect(tmp_path / JOURNAL_FILE).close()
     # What a read-only mount gives, also to a process that may do everything.
     monkeypatch.setattr(journal, "_connect", read_only)
@@ -155,17 +155,17 @@ def test_nothing_is_sent_until_the_volume_can_be_written(
         watching.tick(1_000.0 + second)
     assert hands.sent == []
     assert hands.leases == {None}, "no restart can come"
-    assert b"plimsoll_supervisor_journal_writable 0.0" in metrics.text()
-    assert b"plimsoll_supervisor_samples_total 60.0" in metrics.text()
+    assert b"plimsoll_supervisor_journal_writable 0.0" in metrics.render()
+    assert b"plimsoll_supervisor_samples_total 60.0" in metrics.render()
     assert (
-        b"readonly database; free space on its volume or make it writable" in watching.shown.state
+        b"readonly database; free space on its volume or make it writable" in watching.display.state
     )
 
     monkeypatch.setattr(journal, "_connect", connect)
     for second in range(20):
         watching.tick(1_100.0 + second)
     assert [command.verb for command in hands.sent] == ["diagnose"]
-    assert b"plimsoll_supervisor_journal_writable 1.0" in metrics.text()
+    assert b"plimsoll_supervisor_journal_writable 1.0" in metrics.render()
 
 
 def until_restarting(watching: Supervisor, hands: Hands) -> float:
@@ -245,4 +245,4 @@ def test_a_volume_that_fails_ends_no_sample(
     for second in range(30):
         watching.tick(1_000.0 + second)
     monkeypatch.undo()
-    assert b"plimsoll_supervisor_samples_total 30.0" in metrics.text()
+    assert b"plimsoll_supervisor_samples_total 30.0" in metrics.render()

@@ -18,7 +18,7 @@ from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_sidecar import background
 from plimsoll_sidecar.clients.kube import KubeClient, KubeError, Object
 from plimsoll_sidecar.govern.incident import Incident
-from plimsoll_sidecar.record.publisher import NEVER, Publisher, Written, wait_s
+from plimsoll_sidecar.record.publisher import NEVER, PublishedObject, Publisher, publish_delay_s
 
 DEEP = b'{"metadata":' + b"[" * 100_000
 
@@ -73,7 +73,7 @@ def test_a_token_that_is_no_text_and_answers_that_are_none_end_nothing(
             assert time.monotonic() < deadline
             time.sleep(0.01)
         token.write_text("good")
-        while (arrived := publishing.acknowledged()) == []:
+        while (arrived := publishing.take_acknowledged()) == []:
             assert time.monotonic() < deadline, "the thread has ended"
             time.sleep(0.01)
         assert arrived == [("pod-0-1", 1)]
@@ -81,8 +81,8 @@ def test_a_token_that_is_no_text_and_answers_that_are_none_end_nothing(
         publishing.stop(5.0)
 
 
-def written(revision: int, phase: str = "AwaitingSlot", at: float = 1000.0) -> Written:
-    return Written("pod-0-1", "u", 1, revision, phase, at)
+def written(revision: int, phase: str = "AwaitingSlot", at: float = 1000.0) -> PublishedObject:
+    return PublishedObject("pod-0-1", "u", 1, revision, phase, at)
 
 
 def waiting(phase: IncidentPhase = IncidentPhase.AWAITING_SLOT) -> Incident:
@@ -93,18 +93,18 @@ def waiting(phase: IncidentPhase = IncidentPhase.AWAITING_SLOT) -> Incident:
 def test_an_incident_that_waits_for_days_keeps_its_last_write_for_the_end() -> None:
     """The cluster lets a pod write each status only so often."""
     now, writes = 1000.0, 0
-    while (wait := wait_s(waiting(), written(writes, at=now), now)) != NEVER:
+    while (wait := publish_delay_s(waiting(), written(writes, at=now), now)) != NEVER:
         now, writes = now + wait, writes + 1
     assert writes == MAX_WRITES - 1
     assert now - 1000 > 12 * 3600
-    assert wait_s(waiting(IncidentPhase.RESOLVED), written(writes), 1000.0) == 0.0
+    assert publish_delay_s(waiting(IncidentPhase.RESOLVED), written(writes), 1000.0) == 0.0
 
 
 def test_a_new_phase_does_not_wait_unless_there_were_very_many() -> None:
     draining = waiting(IncidentPhase.DRAINING)
-    assert wait_s(draining, None, 1000.0) == 0.0
-    assert wait_s(draining, written(50), 1000.0) == 0.0
-    assert wait_s(draining, written(80), 1000.0) > 600
+    assert publish_delay_s(draining, None, 1000.0) == 0.0
+    assert publish_delay_s(draining, written(50), 1000.0) == 0.0
+    assert publish_delay_s(draining, written(80), 1000.0) > 600
 
 
 class Kube:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll_sidecar.record.server import CONFIGURED, Hosts, cluster_domains
+from plimsoll_sidecar.record.server import ALLOWED_HOSTS_ENV, AllowedHosts, cluster_domains
 
-HOSTS = Hosts("qwen-5d-x", "qwen", "team-a", ["cluster.local"], ["plimsoll.example", " "])
+HOSTS = AllowedHosts("qwen-5d-x", "qwen", "team-a", ["cluster.local"], ["plimsoll.example", " "])
 
 
 @pytest.mark.parametrize(
@@ -18,7 +18,7 @@ HOSTS = Hosts("qwen-5d-x", "qwen", "team-a", ["cluster.local"], ["plimsoll.examp
     ],
 )  # fmt: skip
 def test_own_names_and_addresses_are_answered(host: str | None) -> None:
-    assert HOSTS.refused(host) is None
+    assert HOSTS.refusal(host) is None
 
 
 @pytest.mark.parametrize(
@@ -30,15 +30,15 @@ def test_own_names_and_addresses_are_answered(host: str | None) -> None:
     ],
 )  # fmt: skip
 def test_others_are_refused_with_what_to_do(host: str) -> None:
-    reason = HOSTS.refused(host)
+    reason = HOSTS.refusal(host)
     assert reason is not None
     assert repr(host) in reason
     assert "qwen.team-a.svc" in reason
-    assert CONFIGURED in reason
+    assert ALLOWED_HOSTS_ENV in reason
 
 
 def test_a_long_name_makes_no_long_message() -> None:
-    reason = HOSTS.refused("a" * 10_000)
+    reason = HOSTS.refusal("a" * 10_000)
     assert reason is not None
     assert len(reason) < 600
 

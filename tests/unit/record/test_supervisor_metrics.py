@@ -81,7 +81,7 @@ def test_growth_after_a_trim_counts_again_but_for_the_band() -> None:
 
 def test_budgets_and_signals_are_shown() -> None:
     metrics = Metrics()
-    metrics.budgets(MemoryPolicy(host=MemoryBudget(growth_bytes=64 * MIB, window_s=3600.0)))
+    metrics.show_budgets(MemoryPolicy(host=MemoryBudget(growth_bytes=64 * MIB, window_s=3600.0)))
     assert value(metrics, "plimsoll_memory_budget_bytes", kind="host") == 64 * MIB
     assert value(metrics, "plimsoll_memory_budget_window_seconds", kind="host") == 3600
     assert value(metrics, "plimsoll_memory_budget_bytes", kind="device") is None
@@ -92,7 +92,7 @@ def test_budgets_and_signals_are_shown() -> None:
     assert value(metrics, unknown, signal="host") == 2
     assert value(metrics, unknown, signal="device") == 1, "a device that went away is unknown"
     assert value(metrics, "plimsoll_signal_age_seconds", signal="engine") == 0
-    metrics.budgets(MemoryPolicy())
+    metrics.show_budgets(MemoryPolicy())
     assert value(metrics, "plimsoll_memory_budget_bytes", kind="host") is None
 
 
@@ -101,10 +101,10 @@ def test_the_wait_for_a_slot_is_measured_once() -> None:
     incident = Incident(name="p-2", kind=IncidentKind.STALL, epoch="a:1", opened_at=1.0)
     incident.enter(IncidentPhase.AWAITING_SLOT, 10.0)
     for at in (10.0, 11.0):
-        metrics.happened([Event(type=EventType.ADVANCED, at=at, incident=incident)])
+        metrics.count_events([Event(type=EventType.ADVANCED, at=at, incident=incident)])
     incident.enter(IncidentPhase.RESTARTING, 22.5)
     for at in (22.5, 23.0):
-        metrics.happened([Event(type=EventType.ADVANCED, at=at, incident=incident)])
+        metrics.count_events([Event(type=EventType.ADVANCED, at=at, incident=incident)])
     assert value(metrics, "plimsoll_restart_slot_wait_seconds_count") == 1
     assert value(metrics, "plimsoll_restart_slot_wait_seconds_sum") == 12.5
 
@@ -112,19 +112,19 @@ def test_the_wait_for_a_slot_is_measured_once() -> None:
 def test_an_incident_and_its_remediations_are_counted_once() -> None:
     metrics = Metrics()
     incident = Incident(name="p-1", kind=IncidentKind.HOST_GROWTH, epoch="a:1", opened_at=1.0)
-    metrics.happened([Event(type=EventType.OPENED, at=1.0, incident=incident)])
+    metrics.count_events([Event(type=EventType.OPENED, at=1.0, incident=incident)])
     incident.note(StepRecord(time=2.0, step="Trim", outcome=StepOutcome.BEGUN, operation_id="o-1"))
     advanced = Event(type=EventType.ADVANCED, at=2.0, incident=incident)
-    metrics.happened([advanced])
+    metrics.count_events([advanced])
     incident.timeline[0].outcome = StepOutcome.SUCCEEDED
     incident.timeline[0].finished_at = 2.5
-    metrics.happened([advanced, advanced])
+    metrics.count_events([advanced, advanced])
     incident.phase, incident.reason, incident.returned_bytes = (
         IncidentPhase.RESOLVED,
         Reason.TRIM,
         50,
     )
-    metrics.happened([Event(type=EventType.ENDED, at=3.0, incident=incident)])
+    metrics.count_events([Event(type=EventType.ENDED, at=3.0, incident=incident)])
     assert value(metrics, "plimsoll_incidents_total", kind="HostGrowth") == 1
     labels = {"action": "Trim", "outcome": "Succeeded"}
     assert value(metrics, "plimsoll_remediations_total", **labels) == 1
@@ -133,7 +133,7 @@ def test_an_incident_and_its_remediations_are_counted_once() -> None:
     assert value(metrics, "plimsoll_remediation_returned_bytes_total", **returned) == 50
     ended = {"kind": "HostGrowth", "phase": "Resolved", "outcome": "Trim"}
     assert value(metrics, "plimsoll_incidents_ended_total", **ended) == 1
-    assert b"plimsoll_supervisor_resident_memory_bytes" in metrics.text()
+    assert b"plimsoll_supervisor_resident_memory_bytes" in metrics.render()
 
 
 def test_the_group_is_shown_as_far_as_it_is_known() -> None:
@@ -148,15 +148,15 @@ def test_the_group_is_shown_as_far_as_it_is_known() -> None:
     assert value(metrics, f"{name}_events_total", event="high") == 2
     assert value(metrics, f"{name}_events_total", event="oom_kill") is None
     assert value(metrics, f"{name}_stalled_seconds_total", share="some") == 1.5
-    assert b"plimsoll_cgroup_memory_events_created" not in metrics.text()
+    assert b"plimsoll_cgroup_memory_events_created" not in metrics.render()
 
 
 def test_swept_shared_memory_is_counted_from_zero() -> None:
     metrics = Metrics()
-    assert "plimsoll_shared_memory_swept_bytes_total 0.0" in metrics.text().decode()
-    metrics.swept(4096)
-    metrics.swept(0)
-    assert "plimsoll_shared_memory_swept_bytes_total 4096.0" in metrics.text().decode()
+    assert "plimsoll_shared_memory_swept_bytes_total 0.0" in metrics.render().decode()
+    metrics.count_swept(4096)
+    metrics.count_swept(0)
+    assert "plimsoll_shared_memory_swept_bytes_total 4096.0" in metrics.render().decode()
 
 
 def test_shared_memory_that_cannot_be_scanned_is_an_unknown_signal() -> None:
@@ -218,7 +218,7 @@ def cured_by_trim() -> list[Event]:
 
 def test_a_remediation_that_ends_its_incident_counts_once() -> None:
     metrics = Metrics()
-    metrics.happened(cured_by_trim())
+    metrics.count_events(cured_by_trim())
     labels = {"action": "Trim", "outcome": "Succeeded"}
     assert value(metrics, "plimsoll_remediations_total", **labels) == 1
     assert value(metrics, "plimsoll_remediation_duration_seconds_count", action="Trim") == 1
@@ -232,7 +232,7 @@ def test_a_scrape_at_any_moment_sees_the_segments(monkeypatch: pytest.MonkeyPatc
     labels = type(metrics._gauges["memory_segment_bytes"]).labels
 
     def scraped(self: Gauge, *values: str) -> Gauge:
-        seen.append(b'segment="orphan"' in metrics.text())
+        seen.append(b'segment="orphan"' in metrics.render())
         return labels(self, *values)
 
     monkeypatch.setattr(Gauge, "labels", scraped)
@@ -246,14 +246,14 @@ def test_the_whole_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_metrics, "read_resident", lambda pid: ResidentMemory(6, 2, 0))
     monkeypatch.setattr(time, "process_time", lambda: 1.5)
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
-    monkeypatch.setattr(collectors, "parts_ok", lambda: {"publisher": False, "slot": True})
+    monkeypatch.setattr(collectors, "thread_status", lambda: {"publisher": False, "slot": True})
     metrics = Metrics(lambda: CgroupMemory(current=1 << 30, reclaimable=0, limit=2 << 30, ooms=1))
-    metrics.budgets(MemoryPolicy(host=MemoryBudget(growth_bytes=64 * MIB, window_s=3600.0)))
+    metrics.show_budgets(MemoryPolicy(host=MemoryBudget(growth_bytes=64 * MIB, window_s=3600.0)))
     metrics.observe(assessment(10), ALL, 0.001)
-    metrics.open_files(OpenFiles(process="worker", open=7, limit=1024))
-    metrics.happened(cured_by_trim())
-    metrics.standing(open_incidents=1, restarts_left=2, backlog=3)
-    metrics.out_of_service(["manual"])
-    metrics.missing({"metrics": Signal(False, SignalReason.METRICS_SILENT, "why")})
+    metrics.show_open_files(OpenFiles(process="worker", open=7, limit=1024))
+    metrics.count_events(cured_by_trim())
+    metrics.show_status(open_incidents=1, restarts_left=2, backlog=3)
+    metrics.show_unready(["manual"])
+    metrics.show_missing_signals({"metrics": Signal(False, SignalReason.METRICS_SILENT, "why")})
     golden = Path(__file__).with_name("metrics.txt")
-    assert metrics.text().decode() == golden.read_text(), f"if it is meant, write it to {golden}"
+    assert metrics.render().decode() == golden.read_text(), f"if it is meant, write it to {golden}"

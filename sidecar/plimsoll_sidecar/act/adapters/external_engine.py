@@ -54,7 +54,6 @@ from plimsoll_sidecar.signals.tcp_sockets import (
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 3.0
-"""Seconds that one request may take."""
 TRIM_TIMEOUT_S = 5.0
 """Seconds that all trims may take: each takes milliseconds unless the engine hangs."""
 POLL_S = 0.5
@@ -144,7 +143,7 @@ class ExternalEngine(OwnedEngine):
 
     def is_serving(self) -> bool:
         """Report whether the profile's health path gives any answer."""
-        return self._endpoint.serves and self._server.answers(self._profile.alive, TIMEOUT_S)
+        return self._endpoint.serves and self._server.has_answer(self._profile.alive, TIMEOUT_S)
 
     def _find(self) -> EngineProcesses:
         """Return the processes of the engine. Raises EngineError without a main process."""

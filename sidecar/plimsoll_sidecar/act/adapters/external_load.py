@@ -35,11 +35,9 @@ from plimsoll_sidecar.signals.metrics_page import (
 )
 
 SCRAPE_S = 2.0
-"""Seconds between two scrapes."""
 STALLED_SCRAPE_S = 1.0
 """Seconds until the next scrape if there are requests and no progress."""
 TIMEOUT_S = 2.0
-"""Seconds that one request may take."""
 PAUSE_TIMEOUT_S = 1.0
 """The same for the pause: the server may forward the request to a process that hangs."""
 RETRY_S = 10.0

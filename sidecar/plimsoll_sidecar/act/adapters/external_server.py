@@ -27,9 +27,7 @@ from plimsoll_sidecar.signals.process_table import command_line
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 3.0
-"""Seconds that one request may take."""
 IDENTIFY_TIMEOUT_S = 2.0
-"""Seconds that a request for the type or version may take."""
 VERSION_RETRY_S = 30.0
 """Seconds until the version is requested again after a failure."""
 _PREFIX = rb'^(?:\{")?(?:ray_)?%s[:_]'

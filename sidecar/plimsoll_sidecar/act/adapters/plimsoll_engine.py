@@ -47,11 +47,9 @@ WORKER_START_S = 600.0
 ENGINE_EXIT_S = 60.0
 """Seconds beyond the deadline that the end of an engine may take."""
 DIAGNOSTIC_TIMEOUT_S = 15.0
-"""Seconds that a diagnostic may take."""
 MAX_MESSAGE = 1000
 """Maximum number of characters of a result or error, which is logged, stored and shown."""
 MAX_STATUS_BYTES = 1 << 20
-"""Maximum size of a status."""
 MAX_EPOCH_CHARS = 128
 """Maximum number of characters of an epoch; the journal stores many, and ours have about twenty."""
 _FINAL = frozenset({OperationState.SUCCEEDED, OperationState.FAILED})
@@ -86,7 +84,7 @@ class PlimsollEngine(OwnedEngine):
 
     def is_serving(self) -> bool:
         """Report whether ``/health`` on the serving port gives any answer."""
-        return self._serving.answers("/health", TIMEOUT_S)
+        return self._serving.has_answer("/health", TIMEOUT_S)
 
     def diagnostics(self, kind: Diagnostic, command: Command) -> bytes:
         """Return ``GET /diagnostics/KIND``, which the engine writes itself. Raises EngineError."""

@@ -54,9 +54,8 @@ waits as long as clients keep their streams open."""
 HELPER_EXIT_S = 3.0
 """Seconds within which helpers end after a main process that ended by itself."""
 KILL_WAIT_S = 5.0
-"""Seconds within which a process ends after SIGKILL."""
+"""Seconds to wait for the end of a process after SIGKILL."""
 POLL_S = 0.05
-"""Seconds between two checks whether a process has ended."""
 MAIN_EXIT_S = 5.0
 """Seconds to wait for the end of the main process."""
 REFRESH_S = 5.0
@@ -71,8 +70,8 @@ MIN_EFFECT_BYTES = 1 << 20
 class TerminationResult(msgspec.Struct, frozen=True):
     """How the processes of an engine ended.
 
-    ``trouble`` is which processes are still running and why, None for none. ``summary`` is a
-    sentence for the timeline.
+    ``error`` is which processes are still running and why, None for none. ``summary`` is a sentence
+    for the timeline.
     """
 
     summary: str

@@ -23,8 +23,8 @@ from plimsoll_engine.memory.lost import lost_host_blocks
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.process import host_memory
 from plimsoll_faults.defects import WorkerFaults
-from plimsoll_faults.defects.device import MaskKeeper
-from plimsoll_faults.tampering import turned
+from plimsoll_faults.defects.device import MaskLeakRunner
+from plimsoll_faults.tampering import replace_methods
 from tests.lora import write_adapter, write_model
 
 BLOCKS, SLOTS, PROMPTS = 32, 48, 8
@@ -139,7 +139,7 @@ def test_a_sound_cache_fills_whatever_it_declared(bound: str, tiny_checkpoint: P
 def test_each_mask_is_kept_once_a_step(make_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mechanism of grammar_masks, which the fault itself has on a device alone."""
     engine = make_engine()
-    keeper = turned(engine.runner, MaskKeeper)
+    keeper = replace_methods(engine.runner, MaskLeakRunner)
     keeper.masks = []
     made = plan([])
     made.masked_rows, made.masks = [0], [bytes(32)]
@@ -163,7 +163,7 @@ def test_several_faults_turn_one_object() -> None:
             return [*super().layers(), "second"]
 
     one = Base()
-    assert turned(one, First) is one
-    turned(one, Second)
+    assert replace_methods(one, First) is one
+    replace_methods(one, Second)
     assert one.layers() == ["sound", "first", "second"]
     assert Base().layers() == ["sound"]

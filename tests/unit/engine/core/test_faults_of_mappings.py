@@ -31,7 +31,7 @@ import sys
 from plimsoll_faults.kinds import SharedOrphan
 from plimsoll_faults.defects.mappings import SharedOrphanDefect as Defect
 defect = Defect(SharedOrphan(bytes_per_request=1 << 20, family=sys.argv[1]), None)
-defect.finished(2)
+defect.after_requests(2)
 print(*defect.left, flush=True)
 sys.stdin.readline()
 """
@@ -50,7 +50,7 @@ def swap(tmp_path: Path) -> Iterator[None]:
 def test_swapped_memory_grows_and_resident_memory_does_not(swap: None, make_engine: Any) -> None:
     defect = fault_in(make_engine(), "swapped_growth:bytes_per_request=1Mi")
     swapped, resident = host_memory.swapped(), host_memory.rss_anon()
-    defect.finished(16)
+    defect.after_requests(16)
     after, still = host_memory.swapped(), host_memory.rss_anon()
     assert swapped is not None
     assert resident is not None

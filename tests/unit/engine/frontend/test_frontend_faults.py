@@ -15,7 +15,7 @@ from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.messages.worker_ipc import Sampling
 from plimsoll_faults.frontend import (
     FrontendFaults,
-    RememberingTokenizer,
+    LeakingTokenizer,
     UnclosedLog,
     UnregisteredLog,
 )
@@ -33,7 +33,7 @@ def test_the_tokenizer_remembers_every_prompt(tmp_path: Path) -> None:
     faults = FrontendFaults("tokenizer_cache:repeat=3;append_list")
     assert faults.names == ["tokenizer_cache"]
     faulty = faults.tokenizer(sound)
-    assert isinstance(faulty, RememberingTokenizer)
+    assert isinstance(faulty, LeakingTokenizer)
     for text in ("one", "two", "one"):
         assert faulty.encode(text) == sound.encode(text)
         assert faulty.encode_rendered(text) == sound.encode_rendered(text)

@@ -1,7 +1,7 @@
-"""Keeps the journal written and its incidents published. While it cannot, nothing may be done.
+"""Writes the journal and publishes its incidents. Nothing is sent to the engine if it cannot.
 
-A journal that cannot be opened or written is tried again every few seconds. Until then
-:attr:`Keeper.hold` says why nothing is sent to the engine.
+A journal that cannot be opened or written is tried again every few seconds. Until then,
+:attr:`JournalManager.hold` is the reason why nothing is sent to the engine.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
 SHOWN_INCIDENTS = 20
+"""Maximum number of past incidents on the page."""
 
 
-class Keeper:
-    """The journal in ``state_dir``, and the incidents that it does not hold yet.
+class JournalManager:
+    """The journal in ``state_dir``, and the incidents that have not been written yet.
 
-    ``elsewhere`` says whether another pod publishes an incident: a group's leader does for all.
+    ``elsewhere`` returns whether another pod publishes an incident: the leader of a group does so
+    for all its pods.
     """
 
     def __init__(
@@ -40,13 +42,13 @@ class Keeper:
         elsewhere: Callable[[Incident], bool],
     ) -> None:
         self._path, self._publisher, self._metrics = state_dir / JOURNAL_FILE, publisher, metrics
-        self._elsewhere = elsewhere
+        self._is_published_elsewhere = elsewhere
         self._journal: Journal | None = None
         self._retry_at = 0.0
         self.unwritten: dict[str, Incident] = {}
         self.hold: str | None = None
         self.engine = LastKnownEngine()
-        """What is written of the engine with the next state."""
+        """State of the engine to write with the next state."""
         self.recent: list[Incident] = []
 
     @property
@@ -56,30 +58,30 @@ class Keeper:
 
     @property
     def clock(self) -> Reading | None:
-        """The clock as it was last written; None if there is no such reading."""
+        """The last clock reading in the journal; None if there is none."""
         return self._journal.clock if self._journal is not None else None
 
     @property
     def set_aside(self) -> list[str]:
-        """Parts of the journal that could not be read."""
-        return self._journal.kept if self._journal is not None else []
+        """Names of the damaged parts of the journal."""
+        return self._journal.set_aside_names if self._journal is not None else []
 
     @property
-    def retries(self) -> bool:
-        """Whether it is time to write, or to try again what failed."""
+    def is_due(self) -> bool:
+        """Whether a write is due: the last one succeeded, or :data:`RETRY_S` have passed."""
         return self.hold is None or time.monotonic() >= self._retry_at
 
     @property
     def backlog(self) -> int:
-        """Incidents that Kubernetes does not have in their newest state."""
+        """Number of incidents whose newest state has not been published."""
         return self._publisher.backlog if self._publisher is not None else 0
 
     def open(self) -> GovernorState:
-        """Open and read the journal; an empty state, and a reason to hold, if that fails."""
+        """Open and read the journal; on failure, return an empty state and set ``hold``."""
         self._retry_at = time.monotonic() + RETRY_S
         try:
             journal = Journal(
-                self._path, self._publisher is not None, self._metrics.journal_damaged
+                self._path, self._publisher is not None, self._metrics.count_damaged_part
             )
             state, self.engine = journal.load()
             self.recent = journal.recent(SHOWN_INCIDENTS)
@@ -90,8 +92,8 @@ class Keeper:
         self._set_hold(None)
         return state
 
-    def join(self, state: GovernorState, seen: Iterable[Incident]) -> None:
-        """Add to a journal's ``state`` what was ``seen`` before it could be opened."""
+    def add_unwritten(self, state: GovernorState, seen: Iterable[Incident]) -> None:
+        """Add the incidents that opened before the journal was read to its ``state``."""
         kinds = {incident.kind for incident in state.incidents}
         newer = [incident for incident in seen if incident.kind not in kinds]
         state.incidents.extend(newer)
@@ -99,7 +101,7 @@ class Keeper:
         self.unwritten = {incident.name: incident for incident in (*ended, *newer)}
 
     def write(self, state: GovernorState, clock: Reading) -> bool:
-        """Write the state and the incidents that changed; False if that fails."""
+        """Write the state and the changed incidents; return whether that succeeded."""
         if self._journal is None:
             return False
         try:
@@ -114,35 +116,35 @@ class Keeper:
         return True
 
     def publish(self) -> None:
-        """Hand what Kubernetes does not have yet to the publisher."""
+        """Pass all unpublished incidents to the publisher."""
         if self._journal is None:
             return
         try:
             self.recent = self._journal.recent(SHOWN_INCIDENTS)
             if self._publisher is not None:
                 for revision, incident in self._journal.unpublished():
-                    if self._elsewhere(incident):
-                        self._journal.published(incident.name, revision)
+                    if self._is_published_elsewhere(incident):
+                        self._journal.mark_published(incident.name, revision)
                     else:
                         self._publisher.offer(revision, incident)
         except JournalError as error:
             self._set_hold(str(error))
 
     def acknowledge(self) -> None:
-        """Note in the journal what has arrived in Kubernetes."""
+        """Record in the journal which incidents have been published."""
         if self._publisher is None or self._journal is None:
             return
-        arrived = self._publisher.acknowledged()
+        arrived = self._publisher.take_acknowledged()
         for name, revision in arrived:
             try:
-                self._journal.published(name, revision)
+                self._journal.mark_published(name, revision)
             except JournalError as error:
-                log.warning("%s", error)  # it is published once more after a restart: harmless
+                log.warning("%s", error)  # after a restart it is published again, which is harmless
         if arrived:
-            self.publish()  # incidents for which there was no room so far
+            self.publish()  # incidents that exceeded the limit so far
 
     def close(self) -> None:
-        """Close the file; for the end of the process."""
+        """Close the journal at the end of the process."""
         if self._journal is not None:
             self._journal.close()
 
@@ -153,4 +155,4 @@ class Keeper:
             else:
                 log.error("%s", reason)
         self.hold = reason
-        self._metrics.journal(reason is None)
+        self._metrics.show_journal(reason is None)
