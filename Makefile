@@ -4,7 +4,8 @@
 #   make demo       a leak, its incident and its cure on this machine: CPU, no cluster
 #   make test       every test that this machine can run
 #   make test-engines  real vLLM and SGLang under the supervisor (writes docs/conformance.md), and
-#                   our engine on published tokenizers, chat templates and a published model
+#                   our engine on published tokenizers, chat templates and a published model, which
+#                   published clients ask
 #   make check      format, lint, types, import direction, generated files, prose (needs Go, once)
 #   make docs-check links, commands, manifests, tables, dashboards and alerts of the documents
 #   make images     the images, with docker, podman or buildah: REGISTRY=... TAG=... [PUSH=1]

@@ -43,7 +43,7 @@ from tests.lora import write_adapter
 NAME = "vllm-entrypoints"
 PEER = PEERS["vllm-0.32.0"]
 SOURCE = FOLDER / f"{PEER.name}-source"
-PACKAGES = ("pytest", "pytest-asyncio", "pytest-timeout")
+PACKAGES = ("pytest", "pytest-asyncio", "pytest-timeout", "tblib")
 ROOT = Path(__file__).resolve().parents[1]
 SUITE_TIMEOUT_S = 7200
 TEST_TIMEOUT_S = 180
@@ -52,7 +52,7 @@ TEST_TIMEOUT_S = 180
 
 def run(source: Path, chosen: list[str], smollm2: bool) -> dict[str, dict[str, str]]:
     """Return the outcome of each test of the suites, or of the ``chosen`` files."""
-    packages = FOLDER / "entrypoints-packages"
+    packages = FOLDER / "entrypoints-packages-2"
     if not packages.exists():
         pip = [sys.executable, "-m", "pip", "--python", str(PEER.python), "install", "--no-deps"]
         needed = [*PACKAGES, "iniconfig", "packaging", "pluggy", "pygments"]

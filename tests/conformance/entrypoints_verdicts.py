@@ -10,9 +10,12 @@ SUITES = {
         "openai/chat_completion", "openai/completion", "openai/models", "openai/responses",
         "openai/test_chunked_prompt.py", "openai/test_return_token_ids.py",
         "openai/test_return_tokens_as_ids.py", "serve/tokenize/test_tokenization.py",
-        "serve/lora/test_lora_adapters.py",
+        "serve/lora/test_lora_adapters.py", "serve/instrumentator", "serve/middleware",
+        "serve/sagemaker", "serve/dev", "launchers/test_shutdown.py",
+        "launchers/api_server/test_multi_api_servers.py", "anthropic/test_messages.py",
+        "tool_parsers", "generate/structured_decisions", "generate/generative_scoring",
     ),
-    "tool_use": (),
+    "tool_use": ("",),
 }  # fmt: skip
 """Files and folders of vLLM's tests that ask a server, by the folder below ``tests``."""
 
@@ -24,6 +27,7 @@ LEFT_OUT = {
     "openai/responses/test_harmony.py": "for gpt-oss models",
     "openai/responses/test_harmony_utils.py": "it asks no server",
     "openai/responses/test_mcp_tools.py": "for gpt-oss models",
+    "tool_parsers/test_openai_tool_parser.py": "for gpt-oss models",
 }
 """Files that are not run because they say nothing about this engine, and why."""
 NOT_BUILT = {
@@ -55,12 +59,14 @@ CALLS = "it waits for the tool calls of a trained model"
 LONG = "it waits 120 s, in which the tiny model calls tools up to the end of the context"
 EARLY = "it expects another place for the end of the text than the tiny model's"
 NO_500 = "an adapter that cannot be loaded gets a 400, not vLLM's 500"
+USAGE = "`usage` also has `prompt_tokens_details`"
 FIELD = "the field `{}` is refused"
+METRICS = "metrics have this engine's names (docs/metrics.md)"
 VERDICTS: tuple[tuple[str, str, str], ...] = (
     ("openai/responses/test_parsable_context.py::*", NOT, "for gpt-oss models"),
     ("*_with_prompt_embeds.py*", NOT, "embeddings as prompts are not built"),
     ("*::test_top_logprobs*", FAILED, "`top_logprobs` is 0 to 20, as OpenAI's"),
-    ("*::test_single_chat_session*", FAILED, "`usage` also has `prompt_tokens_details`"),
+    ("*::test_single_chat_session*", FAILED, USAGE),
     ("*::test_chat_streaming*", NOT, EARLY),
     ("*::test_kv_transfer_*", FAILED, FIELD.format("kv_transfer_params")),
     ("*test_chat_echo.py::test_prompt_logprobs", FAILED, "`prompt_logprobs` is 0 to 20"),
@@ -91,6 +97,18 @@ VERDICTS: tuple[tuple[str, str, str], ...] = (
     ("*::test_load_lora_adapter_with_same_name_replaces_inplace*", NOT, TINY),
     ("*::test_load_lora_adapter_with_load_inplace_false_errors*", NOT, WORDS),
     ("serve/lora/*::test_dynamic_lora_*", FAILED, NO_500),
+    ("serve/instrumentator/test_basic.py::test_show_version", FAILED, "it is another version"),
+    ("serve/instrumentator/*::test_request_cancellation*", NOT, "it needs a context of 10,100"),
+    ("serve/instrumentator/test_orca_metrics.py::test_single_completion*", FAILED, USAGE),
+    ("serve/instrumentator/test_orca_metrics.py::*", FAILED, "no header has the load (ORCA)"),
+    ("serve/instrumentator/test_metrics.py*", FAILED, METRICS),
+    ("launchers/test_shutdown.py::test_wait_timeout_completes_requests", FAILED, METRICS),
+    ("serve/middleware/*::test_v2_endpoint_accepts_*", NOT, "`/v2` is Cohere's"),
+    ("anthropic/*", FAILED, "Anthropic's `/v1/messages` is not built"),
+    ("generate/*", NOT, "scoring by a generating model is not built"),
+    ("serve/sagemaker/*", NOT, "for SageMaker"),
+    ("tool_parsers/*", NOT, CALLS),
+    ("tool_use/*", NOT, CALLS),
 )
 """Pattern of tests that do not pass, verdict and reason; the first that fits counts."""
 

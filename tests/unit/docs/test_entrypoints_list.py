@@ -50,12 +50,16 @@ def test_chats_are_counted_by_the_form_that_they_are_written_in() -> None:
 def test_clients_have_a_row_each_and_differences_one_for_each_reason() -> None:
     result: dict[str, Any] = {"date": "2026-11-23T10:00:00Z", "commit": "0123456789"}
     seen = [
-        {"library": "a", "version": "1", "case": "chat", "told": "4 tokens"},
-        {"library": "a", "version": "1", "case": "cancel", "told": "a stream"},
-        {"library": "b", "version": "2", "case": "cancel", "told": "another"},
+        {"library": "a", "version": "1", "case": "chat", "told": "4 tokens", "commit": "1"},
+        {"library": "a", "version": "1", "case": "cancel", "told": "a stream", "commit": "1"},
+        {"library": "b", "version": "2", "case": "cancel", "told": "another", "commit": "2"},
     ]
     lines = entrypoints.clients(result | {"samples": seen}).splitlines()
-    assert lines[-3:] == ["|---|---|---|", "| a 1 | 4 tokens | a stream |", "| b 2 |  | another |"]
+    assert lines[-3:] == [
+        "|---|---|---|",
+        "| `a 1` | 4 tokens | a stream |",
+        "| `b 2` |  | another |",
+    ]
     names = ("bodies", "differing", "ours_500", "ours_hung", "vllm_500", "vllm_hung")
     rows = [
         {"body": body, "right": "vLLM", "why": why}
