@@ -26,41 +26,18 @@ def page() -> str:
 
 
 def clients(result: dict[str, Any]) -> str:
-    """Return a row for each library, with what its cases saw."""
+    """Return a row for each library, with the outcome of its cases."""
     rows = result["samples"]
     cases = list(dict.fromkeys(row["case"] for row in rows))
-    commits = sorted({row["commit"][:7] for row in rows})
     lines = [
-        f"{result['date'][:10]}, commit {' and '.join(commits)}:",
+        f"{result['date'][:10]}, commit {result['commit'][:7]}:",
         "",
         f"| Library | {' | '.join(cases)} |",
         "|---|" + "---|" * len(cases),
     ]
     for name, group in groupby(rows, key=lambda row: f"{row['library']} {row['version']}"):
-        told = {row["case"]: row["told"] for row in group}
-        lines.append(f"| `{name}` | {' | '.join(told.get(case, '') for case in cases)} |")
-    return "\n".join(lines)
-
-
-def beside(result: dict[str, Any]) -> str:
-    """Return the counts, and a row for each reason why two answers differ."""
-    figures, rows = result["figures"], result["samples"]["differences"]
-    lines = [
-        f"vLLM {result['samples']['vllm']} on the CPU, SmolLM2-135M-Instruct,"
-        f" {result['date'][:10]}, commit {result['commit'][:7]}:"
-        f" {figures['bodies_count']} bodies, of which {figures['differing_count']} differ."
-        f" This engine answered 500 to {figures['ours_500_count']} of them, and vLLM to"
-        f" {figures['vllm_500_count']}. {figures['ours_hung_count']} and"
-        f" {figures['vllm_hung_count']} got no answer in time.",
-        "",
-        "| Why they differ | Right | Bodies |",
-        "|---|---|--:|",
-    ]
-    whys = {(row["right"], row["why"]): set[str]() for row in rows}
-    for row in rows:
-        whys[row["right"], row["why"]].add(row["body"])
-    for (right, why), bodies in sorted(whys.items(), key=lambda one: -len(one[1])):
-        lines.append(f"| {why} | {right} | {len(bodies)} |")
+        outcomes = {row["case"]: row["outcome"] for row in group}
+        lines.append(f"| `{name}` | {' | '.join(outcomes.get(case, '') for case in cases)} |")
     return "\n".join(lines)
 
 
@@ -118,6 +95,5 @@ _LISTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "vllm-entrypoints": listed,
     "chat-templates": templates,
     "clients": clients,
-    "vllm-beside": beside,
 }
 """By the name of a block, which is its result's."""

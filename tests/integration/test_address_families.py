@@ -52,18 +52,18 @@ OPERATOR = """
 import asyncio, datetime, ssl, sys
 from pathlib import Path
 from typing import Any, cast
-from plimsoll_operator.admission.certificate import authority, leaf
+from plimsoll_operator.admission.certificate import create_authority, create_leaf
 from plimsoll_operator.admission.server import Server
 from plimsoll_operator.config import Config
 from plimsoll_operator.health import Health
 from plimsoll_operator.metrics import Metrics
 async def main():
     class Watches:
-        stale = staticmethod(lambda lists: [])
+        stale_kinds = staticmethod(lambda lists: [])
     health = Health(cast(Any, None), cast(Any, Watches), Metrics(), Config())
     await health.serve(8080)
     now, folder = datetime.datetime.now(datetime.UTC), Path(sys.argv[1])
-    made = leaf("webhook", authority(now), now)
+    made = create_leaf("webhook", create_authority(now), now)
     (folder / "pem").write_bytes(made.certificate + made.key)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(folder / "pem")

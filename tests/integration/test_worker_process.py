@@ -36,7 +36,7 @@ IMPORT = "import time:"
 
 
 class Link:
-    """One socket and the messages on it; every wait has a bound."""
+    """One socket and the messages on it; every wait has a bound. Stages of a start are dropped."""
 
     def __init__(self, end: socket.socket, decode: Callable[[bytes], Any]) -> None:
         self.socket = end
@@ -53,7 +53,8 @@ class Link:
             data = self.socket.recv(1 << 20)
             if not data:
                 raise EOFError("closed by the other side")
-            self.inbox += [self.decode(body) for body in self.reader.feed(data)]
+            found = [self.decode(body) for body in self.reader.feed(data)]
+            self.inbox += [one for one in found if not isinstance(one, worker_ipc.Starting)]
         return self.inbox.pop(0)
 
     def wait_for(self, kind: type[M], timeout_s: float = WAIT_S) -> M:

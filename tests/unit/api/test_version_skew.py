@@ -48,6 +48,7 @@ REQUIRED = {
     "IncidentWorkload": "kind name",
     "LeakIncidentSpec": "container epoch id kind openedAt pod workloadRef",
     "LedgerEntry": "bytes kind owner",
+    "MainProcess": "pid started",
     "MaintenanceWindow": "start_s",
     "MemoryBudget": "growth_bytes",
     "Operation": "epoch_before id kind started_at state",
