@@ -49,7 +49,7 @@ lab: $(READY)
 
 # Five workers on two cores: tests of labs and engines wait for more than half of their time.
 test: $(READY) lab
-	$(PYTEST) -n 5 --dist loadscope --no-loadscope-reorder --durations-file durations.json -m 'not long'
+	$(PYTEST) -n 5 --dist loadscope --no-loadscope-reorder --durations-file=durations.json -m 'not long'
 
 # What the last `make test` cost against the record of tests/durations.json.
 durations: $(READY)
