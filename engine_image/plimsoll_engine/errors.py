@@ -34,7 +34,7 @@ class DeviceLost(WorkerEnds):
 class RanksLost(WorkerEnds):
     """The ranks no longer compute together: only a new group helps.
 
-    ``gone``: one of them ended, and whoever has started it hears why.
+    ``gone`` says that a rank has ended; the process that started it reports the cause.
     """
 
     def __init__(self, message: str, gone: bool = False) -> None:

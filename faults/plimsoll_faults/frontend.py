@@ -29,11 +29,11 @@ class LeakingTokenizer(Tokenizer):
         self.kept: dict[tuple[str, bool], list[list[int]]] = {}
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of ``text``, and keep them for ever."""
+        """Return the token ids of ``text``, and keep them forever."""
         return self._keep((text, True), super().encode(text))
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Return the token ids of a rendered prompt, and keep them for ever."""
+        """Return the token ids of a rendered prompt, and keep them forever."""
         return self._keep((text, False), super().encode_rendered(text))
 
     def _keep(self, key: tuple[str, bool], ids: list[int]) -> list[int]:

@@ -1,8 +1,8 @@
 """Writes the stacks of a process that cannot answer, because it hangs with the GIL.
 
-On a signal, faulthandler writes them: its handler is in C and needs no lock. They are appended to
-``PID.stacks`` next to the socket. The existence of this file shows that the signal is handled. It
-is a real-time signal that engines do not use. If another handler is installed, it stays.
+On a signal, ``faulthandler`` writes them: its handler is in C and needs no lock. They are appended
+to ``PID.stacks`` next to the socket. The existence of this file shows that the signal is handled.
+It is a real-time signal that engines do not use. If another handler is installed, it stays.
 """
 
 import contextlib

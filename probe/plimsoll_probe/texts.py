@@ -23,7 +23,7 @@ MAX_TRACE_BYTES = 128 << 20
 
 
 def stacks() -> str:
-    """Return the stacks of all threads, innermost call first, in the format of faulthandler."""
+    """Return the stacks of all threads, innermost call first, in the format of ``faulthandler``."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines: List[str] = []
     for ident, top in list(sys._current_frames().items())[:MAX_THREADS]:

@@ -1,6 +1,6 @@
 """Which engine of this machine ``plimsoll watch`` means: by URL, PID, container or systemd unit.
 
-What the supervisor takes for an engine, and at which port, is its own code's word.
+The supervisor's own code decides what counts as an engine, and at which port it serves.
 """
 
 from __future__ import annotations
@@ -159,11 +159,10 @@ def _by_pid(pid: int, port: int | None, addresses: Sequence[str] = ()) -> Found:
 
 
 def _engine_around(pid: int) -> ProcessId:
-    """Return the main process of the engine that ``pid`` is a part or the shell of."""
+    """Return the main process of the engine that ``pid`` belongs to or started as a wrapper."""
     tree = parents()
-    if has_helper_title(command_line(pid), EngineType.VLLM) or has_helper_title(
-        command_line(pid), EngineType.SGLANG
-    ):
+    line = command_line(pid)
+    if any(has_helper_title(line, kind) for kind in KNOWN):
         above = list(ancestors(pid, tree))[1:]
         pid = next((one for one in above if _kind_of(command_line(one)) in KNOWN), pid)
     while command_name(pid) in WRAPPERS:
@@ -210,7 +209,7 @@ def _port_of(line: Sequence[str], kind: EngineType) -> int | None:
 
 
 def _is_here(host: str) -> bool:
-    """Whether ``host`` is an address of this machine: only such a one can be bound."""
+    """Report whether ``host`` is an address of this machine: no other can be bound."""
     try:
         infos = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -291,9 +290,8 @@ def _by_container(target: str, port: int | None) -> Found:
     if found[0].state.pid <= 0:
         raise RunError(f"{target}: the container does not run")
     pid = found[0].state.pid
-    if _same_network(pid):
-        return Found(_name(target), _by_pid(pid, port).endpoint)
-    return Found(_name(target), _by_pid(pid, port, found[0].addresses()).endpoint)
+    addresses = () if _same_network(pid) else found[0].addresses()
+    return Found(_name(target), _by_pid(pid, port, addresses).endpoint)
 
 
 def _same_network(pid: int) -> bool:

@@ -21,7 +21,7 @@ from plimsoll_faults.tampering import replace_methods
 
 
 class AppendListDefect(Defect[kinds.AppendList]):
-    """Appends to a list for ever."""
+    """Appends to a list forever."""
 
     def __init__(self, fault: kinds.AppendList, engine: EngineCore) -> None:
         super().__init__(fault, engine)

@@ -20,7 +20,7 @@ PROBE_BYTES = 1 << 20
 """Bytes that are paged out to check that the fault is possible."""
 IPC_PRIVATE, IPC_CREAT = 0, 0o1000
 SHMAT_FAILED = ctypes.c_void_p(-1).value
-"""Return value of shmat on failure."""
+"""Return value of ``shmat`` on failure."""
 
 
 def write_pages(mapping: mmap.mmap) -> None:

@@ -91,7 +91,7 @@ class PinningOffload(Offload):
 
 
 class OffloadPinnedDefect(Defect[kinds.OffloadPinned]):
-    """Pins blocks in host memory for ever."""
+    """Pins blocks in host memory forever."""
 
     def __init__(self, fault: kinds.OffloadPinned, engine: EngineCore) -> None:
         super().__init__(fault, engine)

@@ -8,7 +8,7 @@ from plimsoll_faults.kinds.base import Fault
 
 
 class EvictionLoop(Fault, frozen=True, tag="eviction_loop"):
-    """After ``after_requests`` finished requests, an eviction loops for ever.
+    """After ``after_requests`` finished requests, an eviction loops forever.
 
     A key is in the usage order of the prefix cache but has no value. The worker hangs, and the
     frontend seems healthy.
@@ -65,7 +65,7 @@ class MediaKept(Fault, frozen=True, tag="media_kept"):
 class OffloadUnpolled(Fault, frozen=True, tag="offload_unpolled"):
     """Transfers of the KV offload are polled only in steps.
 
-    An idle engine keeps their blocks for ever. Needs ``--kv-offload-bytes``.
+    An idle engine keeps their blocks forever. Needs ``--kv-offload-bytes``.
     """
 
     owner = "KV transfers"

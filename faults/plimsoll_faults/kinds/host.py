@@ -28,9 +28,9 @@ class MethodCache(Fault, frozen=True, tag="method_cache"):
 
 
 class GrammarCacheGrowth(Fault, frozen=True, tag="grammar_cache_growth"):
-    """Compiled grammars are kept by their text for ever.
+    """Compiled grammars are kept forever, one for each text.
 
-    Each finished request adds one with a text of ``text_bytes``.
+    Each finished request adds a grammar of ``text_bytes``.
     """
 
     owner = "compiled grammars outside their cache"

@@ -10,7 +10,7 @@ plain text. A number modulo M is represented as phases at F frequencies.
 
 One head of each layer looks back by a fixed distance. Its query and key differ by a rotation, so
 the score depends only on the distance and has its maximum at the lag. The MLP of the layer adds the
-two numbers: SwiGLU computes exact products, silu(x)y + silu(-x)(-y) = xy, so it can add angles.
+two numbers: SwiGLU computes exact products, ``silu(x)y + silu(-x)(-y) = xy``, so it can add angles.
 
 The output head scores token v with the sum of cos(phase difference), which has one high peak. The
 best logit is far ahead of the second at every step. So tests of equal greedy text in float32 do not
@@ -126,7 +126,7 @@ def mlp_weights() -> dict[str, torch.Tensor]:
         product(sin, other_sin, cos, -1.0)
         product(sin, other_cos, sin, 1.0)
         product(cos, other_sin, sin, 1.0)
-    for dimension in range(2 * PHASES):  # take the old state and what was looked at away
+    for dimension in range(2 * PHASES):  # remove the old state and the values that were read
         gate[neuron, ONE], up[neuron, dimension] = LINEAR_GATE, 1.0
         down[dimension, neuron] = -1.0 / SILU_OF_GATE
         neuron += 1

@@ -85,7 +85,7 @@ def write(tokenizer: Tokenizer, folder: Path) -> None:
 def add_tokens(folder: Path, texts: Sequence[str], special: Collection[str] = ()) -> dict[str, int]:
     """Replace the last tokens of the vocabulary in ``folder`` by added tokens; return their ids.
 
-    Their text is ``texts``, like the tags of tool calls in Qwen's tokenizers.
+    Their text is ``texts``, like the tags of tool calls in the tokenizers of Qwen.
     """
     file = folder / "tokenizer.json"
     content = json.loads(file.read_text())

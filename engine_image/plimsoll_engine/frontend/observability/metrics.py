@@ -194,7 +194,7 @@ class Metrics:
             self._e2e.observe(generation.times.last_token - generation.times.arrived)
 
     def stream_failed(self) -> None:
-        """Count a stream whose client was told of an error in it."""
+        """Count a stream that ended with an error event."""
         self._failed_streams.inc()
 
     def _counter(self, model: str, name: str, text: str) -> Counter:
