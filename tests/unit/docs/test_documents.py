@@ -6,6 +6,7 @@ Tests ``docs/check.py``.
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,26 @@ def test_all_pages_name_the_version_of_kubernetes_that_doctor_asks_for() -> None
     wanted = {"README.md", "docs/quickstart.md", "docs/adopt.md"}
     assert wanted <= {name for name in found if found[name]}
     assert all(versions <= {least} for versions in found.values()), found
+
+
+def test_the_changelog_begins_with_what_a_user_notices_next() -> None:
+    newest = (blocks.ROOT / "CHANGELOG.md").read_text().split("\n## ")[1]
+    assert newest.startswith("[Unreleased]")
+    assert re.findall(r"(?m)^### (\w+)", newest) == ["Added", "Changed", "Fixed", "Removed"]
+    assert len(newest.splitlines()) < 120, "move details to docs/history.md"
+
+
+def test_the_version_is_written_in_one_place() -> None:
+    """Chart and manifests have it from there, by ``charts/generate.py``."""
+    project = tomllib.loads((blocks.ROOT / "pyproject.toml").read_text())["project"]
+    pattern = re.compile(rf"\b{re.escape(project['version'])}\b")
+    others = [
+        *blocks.documents(), blocks.ROOT / "Makefile", blocks.ROOT / "Dockerfile",
+        *(blocks.ROOT / "charts" / "plimsoll").glob("values*"),
+        *(blocks.ROOT / ".github").rglob("*.yml"), *blocks.ROOT.glob("*/pyproject.toml"),
+    ]  # fmt: skip
+    told = {"CHANGELOG.md", "history.md", "conformance.md"}
+    assert [one for one in others if one.name not in told and pattern.search(one.read_text())] == []
 
 
 def test_no_upgrade_of_the_chart_loses_the_new_defaults() -> None:
