@@ -208,6 +208,8 @@ class Load(msgspec.Struct, omit_defaults=True):
     ``inflight`` counts requests that the frontend accepted and has not answered yet. It may exceed
     ``running + waiting`` while the worker does not accept them. ``compiling`` counts the waiting
     requests that only wait for the compilation of their grammar and need no step; null if unknown.
+    ``deferred`` counts those that wait for something outside the engine's control, such as the KV
+    blocks of a prefill engine.
 
     ``kv_usage_ratio`` is the share of the key-value cache in use, from 0 to 1. If there are several
     caches of unknown size, it is the largest share, and ``kv_usage_least_ratio`` is the smallest;
@@ -215,6 +217,9 @@ class Load(msgspec.Struct, omit_defaults=True):
     tracked transfer. ``offload_lost_ratio`` is the share of the host's blocks that such a transfer
     does not pin and that nothing can reuse. ``encoder_lost_ratio`` is the share of the encoder
     cache's budget that no running request holds, including memory outside the cache.
+
+    ``kv_lease_s`` is the longest time in seconds for which blocks of a finished request may be held
+    until another engine has read them; null if the engine holds none.
 
     ``distinct_prompts_total`` counts prompts that were not seen recently, and ``adapters_total``
     counts loads of adapters. ``paused`` is true while someone has paused the engine; an engine that
@@ -224,6 +229,7 @@ class Load(msgspec.Struct, omit_defaults=True):
     running: Number | None = None
     waiting: Number | None = None
     compiling: Number | None = None
+    deferred: Number | None = None
     inflight: Number | None = None
     requests_total: Number | None = None
     aborted_total: Number | None = None
@@ -241,6 +247,7 @@ class Load(msgspec.Struct, omit_defaults=True):
     kv_lost_ratio: float | None = None
     offload_lost_ratio: float | None = None
     encoder_lost_ratio: float | None = None
+    kv_lease_s: float | None = None
     paused: bool | None = None
 
 

@@ -2,7 +2,8 @@
 
 :class:`CapacityWatch`: capacity that is taken, and held by nobody who could give it back. An engine
 that keeps books of who holds what tells the loss itself, at any load. Of others it is known at idle
-alone: what is held while no request is there.
+alone: what is held while no request is there. A prefill engine holds the blocks of ended requests
+until a decode engine has read them; they count as lost after the connector's timeout.
 
 :class:`LeftBehindWatch`: shared memory that earlier containers of the engine left in the pod.
 Within an epoch such memory is part of the host's growth. What an earlier epoch left is part of the
@@ -48,6 +49,7 @@ class CapacityWatch:
     def __init__(self) -> None:
         self._held_since: float | None = None
         self._standing: Suspicion | None = None
+        self._work: tuple[int | None, ...] = ()
 
     def update(self, sample: Sample) -> Suspicion | None:
         """Return the loss that stands."""
@@ -70,8 +72,12 @@ class CapacityWatch:
         if usage < MIN_RATIO:
             self._held_since = self._standing = None
             return None
+        # A short prefill may run and end between two samples, and its blocks are held from then on.
+        before, self._work = self._work, (load.steps_total, load.prompt_tokens_total)
+        if load.kv_lease_s is not None and self._work != before:
+            self._held_since = None
         self._held_since = sample.t if self._held_since is None else self._held_since
-        if sample.t - self._held_since >= IDLE_S:
+        if sample.t - self._held_since >= IDLE_S + (load.kv_lease_s or 0.0):
             self._standing = _lost(usage, "of the KV cache is in use although there is no request")
         return self._standing
 

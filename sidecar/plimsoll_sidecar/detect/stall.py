@@ -195,10 +195,13 @@ def work(load: SampleLoad) -> int | None:
 def _due(load: SampleLoad) -> int | None:
     """Return requests under way for which the engine owes a step.
 
-    One that waits for its grammar alone is owed none: its compilation has bounds of its own.
+    One that waits for its grammar alone is owed none: its compilation has bounds of its own. Nor is
+    one that waits for something else than the engine, such as another engine's KV blocks.
     """
     under_way = work(load)
-    return None if under_way is None else max(0, under_way - (load.compiling or 0))
+    if under_way is None:
+        return None
+    return max(0, under_way - (load.compiling or 0) - (load.deferred or 0))
 
 
 def _progress(load: SampleLoad) -> tuple[int, ...] | None:

@@ -20,6 +20,7 @@ from plimsoll_sidecar.act.adapters.external_load import ExternalLoad, load_from_
 from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM, EngineProfile
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.detect.losses import IDLE_S, CapacityWatch
+from plimsoll_sidecar.detect.stall import StallWatch
 from plimsoll_sidecar.signals.metrics_page import page_reader
 
 PAGES = Path(__file__).with_name("pages")
@@ -33,6 +34,8 @@ RECORDED = {
     "vllm-0.32-single": VLLM_ONE,
     "vllm-0.32-api-servers": (0, 0, 0.0, 15, 56, 3, 56),
     "vllm-0.32-data-parallel": (0, 0, 0.0, 25, 91, 5, 91),
+    "vllm-0.32-nixl-prefill": (0, 0, 0.11721611721611724, 66000, 24, 24, 24),
+    "vllm-0.32-nixl-decode": (0, 3, 0.01172161172161168, 1500, 4, 1, 4),
     "vllm-0.8-data-parallel": (0, 0, 0.1, 10, 20, 1, 5),
     "vllm-0.11-data-parallel": TWO_ENGINES,
     "vllm-0.24-api-servers": TWO_ENGINES,
@@ -90,6 +93,34 @@ def lost(load: Load) -> float | None:
     for t in range(int(IDLE_S) + 2):
         found = watch.update(Sample(t=float(t), epoch=1, load=load))
     return found.consumed_ratio if found is not None else None
+
+
+def test_blocks_held_for_a_decode_engine_are_lost_after_the_timeout_alone() -> None:
+    load = loaded((PAGES / "vllm-0.32-nixl-prefill.txt").read_bytes(), VLLM)
+    assert lost(load) == pytest.approx(0.1172), "of an engine that holds none for others, it is"
+    load.kv_lease_s = 480.0
+    watch = CapacityWatch()
+    seen = [watch.update(Sample(t=float(t), epoch=1, load=load)) for t in range(600)]
+    assert [one is not None for one in seen].index(True) == pytest.approx(480 + IDLE_S, abs=1)
+
+
+def test_short_prefills_between_two_samples_hold_blocks_of_their_own() -> None:
+    load = loaded((PAGES / "vllm-0.32-nixl-prefill.txt").read_bytes(), VLLM)
+    load.kv_lease_s, watch = 480.0, CapacityWatch()
+    for t in range(2000):
+        if t % 400 == 0:
+            load.prompt_tokens_total = (load.prompt_tokens_total or 0) + 1000
+        assert watch.update(Sample(t=float(t), epoch=1, load=load)) is None
+
+
+def test_requests_that_wait_for_a_prefill_engine_are_no_stall_of_the_decode_engine() -> None:
+    page = (PAGES / "vllm-0.32-nixl-decode.txt").read_bytes()
+    load, watch = loaded(page, VLLM), StallWatch(10, 1)
+    assert (load.waiting, load.deferred) == (3, 3)
+    sample = [Sample(t=float(t), epoch=1, load=load) for t in range(60)]
+    assert all(watch.update(one) is None for one in sample)
+    load.inflight, other = 4, StallWatch(10, 1)  # one more that the engine has not accepted
+    assert any(other.update(one) is not None for one in sample)
 
 
 def test_a_ratio_of_ranks_is_no_sum() -> None:

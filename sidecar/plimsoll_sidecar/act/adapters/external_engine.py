@@ -114,6 +114,8 @@ class ExternalEngine(OwnedEngine):
                 self._info.update()
             self._current_helpers = frozenset(members.helpers)
             newest = self._load.newest() if self._served else None
+            if newest is not None:
+                newest[0].kv_lease_s = self._info.kv_lease_s
             if newest is not None and self._current_helpers:
                 self._page_helpers = self._current_helpers
             seen = Status(
@@ -261,7 +263,8 @@ class ExternalEngine(OwnedEngine):
     def drain(self, command: Command, is_wanted: Callable[[], bool] = lambda: True) -> Result:
         """Wait for running requests, then pause the engine if that is supported.
 
-        Without metrics, connections are counted as requests. Requests that exceed the deadline end
+        The engine also waits while it holds KV blocks that another engine has yet to read. Without
+        metrics, connections are counted as requests. Requests that exceed the deadline end
         with the engine.
         """
         reason = self._fence(command)
@@ -350,7 +353,22 @@ class ExternalEngine(OwnedEngine):
             quiet = quiet + 1 if self._count_requests() == 0 else 0
             time.sleep(POLL_S)
         left = self._count_requests() if quiet < IDLE_POLLS else 0
-        return "idle" if left == 0 else f"{'unknown' if left is None else left} requests left"
+        if left != 0:
+            return f"{'unknown' if left is None else left} requests left"
+        lease_s = self._info.kv_lease_s
+        if lease_s is None:
+            return "idle"
+        deadline = min(deadline, time.monotonic() + lease_s)
+        while (held := self._held_ratio()) and time.monotonic() < deadline and is_wanted():
+            time.sleep(POLL_S)
+        return f"idle; {held:.1%} of the KV cache still held for other engines" if held else "idle"
+
+    def _held_ratio(self) -> float | None:
+        """Return the share of the KV cache in use; None if it is unknown."""
+        with self._lock:
+            self._load.refresh()
+            newest = self._load.newest()
+        return newest[0].kv_usage_ratio if newest is not None else None
 
     def _count_requests(self) -> int | None:
         """Return the number of running requests; None if it is unknown."""

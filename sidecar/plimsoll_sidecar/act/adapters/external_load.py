@@ -252,6 +252,8 @@ def load_from_page(page: Page, profile: EngineProfile) -> Load | None:
     if isinstance(usage, PoolRatio):
         load.kv_usage_ratio = float(usage)
         load.kv_usage_least_ratio = usage.least if usage.least < usage else None
+    deferred = page.value(profile.deferred) if profile.deferred is not None else None
+    load.deferred = None if deferred is None else int(deferred)
     load.steps_total = next(
         (steps for one in profile.steps if (steps := _sum(page, one)) is not None), None
     )

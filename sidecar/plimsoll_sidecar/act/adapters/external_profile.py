@@ -33,7 +33,8 @@ class EngineProfile:
     ``load_path`` returns how many requests the server has not answered yet. ``inflight`` is a
     metric with the same meaning, minus the requests in ``inflight_excluded``. ``first_tokens`` and
     ``finished`` count requests at their first token and at their end. ``aborts_since`` is a metric
-    of versions whose counter of aborts has no line before the first abort.
+    of versions whose counter of aborts has no line before the first abort. ``deferred`` counts
+    waiting requests to which the engine owes no step.
 
     ``version_paths`` return the version, the newest path first. ``prefix`` is the prefix of its
     metrics, and ``owner`` its name in the list of models.
@@ -49,6 +50,7 @@ class EngineProfile:
     first_tokens: Series | None = None
     finished: Series | None = None
     aborts_since: Series | None = None
+    deferred: Series | None = None
     trims: tuple[str, ...] = ()
     pause: str | None = None
     pause_body: bytes | None = None
@@ -69,6 +71,7 @@ class EngineProfile:
             self.first_tokens,
             self.finished,
             self.aborts_since,
+            self.deferred,
         )
         yield from (one for one in others if one is not None)
 
@@ -85,6 +88,8 @@ VLLM = EngineProfile(
     load_path="/load",
     first_tokens=_counter("vllm:time_to_first_token_seconds_count"),
     finished=_counter("vllm:request_success_total"),
+    # They wait for KV blocks of another engine, a client's next message, an adapter or a grammar.
+    deferred=Series("vllm:num_requests_waiting_by_reason", only_label=("reason", "deferred")),
     trims=("/reset_prefix_cache", "/reset_mm_cache"),
     # The engine is idle or out of time. Newer versions read ``mode``, 0.14 the other option.
     pause="/pause?mode=abort&wait_for_inflight_requests=false&clear_cache=false",

@@ -1,4 +1,4 @@
-"""The type, version and routes of an external engine's server, queried once per epoch.
+"""The type, version, routes and arguments of an external engine's server, read once per epoch.
 
 Routes are checked with OPTIONS: a route for another method answers 405, an unknown one 404, and the
 request has no effect.
@@ -19,10 +19,11 @@ from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.engines import EngineType
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_sidecar.act.adapters.external_profile import PROFILES, EngineProfile
+from plimsoll_sidecar.act.adapters.kv_transfer import read_lease_s
 from plimsoll_sidecar.act.adapters.processes import OwnedProcesses
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.signals.engine_processes import is_engine
-from plimsoll_sidecar.signals.process_table import command_line
+from plimsoll_sidecar.signals.process_table import command_line, environment
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,10 @@ _PREFIX = rb'^(?:\{")?(?:ray_)?%s[:_]'
 
 
 class ServerInfo:
-    """The routes of the profile that the server has, and the version that it reports."""
+    """The routes of the profile that the server has, and the version that it reports.
+
+    ``kv_lease_s`` is the longest time in seconds that it holds KV blocks for another engine.
+    """
 
     def __init__(self, endpoint: EngineEndpoint, server: HttpClient, owned: OwnedProcesses) -> None:
         self._endpoint, self._profile = endpoint, PROFILES[endpoint.type]
@@ -47,12 +51,14 @@ class ServerInfo:
     def reset(self) -> None:
         """Forget the routes: another process serves. The version stays until it reports its own."""
         self.routes: frozenset[str] = frozenset()
+        self.kv_lease_s: float | None = None
         self._has_routes, self._next_version_at = False, 0.0
 
     def update(self) -> None:
         """Query the routes and the version of a server that is serving."""
         if not self._has_routes:
             self.routes, self._has_routes = self._discover(), True
+            self.kv_lease_s = self._read_kv_lease_s()
         self._update_version()
 
     @property
@@ -103,6 +109,15 @@ class ServerInfo:
         found = server_version(self._server, self._profile)
         self.version = found or self.version
         self._next_version_at = math.inf if found else now + VERSION_RETRY_S
+
+    def _read_kv_lease_s(self) -> float | None:
+        members = self._owned.find_or_none()
+        if members is None or members.main is None:
+            return None
+        pid = members.main.pid
+        return read_lease_s(
+            self._endpoint.type, command_line(pid), lambda name: environment(pid, name)
+        )
 
     def _discover(self) -> frozenset[str]:
         paths = [*self._profile.trims, self._profile.pause, self._profile.resume]
