@@ -8,7 +8,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from docs.tools import crds, entrypoints, figures, injections, metrics, reasons, scale, sensitivity
+from docs.tools import (
+    crds,
+    entrypoints,
+    figures,
+    injections,
+    metrics,
+    reasons,
+    scale,
+    sensitivity,
+    support,
+)
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -21,6 +31,7 @@ def pages() -> dict[str, str]:
         "injections.md": injections.page(),
         "not-ready.md": reasons.page(),
         "scale.md": scale.page(),
+        "support.md": support.page(),
         "engine.md": entrypoints.page(),
         "detection.md": sensitivity.page(),
         "../README.md": figures.page(),

@@ -15,7 +15,7 @@ from tests.lab import binaries
 from tests.lab.helm import CHART, RELEASE, Helm
 from tests.lab.kube import Kube
 from tests.lab.lab import Lab
-from tests.lab.webhook import KUBE_VERSION, NAMESPACE
+from tests.lab.webhook import NAMESPACE
 
 THIS = "tests/cluster/test_config_webhook.py"
 Object = dict[str, Any]
@@ -53,7 +53,7 @@ def of_webhook(documents: list[Object]) -> dict[str, Object]:
 
 def test_the_component_has_what_the_chart_has(kube: Kube, built: list[Object]) -> None:
     values = {"webhook": {"enabled": True}, "serviceAccount": {"name": "plimsoll-operator"}}
-    flags = ("--show-only=templates/webhook.yaml", f"--kube-version={KUBE_VERSION}")
+    flags = ("--show-only=templates/webhook.yaml", f"--kube-version={binaries.VERSION}")
     text = Helm(binaries.helm(4), kube)("template", RELEASE, str(CHART), *flags, values=values)
     chart = of_webhook([one for one in yaml.safe_load_all(text) if one])
     assert of_webhook(built) == chart

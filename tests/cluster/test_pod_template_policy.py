@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.lab import binaries
 from tests.lab.kube import Kube, eventually
 from tests.lab.lab import Lab, namespace
 from tests.pod_templates import (
@@ -106,7 +107,7 @@ def test_an_administrator_opens_a_namespace_and_closes_it(kube: Kube, helm: str)
     command = [helm, "template", "plimsoll", str(ROOT / "charts" / "plimsoll")]
     opened = f"podTemplate.unrestrictedNamespaces={{{kube.namespace}}}"
     made = subprocess.run(
-        [*command, "--kube-version=1.34.4", "--set", opened],
+        [*command, f"--kube-version={binaries.VERSION}", "--set", opened],
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     items = [one for one in yaml.safe_load_all(made.stdout) if one]

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
+import re
 import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +21,9 @@ from tests.lab.errors import LabError, MissingError
 
 MODULE = Path(__file__).parent / "kubelab"
 VERSION = "v1.34.4"
+"""What all tests run on; go.mod and go.sum pin it."""
+VERSIONS = (VERSION, "v1.33.13", "v1.35.4", "v1.36.3", "v1.37.2")
+"""The newest patch of each minor version that Plimsoll supports, as far as Go's proxy has it."""
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl")
 NODE = ("kubelet", "kube-proxy")
 BUILD_TIMEOUT_S = 1800
@@ -163,16 +169,59 @@ def _build(name: str, package: str) -> Path:
     with (cache_dir() / "build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another test run may be building the same
         if not target.exists():
-            _go_build(go, package, target)
+            _go_build(go, MODULE, package, target, VERSION)
     return target
 
 
-def _go_build(go: str, package: str, target: Path) -> None:
+def _go_build(go: str, module: Path, package: str, target: Path, version: str) -> None:
     stage = target.with_suffix(f".{os.getpid()}")
     component = "k8s.io/component-base/version"
-    major, minor = VERSION.removeprefix("v").split(".")[:2]
+    major, minor = version.removeprefix("v").split(".")[:2]
     # Without the version, the API server says v0.0.0-master and charts refuse it.
-    flags = f"-s -w -X {component}.gitVersion={VERSION} -X {component}.gitMajor={major}"
+    flags = f"-s -w -X {component}.gitVersion={version} -X {component}.gitMajor={major}"
     flags += f" -X {component}.gitMinor={minor} -X {component}.gitTreeState=clean"
-    _go(go, MODULE, "build", "-o", str(stage), "-ldflags", flags, package)
+    _go(go, module, "build", "-o", str(stage), "-ldflags", flags, package)
     stage.rename(target)
+
+
+def assets(version: str) -> Path:
+    """A folder for ``KUBEBUILDER_ASSETS`` with the components of another version.
+
+    Built once, in about 7 minutes, with the dependencies of that release. MissingError where it
+    cannot be.
+    """
+    folder = cache_dir() / version
+    if (folder / "kube-apiserver").exists():
+        return folder
+    go = shutil.which("go")
+    if go is None:
+        raise MissingError(f"no Kubernetes {version}: install Go >= 1.26")
+    folder.mkdir(parents=True, exist_ok=True)
+    with (cache_dir() / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "kubelab").exists():
+            with tempfile.TemporaryDirectory() as module:
+                _module(go, Path(module), version)
+                _go_build(go, Path(module), ".", folder / "kubelab", version)
+    for name in (*NODE, *CONTROL_PLANE):
+        script = folder / name
+        script.write_text(f'#!/bin/sh\nexec {folder / "kubelab"} {name} "$@"\n')
+        script.chmod(0o755)
+    return folder
+
+
+def _module(go: str, folder: Path, version: str) -> None:
+    """Write kubelab's module for another version: the release's go.mod, whose staging folders are
+    modules of their own."""
+    for source in MODULE.glob("*.go"):
+        shutil.copy(source, folder)
+    release = f"k8s.io/kubernetes@{version}"
+    found = json.loads(_go(go, MODULE, "mod", "download", "-json", release, failure=MissingError))
+    text = Path(found["GoMod"]).read_text()
+    staged = version.replace("v1.", "v0.", 1)
+    text = re.sub(r"(?m)^module .*$", "module kubelab", text)
+    text = re.sub(r"(?m)^godebug .*$", "", text)
+    text = re.sub(r"(?m)^(\s*(\S+) => )\./staging/\S+$", rf"\1\2 {staged}", text)
+    (folder / "go.mod").write_text(f"{text}\nrequire {release.replace('@', ' ')}\n")
+    shutil.copy(Path(found["Dir"]) / "go.sum", folder)
+    _go(go, folder, "mod", "tidy", failure=MissingError)

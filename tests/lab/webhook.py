@@ -14,7 +14,6 @@ HOST = "127.0.0.1"
 NAMESPACE = "plimsoll-system"
 NAME = f"{RELEASE}-webhook"
 """Of the Secret, the Service and the MutatingWebhookConfiguration."""
-KUBE_VERSION = "1.34.4"
 
 
 class Webhook:
@@ -44,6 +43,6 @@ def _rendered(kubeconfig: Path) -> str:
         "serviceAccount": {"create": False, "name": "plimsoll-operator"},
         "webhook": {"enabled": True},
     }
-    only = ("--show-only=templates/webhook.yaml", f"--kube-version={KUBE_VERSION}")
+    only = ("--show-only=templates/webhook.yaml", f"--kube-version={binaries.VERSION}")
     helm = Helm(binaries.helm(4), Kube([], kubeconfig, NAMESPACE))
     return helm("template", RELEASE, str(CHART), *only, values=values)

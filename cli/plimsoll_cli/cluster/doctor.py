@@ -30,6 +30,8 @@ from plimsoll_cli.errors import RunError, UsageError
 
 LEAST_MINOR = 33
 """Native sidecars are stable since Kubernetes 1.33."""
+NEWEST_MINOR = 37
+"""The newest Kubernetes that the tests know; a newer one may work."""
 NEEDED = (
     ("list", API_GROUP, SERVICES, ""),
     ("list", API_GROUP, INCIDENTS, ""),
@@ -53,7 +55,7 @@ MAX_TRIALS = 8
 def run(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[Check]:
     """Every check, in an order in which a failure explains those after it."""
     try:
-        yield _version(cluster)
+        yield version_check(cluster.host, cluster.get("/version"))
     except RunError as error:
         yield Check("api server", False, str(error))
         return
@@ -75,12 +77,14 @@ def run(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[C
         yield from _replicas(cluster, service, policy)
 
 
-def _version(cluster: Cluster) -> Check:
-    found = cluster.get("/version")
+def version_check(host: str, found: Object) -> Check:
+    """Return the check of what the API server says of its version."""
     minor = int("".join(c for c in str(found["minor"]) if c.isdigit()) or 0)
-    text = f"{cluster.host}, Kubernetes {found['gitVersion']}"
+    text = f"{host}, Kubernetes {found['gitVersion']}"
     if minor < LEAST_MINOR:
         return Check("api server", False, f"{text}: Plimsoll needs at least 1.{LEAST_MINOR}")
+    if minor > NEWEST_MINOR:
+        text += f", newer than 1.{NEWEST_MINOR}, the newest that was tested"
     return Check("api server", True, text)
 
 

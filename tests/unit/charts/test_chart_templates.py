@@ -19,6 +19,7 @@ import yaml
 
 from plimsoll_cli.cluster.doctor import LEAST_MINOR
 from plimsoll_operator import config
+from tests.lab import binaries
 
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "charts" / "plimsoll"
@@ -26,7 +27,14 @@ MONITORING = "--api-versions=monitoring.coreos.com/v1"
 
 
 def run(helm: str, *flags: str, values: dict[str, Any] | None = None) -> Any:
-    command = [helm, "template", "plimsoll", str(CHART), "--namespace=sys", "--kube-version=1.34.4"]
+    command = [
+        helm,
+        "template",
+        "plimsoll",
+        str(CHART),
+        "--namespace=sys",
+        f"--kube-version={binaries.VERSION}",
+    ]
     return subprocess.run(
         [*command, *flags, "--values=-"],
         input=json.dumps(values or {}),

@@ -17,6 +17,7 @@ from docs.tools import objects
 from docs.tools.blocks import ROOT
 from plimsoll_operator.plans.service import parse
 from plimsoll_operator.render import Images, render
+from tests.lab import binaries
 
 RUNBOOKS = sorted((ROOT / "docs" / "runbooks").glob("*.md"))
 SERVICE = {"metadata": {"name": "a"}, "spec": {"model": {"uri": "hf://a/b"}}}
@@ -37,7 +38,7 @@ def plain() -> list[dict[str, Any]]:
 @pytest.fixture(scope="session")
 def chart(helm: str) -> list[dict[str, Any]]:
     """What the quick start's ``helm install`` makes."""
-    flags = ("--namespace=plimsoll-system", "--kube-version=1.34.4")
+    flags = ("--namespace=plimsoll-system", f"--kube-version={binaries.VERSION}")
     command = [helm, "template", "plimsoll", str(ROOT / "charts" / "plimsoll"), *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     return [item for item in yaml.safe_load_all(done.stdout) if item]

@@ -14,11 +14,32 @@ import pytest
 from plimsoll_api.action_answer import ActionAnswer
 from plimsoll_cli.cluster import checks
 from plimsoll_cli.cluster.checks import Check, of_status
-from plimsoll_cli.cluster.doctor import out_of_service, shared_memory
+from plimsoll_cli.cluster.doctor import (
+    LEAST_MINOR,
+    NEWEST_MINOR,
+    out_of_service,
+    shared_memory,
+    version_check,
+)
 from plimsoll_operator.admission.certificate import create_authority
 
 NOW = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 DAY = datetime.timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("minor", "ok", "told"),
+    [
+        (LEAST_MINOR - 1, False, "Plimsoll needs at least 1."),
+        (LEAST_MINOR, True, "Kubernetes v1."),
+        (NEWEST_MINOR, True, "Kubernetes v1."),
+        (NEWEST_MINOR + 1, True, "the newest that was tested"),
+    ],
+)
+def test_a_cluster_outside_of_the_tested_range_is_named(minor: int, ok: bool, told: str) -> None:
+    found = version_check("host", {"minor": f"{minor}+", "gitVersion": f"v1.{minor}.0"})
+    assert (found.ok, told in found.text) == (ok, True)
+    assert ("newest" in found.text) == (minor > NEWEST_MINOR)
 
 
 def test_unreadable_shared_memory_is_unknown_with_its_reason() -> None:
