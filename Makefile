@@ -151,7 +151,7 @@ PROJECT := $(LOCK) pyproject.toml -c requirements/dev.txt
 lock: $(READY)
 	$(LOCK) pyproject.toml --all-extras -c requirements/stack.in -o requirements/dev.txt
 	$(PROJECT) --extra operator -o requirements/operator.txt
-	$(PROJECT) --extra sidecar -o requirements/sidecar.txt
+	$(PROJECT) --extra sidecar --extra download -o requirements/sidecar.txt
 	$(PROJECT) --extra engine -o requirements/engine.txt
 	$(LOCK) requirements/stack-next.in -o requirements/stack-next.txt
 	$(LOCK) requirements/build.in -o requirements/build.txt

@@ -41,7 +41,7 @@ def volumes(service: InferenceService) -> list[dict[str, Any]]:
 
 
 def download(service: InferenceService, images: Images) -> list[dict[str, Any]]:
-    """Return the init container that downloads the model, with our own engine's image.
+    """Return the init container that downloads the model, with the supervisor's image.
 
     It resumes an interrupted download, and exits at once if the download is complete.
     """
@@ -51,7 +51,7 @@ def download(service: InferenceService, images: Images) -> list[dict[str, Any]]:
     return [
         {
             "name": DOWNLOAD,
-            "image": images.engine,
+            "image": images.supervisor,
             "command": [
                 *("python", "-m", "plimsoll_engine.download"),
                 *_source(model),

@@ -275,7 +275,7 @@ def test_a_model_of_the_hub_is_downloaded_first() -> None:
     spec = pod(model=model, engine={"type": "vllm", "image": "vllm:1"})
     first, second = spec["initContainers"]
     assert (first["name"], second["name"]) == ("model-download", "supervisor")
-    assert first["image"] == "engine:1", "whatever engine follows"
+    assert first["image"] == "supervisor:1", "nobody pulls PyTorch for a download"
     folder = "/mnt/model/Qwen/Qwen3-4B/refs--pr--1"
     assert f"--to={folder}" in first["command"]
     token = [one for one in first["env"] if one["name"] == "HF_TOKEN"]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from plimsoll_engine.download.hub import BUFFERS, bound_buffers
 
+ROOT = Path(__file__).parents[4]
 PREFIX = "HF_XET_RECONSTRUCTION_"
 READ = "import hf_xet, json; print(json.dumps(dict(hf_xet.XetConfig()), default=str))"
 
@@ -43,3 +46,34 @@ def test_what_a_person_sets_stays_and_without_a_figure_nothing_is_set() -> None:
     environ = {}
     bound_buffers(environ, None)
     assert environ == {}
+
+
+LOCKED_ONLY = """
+import sys
+from importlib.metadata import packages_distributions
+locked = set(sys.argv[1:])
+names = lambda found: {one.lower().replace("_", "-") for one in found}
+absent = {top for top, found in packages_distributions().items() if not names(found) & locked}
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in absent:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+assert "torch" in absent
+from plimsoll_engine.download import __main__, hub, s3
+"""
+"""Imports the download where only the packages named by the arguments are installed."""
+
+
+def test_a_download_needs_nothing_but_the_packages_of_the_supervisors_image() -> None:
+    lock = (ROOT / "requirements" / "sidecar.txt").read_text()
+    locked = re.findall(r"(?m)^([a-z0-9._-]+)==", lock)
+
+    def imports(*packages: str) -> str:
+        command = [sys.executable, "-c", LOCKED_ONLY, "plimsoll", *packages]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60).stderr
+
+    assert imports(*locked) == ""
+    assert "huggingface_hub" in imports(*(one for one in locked if one != "huggingface-hub"))
