@@ -47,6 +47,9 @@ class ChatChoice:
         self._hidden = hidden
         self._thoughts: list[str] = []
         self._calls: list[ToolCall] = []
+        """Each as far as it came, but without its arguments."""
+        self._arguments: list[list[str]] = []
+        """Those of each call, in an answer that is not streamed."""
         self._echo = echo
         self._stop_ids = stop_ids
         self._texts: list[str] = [echo]
@@ -71,9 +74,9 @@ class ChatChoice:
         if parsed.text:
             pieces.append({"content": parsed.text})
         for call in parsed.calls:
-            self._calls.append(call)
-            entry = {"index": len(self._calls) - 1} | _call(call)
-            pieces.append({"tool_calls": [entry]})
+            self._note(call)
+            told = _call(call) if call.id else {"function": {"arguments": call.arguments}}
+            pieces.append({"tool_calls": [{"index": len(self._calls) - 1} | told]})
         tokens, ids, ends = delta.logprobs, delta.token_ids, delta.finish_reason is not None
         if not pieces and (ends or tokens or (ids and self._ids is not None)):
             pieces.append({} if ends else {"content": ""})
@@ -87,7 +90,11 @@ class ChatChoice:
         parsed = self._parse(delta)
         self._texts.append(parsed.text)
         self._thoughts.append(parsed.reasoning)
-        self._calls += parsed.calls
+        for call in parsed.calls:
+            self._note(call)
+            if call.id:
+                self._arguments.append([])
+            self._arguments[-1].append(call.arguments)
         if self._ids is not None:
             self._ids += delta.token_ids
         self._logprobs += logprobs.chat(delta.logprobs, self._text_of, self._bytes_of)
@@ -106,7 +113,10 @@ class ChatChoice:
             message |= _thought(thoughts or None) | {"content": content or None}
         if self._calls:
             message["content"] = content if content and content.strip() else None
-            message["tool_calls"] = [_call(call) for call in self._calls]
+            message["tool_calls"] = [
+                _call(call._replace(arguments="".join(given)))
+                for call, given in zip(self._calls, self._arguments, strict=True)
+            ]
         return {
             "index": self.index,
             "message": message,
@@ -127,8 +137,16 @@ class ChatChoice:
             parsed.reasoning = ""
         return parsed
 
+    def _note(self, call: ToolCall) -> None:
+        if call.id:
+            self._calls.append(call._replace(arguments=""))
+        else:
+            self._calls[-1] = self._calls[-1]._replace(more=call.more)
+
     def _reason(self, finish_reason: str | None) -> str | None:
-        return "tool_calls" if finish_reason == "stop" and self._calls else finish_reason
+        """Return ``tool_calls`` where the model ended its text and its last call is whole."""
+        whole = bool(self._calls) and not self._calls[-1].more
+        return "tool_calls" if finish_reason == "stop" and whole else finish_reason
 
     def _chunk(
         self,

@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from plimsoll_engine.api import tool_families
+from plimsoll_engine.api.tool_calls import Reader, Steps, ToolCallParser, new_id
 from plimsoll_engine.api.tool_families import (
     ARGS,
     CHANNEL,
@@ -32,6 +34,7 @@ from plimsoll_engine.api.tool_families import (
     MISTRAL,
     PARAMETER,
     VALUE,
+    Texts,
 )
 
 Tag = Callable[[str], str]
@@ -52,6 +55,8 @@ class Shape(NamedTuple):
     end: Sequence[str] = ()
 
 
+_OWN = ("qwen3_coder", "glm45", "pythonic")
+"""Families that do not write their arguments in JSON."""
 _HERMES = Shape([HERMES, '\n{"name": {"…"}, "arguments": '], ["}\n", END_HERMES], between="\n")
 
 
@@ -111,9 +116,50 @@ def grammar(
     return "\n".join(lines)
 
 
+def parser(
+    family: str, template: str, names: Sequence[str], texts: Texts, parallel: bool
+) -> ToolCallParser:
+    """Return a parser of a text that matches the grammar of calls of tools with these ``names``.
+
+    The arguments come in pieces where they are written in JSON. Another text is read as the family
+    writes its calls freely.
+    """
+    free = tool_families.reader(family, texts)
+    if family in _OWN:
+        return ToolCallParser(free, parallel)
+    shape = _shape(family, template)
+    heads = {_plain(shape.head, name): name for name in names}
+    begin, tail, end = map(_plain, (shape.begin, shape.tail, shape.end))
+    new = tool_families.short_id if family == "mistral" else new_id
+
+    def read(text: Reader) -> Steps[None]:
+        head = yield from text.takes(*(begin + head for head in heads))
+        if not head:
+            yield from free(text)
+            return
+        head = head.removeprefix(begin)
+        while head and (yield from text.prescribed(heads[head], new())):
+            yield from text.drops(tail)
+            if not (yield from text.follows(*(shape.between + head for head in heads))):
+                break
+            yield from text.drops(shape.between)
+            head = yield from text.takes(*heads)
+        yield from text.drops(end)
+        yield from text.content([])
+
+    return ToolCallParser(read)
+
+
+def _plain(texts: Sequence[str], name: str = "") -> str:
+    return "".join(_named(texts, name))
+
+
 def _row(texts: Sequence[str], tag: Tag, name: str = "") -> str:
-    named = (one.replace('{"…"}', json.dumps(name)).replace("{}", name) for one in texts if one)
-    return " ".join(map(tag, named))
+    return " ".join(map(tag, _named(texts, name)))
+
+
+def _named(texts: Sequence[str], name: str) -> list[str]:
+    return [one.replace('{"…"}', json.dumps(name)).replace("{}", name) for one in texts if one]
 
 
 def _schema(schema: Any) -> str:
@@ -135,7 +181,7 @@ def _own(
     family: str, template: str, rule: str, name: str, schema: dict[str, Any], tag: Tag
 ) -> list[str]:
     """Return the rules of a call in the form of its family; none where only JSON will do."""
-    if family not in ("qwen3_coder", "glm45", "pythonic"):
+    if family not in _OWN:
         return []
     python = family == "pythonic"
     arguments = _arguments(schema, texts=not python)

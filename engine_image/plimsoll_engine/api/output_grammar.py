@@ -14,6 +14,7 @@ from plimsoll_engine.api.protocol import (
     CompletionRequest,
     NamedTool,
     StructuredOutputs,
+    Tool,
 )
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.messages.worker_ipc import Grammar
@@ -106,14 +107,18 @@ def _lark(text: str, field: str) -> str:
         raise invalid(f"the grammar is neither Lark nor GBNF: {str(error)[:200]}", field) from None
 
 
-def _tools(body: ChatRequest, tokenizer: Tokenizer, family: str) -> Grammar | None:
-    """Return whether a call is forced: by ``required`` (of any tool) or by a name (of that one)."""
+def forced(body: ChatRequest) -> list[Tool]:
+    """Return the tools of which one must be called: all by ``required``, or one by its name."""
     choice, tools = body.tool_choice, body.tools or []
-    if choice in (None, "none", "auto"):
-        return None
     if isinstance(choice, NamedTool):
-        tools = [tool for tool in tools if tool.function.name == choice.function.name]
-    several = choice == "required" and body.parallel_tool_calls is not False
+        return [tool for tool in tools if tool.function.name == choice.function.name]
+    return tools if choice == "required" else []
+
+
+def _tools(body: ChatRequest, tokenizer: Tokenizer, family: str) -> Grammar | None:
+    if not (tools := forced(body)):
+        return None
+    several = body.tool_choice == "required" and body.parallel_tool_calls is not False
 
     def tag(text: str) -> str:
         number = tokenizer.added_token(text) if text in tool_families.MARKS else None

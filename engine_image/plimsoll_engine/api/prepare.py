@@ -78,6 +78,8 @@ class PreparedBody(msgspec.Struct, Generic[_Body]):
     """That whose tool calls the text may hold, of tool_families; empty for none."""
     texts: dict[str, list[str]] = {}
     """By tool, those of its arguments that are texts by its schema."""
+    forced: list[str] = []
+    """The tools of which one must be called."""
     reasons: list[int] = []
     bad_words: list[list[int]] = []
     told: bytes = b""
@@ -226,6 +228,7 @@ class Preparation:
         return PreparedBody(
             light, prompts, must_match, chat_images.files(urls) if urls else [], echoes,
             family=family if tools or family == "openai" else "", texts=_texts(tools),
+            forced=[one.function.name for one in output_grammar.forced(body)],
             reasons=reasons, bad_words=self._bad_words(body), warnings=warnings,
         )  # fmt: skip
 

@@ -136,6 +136,8 @@ class Output:
         self._texts: list[str] | None = None
         """Of the message that is open."""
         self._logprobs: list[msgspec.Raw] = []
+        self._arguments: list[str] | None = None
+        """Of the call that is open."""
 
     @property
     def unread(self) -> bool:
@@ -154,6 +156,7 @@ class Output:
         if parsed.reasoning:
             yield from self._think(parsed.reasoning)
         answers = self._thoughts is None and self._parts.answers
+        answers = answers and self._arguments is None and not parsed.calls
         if parsed.text or (delta.logprobs and answers):
             yield from self._close_thoughts("completed")
             yield from self._write(
@@ -169,6 +172,7 @@ class Output:
             status = "incomplete" if delta.finish_reason == "length" else "completed"
             yield from self._close_thoughts(status)
             yield from self._close(status)
+            yield from self._close_call("incomplete")
             self.finish_reason = delta.finish_reason
 
     def _write(self, text: str, tokens: list[msgspec.Raw]) -> Iterator[bytes]:
@@ -224,21 +228,34 @@ class Output:
         yield self._of_item("response.output_item.done", {"item": self.items[-1]})
 
     def _call(self, call: ToolCall) -> Iterator[bytes]:
-        item = {
-            "type": "function_call",
-            "id": f"fc-{self._name}-{len(self.items)}",
-            "call_id": call.id,
-            "name": call.name,
-            "arguments": call.arguments,
-            "status": "completed",
-        }
-        self.items.append(item)
-        begun = item | {"arguments": "", "status": "in_progress"}
-        yield self._of_item("response.output_item.added", {"item": begun})
-        of_call = {"item_id": item["id"], "delta": call.arguments}
-        yield self._of_item("response.function_call_arguments.delta", of_call)
-        whole = {"item_id": item["id"], "name": call.name, "arguments": call.arguments}
-        yield self._of_item("response.function_call_arguments.done", whole)
+        if call.id:
+            item = {
+                "type": "function_call",
+                "id": f"fc-{self._name}-{len(self.items)}",
+                "call_id": call.id,
+                "name": call.name,
+                "arguments": "",
+                "status": "in_progress",
+            }
+            self.items.append(item)
+            self._arguments = []
+            yield self._of_item("response.output_item.added", {"item": item})
+        item = self.items[-1]
+        if self._arguments is not None and call.arguments:
+            self._arguments.append(call.arguments)
+            told = {"item_id": item["id"], "delta": call.arguments}
+            yield self._of_item("response.function_call_arguments.delta", told)
+        if not call.more:
+            yield from self._close_call("completed")
+
+    def _close_call(self, status: str) -> Iterator[bytes]:
+        if self._arguments is None:
+            return
+        arguments, self._arguments = "".join(self._arguments), None
+        item = self.items[-1]
+        item |= {"arguments": arguments, "status": status}
+        told = {"item_id": item["id"], "name": item["name"], "arguments": arguments}
+        yield self._of_item("response.function_call_arguments.done", told)
         yield self._of_item("response.output_item.done", {"item": item})
 
     def _of_item(self, kind: str, body: dict[str, Any]) -> bytes:

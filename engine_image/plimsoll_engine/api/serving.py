@@ -19,6 +19,7 @@ from plimsoll_engine.api import (
     adapter_routes,
     batch,
     decoding,
+    forced_calls,
     protocol,
     tokenizer_info,
     tool_families,
@@ -167,7 +168,7 @@ def _generation(
             raise
         stream = bool(prepared.body.stream)
         answer = ResponsesAnswer(
-            engine, made, prepared.told, parser=_parser(prepared), stream=stream,
+            engine, made, prepared.told, parser=_parser(engine, prepared), stream=stream,
             reasons=bool(prepared.reasons) and engine.settings.reasoning_parser is not None,
         )  # fmt: skip
         answer.warnings = prepared.warnings
@@ -190,7 +191,7 @@ async def _chats(engine: AsyncEngine, prepared: PreparedBody[ChatRequest], tenan
     parses = engine.settings.reasoning_parser is not None
     choices = [
         ChatChoice(
-            i, text_of, _parser(prepared), ids,
+            i, text_of, _parser(engine, prepared), ids,
             ReasoningParser() if parses and i // made.n in prepared.reasons else None,
             hidden=not body.include_reasoning,
             echo=prepared.echoes[i // made.n] if prepared.echoes else "",
@@ -207,11 +208,16 @@ async def _chats(engine: AsyncEngine, prepared: PreparedBody[ChatRequest], tenan
     return answer
 
 
-def _parser(prepared: PreparedBody[ChatRequest]) -> ToolCallParser | None:
+def _parser(engine: AsyncEngine, prepared: PreparedBody[ChatRequest]) -> ToolCallParser | None:
     """Return a parser of the calls in one text; None where none are looked for."""
     if not prepared.family:
         return None
     parallel = prepared.body.parallel_tool_calls is not False
+    if prepared.forced:
+        template = engine.tokenizer.template_source(tools=True)
+        return forced_calls.parser(
+            prepared.family, template, prepared.forced, prepared.texts, parallel
+        )
     return tool_families.parser(prepared.family, prepared.texts, parallel)
 
 

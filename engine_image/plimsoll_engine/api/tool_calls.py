@@ -2,7 +2,8 @@
 
 What a family of models writes is in :mod:`plimsoll_engine.api.tool_families`. The rules for all:
 
-- A call is given out once it is whole, also where its closing tag is missing.
+- A call is given out once it is whole, also where its closing tag is missing. One that a grammar
+  prescribes needs no repair: its arguments are given out as they come in, as the model wrote them.
 - A tag inside a string of a call's arguments is part of the string.
 - Repaired are raw line breaks in strings, missing or spare closing brackets before a closing tag,
   arguments that are an object written as a text, and numbers that JSON lacks (NaN becomes null).
@@ -36,11 +37,15 @@ _CLOSERS = {"{": "}", "[": "]", "(": ")"}
 
 
 class ToolCall(NamedTuple):
-    """``arguments`` is a JSON object as text."""
+    """``arguments`` is a JSON object as text.
+
+    With ``more`` it is the beginning of one; then parts without an id and a name follow.
+    """
 
     id: str
     name: str
     arguments: str
+    more: bool = False
 
 
 @dataclass(slots=True)
@@ -145,6 +150,12 @@ class Reader:
         mark = yield from self.follows(*marks)
         return self.take(len(mark)) if mark else ""
 
+    def drops(self, mark: str) -> Steps[None]:
+        """Take ``mark`` where it comes next, or what a text that ends there has of it."""
+        if not (yield from self.takes(mark)) and self.ended and mark.startswith(self.text):
+            self.take(len(self.text))
+        self.forget()
+
     def back(self) -> None:
         """Undo the last :meth:`take`."""
         self.text = self._raw.pop() + self.text
@@ -169,11 +180,13 @@ class Reader:
             taken.append(self.take(len(self.text) - keep))
             yield
 
-    def bracketed(self, python: bool = False) -> Steps[tuple[str, str]]:
+    def bracketed(
+        self, python: bool = False, tell: Callable[[str], None] | None = None
+    ) -> Steps[tuple[str, str]]:
         """Take a JSON object or array, or a list of calls in Python.
 
         Returns its text, and the brackets that it lacks before a tag. Raises NoCall where the text
-        ends first.
+        ends first. ``tell`` gets each piece of it at once.
         """
         stack: list[str] = []
         quote, escaped, taken = "", False, list[str]()
@@ -202,11 +215,36 @@ class Reader:
                     stack.pop()
                     end = None if stack else at
             taken.append(self.take(len(self.text) if end is None else end))
+            if tell is not None:
+                tell(taken[-1])
             if end is not None:
                 return "".join(taken), "".join(reversed(stack))
             if self.ended:
                 raise NoCall
             yield
+
+    def prescribed(self, name: str, id_: str) -> Steps[bool]:
+        """Give out a call of which a grammar makes certain that its arguments are an object.
+
+        Returns whether it came whole. The text may end before.
+        """
+        self._raw, self._tagged = [], False
+        self._blank, self._layout = "", True
+        self.out.calls.append(ToolCall(id_, name, "", more=True))
+
+        def tell(piece: str) -> None:
+            begun = self.out.calls[-1] if self.out.calls else ToolCall("", "", "", more=True)
+            if piece:
+                self.out.calls[-1:] = [begun._replace(arguments=begun.arguments + piece)]
+
+        try:
+            yield from self.bracketed(tell=tell)
+        except NoCall:
+            return False
+        finally:
+            self._raw = []
+        self.out.calls[-1] = self.out.calls[-1]._replace(more=False)
+        return True
 
     def attempt(self, reading: Steps[list[ToolCall]]) -> Steps[bool]:
         """Emit the calls that ``reading`` returns, or what it consumed as text if it finds none.
@@ -290,7 +328,12 @@ def call(name: object, arguments: object, id_: str = "") -> ToolCall:
             written = json.dumps(arguments)
     except RecursionError:
         raise NoCall from None
-    return ToolCall(id_ or f"call_{secrets.token_hex(12)}", name.strip(), written)
+    return ToolCall(id_ or new_id(), name.strip(), written)
+
+
+def new_id() -> str:
+    """Return an id of a call in OpenAI's form."""
+    return f"call_{secrets.token_hex(12)}"
 
 
 def calls_of(value: Any) -> list[ToolCall]:

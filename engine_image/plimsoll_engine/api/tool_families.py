@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from plimsoll_engine.api.tool_calls import (
+    Family,
     NoCall,
     Reader,
     Steps,
@@ -229,9 +230,13 @@ def _object(text: Reader) -> Steps[tuple[str, str]]:
 
 
 def _short(one: ToolCall) -> ToolCall:
-    """With an id as Mistral's templates demand it: nine letters and digits."""
+    return one._replace(id=short_id())
+
+
+def short_id() -> str:
+    """Return an id as Mistral's templates demand it: nine letters and digits."""
     letters = string.ascii_letters + string.digits
-    return one._replace(id="".join(secrets.choice(letters) for _ in range(9)))
+    return "".join(secrets.choice(letters) for _ in range(9))
 
 
 def _parameters(text: Reader, name: str, texts: Texts) -> Steps[ToolCall]:
@@ -367,6 +372,11 @@ def of_template(template: str) -> str:
     return next((family for sign, family in _SIGNS if sign.search(template)), "")
 
 
+def reader(family: str, texts: Texts) -> Family:
+    """Return what reads the calls of a text that its model wrote freely."""
+    return lambda text: _READERS[family](text, texts)
+
+
 def parser(family: str, texts: Texts, parallel: bool = True) -> ToolCallParser:
     """Return a parser of one text."""
-    return ToolCallParser(lambda text: _READERS[family](text, texts), parallel)
+    return ToolCallParser(reader(family, texts), parallel)

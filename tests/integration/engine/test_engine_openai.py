@@ -372,7 +372,10 @@ def test_a_forced_tool_call_is_a_tool_call(engine: Any, choice: Any, stream: boo
     answer = engine.client.chat.completions.create(**asked)
     if stream:
         chunks = [chunk.choices[0] for chunk in answer]
-        calls = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
+        (first, *more) = [call for chunk in chunks for call in chunk.delta.tool_calls or []]
+        first.function.arguments += "".join(piece.function.arguments for piece in more)
+        assert {piece.id for piece in more} == {None}
+        calls = [first]
         assert "".join(chunk.delta.content or "" for chunk in chunks) == ""
         reason = chunks[-1].finish_reason
     else:

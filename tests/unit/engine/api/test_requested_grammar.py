@@ -13,9 +13,10 @@ import msgspec
 import pytest
 from llguidance import LLMatcher
 
-from plimsoll_engine.api import output_grammar, protocol, tool_families
+from plimsoll_engine.api import forced_calls, output_grammar, protocol, tool_families
 from plimsoll_engine.api.decoding import decode
 from plimsoll_engine.api.errors import ApiError
+from plimsoll_engine.api.tool_calls import ToolCall
 from plimsoll_engine.core.grammar import Vocabulary
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.messages.worker_ipc import Grammar
@@ -175,13 +176,24 @@ def test_what_is_prescribed_is_what_the_family_reads(
     matcher, ids = vocabulary.compile(found), list[int]()
     calls: list[Any] = []
     parser = tool_families.parser(family, {})
+    template = tokenizers[added].template_source(tools=True)
+    forced = forced_calls.parser(family, template, ["tide"], {}, several)
+    pieces: list[ToolCall] = []
     decoder = tokenizers[added].continuations([], shown=tool_families.MARKS)()
     while not matcher.is_stopped() and len(ids) < 400 and not calls[2 * several :]:
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
         ids.append(next(n for n in reversed(range(512)) if mask >> n & 1))
         assert matcher.consume_token(ids[-1]), matcher.get_error()
-        calls += parser.push(decoder.push(ids[-1])).calls
+        text = decoder.push(ids[-1])
+        calls += parser.push(text).calls
+        pieces += forced.push(text).calls
     calls += parser.push("", last=True).calls
+    pieces += forced.push("", last=True).calls
+    assert {one.name for one in pieces if one.id} == {"tide"}
+    given = "".join(one.arguments for one in pieces).replace(" ", "")
+    assert given.startswith('{"port":"Hull"}' * len(calls))  # the next may have begun
+    assert not any(one.more for one in pieces if one.arguments.endswith("}"))
+    assert (len(pieces) > len(calls)) is (family not in ("qwen3_coder", "glm45", "pythonic"))
     assert {(one.name, one.arguments) for one in calls} == {("tide", '{"port": "Hull"}')}
 
 

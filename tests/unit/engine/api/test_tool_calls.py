@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from plimsoll_engine.api import tool_families
+from plimsoll_engine.api import forced_calls, tool_families
 from plimsoll_engine.api.tool_families import (
     DEEPSEEK,
     DEEPSEEK_CALL,
@@ -117,6 +117,17 @@ WRITERS: list[tuple[str, Callable[[list[Call]], str]]] = [
     ("qwen3_coder", qwen_coder), ("glm45", glm), ("deepseek_v3", deepseek),
     ("deepseek_v3", deepseek_31), ("pythonic", pythonic), ("openai", harmony),
 ]  # fmt: skip
+FUNCTIONS = ["tide", "get_wind", "ship.find", "f"]
+PRESCRIBED: list[tuple[str, str, Callable[[list[Call]], str]]] = [
+    ("hermes", "", hermes),
+    ("llama3_json", "", llama),
+    ("mistral", "", lambda calls: mistral(calls).replace("] [", "][", 1)),
+    ("mistral", "[ARGS]", tekken),
+    ("deepseek_v3", "```json", deepseek),
+    ("deepseek_v3", "", deepseek_31),
+    ("openai", "", lambda calls: harmony(calls[:1]).partition("assistant")[2]),
+]
+"""Family, what its template holds, and the text that its grammar prescribes."""
 WORDS = [
     "Hull", "say </tool_call> now", "a\nb", 'quoted "text"', "back\\slash", "漢字 é 😀", "{", "]",
     "</parameter>", "</arg_value>", "x</parameter>\ny",
@@ -133,6 +144,23 @@ def parse(family: str, pieces: list[str], texts: Any = None) -> tuple[str, str, 
     return (
         "".join(one.text for one in found), "".join(one.reasoning for one in found), calls
     )  # fmt: skip
+
+
+def parse_forced(family: str, template: str, pieces: list[str]) -> tuple[str, list[Call], int]:
+    """Return text, calls, and in how many parts they came."""
+    parser = forced_calls.parser(family, template, FUNCTIONS, {}, True)
+    text, calls, parts = "", list[list[str]](), 0
+    for parsed in [*map(parser.push, pieces), parser.push("", last=True)]:
+        text += parsed.text
+        for one in parsed.calls:
+            parts += 1
+            if one.id:
+                assert one.name
+                calls.append([one.name, "", ""])
+            calls[-1][1] += one.arguments
+            calls[-1][2] = "" if one.more else "whole"
+    assert all(one[2] for one in calls), "none is left open"
+    return text, [(name, json.loads(given)) for name, given, _ in calls], parts
 
 
 def cut(text: str, places: list[int]) -> list[str]:
@@ -161,7 +189,7 @@ def test_no_call_is_lost_however_the_text_is_cut(
     while count < 230:
         calls = [
             (
-                rng.choice(["tide", "get_wind", "ship.find", "f"]),
+                rng.choice(FUNCTIONS),
                 {f"arg{number}": value(rng) for number in range(rng.randrange(4))},
             )
             for _ in range(rng.choice([1, 1, 2, 5]))
@@ -185,6 +213,65 @@ def test_no_call_is_lost_however_the_text_is_cut(
             places = [rng.randrange(len(text)) for _ in range(rng.randrange(1, 40))]
             assert parse(family, cut(text, places), texts) == whole
         assert parse(family, list(text), texts) == whole
+
+
+@pytest.mark.parametrize(("family", "template", "write"), PRESCRIBED)
+def test_arguments_of_forced_calls_come_in_pieces(
+    family: str, template: str, write: Callable[[list[Call]], str]
+) -> None:
+    """Joined they are the whole, however the text is cut: 2,000 calls of all families."""
+    rng, count = random.Random(family + template), 0
+    while count < 290:
+        calls = [
+            (
+                rng.choice(FUNCTIONS),
+                {f"arg{number}": value(rng) for number in range(rng.randrange(4))},
+            )
+            for _ in range(1 if family == "openai" else rng.choice([1, 1, 2, 5]))
+        ]
+        count += len(calls)
+        text = write(calls)
+        for _ in range(3):
+            places = [rng.randrange(len(text)) for _ in range(rng.randrange(1, 40))]
+            found = parse_forced(family, template, cut(text, places))
+            assert found[:2] == ("", calls), text
+        assert parse_forced(family, template, [text]) == ("", calls, len(calls))
+        said, listed, parts = parse_forced(family, template, list(text))
+        assert (said, listed) == ("", calls)
+        assert parts >= sum(len(json.dumps(given, ensure_ascii=False)) for _, given in calls)
+
+
+@pytest.mark.parametrize(("family", "template", "write"), PRESCRIBED)
+def test_a_forced_call_that_is_cut_is_given_out_as_far_as_it_came(
+    family: str, template: str, write: Callable[[list[Call]], str]
+) -> None:
+    given = {"port": "say </tool_call> {", "hours": [1, 2]}
+    text = write([("tide", given)])
+    written = json.dumps(given)
+    begin = text.index(written)
+    for place in range(1, len(text)):
+        parser = forced_calls.parser(family, template, ["tide"], {}, True)
+        parsed = [parser.push(text[:place]), parser.push("", last=True)]
+        calls = [one for parts in parsed for one in parts.calls]
+        said = "".join(one.text for one in parsed)
+        if place >= begin:
+            assert "".join(one.arguments for one in calls) == written[: place - begin]
+            assert [one.name for one in calls if one.id] == ["tide"]
+            assert calls[-1].more is (place < begin + len(written))
+            assert said == ""
+        elif not calls and family != "openai":  # the call is not begun: nothing is lost
+            assert said == text[:place]
+
+
+@pytest.mark.parametrize(("family", "write"), WRITERS)
+def test_a_forced_text_of_another_form_is_read_as_the_family_writes_it(
+    family: str, write: Callable[[list[Call]], str]
+) -> None:
+    calls: list[Call] = [("tide", {"port": 7}), ("f", {})]
+    text = " " + write(calls) if family != "pythonic" else write(calls)
+    for pieces in ([text], list(text)):
+        said, found, _ = parse_forced(family, "", pieces)
+        assert (said.strip(), found) == ("", calls)
 
 
 PARTS = st.sampled_from(
