@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -89,7 +90,7 @@ LENIENT = ("stream_options", "text", "reasoning")
 
 def _without_unknown(given: dict[str, msgspec.Raw], kind: type[Any], inner: str = "") -> list[str]:
     """Take nulls and unknown fields out of ``given``, and return the names of the latter."""
-    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    fields = _fields(kind)  # type: ignore[arg-type]
     unknown = []
     for name, value in list(given.items()):
         if bytes(memoryview(value)[:8]).strip() == b"null":
@@ -109,6 +110,15 @@ def _without_unknown(given: dict[str, msgspec.Raw], kind: type[Any], inner: str 
             unknown += _without_unknown(parts, struct, f"{name}.")
             given[name] = msgspec.Raw(msgspec.json.encode(parts))
     return unknown
+
+
+@cache
+def _fields(kind: type[Any]) -> dict[str, Any]:
+    """Return the fields of ``kind`` by their names in JSON.
+
+    Once for all bodies: msgspec evaluates each annotation again, which takes a millisecond or two.
+    """
+    return {field.encode_name: field for field in msgspec.structs.fields(kind)}
 
 
 def _struct(annotation: Any) -> type[Any] | None:

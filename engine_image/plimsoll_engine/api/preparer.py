@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 INLINE_BYTES = 4 << 10
 """The costliest bodies of this size take 4 ms (lists of nothing, or as many tokens as bytes)."""
+INLINE_IDS_BYTES = 16 << 10
+"""A completion of token ids, some 2,000, is decoded in less than a millisecond."""
 START_TIMEOUT_S = 60.0
 VALUES = 1 << 16
 """Commas and brackets that any body may have, and :data:`VALUES_PER_TOKEN` for the context: a
@@ -86,7 +88,7 @@ class Preparer:
 
         Raises ApiError; ClientDisconnect where the client left while its body waited.
         """
-        if len(body.raw) <= INLINE_BYTES:
+        if len(body.raw) <= INLINE_BYTES or _of_ids(body.raw):
             return self._here.completion(body.raw, self._context())
         return await self._there(body, "completion", PreparedBody[CompletionRequest])
 
@@ -230,6 +232,14 @@ class Preparer:
             with contextlib.suppress(OSError):
                 self._socket.close()
             self._socket = None
+
+
+def _of_ids(raw: bytearray) -> bool:
+    """Whether a body has a prompt of at most so many token ids, and little else."""
+    if len(raw) > INLINE_IDS_BYTES:
+        return False
+    rest = raw.translate(None, b"0123456789, \n")
+    return b'"prompt":[]' in rest and len(rest) <= INLINE_BYTES
 
 
 def max_values(max_model_len: int | None) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 
 from plimsoll_engine.api.decoding import decode
@@ -43,6 +44,18 @@ def test_an_error_names_the_field_or_the_body(body: bytes, param: str | None) ->
     assert raised.value.status == 400
     assert raised.value.param == param
     assert param is not None or str(raised.value).startswith("the body: ")
+
+
+def test_the_types_of_a_body_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Annotations would be evaluated each time, which took 2 ms of every request."""
+    body = b'{"prompt": "x", "stream": true, "stream_options": {"include_usage": true}}'
+    decode(body, CompletionRequest)
+
+    def read(kind: type) -> None:
+        pytest.fail(f"{kind} is read again")
+
+    monkeypatch.setattr(msgspec.structs, "fields", read)
+    assert decode(body, CompletionRequest).stream_options is not None
 
 
 def test_unknown_fields_are_named_and_null_is_a_default() -> None:

@@ -130,3 +130,32 @@ def test_the_body_of_a_client_that_left_is_not_prepared(engine: Any) -> None:
             preparer.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "here"),
+    [
+        ([97] * 2000, True),
+        ([[97] * 900] * 2, False),
+        ([97] * 5000, False),
+        ("97, " * 2000, False),
+    ],
+    ids=["ids", "two prompts", "many ids", "text of digits"],
+)
+def test_a_prompt_of_some_ids_is_prepared_without_the_process(
+    engine: Any, prompt: Any, here: bool
+) -> None:
+    """Both copies to it and back take longer than to decode the ids."""
+
+    async def scenario() -> None:
+        preparer = Preparer(engine, timeout_s=60)
+        try:
+            raw = bytearray(json.dumps({"model": "tiny", "prompt": prompt}).encode())
+            assert len(raw) > INLINE_BYTES
+            prepared = await preparer.completion(Body(raw, "a", never))
+            assert prepared.prompts[0]
+            assert (preparer._process is None) == here
+        finally:
+            preparer.close()
+
+    asyncio.run(scenario())
