@@ -14,6 +14,7 @@ import torch
 from plimsoll_engine.core.encoder_outputs import EncoderOutputs
 from plimsoll_engine.core.graphs import DecodeGraphs
 from plimsoll_engine.core.inputs import pieces, to_device
+from plimsoll_engine.core.layer_graphs import Capture, LayerGraphs
 from plimsoll_engine.core.loaded_adapters import LoadedAdapters, in_step
 from plimsoll_engine.core.needed_rows import NeededRows, needed_rows
 from plimsoll_engine.core.prompt_scores import Scores, score
@@ -50,6 +51,7 @@ class Forward:
         self.block_size = block_size
         self.device: torch.device = model.device
         self.graphs: DecodeGraphs | None = None
+        self.layers: LayerGraphs | None = None
         self._unplanned: list[int] = []
         """Padded lengths of prompts that the attention has no plan for yet."""
         self.adapters: LoadedAdapters | None = None
@@ -80,15 +82,16 @@ class Forward:
     @property
     def graph_bytes(self) -> int:
         """Device memory of the captured steps, of this rank."""
-        return 0 if self.graphs is None else self.graphs.nbytes
+        return sum(graphs.nbytes for graphs in (self.graphs, self.layers) if graphs is not None)
 
     def capture_graphs(
         self, max_num_seqs: int, max_blocks: int, later: bool = False, longest: int = 0
     ) -> None:
         """Capture decode steps of the first few batch sizes (CUDA only), or none with ``later``.
 
-        :meth:`capture_more` captures the others, and makes the plans for whole prompts of up to
-        ``longest`` tokens. ``max_blocks`` is the most blocks of one request.
+        :meth:`capture_more` captures the others, the layers of steps with prompts, and makes the
+        plans for whole prompts of up to ``longest`` tokens. ``max_blocks`` is the most blocks of
+        one request.
         """
         if self.device.type != "cuda" or not isinstance(self.model, Decoder):
             return
@@ -96,6 +99,11 @@ class Forward:
         self.graphs = DecodeGraphs(
             self.model, self.kv, self.block_size, max_num_seqs, max_blocks, self.kv_scales
         )
+        if longest and self.group is ALONE and self.model.spec.mixture is None:
+            self.layers = LayerGraphs(
+                self.model, self.kv, self.block_size, self.kv_scales, Capture(self.graphs.pool),
+                longest,
+            )  # fmt: skip
         if None in self.model.spec.windows:
             self._unplanned = padded_lengths(longest)
         if not later:
@@ -104,12 +112,14 @@ class Forward:
     @property
     def incomplete(self) -> bool:
         """Whether :meth:`capture_more` has something left to do."""
-        return self.graphs is not None and (self.graphs.missing or bool(self._unplanned))
+        known = [graphs for graphs in (self.graphs, self.layers) if graphs is not None]
+        return any(graphs.missing for graphs in known) or bool(self._unplanned)
 
     def capture_more(self) -> bool:
-        """Capture one more batch size, or plan one more length; False where none is missing."""
-        if self.graphs is not None and self.graphs.capture_next():
-            return True
+        """Capture one more batch size or piece, or plan one more length; False if none is left."""
+        for graphs in (self.graphs, self.layers):
+            if graphs is not None and graphs.capture_next():
+                return True
         if not self.incomplete:
             return False
         assert isinstance(self.model, Decoder)
@@ -194,8 +204,12 @@ class Forward:
             step.needed = self._needed(step, needed, inputs, chunks)
         ids = ids.long()
         embeds = None if self.outputs is None else self.outputs.prepare(chunks, ids, step)
+        layers = self.layers if adapters is None and embeds is None else None
         with self._ops.computing(step):
-            hidden = self.model.forward(ids, positions.long(), step, embeds)
+            if layers is not None and layers.fits(len(ids)):
+                hidden = layers.compute(ids, positions, step)
+            else:
+                hidden = self.model.forward(ids, positions.long(), step, embeds)
         if len(scored):
             self.scores = score(
                 self.model.logits, self._ops.rows(hidden, scored), targets.long(), inputs.most
@@ -225,9 +239,10 @@ class Forward:
         if self.adapters is not None:
             self.adapters.close()
             self.adapters = None
-        if self.graphs is not None:
-            self.graphs.close()
-            self.graphs = None
+        for graphs in (self.layers, self.graphs):
+            if graphs is not None:
+                graphs.close()
+        self.layers = self.graphs = None
         self.model = None
         self.kv = self.kv_scales = None
         self.newest = self.scores = None

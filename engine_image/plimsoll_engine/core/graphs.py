@@ -89,7 +89,7 @@ class DecodeGraphs:
         self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self._newest = torch.zeros(rows, dtype=torch.int64, device=device)
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]] = {}
-        self._pool = torch.cuda.graph_pool_handle()
+        self.pool = torch.cuda.graph_pool_handle()
         self.nbytes = self._inputs.nbytes + self._starts.nbytes + self._newest.nbytes
 
     @property
@@ -157,7 +157,7 @@ class DecodeGraphs:
         graph = torch.cuda.CUDAGraph()
         # NCCL's watchdog asks for events in a thread of its own, which a global capture forbids.
         mode = "global" if model.group is ALONE else "thread_local"
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode=mode):
+        with torch.cuda.graph(graph, pool=self.pool, stream=stream, capture_error_mode=mode):
             freed = time.monotonic()  # torch waits for the device, and frees its caches
             tokens, logits = compute()
         ended = time.monotonic()

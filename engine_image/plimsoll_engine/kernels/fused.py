@@ -118,15 +118,16 @@ class FusedOps:
         eps: float,
         plan: StepPlan,
         layer: int,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Norm, rotate and store ``qkv`` by one kernel; return the queries.
 
         ``qkv`` is [tokens, (heads + 2 kv heads) * dim], the queries are [tokens, heads, dim] of its
-        dtype.
+        dtype, in ``out`` where that is given.
         """
         keys, values = plan.of(layer)
         query, pairs = rotary.rotate_and_store(
-            qkv, rotary_table, norms, eps, plan.write_slots, keys, values, tail_rows(plan)
+            qkv, rotary_table, norms, eps, plan.write_slots, keys, values, tail_rows(plan), out
         )
         plan.derived = None if pairs is None else Fresh(pairs, query)
         return query[: qkv.shape[0]]
@@ -159,13 +160,19 @@ class FusedOps:
         plan.derived = None if tail is None else Fresh(with_tail(torch.stack((key, value)), tail))
 
     def attend(
-        self, query: torch.Tensor, plan: StepPlan, layer: int, scale: float, window: int | None
+        self,
+        query: torch.Tensor,
+        plan: StepPlan,
+        layer: int,
+        scale: float,
+        window: int | None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the attention of ``query`` [tokens, heads, dim]; same shape and dtype.
 
-        Decoding rows and prompts have kernels of their own.
+        It is in ``out`` where that is given. Decoding rows and prompts have kernels of their own.
         """
-        out = torch.empty_like(query)
+        out = torch.empty_like(query) if out is None else out
         _attend_paged(query, plan, layer, scale, window, out)
         for first, prompts in attend_whole(query, plan, scale, window):
             # One prompt's rows lie together on both sides: a plain copy, at the memory's speed.

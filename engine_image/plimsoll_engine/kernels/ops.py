@@ -71,12 +71,14 @@ class Ops(Protocol):
         eps: float,
         plan: StepPlan,
         layer: int,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Normalise and rotate queries and keys, store keys and values; return the queries.
 
         ``qkv`` [tokens, (heads + 2 kv heads) * dim] is split; queries and keys are normalised per
         head by ``norms`` where given. Keys and values go to their slots of ``layer``. The queries
-        are [tokens, heads, dim] of the dtype of ``qkv``, and may be none.
+        are [tokens, heads, dim] of the dtype of ``qkv``, and may be none. They are in ``out`` where
+        that is given.
         """
         ...
 
@@ -95,11 +97,18 @@ class Ops(Protocol):
         ...
 
     def attend(
-        self, query: torch.Tensor, plan: StepPlan, layer: int, scale: float, window: int | None
+        self,
+        query: torch.Tensor,
+        plan: StepPlan,
+        layer: int,
+        scale: float,
+        window: int | None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the causal attention of ``query`` [tokens, heads, dim] to each row's own context.
 
-        At most the last ``window`` tokens of it, the row itself included; the same shape and dtype.
+        At most the last ``window`` tokens of it, the row itself included; the same shape and dtype,
+        in ``out`` where that is given.
         """
         ...
 

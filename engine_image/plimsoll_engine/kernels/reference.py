@@ -92,11 +92,12 @@ class ReferenceOps:
         eps: float,
         plan: StepPlan,
         layer: int,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Rotate queries and keys, store keys and values; return the queries.
 
         ``qkv`` is [tokens, (heads + 2 kv heads) * dim], the queries are [tokens, heads, dim] of its
-        dtype.
+        dtype, in ``out`` where that is given.
         """
         kv_heads, dim = plan.keys.shape[2:]
         heads = qkv.shape[1] // dim - 2 * kv_heads
@@ -107,7 +108,8 @@ class ReferenceOps:
             query = self.rms_norm(query, norms[0], eps)
             key = self.rms_norm(key, norms[1], eps)
         self.store(rotate(key, rotary), value, plan, layer)
-        return rotate(query, rotary)
+        rotated = rotate(query, rotary)
+        return rotated if out is None else out.copy_(rotated)
 
     def rotate(
         self, query: torch.Tensor, rotary: torch.Tensor, norm: torch.Tensor | None, eps: float,
@@ -129,11 +131,17 @@ class ReferenceOps:
                 write_quantized(pages, plan.write_slots, *quantize(rows))
 
     def attend(
-        self, query: torch.Tensor, plan: StepPlan, layer: int, scale: float, window: int | None
+        self,
+        query: torch.Tensor,
+        plan: StepPlan,
+        layer: int,
+        scale: float,
+        window: int | None,
+        out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return attention of ``query`` [tokens, heads, dim] over gathered keys and values.
 
-        Prompt by prompt; the same shape and dtype.
+        Prompt by prompt; the same shape and dtype, in ``out`` where that is given.
         """
         if plan.derived is None:
             plan.derived = gather(plan)
@@ -142,7 +150,8 @@ class ReferenceOps:
             parts.append(_decode(query[: plan.decodes], plan, layer, scale, window))
         for number in range(len(plan.derived.prefills)):
             parts.append(_prefill(query, plan, layer, number, scale, window))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        found = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return found if out is None else out.copy_(found)
 
     def add_attended(
         self,

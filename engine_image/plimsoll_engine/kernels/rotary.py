@@ -149,6 +149,7 @@ def rotate_and_store(
     keys: Pages,
     values: Pages,
     tail: int | None = None,
+    out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the queries [tokens + tail, heads, dim] of ``qkv``; store its keys and values.
 
@@ -156,14 +157,15 @@ def rotate_and_store(
     are quantized. Moves twice the bytes of ``qkv``.
 
     With ``tail`` also the step's own keys and values [2, tokens + tail, kv heads, dim], in the
-    order of the tokens. The rows of the tail are zeros. ``heads`` may be 0.
+    order of the tokens. The rows of the tail are zeros. ``heads`` may be 0. The queries are in
+    ``out`` where that is given.
     """
     kv_heads, dim = keys.rows.shape[1:]
     scaled = keys.scales is not None
     tokens = qkv.shape[0]
     heads = qkv.shape[1] // dim - 2 * kv_heads
     rows = tokens + (tail or 0)
-    query = qkv.new_empty(rows, heads, dim)
+    query = qkv.new_empty(rows, heads, dim) if out is None else out
     fresh = None if tail is None else qkv.new_empty(2, rows, kv_heads, dim)
     q_norm, k_norm = norms if norms is not None else (qkv, qkv)
     _rotate_and_store[(rows,)](

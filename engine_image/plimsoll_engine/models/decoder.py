@@ -177,29 +177,80 @@ class Decoder:
         ids'. The dtype is the model's. Where ``plan`` says which rows are needed, those of the
         others are left out.
         """
-        ops, spec, adapters, needed = self._ops, self.spec, plan.adapters, plan.needed
-        if adapters is None and self._projects(len(ids), plan):
+        if plan.adapters is None and self._projects(len(ids), plan):
             return self._forward_few(ids, positions, plan, embeds)
-        rotary = ops.rotary(positions, self._inverse)
-        residual = self.embed(ids) if embeds is None else embeds.clone()
-        x = ops.rms_norm(residual, self._layers[0].attention_norm, spec.eps)
-        norms = self._norms_after()
-        for index, layer in enumerate(self._layers):
-            if needed is not None and index == len(self._layers) - 1:
-                rows, plan = needed.rows, needed.plan
-                self._store_last(x, rotary, layer, adapters, plan)
-                if not len(rows):
-                    return x[:0]
-                adapters = plan.adapters
-                x, rotary = ops.rows(x, rows), ops.rows(rotary, rows)
-                residual = self.group.stream_rows(ops, residual, rows)
-                query = self._last_query(x, rotary, layer, adapters)
-            else:
-                qkv = lora.linear(x, layer.qkv, layer.qkv_bias, adapters, index, "qkv", ops.linear)
-                query = ops.rotate_and_store(qkv, rotary, layer.norms, spec.eps, plan, index)
-            x = self._add_attention(residual, query, layer, index, plan)
-            x = self._add_mlp(residual, x, layer, index, adapters, norms[index])
-        return x
+        stream, x, rotary = self.begin(ids, positions, embeds)
+        for index in range(self.spec.layers - 1):
+            query = self.query(x, rotary, index, plan)
+            x = self._add_attention(stream, query, index, plan)
+            x = self._add_mlp(stream, x, index, plan.adapters)
+        return self.last_layer(x, stream, rotary, plan)
+
+    def begin(
+        self, ids: torch.Tensor, positions: torch.Tensor, embeds: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the residual stream of a step, its norm for the first layer, and its rotation.
+
+        Stream and norm are [tokens, hidden] of the model's dtype.
+        """
+        stream = self.embed(ids) if embeds is None else embeds.clone()
+        x = self._ops.rms_norm(stream, self._layers[0].attention_norm, self.spec.eps)
+        return stream, x, self._ops.rotary(positions, self._inverse)
+
+    def query(
+        self,
+        x: torch.Tensor,
+        rotary: torch.Tensor,
+        index: int,
+        plan: StepPlan,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Store keys and values of ``x``, the normed input of layer ``index``; return the queries.
+
+        They are [tokens, heads, dim], in ``out`` where that is given.
+        """
+        ops, layer, adapters = self._ops, self._layers[index], plan.adapters
+        qkv = lora.linear(x, layer.qkv, layer.qkv_bias, adapters, index, "qkv", ops.linear)
+        return ops.rotate_and_store(qkv, rotary, layer.norms, self.spec.eps, plan, index, out)
+
+    def attend(
+        self, query: torch.Tensor, index: int, plan: StepPlan, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the attention of layer ``index``, of the shape of ``query``, or in ``out``."""
+        window = self.spec.windows[index]
+        return self._ops.attend(query, plan, index, self.spec.dim**-0.5, window, out)
+
+    def after_attention(
+        self, stream: torch.Tensor, attended: torch.Tensor, index: int
+    ) -> torch.Tensor:
+        """Add ``attended`` and the MLP of layer ``index`` to ``stream`` in place.
+
+        Return the sum's norm for the next layer; no row has an adapter.
+        """
+        x = self._add_out(stream, attended.flatten(1), index, None)
+        return self._add_mlp(stream, x, index, None)
+
+    def last_layer(
+        self, x: torch.Tensor, stream: torch.Tensor, rotary: torch.Tensor, plan: StepPlan
+    ) -> torch.Tensor:
+        """Return the last hidden states, normalised, of ``x``, the last layer's normed input.
+
+        Those of the rows that ``plan`` needs.
+        """
+        ops, needed, index = self._ops, plan.needed, self.spec.layers - 1
+        if needed is None:
+            query = self.query(x, rotary, index, plan)
+        else:
+            rows, of_all, plan = needed.rows, plan.adapters, needed.plan
+            layer = self._layers[index]
+            self._store_last(x, rotary, layer, of_all, plan)
+            if not len(rows):
+                return x[:0]
+            x, rotary = ops.rows(x, rows), ops.rows(rotary, rows)
+            stream = self.group.stream_rows(ops, stream, rows)
+            query = self._last_query(x, rotary, layer, plan.adapters)
+        x = self._add_attention(stream, query, index, plan)
+        return self._add_mlp(stream, x, index, plan.adapters)
 
     def _store_last(
         self,
@@ -227,42 +278,61 @@ class Decoder:
         return ops.rotate(query, rotary, layer.q_norm, spec.eps, spec.dim)
 
     def _add_attention(
-        self, stream: torch.Tensor, query: torch.Tensor, layer: Layer, index: int, plan: StepPlan
+        self, stream: torch.Tensor, query: torch.Tensor, index: int, plan: StepPlan
     ) -> torch.Tensor:
         """Add the attention of ``query`` to ``stream`` in place; return the norm of the sum."""
-        ops, eps, adapters, weight = self._ops, self.spec.eps, plan.adapters, layer.out
-        where = plan, index, self.spec.dim**-0.5, self.spec.windows[index]
-        if isinstance(weight, torch.Tensor) and self._adds(stream, layer.out_bias, adapters):
-            ops.add_attended(query, *where, weight, stream)
-            return ops.rms_norm(stream, layer.mlp_norm, eps)
-        x = ops.attend(query, *where).flatten(1)
-        x = lora.linear(x, weight, layer.out_bias, adapters, index, "out", ops.linear)
-        return self.group.add_norm(ops, x, stream, layer.mlp_norm, eps)
+        layer, adapters = self._layers[index], plan.adapters
+        if isinstance(layer.out, torch.Tensor) and self._adds(stream, layer.out_bias, adapters):
+            scale, window = self.spec.dim**-0.5, self.spec.windows[index]
+            self._ops.add_attended(query, plan, index, scale, window, layer.out, stream)
+            return self._ops.rms_norm(stream, layer.mlp_norm, self.spec.eps)
+        attended = self.attend(query, index, plan)
+        return self._add_out(stream, attended.flatten(1), index, adapters)
+
+    def _add_out(
+        self, stream: torch.Tensor, x: torch.Tensor, index: int, adapters: RowAdapters | None
+    ) -> torch.Tensor:
+        """Add the projection of the attention ``x`` to ``stream``; return the norm of the sum."""
+        layer = self._layers[index]
+        return self._add_product(
+            stream, x, layer.out, layer.out_bias, index, "out", adapters, layer.mlp_norm
+        )
 
     def _add_mlp(
-        self,
-        stream: torch.Tensor,
-        x: torch.Tensor,
-        layer: Layer,
-        index: int,
-        adapters: RowAdapters | None,
-        norm: torch.Tensor,
+        self, stream: torch.Tensor, x: torch.Tensor, index: int, adapters: RowAdapters | None
     ) -> torch.Tensor:
-        """Add the MLP of ``x`` to ``stream`` in place; return the sum's norm by ``norm``."""
-        ops, eps, weight = self._ops, self.spec.eps, layer.down
+        """Add the MLP of ``x`` to ``stream`` in place; return the sum's norm for what follows."""
+        ops, layer, norm = self._ops, self._layers[index], self._norm_after(index)
         if layer.router is not None:
             x = self._experts(x, layer, layer.router)
-            return self.group.add_norm(ops, x, stream, norm, eps)
+            return self.group.add_norm(ops, x, stream, norm, self.spec.eps)
         bias = layer.gate_up_bias
         if adapters is None:
             x = ops.gated(x, layer.gate_up, bias)
         else:
             x = lora.linear(x, layer.gate_up, bias, adapters, index, "gate_up", ops.linear)
             x = ops.silu_mul(x)
-        if isinstance(weight, torch.Tensor) and self._adds(stream, layer.down_bias, adapters):
+        return self._add_product(
+            stream, x, layer.down, layer.down_bias, index, "down", adapters, norm
+        )
+
+    def _add_product(
+        self,
+        stream: torch.Tensor,
+        x: torch.Tensor,
+        weight: Weight,
+        bias: torch.Tensor | None,
+        index: int,
+        matrix: str,
+        adapters: RowAdapters | None,
+        norm: torch.Tensor,
+    ) -> torch.Tensor:
+        """Add ``x`` times ``weight`` to ``stream`` in place; return the sum's norm by ``norm``."""
+        ops, eps = self._ops, self.spec.eps
+        if isinstance(weight, torch.Tensor) and self._adds(stream, bias, adapters):
             ops.add_product(x, weight, stream)
             return ops.rms_norm(stream, norm, eps)
-        x = lora.linear(x, weight, layer.down_bias, adapters, index, "down", ops.linear)
+        x = lora.linear(x, weight, bias, adapters, index, matrix, ops.linear)
         return self.group.add_norm(ops, x, stream, norm, eps)
 
     def _adds(
@@ -313,7 +383,8 @@ class Decoder:
                 return ops.project(x, weight, bias, into=stream)
             return summed(ops.project(x, weight, bias), norm)
 
-        for index, (layer, after) in enumerate(zip(self._layers, self._norms_after(), strict=True)):
+        for index, layer in enumerate(self._layers):
+            after = self._norm_after(index)
             norm = layer.attention_norm if alone else None
             qkv = ops.project(x, layer.qkv, layer.qkv_bias, norm, eps)
             query = ops.rotate_and_store(qkv, rotary, layer.norms, eps, plan, index)
@@ -329,9 +400,12 @@ class Decoder:
             x = added(x, layer.down, layer.down_bias, after)
         return ops.rms_norm(x, self._tensors["norm"], eps) if alone else x
 
-    def _norms_after(self) -> list[torch.Tensor]:
-        """Return the weights of the norm after each layer: the next layer's, or the last one."""
-        return [*(layer.attention_norm for layer in self._layers[1:]), self._tensors["norm"]]
+    def _norm_after(self, index: int) -> torch.Tensor:
+        """Return the weight of the norm after layer ``index``: the next layer's, or the last."""
+        following = index + 1
+        if following < len(self._layers):
+            return self._layers[following].attention_norm
+        return self._tensors["norm"]
 
     def _experts(self, x: torch.Tensor, layer: Layer, router: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of what the experts of ``layer`` make of ``x``."""

@@ -34,7 +34,7 @@ class KeyedGraphs(DecodeGraphs):
         size = min(size for size in self._graphs if size >= key[0])
         self.padded.setdefault(size, self._graphs[size])
         if key not in self.keyed:
-            self._pool = torch.cuda.graph_pool_handle()
+            self.pool = torch.cuda.graph_pool_handle()
             self._capture(size)
             self.keyed[key] = self._graphs[size]
         self._graphs[size] = self.keyed[key]

@@ -1,20 +1,23 @@
 """A whole step by the kernels is the step by plain torch: long prompts, cut ones and decode rows.
 
-Tests ``kernels/fused.py``, ``kernels/few_rows.py``, ``models/decoder.py`` and ``core/forward.py``.
+Tests ``kernels/fused.py``, ``kernels/few_rows.py``, ``models/decoder.py``, ``core/forward.py`` and
+``core/layer_graphs.py``.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig
 
-from plimsoll_engine.core import needed_rows
+from plimsoll_engine.core import layer_graphs, needed_rows
 from plimsoll_engine.core.forward import Forward
 from plimsoll_engine.core.inputs import collect, place
+from plimsoll_engine.core.layer_graphs import Capture, LayerGraphs
 from plimsoll_engine.core.prompt_scores import parts
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.scheduler import Chunk
@@ -46,7 +49,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def model_of(kind: str) -> Decoder:
     config = AutoConfig.for_model(
-        kind, vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+        kind, vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=3,
         num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=4096,
         tie_word_embeddings=False,
     )  # fmt: skip
@@ -154,3 +157,50 @@ def test_a_decode_step_of_few_rows(kind: str, rows: int, monkeypatch: pytest.Mon
         wanted, pool, _ = play(model, ReferenceOps(), chunks)
         assert error(logits, wanted) < 2e-2
         assert error(kv, pool) < 1e-2
+
+
+class Again:
+    """A captured piece on a CPU: it is computed once more."""
+
+    def __init__(self, compute: Callable[[], None]) -> None:
+        self.replay = compute
+
+    def reset(self) -> None:
+        """Nothing is held."""
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_a_step_by_captured_pieces(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of one size after the other write to the same tensors."""
+    monkeypatch.setattr(layer_graphs, "STEP", 16)
+    steps: list[list[tuple[int, int, int]]] = [
+        [(20, 1, 0), (31, 1, 0), (17, 9, 4), (0, 11, 0)],
+        [(0, 13, 0)],
+        [(0, 3, 0), (0, 2, 0)],
+        [(16, 14, 3)],  # nothing ends
+    ]
+    model = model_of(kind)
+    model._ops = FusedOps()
+    captured, plain = Forward(model, 16, BLOCK), Forward(model, 16, BLOCK)
+    assert captured.kv is not None
+    assert plain.kv is not None
+    captured._ops = plain._ops = model._ops
+    plain.kv.copy_(captured.kv.normal_())
+    capture = Capture(torch.cuda.graph_pool_handle()) if DEVICE.type == "cuda" else Again
+    captured.layers = LayerGraphs(model, captured.kv, BLOCK, None, capture, 40)
+    while captured.capture_more():
+        assert captured.incomplete == captured.layers.missing
+    assert [captured.layers.fits(rows) for rows in (1, 48, 49)] == [True, True, False]
+    assert torch.equal(captured.kv, plain.kv)  # the trials wrote nothing
+    for wanted in steps:
+        chunks: list[Chunk] = []
+        for number, (computed, count, left) in enumerate(wanted):
+            blocks = sum(len(chunk.request.block_ids) for chunk in chunks)
+            chunks.append(request(number, computed, count, left, blocks))
+        inputs = collect(sorted(chunks, key=place), BLOCK)
+        found, expected = captured.compute(inputs)[1], plain.compute(inputs)[1]
+        assert (found is None) == (expected is None) == (not len(inputs.last))
+        if found is not None and expected is not None:
+            assert error(found, expected) < 1e-2
+        assert error(captured.kv, plain.kv) < 1e-2
+    captured.close()

@@ -1,0 +1,200 @@
+"""Steps with prompts as CUDA graphs between the attentions: two launches a layer instead of nine.
+
+The attention depends on how a step's rows belong to sequences; all else depends on their number
+alone. So what lies between two attentions is captured for some numbers of rows, and the attention
+is launched in between. A step is padded to the next captured number: products compute tiles of
+:data:`STEP` rows anyway, and padding rows write nothing to the pool.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+
+from plimsoll_engine.kernels.sizes import cdiv
+from plimsoll_engine.kernels.step_plan import StepPlan
+from plimsoll_engine.models.decoder import Decoder
+
+log = logging.getLogger(__name__)
+
+STEP = 128
+LONGEST = 1408
+"""Longer steps take the device longer than the host, or have prompts of the library's attention."""
+AT_ONCE = 4
+"""So many pieces are captured at a time; a step waits some milliseconds for each."""
+
+
+class Piece(Protocol):
+    """What was captured, as :class:`torch.cuda.CUDAGraph` has it."""
+
+    def replay(self) -> None:
+        """Do it again, to the same tensors."""
+
+    def reset(self) -> None:
+        """Free it."""
+
+
+class Capture:
+    """Makes graphs whose memory is in ``pool``, which others use that never run meanwhile."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def __call__(self, compute: Callable[[], None]) -> Piece:
+        """Return what ``compute`` launches as a graph.
+
+        ``torch.cuda.graph`` would free what torch has cached before each one, and the next step
+        would ask the driver for it again.
+        """
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            compute()  # compiles kernels and makes the libraries' handles, which a capture may not
+            graph.capture_begin(self._pool)
+            try:
+                compute()
+            except BaseException:
+                with suppress(RuntimeError):  # the capture may have ended with the error
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        current.wait_stream(self._stream)
+        return graph
+
+
+class LayerGraphs:
+    """The captured pieces of one model over one KV pool: each ends at the attention of a layer.
+
+    The last one ends ahead of the last layer, which computes the needed rows alone. All pieces read
+    and write the same few tensors, in which a step leaves nothing for the next one.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        kv: torch.Tensor,
+        block_size: int,
+        scales: torch.Tensor | None,
+        capture: Callable[[Callable[[], None]], Piece],
+        longest: int,
+    ) -> None:
+        """Capture steps of up to ``longest`` rows, or :data:`LONGEST` where that is less."""
+        sizes = range(STEP, STEP * cdiv(min(longest, LONGEST), STEP) + 1, STEP)
+        self._model: Decoder | None = model
+        self._capture = capture
+        self._missing = list(reversed(sizes))
+        """The largest first: the others then fit into the memory that it took."""
+        self._pieces: dict[int, list[Piece]] = {}
+        self._begun: list[Piece] = []
+        """Of the first missing size."""
+        rows, device, dtype, spec = sizes[-1], kv.device, model.dtype, model.spec
+        self._ids, self._positions = torch.zeros(2, rows, dtype=torch.int64, device=device)
+        self._slots = torch.full_like(self._ids, -1)
+        self._stream, self._x = torch.zeros(2, rows, spec.hidden, dtype=dtype, device=device)
+        heads = spec.heads, spec.dim
+        self._query, self._attended = torch.zeros(2, rows, *heads, dtype=dtype, device=device)
+        self._rotary = torch.zeros(rows, spec.dim, device=device)
+        nothing = torch.zeros(1, dtype=torch.int32, device=device)
+        self._plan: StepPlan | None = StepPlan(
+            kv[0], kv[1], block_size, self._slots, nothing.view(1, 1), nothing, nothing, decodes=0,
+            scales=scales,
+        )  # fmt: skip
+        own = self._ids, self._positions, self._slots, self._rotary
+        both = self._stream, self._x, self._query, self._attended
+        self.nbytes = sum(tensor.nbytes for tensor in (*own, *both))
+
+    @property
+    def missing(self) -> bool:
+        """Whether pieces are left to capture."""
+        return bool(self._missing)
+
+    def fits(self, rows: int) -> bool:
+        """There are pieces for a step of ``rows``."""
+        return any(size >= rows for size in self._pieces)
+
+    @torch.inference_mode()
+    def capture_next(self) -> bool:
+        """Capture a few more pieces; False where none is missing."""
+        if not self._missing:
+            return False
+        assert self._model is not None
+        size, layers = self._missing[0], self._model.spec.layers
+        before = torch.cuda.memory_reserved() if self._ids.is_cuda else 0
+        try:
+            for index in range(len(self._begun), min(layers, len(self._begun) + AT_ONCE)):
+                self._begun.append(self._capture(self._piece(size, index)))
+        except torch.OutOfMemoryError as error:
+            # Steps of so many rows take the next larger graphs, or none.
+            log.warning("no graphs of %d rows: %s", size, error)
+            self._reset(self._begun)
+            self._begun = []
+            self._missing.pop(0)
+        if len(self._begun) == layers:
+            self._pieces[self._missing.pop(0)] = self._begun
+            self._begun = []
+        if self._ids.is_cuda:
+            self.nbytes += max(0, torch.cuda.memory_reserved() - before)
+        return True
+
+    def _piece(self, size: int, index: int) -> Callable[[], None]:
+        """Return the piece of ``size`` rows between layers ``index`` - 1 and ``index``."""
+        model, plan = self._model, self._plan
+        assert model is not None
+        assert plan is not None
+        plan = replace(plan, write_slots=self._slots[:size])
+        stream, rotary, last = self._stream[:size], self._rotary[:size], model.spec.layers - 1
+
+        def compute() -> None:
+            if index:
+                x = model.after_attention(stream, self._attended[:size], index - 1)
+            else:
+                begun, x, angles = model.begin(self._ids[:size], self._positions[:size])
+                stream.copy_(begun)
+                rotary.copy_(angles)
+            if index < last:
+                model.query(x, rotary, index, plan, self._query[:size])
+            else:
+                self._x[:size].copy_(x)
+
+        self._slots.fill_(-1)  # the rows of a trial write nothing to the pool
+        return compute
+
+    def compute(self, ids: torch.Tensor, positions: torch.Tensor, plan: StepPlan) -> torch.Tensor:
+        """Return what :meth:`Decoder.forward` does, of a step that :meth:`fits` and no adapter."""
+        model, rows = self._model, len(ids)
+        assert model is not None
+        size = min(size for size in self._pieces if size >= rows)
+        self._ids[:rows].copy_(ids)
+        self._positions[:rows].copy_(positions)
+        self._slots[:rows].copy_(plan.write_slots)
+        self._slots[rows:size].fill_(-1)
+        *pieces, last = self._pieces[size]
+        query, attended = self._query[:rows], self._attended[:rows]
+        for index, piece in enumerate(pieces):
+            piece.replay()
+            model.attend(query, index, plan, attended)
+        last.replay()
+        return model.last_layer(self._x[:rows], self._stream[:rows], self._rotary[:rows], plan)
+
+    @staticmethod
+    def _reset(pieces: list[Piece]) -> None:
+        for piece in pieces:
+            piece.reset()
+
+    def close(self) -> None:
+        """Free the graphs and their memory. Again does nothing more."""
+        for pieces in (*self._pieces.values(), self._begun):
+            self._reset(pieces)
+        self._pieces, self._begun, self._missing = {}, [], []
+        # Whoever still holds this object holds neither the KV pool nor the model by it.
+        self._model = self._plan = None
+        self._ids = self._positions = self._slots = self._rotary = torch.empty(0)
+        self._stream = self._x = self._query = self._attended = torch.empty(0)
+        self.nbytes = 0
