@@ -41,6 +41,22 @@ def clients(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def beside(result: dict[str, Any]) -> str:
+    """Return a row for each reason of a difference, with the bodies that show it."""
+    figures, rows = result["figures"], result["samples"]["differences"]
+    lines = [
+        f"vLLM {result['samples']['vllm']}, {result['date'][:10]}, commit {result['commit'][:7]}:"
+        f" {figures['differing_count']} of {figures['bodies_count']} bodies differ.",
+        "",
+        "| Differs | Why | Right | Bodies |",
+        "|---|---|---|--:|",
+    ]
+    keys = [(row["differs"], row["why"], row["right"]) for row in rows]
+    for key in sorted(set(keys)):
+        lines.append(f"| {' | '.join(key)} | {keys.count(key)} |")
+    return "\n".join(lines)
+
+
 def templates(result: dict[str, Any]) -> str:
     """Return how many templates write each chat in which form."""
     counts: dict[str, dict[str, int]] = result["samples"]["chats"]
@@ -95,5 +111,6 @@ _LISTS: dict[str, Callable[[dict[str, Any]], str]] = {
     "vllm-entrypoints": listed,
     "chat-templates": templates,
     "clients": clients,
+    "vllm-beside": beside,
 }
 """By the name of a block, which is its result's."""

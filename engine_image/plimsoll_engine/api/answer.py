@@ -79,6 +79,8 @@ class Answer(Response):
         """The token that ends the reasoning, where the usage is to count it."""
         self.of_prompts: OfPrompts | None = None
         """Where something is to be said of the prompts' tokens."""
+        self.echoes_alone = False
+        """Whether the answer leaves out the tokens of its choices."""
         self.warnings: Sequence[str] = ()
         """Headers that tell what became of the request."""
         self._begun = False
@@ -238,6 +240,8 @@ class Answer(Response):
         return msgspec.json.encode(body)
 
     def _usage_body(self, sent: Sequence[int] | None = None) -> dict[str, object]:
+        if self.echoes_alone:
+            sent = [0] * len(self._sent)
         return {"usage": usage(self._batch.generations, self._batch.n, self.reasoning_end, sent)}
 
     async def _start(self, send: Send, media_type: bytes) -> None:

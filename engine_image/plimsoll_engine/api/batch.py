@@ -45,7 +45,8 @@ async def completion(
     """Read the body of ``/v1/completions`` into a batch; raise ApiError where it is wrong."""
     body = prepared.body
     check_model(engine, body.model)
-    max_tokens = body.max_tokens or COMPLETION_TOKENS
+    # An echo alone needs a token, too, which the answer leaves out.
+    max_tokens = COMPLETION_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
     return await _asked(engine, prepared, "cmpl", prepared.prompts, max_tokens, tenant)
 
 

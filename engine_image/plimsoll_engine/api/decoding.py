@@ -160,6 +160,8 @@ def check(request: CompletionRequest | ChatRequest | BatchChatRequest) -> None:
     """Raise ApiError for what the types cannot say."""
     batch = isinstance(request, BatchChatRequest)
     for field, neutral in _NEUTRAL + (_NEUTRAL_IN_BATCH if batch else ()):
+        if field == "spaces_between_special_tokens" and request.skip_special_tokens:
+            continue  # there are none to be between
         if getattr(request, field, None) not in neutral:
             where = "in a batch" if (field, neutral) in _NEUTRAL_IN_BATCH else "by this engine"
             named = [msgspec.json.encode(one).decode() for one in neutral[1:]]
@@ -203,6 +205,8 @@ def check_turn(add_generation_prompt: bool | None, continue_final_message: bool)
 
 
 def _check_completion(request: CompletionRequest) -> None:
+    if request.max_tokens == 0 and not request.echo:
+        raise invalid("0 is for echo alone: give 1 or more, or set echo", "max_tokens")
     if request.logprob_token_ids and request.logprobs is None:
         raise invalid("logprob_token_ids needs logprobs: give a number", "logprob_token_ids")
     if request.stream and request.echo and request.logprobs is not None:

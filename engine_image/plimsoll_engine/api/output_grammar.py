@@ -124,13 +124,21 @@ def _tools(body: ChatRequest, tokenizer: Tokenizer, family: str) -> Grammar | No
         number = tokenizer.added_token(text) if text in tool_families.MARKS else None
         return json.dumps(text, ensure_ascii=False) if number is None else f"<[{number}]>"
 
-    named = [(one.function.name, one.function.parameters or {"type": "object"}) for one in tools]
+    named = [(one.function.name, _parameters(one)) for one in tools]
     try:
         template = tokenizer.template_source(tools=True)
         text = forced_calls.grammar(family, template, named, several, tag)
     except RecursionError:
         raise invalid("the parameters of a tool are nested too deeply", "tools") from None
     return Grammar("lark", text, "tools")
+
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    """Return the schema of the arguments. One that lists none allows none, as OpenAI says."""
+    schema = tool.function.parameters or {}
+    if not schema or schema.get("properties") == {}:
+        return {"type": "object", "properties": {}, "additionalProperties": False} | schema
+    return schema
 
 
 def _canonical(schema: dict[str, Any]) -> str:

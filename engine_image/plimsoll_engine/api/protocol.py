@@ -37,6 +37,7 @@ BadWord = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 BadWords = Annotated[list[BadWord], msgspec.Meta(max_length=128)]
 Truncation = Annotated[int, msgspec.Meta(ge=-1, le=1 << 31)]
 Name = Annotated[str, msgspec.Meta(max_length=512)]
+Salt = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 AdapterName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 # No path of Linux has it.
 NO_NUL = r"^[^\x00]*$"
@@ -115,7 +116,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     user: Name | None = None
     priority: Priority = 0
-    cache_salt: Name | None = None
+    cache_salt: Salt | None = None
     deadline_s: Seconds | None = None
 
     metadata: Metadata | None = None
@@ -126,6 +127,7 @@ class CompletionRequest(_Common, kw_only=True):
 
     # One text or list of token ids, or a list of them.
     prompt: str | list[str | TokenId | list[TokenId]]
+    max_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] | None = None
     logprobs: TopLogprobs | None = None
     best_of: int | None = None
     echo: bool | None = None

@@ -24,9 +24,9 @@ def event(body: dict[str, Any]) -> bytes:
 class CompletionChoice:
     """One choice of ``/v1/completions``: its chunks, or the whole that they add up to.
 
-    ``echo`` is the prompt, where the text is to begin with it. ``prompt_ids`` are its tokens, where
-    the choice is to name them and its own. ``stop_ids`` are the tokens that the client named as
-    ends.
+    ``echo`` is the prompt, where the text is to begin with it, or to be it ``alone``.
+    ``prompt_ids`` are its tokens, where the choice is to name them and its own. ``stop_ids`` are
+    the tokens that the client named as ends.
     """
 
     kind = chunk_kind = "text_completion"
@@ -38,9 +38,11 @@ class CompletionChoice:
         echo: str = "",
         prompt_ids: Sequence[int] | None = None,
         stop_ids: Collection[int] = (),
+        alone: bool = False,
     ) -> None:
         self.index = index
         self._text_of = text_of
+        self._alone = alone
         self.echo = echo
         self.prompt_logprobs: list[msgspec.Raw] | None = None
         self.before: dict[str, list[Any]] = {}
@@ -59,11 +61,13 @@ class CompletionChoice:
 
     def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """Yield what a stream sends of ``delta``: one chunk, or none before there is text."""
+        delta = self._shown(delta)
         if delta.text or delta.finish_reason is not None:
             yield self._piece(delta, self._told(delta.logprobs))
 
     def add(self, delta: Delta) -> None:
         """Collect ``delta`` for an answer that is not streamed."""
+        delta = self._shown(delta)
         self._texts.append(delta.text)
         self._ids += delta.token_ids
         for key, values in self._told(delta.logprobs).items():
@@ -84,6 +88,11 @@ class CompletionChoice:
             "prompt_token_ids": self._prompt_ids,
             "token_ids": self._ids if wanted else None,
         }
+
+    def _shown(self, delta: Delta) -> Delta:
+        if not self._alone:
+            return delta
+        return Delta("", None if delta.finish_reason is None else "length", [])
 
     def _piece(self, delta: Delta, entry: dict[str, list[Any]]) -> dict[str, Any]:
         """Return a chunk of a stream; the first one has the tokens of the prompt."""

@@ -25,6 +25,7 @@ from plimsoll_engine.api.protocol import (
     Part,
     Priority,
     Repetition,
+    Salt,
     Seconds,
     Seed,
     StopText,
@@ -145,7 +146,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     ignore_eos: bool = False
     chat_template_kwargs: TemplateVariables | None = None
     priority: Priority = 0
-    cache_salt: Name | None = None
+    cache_salt: Salt | None = None
     deadline_s: Seconds | None = None
 
 

@@ -134,13 +134,16 @@ def _generation(
         text_of, ids = _token_text(engine, prepared.body), bool(prepared.body.return_token_ids)
         echoes = [echo for echo in prepared.echoes for _ in range(made.n)]
         echoes = echoes or [""] * len(made.generations)
+        alone = prepared.body.max_tokens == 0
         choices = [
             CompletionChoice(
-                i, text_of, echo, generation.prompt_ids if ids else None, _stop_ids(prepared.body)
+                i, text_of, echo, generation.prompt_ids if ids else None,
+                _stop_ids(prepared.body), alone,
             )
             for i, (echo, generation) in enumerate(zip(echoes, made.generations, strict=True))
-        ]
+        ]  # fmt: skip
         answer = _answer(engine, made, choices, prepared.body)
+        answer.echoes_alone = alone
         answer.warnings = prepared.warnings
         return answer
 

@@ -28,5 +28,5 @@ def cut(
 
 def _output(body: CompletionRequest | ChatRequest) -> int:
     if isinstance(body, CompletionRequest):
-        return body.max_tokens or COMPLETION_TOKENS
+        return COMPLETION_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
     return body.max_completion_tokens or body.max_tokens or 1

@@ -124,6 +124,17 @@ def test_an_echo_puts_the_prompt_before_the_text(engine: Any, stream: bool) -> N
     )
     assert status == 200, body
     assert body["choices"][0]["text"].startswith("A harbour")
+    alone = asked | {"max_tokens": 0, "stream": stream, "logprobs": None if stream else 2}
+    if stream:
+        alone["stream_options"] = {"include_usage": True}
+    answer = engine.client.completions.create(**alone, echo=True)
+    *chunks, last = list(answer) if stream else [answer, answer]
+    assert last.usage.completion_tokens == 0
+    found = [choice for chunk in chunks for choice in chunk.choices]
+    assert "".join(one.text for one in found if one.index == 3) == "A harbour"
+    assert {one.finish_reason for one in found} - {None} == {"length"}
+    if not stream:
+        assert [len(one.logprobs.tokens) for one in found[2:]] == [len(ids)] * 2
 
 
 def test_each_chunk_has_the_usage_so_far(engine: Any) -> None:

@@ -315,6 +315,27 @@ def test_calls_without_arguments_are_of_their_form(ask: Ask, tokenizers: list[To
         assert (call.name, call.arguments) == ("now", "{}")
 
 
+@pytest.mark.parametrize(
+    ("parameters", "allowed"),
+    [
+        (None, False),
+        ({}, False),
+        ({"type": "object", "properties": {}}, False),
+        ({"type": "object", "properties": {}, "additionalProperties": True}, True),
+        ({"type": "object"}, True),
+    ],
+)
+def test_a_function_that_lists_no_parameters_gets_none(
+    parameters: Any, allowed: bool, ask: Ask, tokenizers: list[Tokenizer]
+) -> None:
+    tools = [{"type": "function", "function": {"name": "now", "parameters": parameters}}]
+    found = ask(tools=tools, tool_choice="required")
+    assert found is not None
+    for given, fits in (("{}", True), ('{"a": 1}', allowed)):
+        text = f'<tool_call>\n{{"name": "now", "arguments": {given}}}\n</tool_call>'
+        assert accepts(found, text, tokenizers[0]) is fits
+
+
 @pytest.mark.parametrize("more", [{}, {"$id": "https://example.com/now"}])
 def test_parameters_go_in_as_they_were_sent(more: dict[str, Any], ask: Ask) -> None:
     """References are to the root of the schema that they stand in; a constant is no schema."""
