@@ -28,6 +28,8 @@ START_S = 300.0
 STOP_S = 60.0
 CONTEXT = 8192
 """Tokens: as many as the checkpoint has positions."""
+BLOCKS = CONTEXT // 16 + 8
+"""Room for one text of that length: SmolLM2's default on the CPU has less."""
 MAX_LORAS = "32"
 """vLLM does not bound how many adapters are registered, and its tests unload none."""
 WITH_VALUE = {
@@ -74,7 +76,7 @@ SETTING = Setting(**json.loads(os.environ["PLIMSOLL_ENTRYPOINTS"]))
 
 def flags(given: list[str]) -> list[str]:
     """Return our engine's flags for vLLM's; skips the test for one that we have not."""
-    found = ["--max-model-len", str(CONTEXT)]
+    found = ["--max-model-len", str(CONTEXT), "--num-blocks", str(BLOCKS)]
     rest = [part for one in given for part in _parts(one)]
     while rest:
         flag = rest.pop(0)

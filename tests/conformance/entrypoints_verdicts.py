@@ -107,8 +107,6 @@ VERDICTS: tuple[tuple[str, str, str], ...] = (
     ("anthropic/*", FAILED, "Anthropic's `/v1/messages` is not built"),
     ("generate/*", NOT, "scoring by a generating model is not built"),
     ("serve/sagemaker/*", NOT, "for SageMaker"),
-    ("tool_parsers/*", NOT, CALLS),
-    ("tool_use/*", NOT, CALLS),
 )
 """Pattern of tests that do not pass, verdict and reason; the first that fits counts."""
 
