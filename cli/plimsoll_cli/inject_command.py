@@ -69,11 +69,13 @@ def inject(
     ] = False,
     mode: Annotated[str, typer.Option(metavar="MODE", help="Observe or Recover.")] = "Observe",
     host_budget: Annotated[
-        str, typer.Option(metavar="SIZE", help="Growth budget for host memory.")
-    ] = "2Gi",
+        str, typer.Option(metavar="SIZE", help="Growth budget for host memory, or Auto.")
+    ] = "Auto",
     device_budget: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="Growth budget for device memory. Default: none."),
+        typer.Option(
+            metavar="SIZE", help="Growth budget for device memory, or Auto. Default: none."
+        ),
     ] = None,
     window: Annotated[
         str, typer.Option(metavar="TIME", help="Period that the budgets apply to.")
@@ -305,12 +307,11 @@ def _of_policy(file: Path, image: str) -> Options:
 
 
 def _budget(flag: str, text: str | None, window_s: float) -> MemoryBudget | None:
-    from plimsoll_api.manifest import POSITIVE_BYTES
-    from plimsoll_api.memory_policy import MemoryBudget
+    from plimsoll_api.memory_policy import budget_of
 
     if text is None:
         return None
-    return MemoryBudget(growth_bytes=_value(flag, POSITIVE_BYTES.read, text), window_s=window_s)
+    return _value(flag, lambda given: budget_of(given, window_s), text)
 
 
 def _type(text: str) -> Any:

@@ -42,10 +42,10 @@ Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Namespace (default: the context's).")
 ]
 HostBudget = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Growth budget for host memory.")
+    str | None, typer.Option(metavar="SIZE", help="Growth budget for host memory, or Auto.")
 ]
 DeviceBudget = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Growth budget for device memory.")
+    str | None, typer.Option(metavar="SIZE", help="Growth budget for device memory, or Auto.")
 ]
 Window = Annotated[
     str | None, typer.Option(metavar="TIME", help="Period that the budgets apply to.")

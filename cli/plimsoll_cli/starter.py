@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from plimsoll_api.inferenceservice import InferenceService
+from plimsoll_api.memory_policy import AUTO
 from plimsoll_api.names import API_VERSION, SERVICE_KIND
 from plimsoll_cli import yaml_text
 from plimsoll_cli.errors import UsageError
@@ -27,8 +28,8 @@ class Answers:
     replicas: int = 1
     gpus: int = 1
     memory: str = "24Gi"
-    host_budget: str = "2Gi"
-    device_budget: str = "1Gi"
+    host_budget: str = AUTO
+    device_budget: str = AUTO
     window: str = "24h"
     mode: str = "Observe"
 
@@ -39,8 +40,8 @@ QUESTIONS = {
     "replicas": "Replicas",
     "gpus": "GPUs per replica (0 for the CPU)",
     "memory": "Host memory limit of the engine",
-    "host_budget": "Growth budget for host memory",
-    "device_budget": "Growth budget for device memory",
+    "host_budget": "Growth budget for host memory (a size, or Auto)",
+    "device_budget": "Growth budget for device memory (a size, or Auto)",
     "window": "Period that the budgets apply to",
     "mode": "Mode (Observe records, Recover acts)",
 }

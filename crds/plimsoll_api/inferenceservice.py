@@ -50,6 +50,7 @@ class RollingRestart(ResourceModel):
 
 _LIMIT_OF_ENGINE = (
     "!has(self.memory.host) || !('memory' in self.engine.resources.?limits.orValue({})) || "
+    "string(self.memory.host.growthBudget) == 'Auto' || "
     "quantity(string(self.memory.host.growthBudget))"
     ".compareTo(quantity(string(self.engine.resources.limits['memory']))) <= 0"
 )
@@ -120,7 +121,8 @@ class InferenceServiceSpec(ResourceModel):
     @model_validator(mode="after")
     def _budget_below_engine_limit(self) -> Self:
         budget, limit = self.memory.host, self.engine.resources.limits.get("memory")
-        if budget and limit and budget.growth_bytes > parse_bytes(limit):
+        fixed = budget is not None and not budget.auto
+        if budget and fixed and limit and budget.growth_bytes > parse_bytes(limit):
             raise ValueError(
                 f"memory.host.growthBudget ({format_bytes(budget.growth_bytes)}) must not be "
                 f"larger than engine.resources.limits.memory {limit}"

@@ -86,6 +86,10 @@ POSITIVE_DURATION = FieldForm(
 )
 
 
+class Several(dict[str, Any]):
+    """The values of several fields of a struct, which one value in a manifest sets."""
+
+
 class Field(NamedTuple):
     """A field of a struct in its manifest form. ``type`` is without None."""
 
@@ -136,12 +140,11 @@ _SPLIT: dict[type, tuple[Field, ...]] = {}
 
 
 def fields(struct: type[msgspec.Struct]) -> tuple[Field, ...]:
-    """Return the fields of ``struct`` in order."""
+    """Return the fields of ``struct`` that a manifest has, in order: those with a description."""
     if struct not in _SPLIT:
         hints = get_type_hints(struct, include_extras=True)
-        _SPLIT[struct] = tuple(
-            _field(one, hints[one.name]) for one in msgspec.structs.fields(struct)
-        )
+        found = (_field(one, hints[one.name]) for one in msgspec.structs.fields(struct))
+        _SPLIT[struct] = tuple(one for one in found if one.description)
     return _SPLIT[struct]
 
 
@@ -236,7 +239,8 @@ def _read(
         )
     for one in known.values():
         if one.name in raw:
-            values[one.python_name] = _value(one, raw[one.name], (*path, one.name), problems)
+            value = _value(one, raw[one.name], (*path, one.name), problems)
+            values |= value if isinstance(value, Several) else {one.python_name: value}
         elif one.required:
             problems.append(Problem((*path, one.name), ProblemKind.MISSING, "is required", raw))
     if len(problems) > before:
@@ -255,6 +259,8 @@ def _value(one: Field, raw: Any, path: Path, problems: list[Problem]) -> Any:
         return _read(one.type, raw, path, problems)
     try:
         value = one.form.read(raw) if one.form is not None else raw
+        if isinstance(value, Several):
+            return value
         return msgspec.convert(value, one.constrained)
     except msgspec.ValidationError as error:
         message = _allowed(one.type) or str(error).partition(" - at `$")[0]

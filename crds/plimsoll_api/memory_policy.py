@@ -2,39 +2,77 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from plimsoll_api.cel import Rule, rule
+from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.manifest import (
     DURATION,
     POSITIVE_BYTES,
     POSITIVE_DURATION,
+    QUANTITY_SCHEMA,
+    FieldForm,
     PositiveBytes,
     PositiveSeconds,
+    Several,
     written,
 )
 from plimsoll_api.units import DAY_S, format_bytes
 
 NEAR_LIMIT_RATIO = 0.95
 """Share of a memory limit in use, without what the kernel can reclaim, that counts as near it."""
+AUTO = "Auto"
+"""The value of ``growthBudget`` for a budget that sets itself."""
+PROVISIONAL_BYTES = 2 << 30
+PROVISIONAL_SHARE = 0.125
+"""The budget before a level is known: an eighth of the memory limit, at most 2 GiB. It is a choice,
+not a measurement: large enough that a first day seldom spends it, and small enough to report a
+leak well before the limit."""
+
+
+def provisional(limit_bytes: int | None) -> int:
+    """Return the budget in bytes that ``Auto`` means before a level is known."""
+    if limit_bytes is None:
+        return PROVISIONAL_BYTES
+    return max(1, min(PROVISIONAL_BYTES, int(PROVISIONAL_SHARE * limit_bytes)))
+
+
+def _read_budget(value: Any) -> Any:
+    if value == AUTO:
+        return Several(growth_bytes=PROVISIONAL_BYTES, auto=True)
+    return POSITIVE_BYTES.read(value)
+
+
+GROWTH_BUDGET = FieldForm(
+    _read_budget,
+    int,
+    QUANTITY_SCHEMA | {"pattern": f"{QUANTITY_SCHEMA['pattern']}|^{AUTO}$"},
+)
 
 
 class MemoryBudget(msgspec.Struct, frozen=True):
-    """Unexplained growth allowed within a window. ``limit_bytes`` is the container's limit."""
+    """Unexplained growth allowed within a window. ``limit_bytes`` is the container's limit.
+
+    An ``auto`` budget is learned by the supervisor. Its ``growth_bytes`` are then what an earlier
+    supervisor, which learns nothing, goes by.
+    """
 
     growth_bytes: Annotated[
         PositiveBytes,
         written(
             "Unexplained growth, in bytes, that each replica may show within `window`. Must be more"
-            " than 0. To set no budget, omit the enclosing `host` or `device`.",
+            " than 0. `Auto` learns it from the service's own days; a restart then also requires "
+            "that memory reaches its limit soon (`spec.memory.auto`). To set no budget, omit the "
+            "enclosing `host` or `device`.",
             rule(
-                "isQuantity(string(self)) && quantity(string(self)).isGreaterThan(quantity('0'))",
+                "string(self) == 'Auto' || (isQuantity(string(self)) && "
+                "quantity(string(self)).isGreaterThan(quantity('0')))",
                 "growthBudget must be more than 0; leave host or device out for no budget",
             ),
             name="growthBudget",
-            form=POSITIVE_BYTES,
+            form=GROWTH_BUDGET,
         ),
     ]
     window_s: Annotated[
@@ -55,21 +93,74 @@ class MemoryBudget(msgspec.Struct, frozen=True):
         ),
     ] = None
 
+    minimum_bytes: Annotated[
+        PositiveBytes | None,
+        written(
+            "Smallest budget, in bytes, that `growthBudget: Auto` may learn. It applies at once. "
+            "Defaults to 3 % of the memory limit.",
+            name="minimum",
+            form=POSITIVE_BYTES,
+        ),
+    ] = None
+    auto: bool = False
+
     RULES: ClassVar[tuple[Rule, ...]] = (
         rule(
-            "!has(self.limit) || quantity(string(self.growthBudget))"
-            ".compareTo(quantity(string(self.limit))) <= 0",
+            "!has(self.minimum) || string(self.growthBudget) == 'Auto'",
+            "minimum requires growthBudget: Auto",
+            fieldPath=".minimum",
+        ),
+        rule(
+            "!has(self.limit) || string(self.growthBudget) == 'Auto' || "
+            "quantity(string(self.growthBudget)).compareTo(quantity(string(self.limit))) <= 0",
             "growthBudget must not be larger than limit",
             fieldPath=".growthBudget",
         ),
     )
 
     def __post_init__(self) -> None:
+        if self.minimum_bytes is not None and not self.auto:
+            raise ValueError(f"minimum requires growthBudget: {AUTO}")
+        if self.auto and self.limit_bytes is not None:
+            # An earlier supervisor refuses a budget above the limit.
+            msgspec.structs.force_setattr(
+                self, "growth_bytes", min(self.growth_bytes, self.limit_bytes)
+            )
         if self.limit_bytes is not None and self.growth_bytes > self.limit_bytes:
             raise ValueError(
                 f"growthBudget ({format_bytes(self.growth_bytes)}) must not be larger than limit "
                 f"({format_bytes(self.limit_bytes)})"
             )
+
+
+class AutoBudgets(msgspec.Struct, frozen=True):
+    """Settings of budgets with ``growthBudget: Auto``."""
+
+    learning_s: Annotated[
+        PositiveSeconds,
+        written(
+            "Time for which each new service is observed before the supervisor acts on its growth. "
+            "Defaults to 24h.",
+            name="learning",
+            form=POSITIVE_DURATION,
+        ),
+    ] = DAY_S
+    limit_within_s: Annotated[
+        PositiveSeconds,
+        written(
+            "The supervisor restarts an engine for a leak only if memory would reach its limit "
+            "within this time at its present pace. Defaults to 4h.",
+            name="limitWithin",
+            form=POSITIVE_DURATION,
+        ),
+    ] = 4 * 3600.0
+
+
+def budget_of(text: str, window_s: float = DAY_S) -> MemoryBudget:
+    """Return the budget that ``text``, a size or ``Auto``, stands for. Raises ValueError."""
+    value = GROWTH_BUDGET.read(text)
+    given = value if isinstance(value, Several) else {"growth_bytes": value}
+    return MemoryBudget(window_s=window_s, **given)
 
 
 class MemoryPolicy(msgspec.Struct, frozen=True):
@@ -109,3 +200,13 @@ class MemoryPolicy(msgspec.Struct, frozen=True):
             form=DURATION,
         ),
     ] = 60.0
+    auto: Annotated[
+        AutoBudgets,
+        written("How budgets with `growthBudget: Auto` are learned, and what a restart requires."),
+    ] = AutoBudgets()
+
+    def auto_of(self, kind: IncidentKind) -> MemoryBudget | None:
+        """Return the budget for incidents of a ``kind`` if it sets itself, and None otherwise."""
+        budgets = {IncidentKind.HOST_GROWTH: self.host, IncidentKind.DEVICE_GROWTH: self.device}
+        budget = budgets.get(kind)
+        return budget if budget is not None and budget.auto else None

@@ -21,6 +21,7 @@ from plimsoll_api.assessment import Assessment
 from plimsoll_api.names import POLICY_KIND, RESET_FILE
 from plimsoll_api.supervision import Mode
 from plimsoll_api.supervisor_config import ServiceRef, SupervisorConfig
+from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.actuator import Actuator
 from plimsoll_sidecar.act.sweep import SharedMemorySweep
@@ -28,6 +29,7 @@ from plimsoll_sidecar.clock import SteadyClock
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.detect.fleet import LEAKS, MINE, joined, weighed
+from plimsoll_sidecar.govern.auto_budget import Budgets, differs
 from plimsoll_sidecar.govern.command import (
     EngineProcess,
     EngineView,
@@ -78,7 +80,6 @@ class Supervisor:
         self._group, self._peers, self._replica = group, peers, replica
         self._config, self._source, self._metrics = config, source, metrics
         self._new_detector, self._publisher, self._state_dir = new_detector, publisher, state_dir
-        self._detector = new_detector(config.current)
         self._unsent: list[Result] = []
         self._config_at = 0.0
         self._journal = JournalManager(state_dir, publisher, metrics, self._leader_publishes)
@@ -86,13 +87,15 @@ class Supervisor:
         self._clock = SteadyClock(self._journal.clock)
         self._inherited: LastKnownEngine | None = self._journal.engine
         self._governor = Governor(config.current.supervision, config.current.memory, state, replica)
+        self._governor.use(self._journal.learned.in_force(config.current.memory))
+        self._detector = new_detector(self._in_force())
         self._actuator = new_actuator(self._frontend)
         self._sweep = SharedMemorySweep.for_this_pod()
         self._inbox, self._has_merged_restarts = Inbox(state_dir), False
         self._actuator.may_sweep = config.current.supervision.mode is Mode.RECOVER
         self._signal_log = SignalLog()
         self.display = Display(metrics)
-        metrics.show_budgets(config.current.memory)
+        metrics.show_budgets(self._governor.memory)
 
     @property
     def service(self) -> ServiceRef:
@@ -131,6 +134,7 @@ class Supervisor:
             self._group.stop()
         if self._publisher is not None:
             self._publisher.stop(timeout_s=2.0)
+        self._journal.write(self._governor.state, self._clock.reading(), last=True)
         self._journal.close()
 
     def _now(self) -> float:
@@ -156,6 +160,8 @@ class Supervisor:
             self._journal.unwritten[event.incident.name] = event.incident
             log_event(event)
         self._set_slot_wish()
+        self._learn_budgets(seen)
+        learned = learned or self._journal.learned_is_due
         if turn.changed or learned or self._journal.unwritten or self._journal.hold is not None:
             self._write_and_send(turn)
         if seen.engine.epoch is not None:  # otherwise, the lease expires
@@ -165,6 +171,41 @@ class Supervisor:
                 self._actuator.end_drains(seen.engine.epoch)
         self._journal.acknowledge()
         self.display.update(seen, turn.events, self._config, self._governor, self._journal)
+
+    def _learn_budgets(self, seen: Observation) -> None:
+        """Learn the budgets that set themselves, and go by new ones while no incident is open."""
+        memory, learned = self._config.current.memory, self._journal.learned
+        if seen.engine.epoch is None or seen.status is None:
+            return
+        revision = f"{seen.status.model} {seen.status.version}"
+        growing = self._governor.growing()
+        learned.observe(seen.now, seen.engine.epoch, revision, seen.assessment, growing)
+        if self._governor.state.incidents:
+            return
+        learned.revise(seen.now, memory)
+        found = learned.in_force(memory)
+        if found.learning != self._governor.learning or differs(
+            self._governor.memory, found.memory
+        ):
+            self._use_budgets(found)
+
+    def _use_budgets(self, budgets: Budgets) -> None:
+        """Judge by these budgets; a detector goes on from the bases of the one before."""
+        before = self._governor.memory
+        self._governor.use(budgets)
+        self._metrics.show_budgets(budgets.memory)
+        if budgets.memory == before:
+            return
+        for name, budget in (("host", budgets.memory.host), ("device", budgets.memory.device)):
+            if budget is not None:
+                size = format_bytes(budget.growth_bytes)
+                log.info("%s: the leak budget is now %s", name, size)
+        self._detector = self._new_detector(self._in_force())
+        self._inherited = self._journal.engine
+
+    def _in_force(self) -> SupervisorConfig:
+        """Return the configuration with the budgets in force."""
+        return msgspec.structs.replace(self._config.current, memory=self._governor.memory)
 
     def _observe(self, now: float) -> Observation:
         """Take a sample and assess it."""
@@ -304,12 +345,13 @@ class Supervisor:
             return False
         log.info("the configuration changed: mode %s", new.supervision.mode)
         _set_log_level(new)
-        self._governor.policy, self._governor.memory = new.supervision, new.memory
+        self._governor.policy = new.supervision
+        self._governor.use(self._journal.learned.in_force(new.memory))
         self._actuator.policy = new.supervision.restart_budget
         self._actuator.may_sweep = new.supervision.mode is Mode.RECOVER
-        self._metrics.show_budgets(new.memory)
+        self._metrics.show_budgets(self._governor.memory)
         if _detection_settings(old) != _detection_settings(new):
-            self._detector = self._new_detector(new)
+            self._detector = self._new_detector(self._in_force())
             self._inherited = self._journal.engine
         return True
 

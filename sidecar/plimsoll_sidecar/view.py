@@ -65,7 +65,7 @@ class Display:
             engine_state=engine.state.value if engine.state else None,
             epoch=engine.epoch,
             assessment=seen.assessment,
-            budgets=msgspec.Raw(msgspec.json.encode(current.memory)),
+            budgets=msgspec.Raw(msgspec.json.encode(governor.memory)),
             open=standing.incidents,
             recent=journal.recent,
             restarts_left=left,

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec.structs import replace
 from rich.console import Console
 
 from plimsoll_api import supervisor_config
 from plimsoll_api.incident_story import story_of_record
-from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.manifest import POSITIVE_DURATION
+from plimsoll_api.memory_policy import MemoryPolicy, budget_of
 from plimsoll_api.state import SignalReason, View
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervisor_config import ServiceRef, SupervisorConfig
-from plimsoll_api.units import format_bytes, parse_bytes, parse_duration
+from plimsoll_api.units import format_bytes
 from plimsoll_cli import stopping
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import endpoint, plan, runner
@@ -29,6 +31,8 @@ from plimsoll_cli.local.runner import Say
 from plimsoll_cli.local.status import PERIOD_S, Poller
 from plimsoll_cli.local.view import LiveView
 from plimsoll_cli.starter import Answers
+
+T = TypeVar("T")
 
 LOOK_S = 2.0
 """Between two looks for the process of a container or unit that was started again."""
@@ -54,22 +58,23 @@ def budgets(host: str | None, device: str | None, window: str | None, warmup: st
     """
     sizes = {"host-budget": host or Answers.host_budget}
     sizes["device-budget"] = device or Answers.device_budget
-    times = {"window": window or Answers.window, "warmup": warmup}
-    values: dict[str, float] = {}
-    for parse, given in ((parse_bytes, sizes), (parse_duration, times)):
-        for option, text in given.items():
-            try:
-                values[option] = parse(text)
-            except ValueError as error:
-                raise UsageError(f"--{option}: {error}") from None
-            if values[option] <= 0:
-                raise UsageError(f"--{option} {text}: must be more than 0")
-    window_s = values["window"]
+    window_s = _option("window", POSITIVE_DURATION.read, window or Answers.window)
+    made = {
+        option: _option(option, lambda given: budget_of(given, window_s), text)
+        for option, text in sizes.items()
+    }
     return MemoryPolicy(
-        host=MemoryBudget(int(values["host-budget"]), window_s),
-        device=MemoryBudget(int(values["device-budget"]), window_s),
-        warmup_s=values["warmup"],
+        host=made["host-budget"],
+        device=made["device-budget"],
+        warmup_s=_option("warmup", POSITIVE_DURATION.read, warmup),
     )
+
+
+def _option(name: str, parse: Callable[[str], T], text: str) -> T:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise UsageError(f"--{name} {text}: {error}") from None
 
 
 def run(wish: Wish) -> None:

@@ -143,7 +143,9 @@ def check_budget(budget: MemoryBudget | None, engine: EngineContainer, fields: F
     Raises InjectionError.
     """
     limit = memory_limit(engine)
-    if budget is not None and limit is not None and budget.growth_bytes > limit:
+    if budget is None or budget.auto or limit is None:
+        return
+    if budget.growth_bytes > limit:
         raise InjectionError(
             f"{engine.path}.resources.limits.memory: {engine.limit} is less than"
             f" {fields.host_budget} {format_bytes(budget.growth_bytes)}: set a smaller budget"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 from plimsoll_api.admin import DrainMode, EngineState
 from plimsoll_api.assessment import Assessment, Suspicion
@@ -34,8 +35,10 @@ class TurnContext:
         now: float,
         hold: str | None,
         turn: Turn,
+        learning: Collection[IncidentKind] = (),
     ) -> None:
         self.state, self.policy, self.memory = state, policy, memory
+        self.learning = learning
         self.assessment, self.engine, self.now = assessment, engine, now
         self.hold, self.turn = hold, turn
         self.suspicions: dict[IncidentKind, Suspicion] = {}
@@ -131,6 +134,24 @@ class TurnContext:
             return None
         return max(0.0, budget.limit - budget.current) / budget.bytes_per_s
 
+    def only_observes(self, incident: Incident) -> str | None:
+        """Return why nothing is done about the incident but to report it; None if more is done."""
+        if self.policy.mode is Mode.OBSERVE:
+            return "mode is Observe"
+        return LEARNING if incident.kind in self.learning else None
+
+    def lasts(self, incident: Incident) -> bool:
+        """Report whether a budget that sets itself defers a restart: the limit is not near.
+
+        Such a budget says what is usual, not what the owner allows. Memory with an unknown limit
+        lasts as far as anybody knows.
+        """
+        budget = self.memory.auto_of(incident.kind)
+        if budget is None or self.at_limit(incident):
+            return False
+        left = self.time_to_limit_s(incident)
+        return left is None or left > self.memory.auto.limit_within_s
+
     def at_limit(self, incident: Incident) -> bool:
         """Whether memory has no room to grow any more."""
         budget = incident.budget(self.assessment)
@@ -150,6 +171,7 @@ class TurnContext:
         return incident.growth_bytes if known is None else known
 
 
+LEARNING = "growthBudget Auto still learns what this service gains"
 EXHAUSTED = (
     "the restart budget is spent; no further action until you reset it with plimsoll resume POD"
 )
@@ -165,11 +187,12 @@ def why_not(
 ) -> tuple[StepOutcome, str] | None:
     """Why ``action`` is not taken for this incident now, as the step's outcome; None if it is.
 
-    ``Would``: only the mode prevents it.
+    ``Would``: only the mode, or a budget that is still learned, prevents it.
     """
     reason = ladder.why_not(action, incident, context.policy, context.engine)
-    if reason is None and context.policy.mode is Mode.OBSERVE:
-        return StepOutcome.WOULD, "mode is Observe"
+    observes = context.only_observes(incident)
+    if reason is None and observes is not None:
+        return StepOutcome.WOULD, observes
     if reason is None and context.state.exhausted:
         reason = EXHAUSTED
     reason = reason or context.hold
@@ -182,8 +205,9 @@ def due(context: TurnContext, incident: Incident) -> bool:
     The budget is what a replica may gain, so its end alone is no reason to hurry: what looks like a
     leak and stops within it costs no restart. What a drain adds beyond it is the memory limit's.
     Memory that does not grow at this moment will not end, so that a restart gains nothing; nor does
-    one for growth that has turned out more likely no leak, unless memory is at its limit. A stall,
-    and an incident that a restart did not cure, do not wait for any of this.
+    one for growth that has turned out more likely no leak, unless memory is at its limit. Where the
+    budget sets itself, the limit must be near as well. A stall, and an incident that a restart did
+    not cure, do not wait for any of this.
     """
     unmeasured = incident.kind is IncidentKind.STALL or incident.kind not in ladder.CURABLE
     if unmeasured or incident.escalated:
@@ -192,7 +216,8 @@ def due(context: TurnContext, incident: Incident) -> bool:
     grows = suspicion is not None and suspicion.growing and not incident.subsided
     if suspicion is None or not (grows or context.at_limit(incident)):
         return False
-    return suspicion.over_budget or context.exhausts_before_drain(incident)
+    spent = suspicion.over_budget and not context.lasts(incident)
+    return spent or context.exhausts_before_drain(incident)
 
 
 def restart_budget_spent(context: TurnContext) -> bool:

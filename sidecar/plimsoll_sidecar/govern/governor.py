@@ -18,6 +18,7 @@ from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.supervision import Supervision
 from plimsoll_sidecar.govern import restart_budget
+from plimsoll_sidecar.govern.auto_budget import Budgets
 from plimsoll_sidecar.govern.command import (
     Command,
     EngineView,
@@ -45,7 +46,8 @@ class Governor:
     """One replica's incidents, ladder and restart budget.
 
     ``replica`` names the incidents: the pod, or the service in local mode. ``policy`` and
-    ``memory`` may be replaced at any time when the configuration changes.
+    ``memory`` may be replaced at any time when the configuration changes. In ``learning`` are the
+    kinds whose budget is not learned yet: they are reported, and nothing is done.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Governor:
         self.memory = memory
         self.state = state if state is not None else GovernorState()
         self.replica = replica
+        self.learning: frozenset[IncidentKind] = frozenset()
         self._seen: LastSeen | None = None
         self._judged_at: float | None = None
 
@@ -87,7 +90,7 @@ class Governor:
         turn, own = Turn(), own or assessment
         self.state.bound(now)
         context = TurnContext(
-            self.state, self.policy, self.memory, assessment, engine, now, hold, turn
+            self.state, self.policy, self.memory, assessment, engine, now, hold, turn, self.learning
         )
         self._record_manual_actions(context, by_hand)
         self._follow_epoch(context)
@@ -109,13 +112,25 @@ class Governor:
 
     def wants_standby(self, engine: EngineView) -> bool:
         """Return whether a restart of the worker may come, for which one should be prepared."""
-        return wants_standby(self.state.incidents, self.policy, engine, self.state.exhausted)
+        acted_on = [one for one in self.state.incidents if one.kind not in self.learning]
+        return wants_standby(acted_on, self.policy, engine, self.state.exhausted)
 
     def restarts_left(self, now: float) -> int:
         """Return what remains of this replica's restart budget; zero after the hard stop."""
         if self.state.exhausted:
             return 0
         return restart_budget.remaining(self.state.restarts, self.policy.restart_budget, now)
+
+    def use(self, budgets: Budgets) -> None:
+        """Go by these budgets. A leak that was only reported may open again once one is learned."""
+        for kind in self.learning - budgets.learning:
+            self.state.quiet.pop(kind, None)
+        self.memory, self.learning = budgets
+
+    def growing(self) -> frozenset[IncidentKind]:
+        """Return the kinds of confirmed incidents that are open, or kept quiet."""
+        confirmed = {one.kind for one in self.state.incidents if one.confirmed_at is not None}
+        return frozenset(confirmed | self.state.quiet.keys())
 
     def counted(self) -> ReplicaRestarts:
         """Restarts of this replica, to be kept outside of the journal as well."""

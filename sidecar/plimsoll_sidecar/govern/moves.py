@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from plimsoll_api.incident_record import Reason, StepOutcome, StepRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase, WaitReason
-from plimsoll_api.supervision import Action, Mode
-from plimsoll_api.units import format_bytes
+from plimsoll_api.supervision import Action
+from plimsoll_api.units import format_bytes, format_duration
 from plimsoll_sidecar.detect.losses import SPENT_RATIO
 from plimsoll_sidecar.govern import restart_budget
 from plimsoll_sidecar.govern.command import Command, EventType, Outcome, Result, Verb
@@ -16,6 +16,7 @@ from plimsoll_sidecar.govern.verification import RETURNED_ENOUGH
 
 WITHIN_BUDGET = "deferred: the leak budget is not spent, and memory will outlast a drain"
 NOT_GROWING = "deferred: the leak budget is spent, but memory does not grow at present"
+LIMIT_FAR = "deferred: the leak budget is spent, but memory does not reach a known limit within"
 MANUALLY_DRAINED = "a person drained this replica: no restart until plimsoll resume"
 WITHDRAWN = "PodReplaceWithdrawn"
 
@@ -139,7 +140,7 @@ def ended_as_returned(context: TurnContext, incident: Incident) -> bool:
 
 def diagnosed(context: TurnContext, incident: Incident) -> bool:
     """Evidence before anything is destroyed, once an incident. True when there is no more."""
-    if incident.diagnosed or context.hold or context.policy.mode is Mode.OBSERVE:
+    if incident.diagnosed or context.hold or context.only_observes(incident) is not None:
         return True
     if context.free:
         context.send(incident, Verb.DIAGNOSE, "Diagnostics")
@@ -174,6 +175,9 @@ def hold_within_budget(context: TurnContext, incident: Incident) -> None:
     suspicion = context.suspicions.get(incident.kind)
     spent = suspicion is not None and suspicion.over_budget
     message = NOT_GROWING if spent else WITHIN_BUDGET
+    if suspicion is not None and spent and suspicion.growing:
+        hours = context.memory.auto.limit_within_s
+        message = f"{LIMIT_FAR} {format_duration(hours)} (spec.memory.auto.limitWithin)"
     if incident.kind is IncidentKind.CAPACITY_LOSS:
         message = f"no restart until {SPENT_RATIO:.0%} of the capacity is lost"
     wait(context, incident, None, message)

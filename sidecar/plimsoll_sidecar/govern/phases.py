@@ -128,8 +128,8 @@ def confirmed(context: TurnContext, incident: Incident) -> None:
     rung = ladder.next_rung(incident, context.policy, context.engine)
     if rung is None:
         context.end(incident, IncidentPhase.UNRESOLVED, Reason.LADDER_EXHAUSTED)
-    elif context.policy.mode is Mode.OBSERVE:
-        incident.note(context.step(rung.value, StepOutcome.WOULD, "mode is Observe"))
+    elif (observes := context.only_observes(incident)) is not None:
+        incident.note(context.step(rung.value, StepOutcome.WOULD, observes))
         context.end(incident, IncidentPhase.SUPPRESSED, Reason.OBSERVED)
     elif leave_to_person(context, incident):
         return
@@ -148,7 +148,7 @@ def awaiting_slot(context: TurnContext, incident: Incident) -> None:
     if ended_as_gone(context, incident):
         return
     wanted = ladder.next_rung(incident, context.policy, context.engine)
-    if context.policy.mode is Mode.OBSERVE or incident.rung != wanted:
+    if context.only_observes(incident) is not None or incident.rung != wanted:
         context.enter(incident, IncidentPhase.CONFIRMED)
     elif leave_to_person(context, incident):
         return

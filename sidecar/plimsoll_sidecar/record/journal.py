@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from plimsoll_sidecar.clock import Reading
+from plimsoll_sidecar.govern.auto_budget import LearnedBudgets
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.record import storage
@@ -99,6 +100,8 @@ class Journal:
         self._unreadable: set[bytes] = set()
         self.clock: Reading | None = None
         """The clock reading that was written with the loaded state."""
+        self.learned = LearnedBudgets()
+        """What was learned about the budgets by the time of the loaded state."""
         self._damage: Exception | None = None
         if self._restarts.exists and _file_bytes(path) == 0:
             self._report_lost("the file was empty or missing")
@@ -132,6 +135,8 @@ class Journal:
                     state = storage.decode(body, checksum, GovernorState)
                 elif key == b"engine":
                     engine = storage.decode(body, checksum, LastKnownEngine)
+                elif key == b"learned":
+                    self.learned = storage.decode(body, checksum, LearnedBudgets)
                 elif key == b"clock":
                     self.clock = storage.decode(body, checksum, Reading)
             except Damaged as error:
@@ -149,10 +154,12 @@ class Journal:
         incidents: Iterable[Incident] = (),
         engine: LastKnownEngine | None = None,
         clock: Reading | None = None,
+        learned: LearnedBudgets | None = None,
     ) -> None:
         """Write the state and the changed incidents in one transaction.
 
-        ``clock`` is the clock that their times come from. Raises :class:`JournalError`.
+        ``clock`` is the clock that their times come from, and ``learned`` what has become known of
+        the budgets. Raises :class:`JournalError`.
         """
         changed = {incident.name: incident for incident in incidents}
         try:
@@ -164,7 +171,7 @@ class Journal:
             self._damage = sqlite3.DatabaseError("the file was replaced")
         if self._damage is None:
             try:
-                self._write_transaction(state, changed.values(), engine, clock)
+                self._write_transaction(state, changed.values(), engine, clock, learned)
                 return
             except SQLITE_ERRORS as error:
                 if error_code(error) == sqlite3.SQLITE_READONLY:
@@ -177,7 +184,7 @@ class Journal:
         self._inode, self._damage = _inode(self.path), None
         every = {incident.name: incident for incident in state.incidents} | changed
         try:
-            self._write_transaction(state, every.values(), engine, clock)
+            self._write_transaction(state, every.values(), engine, clock, learned)
         except SQLITE_ERRORS as error:
             raise self._error(error) from error
 
@@ -214,6 +221,7 @@ class Journal:
         incidents: Iterable[Incident],
         engine: LastKnownEngine | None,
         clock: Reading | None,
+        learned: LearnedBudgets | None,
     ) -> None:
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
@@ -222,6 +230,8 @@ class Journal:
                 self._put_state("engine", engine)
             if clock is not None:
                 self._put_state("clock", clock)
+            if learned is not None:
+                self._put_state("learned", learned)
             for incident in incidents:
                 self._db.execute(
                     "INSERT INTO incidents"
@@ -234,7 +244,7 @@ class Journal:
             self._db.execute(_DELETE_OLD, (self._publishes, MAX_INCIDENTS))
             self._db.execute(_DELETE_OLD, (False, MAX_UNPUBLISHED))
 
-    def _put_state(self, key: str, value: GovernorState | LastKnownEngine | Reading) -> None:
+    def _put_state(self, key: str, value: storage.Row) -> None:
         self._db.execute(
             "INSERT OR REPLACE INTO state (key, body, checksum) VALUES (?, ?, ?)",
             (key, *storage.encode(value)),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from plimsoll_api.incident_record import JOURNAL_FILE
 from plimsoll_sidecar.clock import Reading
+from plimsoll_sidecar.govern.auto_budget import LearnedBudgets
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.record.journal import Journal, JournalError
@@ -23,6 +24,8 @@ from plimsoll_sidecar.record.storage import LastKnownEngine
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
+LEARNED_S = 300.0
+"""Seconds between two writes of what is learned about budgets; a crash loses as much of it."""
 SHOWN_INCIDENTS = 20
 """Maximum number of past incidents on the page."""
 
@@ -49,6 +52,9 @@ class JournalManager:
         self.hold: str | None = None
         self.engine = LastKnownEngine()
         """State of the engine to write with the next state."""
+        self.learned = LearnedBudgets()
+        """What is known of budgets that set themselves, to write when :attr:`learned_is_due`."""
+        self._learned_at = time.monotonic()
         self.recent: list[Incident] = []
 
     @property
@@ -72,6 +78,11 @@ class JournalManager:
         return self.hold is None or time.monotonic() >= self._retry_at
 
     @property
+    def learned_is_due(self) -> bool:
+        """Whether what was learned about the budgets must be written again."""
+        return time.monotonic() - self._learned_at >= LEARNED_S
+
+    @property
     def backlog(self) -> int:
         """Number of incidents whose newest state has not been published."""
         return self._publisher.backlog if self._publisher is not None else 0
@@ -84,6 +95,7 @@ class JournalManager:
                 self._path, self._publisher is not None, self._metrics.count_damaged_part
             )
             state, self.engine = journal.load()
+            self.learned = journal.learned
             self.recent = journal.recent(SHOWN_INCIDENTS)
         except JournalError as error:
             self._set_hold(str(error))
@@ -100,12 +112,19 @@ class JournalManager:
         ended = [incident for incident in self.unwritten.values() if incident.ended]
         self.unwritten = {incident.name: incident for incident in (*ended, *newer)}
 
-    def write(self, state: GovernorState, clock: Reading) -> bool:
-        """Write the state and the changed incidents; return whether that succeeded."""
+    def write(self, state: GovernorState, clock: Reading, last: bool = False) -> bool:
+        """Write the state and the changed incidents; return whether that succeeded.
+
+        The ``last`` write of the process includes what was learned.
+        """
         if self._journal is None:
             return False
         try:
-            self._journal.write(state, list(self.unwritten.values()), self.engine, clock)
+            learned = self.learned if last or self.learned_is_due else None
+            unwritten = list(self.unwritten.values())
+            self._journal.write(state, unwritten, self.engine, clock, learned)
+            if learned is not None:
+                self._learned_at = time.monotonic()
         except JournalError as error:
             self._retry_at = time.monotonic() + RETRY_S
             self._set_hold(str(error))

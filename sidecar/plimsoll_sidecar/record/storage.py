@@ -21,6 +21,7 @@ from plimsoll_api.open_enum import unknown_words
 from plimsoll_api.times import LAST_TIME
 from plimsoll_sidecar.clock import Reading
 from plimsoll_sidecar.detect.detector import Checkpoint
+from plimsoll_sidecar.govern.auto_budget import LearnedBudgets
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.govern.restart_budget import Restart
 from plimsoll_sidecar.govern.state import GovernorState
@@ -51,10 +52,11 @@ class LastKnownEngine(msgspec.Struct, frozen=True, omit_defaults=True):
     checkpoint: Checkpoint = Checkpoint()
 
 
-_T = TypeVar("_T", Incident, GovernorState, LastKnownEngine, Reading)
+_T = TypeVar("_T", Incident, GovernorState, LastKnownEngine, LearnedBudgets, Reading)
+Row = Incident | GovernorState | LastKnownEngine | LearnedBudgets | Reading
 
 
-def encode(value: Incident | GovernorState | LastKnownEngine | Reading) -> tuple[bytes, int]:
+def encode(value: Row) -> tuple[bytes, int]:
     """Return the JSON body of a row and its checksum."""
     body = msgspec.json.encode(value)
     return body, zlib.crc32(body)
@@ -96,9 +98,7 @@ def _has_valid_numbers(value: object) -> bool:
     return not isinstance(value, int) or -INT64_END <= value < INT64_END
 
 
-def _collect_times(
-    value: Incident | GovernorState | LastKnownEngine | Reading,
-) -> list[float | None]:
+def _collect_times(value: Row) -> list[float | None]:
     if isinstance(value, GovernorState):
         found: list[float | None] = [restart.at for restart in value.restarts]
         found += [quiet.until for quiet in value.quiet.values()]
@@ -107,6 +107,8 @@ def _collect_times(
         found = [value.opened_at, value.phase_since, value.confirmed_at, value.ended_at]
         found += [value.warm_at, value.retry_at]
         return found + [t for step in value.timeline for t in (step.time, step.finished_at)]
+    if isinstance(value, LearnedBudgets):
+        return [one.seen_at for one in (value.host, value.device)]
     return [value.time] if isinstance(value, Reading) else []
 
 

@@ -40,6 +40,11 @@ SERVICES: list[tuple[dict[str, Any], str]] = [
     ({"memory": {"host": {"growthBudget": "0Mi"}}}, "growthBudget must be more than 0"),
     ({"memory": {"device": {"growthBudget": "-1Gi"}}}, "growthBudget must be more than 0"),
     ({"memory": {"host": {"growthBudget": "64 Mi"}}}, "spec.memory.host.growthBudget"),
+    ({"memory": {"host": {"growthBudget": "auto"}}}, "spec.memory.host.growthBudget"),
+    (
+        {"memory": {"host": {"growthBudget": "2Gi", "minimum": "1Gi"}}},
+        "minimum requires growthBudget: Auto",
+    ),
     ({"memory": {"host": {}}}, "spec.memory.host.growthBudget: Required"),
     (
         {"memory": {"host": {"growthBudget": "2Gi", "limit": "1Gi"}}},

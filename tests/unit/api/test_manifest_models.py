@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from plimsoll_operator.kinds import InvalidSpec
@@ -135,6 +136,34 @@ def test_a_default_that_an_earlier_release_left_in_an_object_is_read() -> None:
     """The API server wrote these words into each object that did not name the field."""
     old = {"engine": {"adminContract": "none"}, "supervision": {"drain": {"mode": "carry"}}}
     assert parse(service(old)) == parse(service({}))
+
+
+def test_a_budget_may_set_itself() -> None:
+    host = {"growthBudget": "Auto", "minimum": "256Mi", "limit": "1Gi"}
+    auto = {"learning": "2h", "limitWithin": "90m"}
+    small = {"resources": {"limits": {"memory": "1Gi"}}}
+    memory = parse(service({"memory": {"host": host, "auto": auto}, "engine": small})).spec.memory
+    assert memory.host is not None
+    assert memory.host.auto
+    assert (memory.host.minimum_bytes, memory.host.limit_bytes) == (256 << 20, 1 << 30)
+    assert memory.host.growth_bytes <= 1 << 30, "or an earlier supervisor would refuse it"
+    assert (memory.auto.learning_s, memory.auto.limit_within_s) == (7200.0, 5400.0)
+    again = msgspec.json.decode(msgspec.json.encode(memory), type=type(memory))
+    assert again == memory
+
+
+@pytest.mark.parametrize(
+    ("memory", "message"),
+    [
+        ({"host": {"growthBudget": "auto"}}, "memory.host.growthBudget"),
+        ({"host": {"growthBudget": "2Gi", "minimum": "1Gi"}}, "minimum requires growthBudget"),
+        ({"host": {"growthBudget": "Auto", "auto": True}}, "memory.host.auto"),
+        ({"auto": {"learning": "0s"}}, "memory.auto.learning"),
+    ],
+)
+def test_a_budget_that_sets_itself_has_rules(memory: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSpec, match=message):
+        parse(service({"memory": memory}))
 
 
 def test_a_whole_number_is_a_quantity() -> None:

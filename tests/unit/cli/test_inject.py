@@ -13,6 +13,7 @@ import yaml
 
 from plimsoll_api import supervisor_config
 from plimsoll_api.engines import EngineType
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.serving import SupervisorSettings
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervision_policy import SelectedEngine
@@ -495,11 +496,6 @@ def test_external_engines_may_serve_where_ours_may_not(port: int) -> None:
             r"spec.template.spec.containers\[engine\].ports\[1\].containerPort: the supervisor",
         ),
         (vllm(ports=[{"containerPort": "http"}]), {}, r"ports\[0\].containerPort: 'http' is not"),
-        (
-            vllm(resources={"limits": {"memory": "1Gi"}}),
-            {},
-            r"resources.limits.memory: 1Gi is less than --host-budget 2.0 GiB",
-        ),
         (vllm(resources={"limits": {"memory": "much"}}), {}, r"limits.memory: 'much' is not a q"),
         (vllm(), {"securityContext": {"runAsUser": "me"}}, "runAsUser: 'me' is not a user ID"),
     ],
@@ -509,6 +505,14 @@ def test_a_pod_that_cannot_be_supervised_is_an_error_that_names_the_field(
 ) -> None:
     with pytest.raises(InjectionError, match=message):
         inject_document(deployment(container, **pod), OPTIONS)
+
+
+def test_a_fixed_budget_above_the_limit_is_an_error_and_one_that_sets_itself_is_not() -> None:
+    small = deployment(vllm(resources={"limits": {"memory": "1Gi"}}))
+    fixed = replace(OPTIONS, memory=MemoryPolicy(host=MemoryBudget(growth_bytes=2 << 30)))
+    with pytest.raises(InjectionError, match=r"1Gi is less than --host-budget 2\.0 GiB"):
+        inject_document(small, fixed)
+    inject_document(small, OPTIONS)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_a_manifest_that_would_be_refused_names_its_fields() -> None:
     with pytest.raises(UsageError, match=r"spec\.model\.uri"):
         starter.manifest(starter.Answers(name="x", model="nowhere"))
     with pytest.raises(UsageError, match="growthBudget"):
-        starter.manifest(starter.Answers(name="x", model="file:///m", memory="1Gi"))
+        starter.manifest(starter.Answers("x", "file:///m", memory="1Gi", host_budget="2Gi"))
 
 
 def test_init_without_a_terminal_names_what_is_missing() -> None:

@@ -1,0 +1,271 @@
+"""Budgets with ``growthBudget: Auto``: what a healthy replica gains, and the budget from it. Pure.
+
+A level is the growth that no ledger explains, by hour: the most that any 1, 6 and 24 hours ending
+in it brought. The budget is 1.5 times the 99th percentile of the levels for its window, at least
+3 % of the memory limit, and at most half of the room that the largest start leaves. An hour within
+a day of a confirmed incident teaches nothing, or a leak would raise its own budget; for the same
+reason a budget rises by a quarter a day at most. It falls by a tenth a day: a quiet week must not
+make an alarm of the next busy one. ``minimum`` is the owner's and applies at once.
+
+The factors are choices, not fits: on production containers, twelve hours of observation halved the
+suspicions, and a budget of the level itself was spent by the first unusual hour.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from plimsoll_api.assessment import Assessment, BudgetState
+from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.memory_policy import AutoBudgets, MemoryBudget, MemoryPolicy, provisional
+
+HOUR_S = 3600.0
+DAY_H = 24
+WINDOWS_H = (1, 6, DAY_H)
+KEPT_H = 14 * DAY_H
+"""Hours kept: two weeks, so that each weekday is there twice."""
+KEPT_STARTS = 8
+MAX_GAP_S = 60.0
+"""Time between two samples that counts as observed, at most: nothing is known of a longer gap."""
+MARGIN = 1.5
+PERCENTILE = 0.99
+FLOOR_SHARE = 0.03
+FLOOR_BYTES = 64 << 20
+"""The least budget where no limit is known: 3 % of 2 GiB."""
+ROOM_SHARE = 0.5
+RISE_A_DAY, FALL_A_DAY = 1.25, 0.9
+CHANGED = 0.05
+"""A budget is exchanged for one that differs by this share: the detector begins its trends anew."""
+MAX_REVISION = 200
+GROWTH = {"host": IncidentKind.HOST_GROWTH, "device": IncidentKind.DEVICE_GROWTH}
+
+
+class Hour(msgspec.Struct, array_like=True):
+    """What one hour showed: ``at`` counts hours since 1970, ``gains`` are for :data:`WINDOWS_H`.
+
+    ``incident`` says that a confirmed incident of this memory was open, or kept quiet.
+    """
+
+    at: int
+    seen_s: float = 0.0
+    gains: tuple[int, int, int] = (0, 0, 0)
+    incident: bool = False
+
+
+class Learned(msgspec.Struct, omit_defaults=True):
+    """What is known of one memory of one replica, and its budget in force.
+
+    ``lows`` has the least growth of each hour of the ``epoch``, ``starts`` the memory after its
+    newest warm-ups. ``limit`` is the newest known limit. ``budget`` is None before the first
+    one, and ``budget_at`` the hour since which it stands. ``observed_s`` is the time under
+    observation in this or an earlier revision.
+    """
+
+    revision: str = ""
+    epoch: str = ""
+    hours: list[Hour] = []
+    lows: list[tuple[int, int]] = []
+    starts: list[int] = []
+    limit: int | None = None
+    observed_s: float = 0.0
+    budget: int | None = None
+    budget_at: int = 0
+    seen_at: float = 0.0
+
+    def observe(
+        self, now: float, epoch: str, revision: str, state: BudgetState | None, incident: bool
+    ) -> None:
+        """Take in what one sample showed; ``now`` is Unix seconds."""
+        at = int(now // HOUR_S)
+        if revision != self.revision:
+            # The budget in force is what the next revision begins with.
+            self.revision, self.hours, self.starts = revision[:MAX_REVISION], [], []
+        began = epoch != self.epoch
+        if began:
+            self.epoch, self.lows = epoch[:MAX_REVISION], []
+        self.lows = [low for low in self.lows if at - DAY_H <= low[0] <= at]
+        self.hours = [one for one in self.hours if at - KEPT_H < one.at <= at]
+        grown = state.unexplained if state is not None else None
+        if grown is None and not incident:
+            return
+        if not self.hours or self.hours[-1].at != at:
+            self.hours.append(Hour(at))
+        hour = self.hours[-1]
+        hour.incident = hour.incident or incident
+        if state is None or grown is None:
+            return
+        if not self.lows and state.baseline is not None:
+            self.starts = [*self.starts, state.baseline][-KEPT_STARTS:]
+        self.limit = state.limit if state.limit is not None else self.limit
+        passed = now - self.seen_at
+        self.seen_at = now
+        if 0 < passed <= MAX_GAP_S:
+            self.observed_s += passed
+            hour.seen_s = min(HOUR_S, hour.seen_s + passed)
+        if self.lows and self.lows[-1][0] == at:
+            grown_least = min(self.lows.pop()[1], grown)
+        else:
+            grown_least = grown
+        self.lows.append((at, grown_least))
+        gains = (grown - lowest(self.lows, at - window) for window in WINDOWS_H)
+        first, second, third = map(max, hour.gains, gains)
+        hour.gains = (first, second, third)
+
+    def revise(self, now: float, budget: MemoryBudget, auto: AutoBudgets) -> bool:
+        """Set the budget in force, once an hour; return whether that may have changed it."""
+        at = int(now // HOUR_S)
+        if self.budget is None:
+            if not self.is_known(auto):
+                return False
+            wanted = proposal([self], budget)
+            self.budget = provisional(self.room_limit(budget)) if wanted is None else wanted
+        elif at > self.budget_at:
+            wanted = proposal([self], budget) if healthy_s(self.hours) >= auto.learning_s else None
+            days = (at - self.budget_at) / DAY_H if self.budget_at else 0.0
+            if wanted is not None:
+                self.budget = stepped(self.budget, wanted, days)
+        else:
+            return False
+        self.budget_at = at
+        return True
+
+    def is_known(self, auto: AutoBudgets) -> bool:
+        """Report whether the replica was observed for long enough to act on its growth."""
+        return self.budget is not None or self.observed_s >= auto.learning_s
+
+    def room_limit(self, budget: MemoryBudget) -> int | None:
+        """Return the limit by which the budget's floor and room are measured, in bytes."""
+        return budget.limit_bytes if budget.limit_bytes is not None else self.limit
+
+
+def lowest(lows: Sequence[tuple[int, int]], since: int) -> int:
+    """Return the least growth of the hours from ``since`` on."""
+    return min(low for at, low in lows if at >= since)
+
+
+def healthy(hours: Sequence[Hour]) -> list[Hour]:
+    """Return the hours from which a level may be learned: none within a day of an incident."""
+    struck = [one.at for one in hours if one.incident]
+    return [
+        one for one in hours
+        if one.seen_s > 0 and all(abs(one.at - other) >= DAY_H for other in struck)
+    ]  # fmt: skip
+
+
+def healthy_s(hours: Sequence[Hour]) -> float:
+    """Return for how long healthy memory was observed, in seconds."""
+    return sum(one.seen_s for one in healthy(hours))
+
+
+def level(gains: Iterable[int], share: float = PERCENTILE) -> int | None:
+    """Return the ``share`` quantile of ``gains`` by nearest rank; None of no gains."""
+    ordered = sorted(gains)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
+
+
+def gains_within(hours: Iterable[Hour], window_s: float) -> list[int]:
+    """Return each hour's gain within a window of ``window_s``.
+
+    It is that of the next longer window of :data:`WINDOWS_H`; several days gain as much as each.
+    """
+    window_h = window_s / HOUR_S
+    index = next((i for i, most in enumerate(WINDOWS_H) if window_h <= most), len(WINDOWS_H) - 1)
+    days = max(1, math.ceil(window_h / WINDOWS_H[-1]))
+    return [one.gains[index] * days for one in hours]
+
+
+def proposal(replicas: Sequence[Learned], budget: MemoryBudget) -> int | None:
+    """Return the budget in bytes that the ``replicas`` show; None if they show no level."""
+    gains = [gain for one in replicas for gain in gains_within(healthy(one.hours), budget.window_s)]
+    found = level(gains)
+    if found is None:
+        return None
+    limits = [one.room_limit(budget) for one in replicas]
+    limit = max((one for one in limits if one is not None), default=None)
+    starts = [start for one in replicas for start in one.starts]
+    return bounded(int(MARGIN * found), limit, max(starts, default=0))
+
+
+def bounded(wanted: int, limit: int | None, start: int) -> int:
+    """Return ``wanted`` within the floor and half of the room above a ``start``; in bytes."""
+    if limit is None:
+        return max(wanted, FLOOR_BYTES)
+    most = max(1, int(ROOM_SHARE * max(0, limit - start)))
+    return min(max(wanted, int(FLOOR_SHARE * limit), 1), most)
+
+
+def stepped(now: int, wanted: int, days: float) -> int:
+    """Return the budget ``days`` after it was ``now``, on its way to what is ``wanted``."""
+    days = min(days, float(KEPT_H))
+    most = math.ceil(now * math.pow(RISE_A_DAY, days))
+    least = math.floor(now * math.pow(FALL_A_DAY, days))
+    return max(1, min(max(wanted, least), most))
+
+
+class Budgets(NamedTuple):
+    """The budgets in force. The kinds that are ``learning`` are reported, and nothing is done."""
+
+    memory: MemoryPolicy
+    learning: frozenset[IncidentKind] = frozenset()
+
+
+class LearnedBudgets(msgspec.Struct, omit_defaults=True):
+    """What is learned of both memories of one replica: a row of the journal."""
+
+    host: Learned = msgspec.field(default_factory=Learned)
+    device: Learned = msgspec.field(default_factory=Learned)
+
+    def observe(
+        self,
+        now: float,
+        epoch: str,
+        revision: str,
+        assessment: Assessment,
+        incidents: Collection[IncidentKind],
+    ) -> None:
+        """Take in one assessment; ``incidents`` are the kinds of which one is open."""
+        self.host.observe(now, epoch, revision, assessment.host, GROWTH["host"] in incidents)
+        self.device.observe(now, epoch, revision, assessment.device, GROWTH["device"] in incidents)
+
+    def revise(self, now: float, memory: MemoryPolicy) -> bool:
+        """Set the budgets in force; return whether one may have changed."""
+        changed = [
+            learned.revise(now, budget, memory.auto)
+            for learned, budget in ((self.host, memory.host), (self.device, memory.device))
+            if budget is not None and budget.auto
+        ]
+        return any(changed)
+
+    def in_force(self, memory: MemoryPolicy) -> Budgets:
+        """Return the policy with the budgets that set themselves in bytes."""
+        learning: set[IncidentKind] = set()
+
+        def resolved(name: str, budget: MemoryBudget | None, one: Learned) -> MemoryBudget | None:
+            if budget is None or not budget.auto:
+                return budget
+            limit = one.room_limit(budget)
+            if not one.is_known(memory.auto):
+                learning.add(GROWTH[name])
+            size = provisional(limit) if one.budget is None else one.budget
+            size = max(size, budget.minimum_bytes or 1)
+            return msgspec.structs.replace(budget, growth_bytes=size)
+
+        host = resolved("host", memory.host, self.host)
+        device = resolved("device", memory.device, self.device)
+        return Budgets(
+            msgspec.structs.replace(memory, host=host, device=device), frozenset(learning)
+        )
+
+
+def differs(one: MemoryPolicy, other: MemoryPolicy) -> bool:
+    """Report whether a budget differs by enough to be exchanged."""
+    pairs = ((one.host, other.host), (one.device, other.device))
+    return any(
+        a is not None and b is not None
+        and abs(a.growth_bytes - b.growth_bytes) > CHANGED * a.growth_bytes
+        for a, b in pairs
+    )  # fmt: skip
