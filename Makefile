@@ -7,6 +7,7 @@
 #                   our engine on published tokenizers, chat templates and a published model, which
 #                   published clients ask
 #   make check      format, lint, types, import direction, generated files, prose (needs Go, once)
+#   make docs       the documents as a site in site/: SITE=...
 #   make docs-check links, commands, manifests, tables, dashboards and alerts of the documents
 #   make images     the images, with docker, podman or buildah: REGISTRY=... TAG=... [PUSH=1]
 #   make release    the files of a release in dist/: VERSION=... (needs helm and kubectl)
@@ -21,7 +22,7 @@ PYTEST := $(BIN)/pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test durations test-unit test-long test-next engines test-engines test-gpu images release check audit docs-check tour format generate lock lab cluster cluster-down clean
+.PHONY: help setup demo test durations test-unit test-long test-next engines test-engines test-gpu images release check audit docs docs-check tour format generate lock lab cluster cluster-down clean
 
 help:
 	@sed -n 's/^#   //p' $(MAKEFILE_LIST)
@@ -130,6 +131,14 @@ audit: $(READY)
 docs-check: $(READY) lab
 	$(BIN)/python -m docs.check
 
+# The documents as a site, in SITE, with packages of its own.
+SITE ?= site
+SITE_VENV := .venv-docs
+docs: $(READY)
+	$(BIN)/uv venv --quiet --allow-existing $(SITE_VENV)
+	$(BIN)/uv pip install --quiet --python $(SITE_VENV)/bin/python --require-hashes -r requirements/docs.txt
+	NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/mkdocs build --quiet --site-dir $(abspath $(SITE))
+
 # A leak, recorded and told by the command line, the dashboards and the page: docs/tour.md.
 tour: $(READY) lab
 	$(BIN)/python -m docs.tour
@@ -154,6 +163,7 @@ lock: $(READY)
 	$(PROJECT) --extra sidecar --extra download -o requirements/sidecar.txt
 	$(PROJECT) --extra engine -o requirements/engine.txt
 	$(LOCK) requirements/stack-next.in -o requirements/stack-next.txt
+	$(LOCK) requirements/docs.in -o requirements/docs.txt
 	$(LOCK) requirements/build.in -o requirements/build.txt
 
 cluster: $(READY) lab
@@ -163,4 +173,4 @@ cluster-down: $(READY)
 	$(BIN)/python -m tests.lab down
 
 clean:
-	rm -rf $(VENV) $(NEXT) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis demo-report fuzz-findings
+	rm -rf $(VENV) $(NEXT) $(SITE_VENV) site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis demo-report fuzz-findings

@@ -20,7 +20,8 @@ from docs.tools import (
     support,
 )
 
-FOLDER = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "docs"
 
 
 def pages() -> dict[str, str]:
@@ -30,11 +31,12 @@ def pages() -> dict[str, str]:
         "api.md": crds.page(),
         "injections.md": injections.page(),
         "not-ready.md": reasons.page(),
-        "scale.md": scale.page(),
+        "scale.md": figures.filled(scale.page(), figures.COSTS, "costs"),
         "support.md": support.page(),
         "engine.md": entrypoints.page(),
         "detection.md": sensitivity.page(),
-        "../README.md": figures.page(),
+        "figures.md": figures.page(),
+        "../README.md": figures.filled((ROOT / "README.md").read_text(), figures.README),
     }
 
 

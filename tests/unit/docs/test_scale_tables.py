@@ -1,4 +1,4 @@
-"""The tables of docs/scale.md and of the README come from results.
+"""The tables of docs/scale.md, docs/figures.md and the README come from results.
 
 Tests ``docs/tools/scale.py`` and ``docs/tools/figures.py``.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from docs import generate
 from docs.tools import figures, scale
 
 ROW = {
@@ -48,10 +49,11 @@ def test_writing_the_page_twice_changes_nothing() -> None:
 
 def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
     found = json.loads((figures.RESULTS / "operator.json").read_text())["figures"]
-    text = figures.PAGE.read_text()
-    assert f"| {found['rss_mib']:.0f} ({found['rss_5000_mib']:.0f}) MiB; " in text
+    assert f"| {found['rss_mib']:.0f} ({found['rss_5000_mib']:.0f}) MiB; " in figures.page()
+    text = (generate.ROOT / "README.md").read_text()
     assert text.count("<!-- figures -->") == 1
-    assert figures.page() == text
+    assert figures.filled(text, figures.README) == text
+    assert len(text.splitlines()) < 80, "the README is one screen; the rest is below docs/"
 
 
 @pytest.mark.parametrize(
@@ -68,4 +70,4 @@ def test_a_figure_that_was_not_measured_is_an_error(
         (tmp_path / f"{name}.json").write_text(json.dumps({"figures": {}}))
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
     with pytest.raises(AttributeError, match="pause_p50_s"):
-        figures.table()
+        figures.table(figures.ROWS)
