@@ -30,7 +30,7 @@ from bench.detection import cases_of
 from bench.result import publish
 from leaklab.cases import Case, Split
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.odds import CERTAIN, REUSABLE, WEIGHTS, Look, Weights
+from plimsoll_sidecar.detect.odds import MAX_LOG_ODDS, REUSABLE, WEIGHTS, Evidence, Weights
 
 STALL_TIMEOUT_S = 30.0
 LEAST_LEAKED, MOST = 0.03, 1.05
@@ -61,10 +61,17 @@ class Rows:
         return Rows(self.seen[rows], self.leak[rows], self.weights[rows], self.case[rows])
 
 
-def seen(look: Look) -> tuple[float, ...]:
+def seen(evidence: Evidence) -> tuple[float, ...]:
     """The numbers that the odds depend on."""
-    reusable = float(look.segment in REUSABLE)
-    return look.size, look.speed, look.slowing, look.younger, max(0.0, look.climb), reusable
+    reusable = float(evidence.segment in REUSABLE)
+    return (
+        evidence.size,
+        evidence.speed,
+        evidence.slowing,
+        evidence.younger,
+        max(0.0, evidence.climb),
+        reusable,
+    )
 
 
 def against(values: Matrix, x: Matrix) -> Matrix:
@@ -76,9 +83,9 @@ def against(values: Matrix, x: Matrix) -> Matrix:
         w["filling"] + w["fading"] * slowing,
         w["later_work"] + w["younger"] * younger,
         w["load"] - w["climb"] * climb,
-        np.where(reusable > 0, w["retained"], CERTAIN),
+        np.where(reusable > 0, w["retained"], MAX_LOG_ODDS),
     ])  # fmt: skip
-    return np.asarray(np.clip(alone + common, -CERTAIN, CERTAIN))
+    return np.asarray(np.clip(alone + common, -MAX_LOG_ODDS, MAX_LOG_ODDS))
 
 
 def log_odds(values: Matrix, x: Matrix) -> Matrix:
@@ -124,10 +131,10 @@ class Looked:
         self.number = number
         self.looks: dict[int, tuple[tuple[float, ...], bool]] = {}
 
-    def add(self, look: Look, leak: bool) -> None:
+    def add(self, evidence: Evidence, leak: bool) -> None:
         """Keep the first look, and the last in each level after it."""
-        level = int(LEVELS * look.share) if self.looks else -1
-        self.looks[level] = (seen(look), leak)
+        level = int(LEVELS * evidence.share) if self.looks else -1
+        self.looks[level] = (seen(evidence), leak)
 
     def rows(self) -> Iterator[tuple[float, ...]]:
         """Each look with its label, its weight and its case at the end."""
@@ -144,14 +151,14 @@ def rows_of(case: Case, number: int) -> Iterator[tuple[float, ...]]:
     for sample in case.series.samples():
         detector.update(sample)
         began = case.starts is not None and sample.t >= case.starts
-        for which, budget in enumerate(detector.budgets):
-            now, since = budget.watch.standing(), budget.watch.suspected_since
-            if now is None or since is None or now.share >= MOST:
+        for which, watch in enumerate(detector.watches):
+            evidence, since = watch.leak.evidence(), watch.leak.suspected_since
+            if evidence is None or since is None or evidence.share >= MOST:
                 continue
-            leak = began and budget.watch.kind == case.kind
+            leak = began and watch.leak.kind == case.kind
             if leak and case.series.leaked < LEAST_LEAKED * case.budget:
                 continue  # too early: neither answer would be wrong
-            found.setdefault((which, since), Looked(number)).add(now.look(), leak)
+            found.setdefault((which, since), Looked(number)).add(evidence, leak)
     for looked in found.values():
         yield from looked.rows()
 

@@ -58,7 +58,7 @@ def read(file: Path) -> tuple[float, list[Sample]]:
 def host_memory(samples: Iterable[Sample]) -> list[tuple[float, int]]:
     """Time in the trace (seconds) and host memory (bytes), with the detector's choice of fields."""
     found = list(samples)
-    source = next((s for s in (HostSource.best(sample.host) for sample in found) if s), None)
+    source = next((s for s in (HostSource.choose(sample.host) for sample in found) if s), None)
     if source is None:
         return []
     sizes = ((sample.t, source.total(sample.host)) for sample in found)

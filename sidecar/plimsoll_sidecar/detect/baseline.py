@@ -1,8 +1,8 @@
-"""Memory after warm-up, and growth since then at comparable load.
+"""The memory of a warm engine, and growth above it at comparable load.
 
-A service under load needs more memory than an idle one, so there is a base for each *class* of load
-(0, 1, 2–3, 4–7, … requests). A class that is met for the first time later gets its base from its
-first floors, less the growth that was known by then.
+An engine under load needs more memory than an idle one, so each *class* of load (0, 1, 2–3, 4–7, …
+requests) has its own base. A class that first appears later gets its base from its first floors,
+less the growth known by then.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 
 SETTLED_FLOORS = 8
 SETTLED_BYTES = 4 << 20
-"""The floor has settled when the later half of the floors is above the earlier by less: pymalloc
-and glibc take memory in steps of 1 MiB."""
+"""Memory has settled if the later half of the floors is above the earlier half by less than this:
+pymalloc and glibc take memory in steps of 1 MiB."""
 LATEST_WARMUPS = 2.0
-"""A warm-up ends after this multiple of its length at the latest: most real leaks begin with the
-first request, and one that waited for memory to settle would never be seen."""
+"""A warm-up ends after this multiple of its length at the latest. Most real leaks begin with the
+first request, and would never be seen if the warm-up waited for memory to settle."""
 SLOWING_SHARE, FLAT_SHARE = 0.8, 0.1
-"""A climb slows when its later half rose by less than this share of what the earlier half rose by,
-and has settled when that is hardly anything."""
+"""A climb slows if its later half rises by less than the first share of its earlier half. It has
+settled below the second share."""
 MIN_WATCHED_S = 60.0
-"""A climb is judged over this time at least: a slow machine takes longer than it was set for."""
+"""A climb is judged over at least this time: a slow machine needs more than the configured time."""
 LEAK_SHARE = 0.33
-"""A steady rise of this share of the budget after the minimal warm-up is no warm-up any more."""
+"""A steady rise of this share of the budget after the least warm-up is growth."""
 MAX_WARMUP_BUDGETS = 8
-"""A warm-up takes what the engine declares and, beyond that, this multiple of the budget: what may
-leak in eight windows. A steady climb that took more is a leak that is faster than the warm-up."""
+"""A warm-up takes what the engine declares and this multiple of the budget: a leak of eight
+windows. A steady climb beyond that is a leak that is faster than the warm-up."""
 EARLY_FLOORS = 128
-"""Floors in which a climb is looked for, over twice the least time."""
+"""Floors in which to look for a climb, over twice the least warm-up."""
 LEAD_SHARE = 0.1
-"""A climb begins at the last floor that is above the first by less than this share of the rise: the
+"""A climb begins at the last floor that is within this share of its rise above the first floor. The
 engine may have been idle until then."""
 CLASS_SETTLE_S = 45.0
-"""Requests that came together need this long to reach their full size."""
+"""Requests that arrived together need this long to reach their full size."""
 CLASS_SLACK = 1.25
-"""A load above a class by less than this still belongs to it, so that 7 and 8 do not alternate."""
+"""A load that exceeds a class by less than this factor still belongs to it, so that 7 and 8 do not
+alternate."""
 WAIT_FOR_LOAD_S = 900.0
-"""Warm-up starts when the engine first reports its load, at the latest after this time. An engine
-that says that it is not ready is waited for however long that takes."""
+"""Latest start of the warm-up of an engine that reports neither load nor readiness. An engine that
+reports that it is not ready has no such limit."""
 
 
 class Warmup:
-    """The warm-up of one epoch: from an engine that is ready to a base of its memory.
+    """The warm-up of one epoch: from a ready engine to a base of its memory.
 
-    It ends by evidence: the least time has passed and the floor has settled; at the latest after
-    twice that time. What climbed steadily until then is growth. It ends at any time when what it
-    has taken is more than a warm-up takes and still climbs steadily: then all of that is growth.
-    ``served`` says whether a request was taken in by its end: the baseline of an engine that served
-    none yet is provisional.
+    It ends once the least time has passed and memory has settled, or after twice the least time. A
+    steady climb until then is growth. It ends at any time if memory still climbs steadily and has
+    exceeded what a warm-up takes: the whole climb is then growth. ``served`` states whether any
+    request was completed: without one, the base is provisional.
     """
 
     def __init__(self, least_s: float, budget: int | None, interval_s: float) -> None:
@@ -60,72 +60,68 @@ class Warmup:
         self.floor: Point | None = None
         self.climbing = False
         self.served = True
-        self._began: float | None = None
+        self._started_at: float | None = None
         self._first_seen: float | None = None
         self._slice_s = max(interval_s, least_s / 8)
         self._slice: Point | None = None
         self._slice_end = 0.0
-        self._floors: deque[Point] = deque(maxlen=SETTLED_FLOORS)
         self._climb: list[Point] = []
         self._early: deque[Point] = deque(maxlen=EARLY_FLOORS)
         width_s = max(WIDTHS_S[0], interval_s, LATEST_WARMUPS * least_s / EARLY_FLOORS)
         self._early_bucket = Bucket(width_s)
 
     def add(self, point: Point, ready: bool | None) -> bool:
-        """Return True once warm: ``floor`` is the base, ``climbing`` says that it never settled.
+        """Add a sample, and return whether the engine is warm.
 
-        ``ready`` is what the engine says of itself, None where it says nothing.
+        Then ``floor`` is the base, and ``climbing`` is set if memory never settled. ``ready`` is
+        None if the engine does not report it.
         """
         if ready is False:
-            self._restart()
+            self._reset()
             return False
         self.served = point.requests != 0
         if self._first_seen is None:
             self._first_seen = point.t
-        if self._began is None:
-            waited = point.t - self._first_seen
-            if (
-                ready is None
-                and point.load is None
-                and waited < min(WAIT_FOR_LOAD_S, 10 * self.least_s)
-            ):
+        if self._started_at is None:
+            waited, longest = point.t - self._first_seen, min(WAIT_FOR_LOAD_S, 10 * self.least_s)
+            if ready is None and point.load is None and waited < longest:
                 return False
-            self._began = point.t
-        self._take(point)
-        if self._outruns(point):
-            # Its load may be of none of the floors, and a base of another load cannot be compared.
+            self._started_at = point.t
+        self._append(point)
+        if self._exceeds_warmup(point):
+            # Its load may belong to no floor, and a base of another load is not comparable.
             self.floor, self.climbing = replace(self._first(point), load=point.load), True
             return True
-        elapsed = point.t - self._began
+        elapsed = point.t - self._started_at
         if elapsed < self.least_s:
             return False
+        latest = self._climb[-SETTLED_FLOORS:]
         if self.floor is None:
-            self.floor = self._floors[-1] if self._floors else point
-        if self.least_s <= 0 or self._settled():
-            later = list(self._floors)[len(self._floors) // 2 :]
+            self.floor = latest[-1] if latest else point
+        if self.least_s <= 0 or self._has_settled():
+            later = latest[len(latest) // 2 :]
             self.floor = min((*later, point), key=lambda p: p.bytes)
             return True
         late = elapsed >= max(LATEST_WARMUPS * self.least_s, MIN_WATCHED_S)
-        if self._slows():
+        if self._is_slowing():
             if late:
-                self.floor = self._floors[-1]
+                self.floor = latest[-1]
             return late
         rise = unexplained(self.floor, point)
         leaking = self.budget is not None and rise >= LEAK_SHARE * self.budget
         self.climbing = leaking or late
         return self.climbing
 
-    def grown(self, point: Point) -> int:
-        """Return what is above the first floor since the warm-up began."""
+    def growth_at(self, point: Point) -> int:
+        """Return the bytes above the first floor of the warm-up."""
         return max(0, unexplained(self._first(point), point))
 
     def settled_load(self, point: Point) -> Point | None:
-        """Return the highest floor of the warm-up's end, under the load that settled.
+        """Return a base for the load at the end of the warm-up: its highest floor.
 
-        That is the highest class of load of which there was some in both halves of it. None where
-        that was too short for a load to settle, or the load of the base came again: the base is the
-        lowest floor of all, which may be of the first moment, with a load that was never so low
-        again.
+        The class is the highest that occurs in both halves of the last :data:`CLASS_SETTLE_S`. None
+        if these were too few floors, or if the load of ``floor`` occurred in them. ``floor`` alone
+        may be of the first moment, with a load that never came back.
         """
         recent = [p for p in self._climb if point.t - p.t <= CLASS_SETTLE_S]
         if len(recent) < 2 or len(recent) == len(self._climb):
@@ -134,20 +130,19 @@ class Warmup:
             return None
         half = len(recent) // 2
         number = min(max(_class(p.load) for p in part) for part in (recent[:half], recent[half:]))
-        under = [p for p in recent if _class(p.load) == number]
-        if not under:
+        same = [p for p in recent if _class(p.load) == number]
+        if not same:
             return None
         size = max(p.bytes for p in recent if _class(p.load) <= number)
-        return replace(under[-1], bytes=size)
+        return replace(same[-1], bytes=size)
 
     @property
-    def began(self) -> bool:
-        """Whether the engine is ready, so that what its memory does counts."""
-        return self._began is not None
+    def started(self) -> bool:
+        """Whether the engine is ready, so that the warm-up has started."""
+        return self._started_at is not None
 
-    def _outruns(self, point: Point) -> bool:
-        """Return whether a steady climb has taken more than a warm-up may take."""
-        if self.budget is None or self.grown(point) < MAX_WARMUP_BUDGETS * self.budget:
+    def _exceeds_warmup(self, point: Point) -> bool:
+        if self.budget is None or self.growth_at(point) < MAX_WARMUP_BUDGETS * self.budget:
             return False
         floors = list(self._early)
         if not floors:
@@ -156,29 +151,22 @@ class Warmup:
         level = (n for n, floor in enumerate(floors) if unexplained(floors[0], floor) <= lead)
         climb = floors[max(level, default=0) :]
         trend = fit(climb, MAX_WARMUP_BUDGETS / 2 * self.budget)
-        earlier, later = _halves(climb)
-        return (
-            trend is not None
-            and trend.climb < THRESHOLDS.busier
-            and later >= SLOWING_SHARE * earlier
-        )
+        earlier, later = _rises_of_halves(climb)
+        steady = later >= SLOWING_SHARE * earlier
+        return trend is not None and trend.climb < THRESHOLDS.busier and steady
 
     def _first(self, point: Point) -> Point:
-        """Return the first floor since the warm-up began, ``point`` before there is any."""
         return self._climb[0] if self._climb else self._slice or point
 
-    def _restart(self) -> None:
-        """Nothing that was seen so far counts."""
-        self.floor = self._began = self._first_seen = self._slice = None
-        self._floors.clear()
+    def _reset(self) -> None:
+        self.floor = self._started_at = self._first_seen = self._slice = None
         self._climb.clear()
         self._early.clear()
 
-    def _take(self, point: Point) -> None:
+    def _append(self, point: Point) -> None:
         if (floor := self._early_bucket.add(point)) is not None:
             self._early.append(floor)
         if self._slice is not None and point.t >= self._slice_end:
-            self._floors.append(self._slice)
             self._climb.append(self._slice)
             self._slice = None
         if self._slice is None:
@@ -186,40 +174,41 @@ class Warmup:
         elif point.bytes < self._slice.bytes:
             self._slice = point
 
-    def _slows(self) -> bool:
-        """Return whether the climb slows down: a warm-up rises ever slower, a leak does not."""
-        earlier, later = _halves(self._climb)
+    def _is_slowing(self) -> bool:
+        """Return whether the climb slows down: a warm-up does, a leak does not."""
+        earlier, later = _rises_of_halves(self._climb)
         return len(self._climb) < SETTLED_FLOORS or later < SLOWING_SHARE * earlier
 
-    def _settled(self) -> bool:
-        if len(self._floors) < SETTLED_FLOORS:
+    def _has_settled(self) -> bool:
+        if len(self._climb) < SETTLED_FLOORS:
             return False
-        earlier_rise, later_rise = _halves(self._climb)
+        earlier_rise, later_rise = _rises_of_halves(self._climb)
         if earlier_rise > SETTLED_BYTES and later_rise <= FLAT_SHARE * earlier_rise:
             return True
-        half, floors = SETTLED_FLOORS // 2, list(self._floors)
-        earlier = min(floors[:half], key=lambda p: p.bytes)
-        later = min(floors[half:], key=lambda p: p.bytes)
-        return unexplained(earlier, later) <= SETTLED_BYTES
+        half, floors = SETTLED_FLOORS // 2, self._climb[-SETTLED_FLOORS:]
+        return unexplained(_lowest(floors[:half]), _lowest(floors[half:])) <= SETTLED_BYTES
 
 
-def _halves(climb: list[Point]) -> tuple[int, int]:
-    """Return what the earlier and the later half of a climb rose by."""
+def _rises_of_halves(climb: list[Point]) -> tuple[int, int]:
     if not climb:
         return 0, 0
-    third = max(1, len(climb) // 4)
-    middle = (len(climb) - third) // 2
+    width = max(1, len(climb) // 4)
+    middle = (len(climb) - width) // 2
     first, half, last = (
-        min(climb[begin : begin + third], key=lambda p: p.bytes)
-        for begin in (0, middle, len(climb) - third)
+        _lowest(climb[begin : begin + width]) for begin in (0, middle, len(climb) - width)
     )
     return unexplained(first, half), unexplained(half, last)
 
 
-class Baseline:
-    """The base of each class of load, and the growth above it.
+def _lowest(points: list[Point]) -> Point:
+    return min(points, key=lambda p: p.bytes)
 
-    ``settled`` is that of the load at the end of the warm-up, where it is not that of ``floor``.
+
+class Baseline:
+    """The base of each class of load, and the growth above it in bytes.
+
+    ``settled`` is the base of the load at the end of the warm-up, if it differs from ``floor``.
+    ``measured`` states whether growth was measured yet.
     """
 
     def __init__(self, floor: Point, settled: Point | None = None) -> None:
@@ -239,20 +228,20 @@ class Baseline:
         return list(self._bases.values())
 
     @classmethod
-    def of(cls, bases: list[Point]) -> Baseline:
-        """Return a baseline with ``bases`` (at least one), as :attr:`bases` gave them."""
+    def restore(cls, bases: list[Point]) -> Baseline:
+        """Return a baseline with at least one of ``bases``, as :attr:`bases` returned them."""
         baseline = cls(bases[0])
         baseline._bases = {_class(base.load): base for base in bases}
         return baseline
 
     def update(self, floor: Point) -> None:
-        """Take in the floor of the last seconds."""
+        """Measure the growth of the floor of the last seconds."""
         base = self._base(floor.load)
         if base is None:
-            busier = self._busier(floor.load)
+            busier = self._next_busier(floor.load)
             if busier is not None:
                 self.growth = max(self.growth, unexplained(busier, floor))
-            base = self._enter(_class(floor.load), floor)
+            base = self._enter_class(_class(floor.load), floor)
             if base is None:
                 return
         self._entering = None
@@ -261,43 +250,42 @@ class Baseline:
         self.growth = unexplained(base, floor)
         self.explained = max(0, floor.declared - base.declared)
 
-    def learn_again(self, known: int, *floors: Point) -> None:
-        """Measure from these floors on, each for its load, of which ``known`` bytes are growth."""
-        self._bases = {_class(one.load): replace(one, bytes=one.bytes - known) for one in floors}
+    def relearn(self, known: int, *floors: Point) -> None:
+        """Replace all bases with these floors, of which ``known`` bytes are growth."""
+        self._bases = {
+            _class(floor.load): replace(floor, bytes=floor.bytes - known) for floor in floors
+        }
         self._entering = None
 
-    def grown(self, point: Point) -> int:
+    def growth_at(self, point: Point) -> int:
         """Return the growth at ``point``, which need not be a floor.
 
-        The last known at a load that has no base yet.
+        At a load without a base, this is the last known growth.
         """
         base = self._base(point.load)
         return max(0, self.growth, unexplained(base, point) if base is not None else 0)
 
-    def settling(self) -> bool:
-        """Whether load has just risen higher than ever before: nothing can be compared yet."""
+    def is_settling(self) -> bool:
+        """Return whether the load is higher than any before, so that nothing is comparable yet."""
         return self._entering is not None and self._entering[0] > max(self._bases)
 
     def _base(self, load: int | None) -> Point | None:
-        """Return the base of the load's class.
-
-        The one of the class just below where the load hardly differs.
-        """
         base = self._bases.get(_class(load))
         if base is None and load is not None:
             base = self._bases.get(_class(int(load / CLASS_SLACK)))
         return base
 
-    def _busier(self, load: int | None) -> Point | None:
+    def _next_busier(self, load: int | None) -> Point | None:
         """Return the base of the next busier class: a lighter load needs no more than that."""
         number = _class(load)
-        busier = [one for one in self._bases if one > number >= 0]
+        busier = [other for other in self._bases if other > number >= 0]
         return self._bases[min(busier)] if busier else None
 
-    def _enter(self, number: int, floor: Point) -> Point | None:
+    def _enter_class(self, number: int, floor: Point) -> Point | None:
+        """Return the base of a new class, or None until its load has settled."""
         since, highest = floor.t, floor
         if self._entering is not None:
-            # The time counts from the first class that was new, or load between two never settles.
+            # The time counts from the first new class. A load between two would never settle.
             entered, since, before = self._entering
             if entered == number and before.bytes > floor.bytes:
                 highest = before
@@ -310,31 +298,31 @@ class Baseline:
 
 
 class NewDemand:
-    """What memory did while more was asked of the engine than ever before.
+    """The growth of memory while the demand is higher than ever before.
 
-    ``pace`` is that of the growth before, in bytes a second, which goes on. All else is explained:
-    the high water of the new demand, because what an allocator keeps of it is not proportional.
+    ``pace_bytes_per_s`` is the pace of the growth before, which continues. The new demand explains
+    the rest, as a high-water mark: what an allocator keeps of it is not proportional.
     """
 
-    def __init__(self, floor: Point, pace: float) -> None:
+    def __init__(self, floor: Point, pace_bytes_per_s: float) -> None:
         self._first = self._highest = floor
-        self._pace = pace
+        self._pace_bytes_per_s = pace_bytes_per_s
 
     def add(self, floor: Point) -> None:
-        """Take in the floor of the last seconds."""
+        """Add the floor of the last seconds."""
         highest = self._highest
         busiest = max((highest, floor), key=lambda p: -1 if p.load is None else p.load)
         larger = floor if floor.bytes > highest.bytes else highest
         self._highest = replace(larger, load=busiest.load)
 
     def end(self, baseline: Baseline, floor: Point) -> int:
-        """Return what the demand explains; from what it has reached, growth is measured then."""
+        """Return the bytes that the demand explains, and move the bases up by them."""
         rose = max(0, unexplained(self._first, floor))
-        went_on = min(rose, int(self._pace * (floor.t - self._first.t)))
-        if max(rose, unexplained(self._first, self._highest)) - went_on <= SETTLED_BYTES:
+        leaked = min(rose, int(self._pace_bytes_per_s * (floor.t - self._first.t)))
+        if max(rose, unexplained(self._first, self._highest)) - leaked <= SETTLED_BYTES:
             return 0
-        baseline.learn_again(max(0, baseline.growth) + went_on, self._highest, floor)
-        return rose - went_on
+        baseline.relearn(max(0, baseline.growth) + leaked, self._highest, floor)
+        return rose - leaked
 
 
 def _class(load: int | None) -> int:

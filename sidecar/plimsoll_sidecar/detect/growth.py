@@ -1,17 +1,16 @@
-"""Growth of one series of sizes: robust trends, over several horizons at once.
+"""Trends of one memory series, over several horizons at once.
 
-A trend says whether memory rises over time at comparable load, and how fast. It is Theil–Sen's
-slope (the median over pairs of points) with Kendall's tau as its confidence, restricted to
-*conclusive* pairs. Memory follows load, so a rise is conclusive only where the load did not rise
-with it, and a fall only where the load did not fall. Steps are no trend: a burst leaves an
-allocator's high-water mark behind, and a cache is filled once; all thirds of a trend must rise.
-What a trend may mean is weighed in ``odds.py``.
+A trend states whether memory rises over time at comparable load, and how fast. It is Theil–Sen's
+slope with Kendall's tau as its confidence, restricted to *conclusive* pairs of points. Memory
+follows load: a rise is conclusive only if the load did not rise with it, and a fall only if the
+load did not fall. A step is no trend: all thirds of a trend must rise. ``odds.py`` weighs what a
+trend means.
 
-Each horizon keeps the floors of a few buckets of time: seconds for a leak of 400 MB a minute, hours
-and days for one of 90 bytes a request. Memory is bounded whatever the run's length.
+Each horizon keeps the lowest size (floor) of each of a few time buckets: seconds for a leak of
+400 MB a minute, hours for one of 90 bytes a request. Memory stays bounded however long the run is.
 
-A rise counts only beyond the *swing*: the largest fall at comparable load that this horizon or a
-longer one has seen lately. Garbage that a collector takes back rises and falls for ever.
+A rise counts only beyond the *swing*: the largest recent fall at comparable load, in this horizon
+or a longer one. Garbage collection rises and falls forever.
 """
 
 from __future__ import annotations
@@ -27,20 +26,35 @@ from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 
 MIN_POINTS = 8
 MIN_SHARE, MAX_SHARE = 0.05, 20.0
-"""Bounds of a later half's rise as a share of the earlier half's: beyond them it is a step."""
+"""Bounds of the later half's rise as a share of the earlier half's. Beyond them it is a step."""
 THIRD_SHARE = 0.2
-"""The middle and the last third of a trend each bring at least this share of its rise."""
+"""Least share of the rise that the middle and the last third of a trend each contribute."""
 MIN_DIFFER = 0.5
-"""A load says how it climbed if it differs in this share of all pairs; otherwise it hardly did."""
-_LOAD_SLACK = 1.1
+"""Share of all pairs in which the load must differ before its own trend counts fully."""
+LOAD_SLACK = 1.1
+WIDTHS_S = (1.0, 5.0, 30.0, 180.0, 450.0, 900.0, 5400.0, 32400.0)
+"""Bucket widths. Horizons overlap, so that no trend is lost between two of them: eight buckets span
+less than two buckets of the next width but one."""
+BUCKETS = 20
+SWING_FACTOR = 1.5
+SWING_DECAY = 0.995
+"""Per bucket: a swing halves within 140 buckets, which is seven spans of its horizon."""
+MAX_SPANS = 1.5
+"""Floors older than this multiple of a horizon's span do not count."""
+SILENT_BUCKETS = 3
+LATEST_S, LATEST_SAMPLES, MAX_LATEST = 20.0, 4, 64
+LATEST_SHARE = 0.3
+"""Growth below this share of its trend's pace has stopped. Both this and the time were chosen on
+production containers: restarting for memory that no longer grows gains nothing."""
+WINDOW_SLOTS = 48
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A floor of memory. ``declared`` is what the engine's ledger accounted for at that moment.
+    """A memory size at time ``t``, in bytes and seconds.
 
-    Bytes and seconds; ``load`` counts requests in flight and ``requests`` those of the epoch; each
-    is None where unknown.
+    ``declared`` is what the engine's ledger accounted for. ``load`` is the number of requests in
+    flight, ``requests`` the number completed in this epoch; both are None if unknown.
     """
 
     t: float
@@ -54,9 +68,9 @@ class Point:
 class Trend:
     """A rise in bytes over ``span_s`` that is neither a step nor noise.
 
-    ``noise`` is the median deviation from its line in bytes, ``fading`` the logarithm of the later
-    half's rise as a share of the earlier half's, and ``climb`` says how the load climbed with it
-    (from -1 to 1, as Kendall's tau).
+    ``noise`` is the median absolute deviation from its line in bytes. ``fading`` is the logarithm
+    of the later half's rise as a share of the earlier half's. ``climb`` is Kendall's tau of the
+    load over the same time, from -1 to 1.
     """
 
     bytes_per_s: float
@@ -68,27 +82,26 @@ class Trend:
     climb: float
 
 
-def not_busier(later: int | None, earlier: int | None) -> bool:
-    """Whether load did not rise, with a slack of a tenth and one request; unknown is equal."""
-    if later is None or earlier is None:
-        return True
-    return later <= earlier * _LOAD_SLACK + 1
+def is_load_comparable(later: int | None, earlier: int | None) -> bool:
+    """Return whether the load did not rise by more than a tenth and one request.
+
+    Unknown loads are comparable.
+    """
+    return later is None or earlier is None or later <= earlier * LOAD_SLACK + 1
 
 
 def unexplained(earlier: Point, later: Point) -> int:
-    """Growth from one point to the next that the ledger does not declare.
+    """Return the growth in bytes between two points that the ledger does not declare.
 
-    A ledger that shrank explains nothing: its memory may have been kept by the allocator.
+    A ledger that shrank explains nothing: the allocator may have kept its memory.
     """
     return later.bytes - earlier.bytes - max(0, later.declared - earlier.declared)
 
 
 def fit(points: Sequence[Point], min_rise: float) -> Trend | None:
-    """Return the trend of points in order of time; None if they have none of ``min_rise`` bytes."""
-    if len(points) < MIN_POINTS:
-        return None
-    first, last = points[0], points[-1]
-    if max(p.bytes for p in points) - min(p.bytes for p in points) < min_rise:
+    """Return the trend of points in order of time, or None if none rises by ``min_rise`` bytes."""
+    sizes = [point.bytes for point in points]
+    if len(points) < MIN_POINTS or max(sizes) - min(sizes) < min_rise:
         return None
     slopes, score, pairs, busier, differ = [], 0, 0, 0, 0.0
     for j, later in enumerate(points):
@@ -98,31 +111,35 @@ def fit(points: Sequence[Point], min_rise: float) -> Trend | None:
                 busier += (later.load > earlier.load) - (later.load < earlier.load)
                 differ += later.load != earlier.load
             difference = unexplained(earlier, later)
-            rises = difference > 0
-            if rises and not not_busier(later.load, earlier.load):
+            if difference > 0 and not is_load_comparable(later.load, earlier.load):
                 continue
-            if difference < 0 and not not_busier(earlier.load, later.load):
+            if difference < 0 and not is_load_comparable(earlier.load, later.load):
                 continue
-            score += rises - (difference < 0)
+            score += (difference > 0) - (difference < 0)
             slopes.append(difference / (later.t - earlier.t))
     if len(slopes) < 2 * MIN_POINTS:
         return None
+    first, last = points[0], points[-1]
     tau, slope, span = score / len(slopes), median(slopes), last.t - first.t
     rise = slope * span
     if tau < THRESHOLDS.tau or rise < min_rise:
         return None
     levels = [unexplained(first, p) for p in points]
-    begin, middle, end = _thirds(levels)
+    third = len(levels) // 3
+    begin, middle, end = (
+        median(part) for part in (levels[:third], levels[third:-third], levels[-third:])
+    )
     first_half, second_half = middle - begin, end - middle
     if min(first_half, second_half) < THIRD_SHARE * rise:
         return None
     share = second_half / max(1.0, first_half)
+    served = (last.requests or 0) - (first.requests or 0) if first.requests is not None else 0
     return Trend(
         bytes_per_s=slope,
         rise=rise,
         span_s=span,
         noise=_deviation(points, levels, slope),
-        bytes_per_request=_per_request(first, last, rise),
+        bytes_per_request=rise / served if served > 0 else None,
         fading=math.log(min(MAX_SHARE, max(MIN_SHARE, share))),
         climb=busier / max(differ, MIN_DIFFER * pairs),
     )
@@ -130,186 +147,149 @@ def fit(points: Sequence[Point], min_rise: float) -> Trend | None:
 
 def _deviation(points: Sequence[Point], levels: Sequence[int], slope: float) -> float:
     start = points[0].t
-    rests = [level - slope * (p.t - start) for p, level in zip(points, levels, strict=True)]
-    middle = median(rests)
-    return median(abs(rest - middle) for rest in rests)
-
-
-def _thirds(levels: Sequence[int]) -> tuple[float, float, float]:
-    third = max(1, len(levels) // 3)
-    return median(levels[:third]), median(levels[third:-third]), median(levels[-third:])
-
-
-def _per_request(first: Point, last: Point, rise: float) -> float | None:
-    if first.requests is None or last.requests is None or last.requests <= first.requests:
-        return None
-    return rise / (last.requests - first.requests)
-
-
-WIDTHS_S = (1.0, 5.0, 30.0, 180.0, 450.0, 900.0, 5400.0, 32400.0)
-"""Widths of the buckets. Horizons overlap: eight buckets of one span fewer than two of the next
-but one, so that a trend is never lost between two horizons."""
-BUCKETS = 20
-SWING_FACTOR = 1.5
-SWING_DECAY = 0.995
-"""Per bucket: the memory of a swing halves within 140 buckets, seven spans of its horizon."""
-
-SILENT_BUCKETS = 3
-
-LATELY_S, LATELY_SAMPLES, MAX_LATELY = 20.0, 4, 64
-LATELY_SHARE = 0.3
-"""Growth that brings less of its trend's pace has stopped. Chosen, as the time, on production
-containers: a restart for memory that is flat by then gains nothing."""
-
-
-def widths(interval_s: float) -> list[float]:
-    """Return the widths of the buckets for samples ``interval_s`` apart, the narrowest first."""
-    return sorted({max(width, interval_s) for width in WIDTHS_S})
+    residuals = [level - slope * (p.t - start) for p, level in zip(points, levels, strict=True)]
+    middle = median(residuals)
+    return median(abs(residual - middle) for residual in residuals)
 
 
 class Bucket:
-    """The bucket of one width that is open. Its floor is its smallest size."""
+    """The current bucket of one width. Its floor is its smallest size."""
 
     def __init__(self, width_s: float) -> None:
         self.width_s = width_s
-        self._open: Point | None = None
+        self._floor: Point | None = None
         self._number: int | None = None
 
     def add(self, point: Point) -> Point | None:
-        """Take a sample in; return the floor of the bucket before, if this one begins another."""
+        """Add a sample. Return the floor of the previous bucket if the sample starts a new one."""
         number = int(point.t // self.width_s)
-        done = self._open if self._number is not None and number != self._number else None
-        if self._open is None or number != self._number or point.bytes < self._open.bytes:
-            self._open = point
+        is_new = number != self._number
+        done = self._floor if is_new else None
+        if self._floor is None or is_new or point.bytes < self._floor.bytes:
+            self._floor = point
         self._number = number
         return done
 
 
-class Horizon:
-    """The floors of the last buckets of one width."""
+def buckets(interval_s: float) -> list[Bucket]:
+    """Return a bucket of each width for samples ``interval_s`` apart, the narrowest first."""
+    return [Bucket(width) for width in sorted({max(width, interval_s) for width in WIDTHS_S})]
 
-    def __init__(self, width_s: float) -> None:
-        self.width_s = width_s
+
+class Horizon:
+    """The floors of the last :data:`BUCKETS` buckets of one width, and their trend."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self.width_s = bucket.width_s
+        self.bucket = bucket
         self.floors: deque[Point] = deque(maxlen=BUCKETS)
         self.swing = 0.0
-        self._bucket = Bucket(width_s)
+        self.trend: Trend | None = None
 
-    @property
-    def span_s(self) -> float:
-        """The time that all buckets together cover, in seconds."""
-        return self.width_s * BUCKETS
-
-    def add(self, point: Point) -> bool:
-        """Take a sample in; true when it completed a bucket."""
-        floor = self._bucket.add(point)
-        if floor is not None:
-            self._close(floor)
-        return floor is not None
-
-    def trend(self, min_rise: float) -> Trend | None:
-        """Return the trend of the buckets that are not older than one and a half spans."""
-        if not self.floors:
-            return None
-        oldest = self.floors[-1].t - 1.5 * self.span_s
-        return fit([p for p in self.floors if p.t >= oldest], min_rise)
-
-    def _close(self, floor: Point) -> None:
-        fall = max(
-            (-unexplained(p, floor) for p in self.floors if not_busier(p.load, floor.load)),
-            default=0,
+    def append(self, floor: Point) -> None:
+        """Append the floor of a complete bucket, and update the swing."""
+        falls = (
+            -unexplained(p, floor) for p in self.floors if is_load_comparable(p.load, floor.load)
         )
-        self.swing = max(self.swing * SWING_DECAY, fall)
+        self.swing = max(self.swing * SWING_DECAY, max(falls, default=0))
         self.floors.append(floor)
 
+    def fit(self, min_rise: float) -> None:
+        """Compute the trend of the floors that are not too old."""
+        oldest = self.floors[-1].t - MAX_SPANS * self.width_s * BUCKETS
+        self.trend = fit([p for p in self.floors if p.t >= oldest], min_rise)
 
-class Growth:
+    def expire(self, point: Point) -> None:
+        """Drop the trend if half of its rise came back since the last floor, or samples stopped.
+
+        A fall of memory that comes with a fall of load proves nothing.
+        """
+        if self.trend is None:
+            return
+        newest = self.floors[-1]
+        fell = newest.bytes - point.bytes > self.trend.rise / 2
+        silent = point.t - newest.t > SILENT_BUCKETS * self.width_s
+        if silent or (fell and is_load_comparable(newest.load, point.load)):
+            self.trend = None
+
+
+class Trends:
     """All horizons of one series. ``min_rise`` is the smallest rise in bytes that matters."""
 
     def __init__(self, interval_s: float, min_rise: float) -> None:
-        self.horizons = [Horizon(width) for width in widths(interval_s)]
+        self.horizons = [Horizon(bucket) for bucket in buckets(interval_s)]
         self.min_rise = min_rise
-        self._trends: list[Trend | None] = [None] * len(self.horizons)
 
     def add(self, point: Point) -> None:
-        """Take in a sample and judge each horizon of which it fills a bucket."""
-        for index in range(len(self.horizons) - 1, -1, -1):
-            horizon = self.horizons[index]
-            if not horizon.add(point):
-                continue
-            swing = max(longer.swing for longer in self.horizons[index:])
-            self._trends[index] = horizon.trend(max(self.min_rise, SWING_FACTOR * swing))
-        self._forget(point)
+        """Add a sample. Fit each horizon in which it completes a bucket."""
+        swing = 0.0
+        for horizon in reversed(self.horizons):
+            floor = horizon.bucket.add(point)
+            if floor is not None:
+                horizon.append(floor)
+            swing = max(swing, horizon.swing)
+            if floor is not None:
+                horizon.fit(max(self.min_rise, SWING_FACTOR * swing))
+        for horizon in self.horizons:
+            horizon.expire(point)
 
-    def trend(self) -> Trend | None:
-        """Return the steepest of the horizons' trends: the one that leaves the least time."""
-        return max(
-            (trend for trend in self._trends if trend is not None),
-            key=lambda trend: trend.bytes_per_s,
-            default=None,
-        )
+    def steepest(self) -> Trend | None:
+        """Return the steepest trend of all horizons: the one that leaves the least time."""
+        trends = [horizon.trend for horizon in self.horizons if horizon.trend is not None]
+        return max(trends, key=lambda trend: trend.bytes_per_s, default=None)
 
-    def forget_rises(self) -> None:
-        """Begins anew, but for the swings that were seen."""
+    def clear(self) -> None:
+        """Drop all floors and trends, but keep the swings."""
         for horizon in self.horizons:
             horizon.floors.clear()
-        self._trends = [None] * len(self.horizons)
-
-    def _forget(self, point: Point) -> None:
-        """Between two floors a trend ends when its series fell by half of the rise, or went silent.
-
-        A fall with the load says nothing.
-        """
-        for index, (horizon, trend) in enumerate(zip(self.horizons, self._trends, strict=True)):
-            if trend is None:
-                continue
-            newest = horizon.floors[-1]
-            fell = newest.bytes - point.bytes > trend.rise / 2
-            silent = point.t - newest.t > SILENT_BUCKETS * horizon.width_s
-            if silent or (fell and not_busier(newest.load, point.load)):
-                self._trends[index] = None
+            horizon.trend = None
 
 
 class LatestGrowth:
-    """The growth of the last :data:`LATELY_S` seconds: a trend stands for longer than it lasts."""
+    """The growth of the last :data:`LATEST_S` seconds: a trend outlasts the growth that made it."""
 
     def __init__(self, interval_s: float) -> None:
-        self._span_s = max(LATELY_S, LATELY_SAMPLES * interval_s)
-        self._points: deque[Point] = deque(maxlen=MAX_LATELY)
+        self._span_s = max(LATEST_S, LATEST_SAMPLES * interval_s)
+        self._points: deque[Point] = deque(maxlen=MAX_LATEST)
 
     def add(self, point: Point) -> None:
-        """Take in a sample."""
+        """Add a sample, and drop those that are too old."""
         self._points.append(point)
         while point.t - self._points[0].t > self._span_s:
             self._points.popleft()
 
-    def forget(self) -> None:
-        """Drop all samples: growth under a load that is new proves nothing yet."""
+    def clear(self) -> None:
+        """Drop all samples: growth under a new load proves nothing yet."""
         self._points.clear()
 
-    def keeps(self, trend: Trend) -> bool:
-        """Whether the memory still grows, at :data:`LATELY_SHARE` of the trend's pace at least."""
+    def continues(self, trend: Trend) -> bool:
+        """Return whether memory still grows at :data:`LATEST_SHARE` of the trend's pace."""
         if len(self._points) < 2:
             return False
         first, last = self._points[0], self._points[-1]
-        return unexplained(first, last) >= LATELY_SHARE * trend.bytes_per_s * (last.t - first.t)
+        return unexplained(first, last) >= LATEST_SHARE * trend.bytes_per_s * (last.t - first.t)
 
 
 class SegmentDelta:
-    """From the oldest floor of the widest buckets that are full to the newest of the narrowest."""
+    """The growth of one segment, between two floors.
+
+    The first is the oldest floor of the widest bucket that was completed, the second the newest
+    floor of the narrowest. ``declared`` is what the ledger's caches grew by, in any segment.
+    """
 
     def __init__(self, interval_s: float) -> None:
-        self._widths = widths(interval_s)
-        self._buckets: list[Bucket] = []
+        self._interval_s = interval_s
+        self.clear()
+
+    def clear(self) -> None:
+        """Start again with the next sample."""
+        self._buckets = buckets(self._interval_s)
         self._widest = -1
         self._oldest: deque[Point] = deque(maxlen=BUCKETS)
         self._newest: Point | None = None
-        self.forget()
 
     def add(self, point: Point) -> None:
-        """Take in a sample.
-
-        Full buckets give the two points between which the delta is measured.
-        """
+        """Add a sample."""
         for index, bucket in enumerate(self._buckets):
             floor = bucket.add(point)
             if floor is None:
@@ -319,25 +299,17 @@ class SegmentDelta:
             if index > self._widest:
                 self._widest = index
                 self._oldest.clear()
+            if not self._oldest or index == len(self._buckets) - 1:
                 self._oldest.append(floor)
-            elif index == len(self._buckets) - 1:
-                self._oldest.append(floor)
-
-    def forget(self) -> None:
-        """Begins anew with the next sample."""
-        self._buckets = [Bucket(width) for width in self._widths]
-        self._widest = -1
-        self._oldest.clear()
-        self._newest = None
 
     @property
     def bytes(self) -> int:
-        """What it grew by; 0 before the first bucket is full."""
+        """The growth in bytes; 0 before the first bucket is complete."""
         return self._newest.bytes - self._oldest[0].bytes if self._newest is not None else 0
 
     @property
     def declared(self) -> int:
-        """What the ledger's caches grew by meanwhile, wherever they lie; never negative."""
+        """The growth of all declared caches in bytes; never negative."""
         if self._newest is None:
             return 0
         return max(0, self._newest.declared - self._oldest[0].declared)
@@ -346,33 +318,29 @@ class SegmentDelta:
 Key = TypeVar("Key")
 
 
-def grown_most(deltas: Mapping[Key, SegmentDelta]) -> Key | None:
-    """Return the segment that grew most beside declared caches; None where there is no segment.
+def largest_growth(deltas: Mapping[Key, SegmentDelta]) -> Key | None:
+    """Return the segment that grew most beyond declared caches, or None without segments.
 
-    A ledger does not say in which segment a cache lies. So each segment is tried as its place, and
-    the largest growth that is left is the answer. Of the places, the one counts that leaves the
-    least to all other segments: one that grew by less than is declared cannot be it.
+    A ledger does not state in which segment a cache lies. Try each segment as its place, and keep
+    the place that leaves the least growth in all segments but the largest.
     """
-    left: dict[Key, int] = {}
+    best: Key | None = None
     least = math.inf
     for place, delta in deltas.items():
-        beside = {key: one.bytes for key, one in deltas.items()}
-        beside[place] -= delta.declared
-        largest = max(beside, key=lambda key: beside[key])
-        rest = sum(abs(size) for key, size in beside.items() if key != largest)
-        if rest < least:
-            left, least = beside, rest
-    return max(left, key=lambda key: left[key], default=None)
-
-
-WINDOW_SLOTS = 48
+        rest = {key: other.bytes for key, other in deltas.items()}
+        rest[place] -= delta.declared
+        largest = max(rest, key=lambda key: rest[key])
+        others = sum(abs(size) for key, size in rest.items() if key != largest)
+        if others < least:
+            best, least = largest, others
+    return best
 
 
 class SlidingMinimum:
-    """The least growth within a sliding window, in slots of a forty-eighth of it.
+    """The least growth within a sliding window, in :data:`WINDOW_SLOTS` slots.
 
-    Each slot keeps its mean: the least of many single readings would be noise. The slot that is
-    still open does not count, else growth would be measured against itself.
+    Each slot keeps its mean, because the least of many single readings is noise. The current slot
+    does not count: growth is not compared with itself.
     """
 
     def __init__(self, window_s: float) -> None:
@@ -380,12 +348,12 @@ class SlidingMinimum:
         self._slot_s = window_s / WINDOW_SLOTS
         self._slots: deque[tuple[float, float, int]] = deque(maxlen=WINDOW_SLOTS + 2)
 
-    def begin(self, t: float) -> None:
-        """Take the baseline as the first slot: no growth yet."""
+    def start(self, t: float) -> None:
+        """Add the baseline as the first slot, without growth."""
         self._slots.append((t - self._slot_s, 0.0, 1))
 
     def add(self, t: float, growth: int) -> None:
-        """Take in ``growth`` bytes at ``t`` seconds; slots older than the window fall out."""
+        """Add ``growth`` bytes at ``t`` seconds, and drop slots older than the window."""
         since, mean, count = self._slots[-1]
         if t >= since + self._slot_s:
             self._slots.append((t, float(growth), 1))
@@ -395,6 +363,6 @@ class SlidingMinimum:
             self._slots.popleft()
 
     def minimum(self) -> int:
-        """Return the smallest mean of the closed slots."""
+        """Return the smallest mean of the complete slots, in bytes."""
         means = [mean for _, mean, _ in self._slots]
         return int(min(means[:-1] or means))

@@ -1,22 +1,17 @@
-"""The odds that a growth is a leak, against everything else that it may be, and which odds suffice.
+"""The odds that a growth is a leak, against everything else that it may be.
 
-A leak competes with four explanations. Each has weights of evidence for the leak and against it, in
-natural logarithms of odds, as in a naive Bayes classifier: what it is worth at the start, and how
-that changes with what is seen.
+A leak competes with four explanations. Each has weights of evidence for and against the leak, in
+natural log-odds, as in a naive Bayes classifier: a prior, and what each observation adds.
 
-All of them lose as the growth takes more of the budget, because what is bounded ends somewhere: if
-it ends at any share of the budget with equal chance, the part ``1 - s`` of it gets beyond the share
-``s``, and the odds of a leak grow by ``-log(1 - s)``. They also lose as it takes the budget faster,
-because healthy engines hardly ever spend a day's budget within minutes. The rest is peculiar to
-each: memory that fills something up grows slower and slower, temporary work began after the engine
-did, and so on. The chance of a leak follows from the sum over the explanations.
+Two observations count against all explanations. The first is the consumed share of the budget,
+because bounded growth ends somewhere. If it ends at any share with equal probability, the part
+``1 - s`` of it exceeds the share ``s``, and the odds of a leak grow by ``-log(1 - s)``. The second
+is speed: healthy engines hardly ever consume a day's budget within minutes. The other observations
+are specific. Memory that fills up grows slower and slower, temporary work starts after the engine
+does, and so on. The probability of a leak follows from the sum over the explanations.
 
-The weights are no opinions: ``python -m bench.odds_fit`` finds them by maximum likelihood on the
-labelled runs of the leak lab. Each suspicion counts once there, so that the chances are those of a
-suspicion (``bench/calibration.py``).
-
-A suspicion lasts from its first trend to its end (:class:`Hysteresis`), and :func:`unconfirmed`
-says from when on it is a leak.
+``python -m bench.odds_fit`` fits the weights by maximum likelihood to the labelled runs of the leak
+lab. Each suspicion counts once, so these are the odds of a suspicion (``bench/calibration.py``).
 """
 
 from __future__ import annotations
@@ -25,23 +20,25 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from plimsoll_api.assessment import BudgetState, Segment
+from plimsoll_api.assessment import Segment
 from plimsoll_api.units import DAY_S
 from plimsoll_sidecar.detect.growth import Point, Trend
 from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 
 REUSABLE = frozenset({Segment.MALLOC_RETAINED, Segment.TORCH_RESERVED_UNUSED})
-"""What an allocator holds unused, and gives back or uses again in the end."""
+"""Memory that an allocator holds unused, and eventually returns or uses again."""
 MIN_LEFT_S = 30.0
-"""A restart takes as long: a budget that is spent sooner is no more evidence."""
+"""A restart takes this long: a budget that is exhausted sooner is no stronger evidence."""
 MAX_SHARE = 0.98
 MIN_FADING, MAX_YOUNGER = 3.0, 2.0
-"""Beyond these, more of the same is no more evidence: a factor of 20, and one of 7."""
-CERTAIN = 50.0
+"""Bounds of this evidence, in logarithms: factors of 20 and 7."""
+MAX_LOG_ODDS = 50.0
+CLEAR_SPANS = 3.0
+"""A suspicion ends without a trend for this multiple of its span, or once half of it came back."""
 
 
 class Explanation(StrEnum):
-    """What a growth may be that is no leak."""
+    """A cause of growth other than a leak."""
 
     FILLING = "warm-up or a cache that still fills"
     LATER_WORK = "temporary work that started later"
@@ -51,12 +48,13 @@ class Explanation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Logarithms of odds. Those of the first line hold for each explanation.
+    """Weights of evidence in natural log-odds. ``size`` and ``speed`` hold for each explanation.
 
-    ``size`` is for each factor of e by which the rest of the budget shrinks, ``speed`` for each by
-    which it would be spent sooner than within a day. The others are what an explanation starts
-    with, and after it what the evidence about it is worth: a later half that brought an e-th less,
-    a growth that explains an e-th of the engine's life, a load that climbed all the time.
+    ``size`` counts for each factor of e by which the rest of the budget shrinks, and ``speed`` for
+    each by which it would be exhausted sooner than within a day. Of the others, ``filling``,
+    ``later_work``, ``load`` and ``retained`` are priors. ``fading`` counts for a later half that
+    contributed an e-th less, and ``younger`` for growth that explains an e-th of the engine's life.
+    ``climb`` counts for a load that rose all the time.
     """
 
     size: float
@@ -77,19 +75,19 @@ WEIGHTS = Weights(
     load=1.61, climb=5.99,
     retained=2.37,
 )  # fmt: skip
-"""Fitted on a quarter of the runs of the first ten splits (``bench/results/odds-fit.json``). That
-of the size is near 1, which is its weight if healthy growth ends at any share with equal chance."""
+"""Fitted on a quarter of the runs of the first ten splits (``bench/results/odds-fit.json``). The
+weight of the size is close to 1, as expected if healthy growth ends at any share with equal
+probability."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """A growth in the light of its budget.
+class Evidence:
+    """The observations of a growth that the odds depend on.
 
-    ``share`` is what it takes of the budget, and ``left_s`` the seconds until that is spent, None
-    while nothing grows. ``life`` is the growth as a multiple of what its present pace makes in the
-    engine's life: 1 for a steady leak, less for what began later. ``fading`` is the logarithm of
-    the later half of its rise as a share of the earlier one, and ``climb`` says how the load
-    climbed with it (-1 to 1).
+    ``share`` is the consumed share of the budget, and ``left_s`` the seconds until it is exhausted,
+    None while nothing grows. ``life`` is the growth as a multiple of what its present pace makes in
+    the engine's life: 1 for a steady leak, less for growth that started later. ``fading`` and
+    ``climb`` are those of the trend. ``segment`` grew the most.
     """
 
     share: float
@@ -101,167 +99,109 @@ class Look:
 
     @property
     def size(self) -> float:
-        """The evidence of the share."""
+        """The evidence of the consumed share."""
         return -math.log1p(-min(MAX_SHARE, max(0.0, self.share)))
 
     @property
     def speed(self) -> float:
-        """The evidence of the time that is left; 0 where that is a day or more."""
+        """The evidence of the time left; 0 for a day or more."""
         left = DAY_S if self.left_s is None else self.left_s
         return math.log(DAY_S / min(DAY_S, max(MIN_LEFT_S, left)))
 
     @property
     def slowing(self) -> float:
-        """The evidence of a pace that fades: 0 where it does not, or negative."""
+        """The evidence of a pace that fades; 0 if it does not, otherwise negative."""
         return max(-MIN_FADING, min(0.0, self.fading))
 
     @property
     def younger(self) -> float:
-        """The evidence of a growth that began after the engine's life did: 0, or negative."""
+        """The evidence of growth that started later than the engine: 0 or negative."""
         return max(-MAX_YOUNGER, min(0.0, math.log(max(1e-9, self.life))))
 
 
 @dataclass(frozen=True, slots=True)
 class Odds:
-    """``log_odds`` of a leak, and of it against each explanation alone."""
+    """The natural log-odds of a leak, in total and against each explanation alone."""
 
     log_odds: float
     against: dict[Explanation, float]
 
     @property
-    def chance(self) -> float:
-        """The probability of a leak, from 0 to 1."""
+    def probability(self) -> float:
+        """The probability of a leak."""
         return 1.0 / (1.0 + math.exp(-self.log_odds))
 
     @property
-    def otherwise(self) -> tuple[Explanation, float]:
-        """The likeliest explanation that is no leak, and its probability."""
-        likeliest = min(self.against, key=lambda one: self.against[one])
-        return likeliest, self.chance * math.exp(-self.against[likeliest])
+    def alternative(self) -> tuple[Explanation, float]:
+        """The most likely explanation other than a leak, and its probability."""
+        likeliest = min(self.against, key=lambda explanation: self.against[explanation])
+        return likeliest, self.probability * math.exp(-self.against[likeliest])
 
 
-def odds(look: Look, weights: Weights = WEIGHTS) -> Odds:
+def odds(evidence: Evidence, weights: Weights = WEIGHTS) -> Odds:
     """Return the odds of a leak behind a growth."""
     w = weights
-    common = w.size * look.size + w.speed * look.speed
+    common = w.size * evidence.size + w.speed * evidence.speed
     against = {
-        Explanation.FILLING: w.filling + w.fading * look.slowing,
-        Explanation.LATER_WORK: w.later_work + w.younger * look.younger,
-        Explanation.LOAD: w.load - w.climb * max(0.0, look.climb),
+        Explanation.FILLING: w.filling + w.fading * evidence.slowing,
+        Explanation.LATER_WORK: w.later_work + w.younger * evidence.younger,
+        Explanation.LOAD: w.load - w.climb * max(0.0, evidence.climb),
     }
-    if look.segment in REUSABLE:
+    if evidence.segment in REUSABLE:
         against[Explanation.RETAINED] = w.retained
-    # Beyond this, odds are certainty, and their exponential would be no number.
-    against = {one: max(-CERTAIN, min(CERTAIN, value + common)) for one, value in against.items()}
+    # The bound keeps the exponential finite.
+    against = {
+        explanation: max(-MAX_LOG_ODDS, min(MAX_LOG_ODDS, value + common))
+        for explanation, value in against.items()
+    }
     return Odds(-math.log(sum(math.exp(-value) for value in against.values())), against)
 
 
-def demanded(left_s: float) -> float:
-    """Return the logarithm of the odds from which a growth is confirmed, ``left_s`` before its end.
+def required_log_odds(left_s: float) -> float:
+    """Return the log-odds that confirm a leak ``left_s`` before its budget is exhausted.
 
-    To wait costs little while the budget lasts for long, and shows more: most of what only looks
-    like a leak ends before it has spent its budget. So the odds rise with the time that is left, as
-    the threshold of a sequential test rises with the cost of a false alarm over that of waiting
-    (Wald 1945).
+    Waiting costs little while the budget lasts, and shows more: most growth without a leak ends
+    before that. So the threshold rises with the time left, as in a sequential test it rises with
+    the ratio of the costs of a false alarm and of waiting (Wald 1945).
     """
     at = THRESHOLDS
     return math.log(at.odds) + at.patience * math.log(max(1.0, left_s) / at.odds_left_s)
 
 
-CLEAR_SPANS = 3.0
-"""A suspicion ends when no trend was seen for so many of its spans, or half of it has come back."""
+def is_confirmed(evidence: Evidence, posterior: Odds, window_s: float) -> bool:
+    """Return whether the growth is confirmed as a leak against a budget for ``window_s``."""
+    if evidence.share >= THRESHOLDS.certain_share:
+        return True
+    left = evidence.left_s
+    return left is not None and posterior.log_odds >= required_log_odds(min(left, window_s))
 
 
 class Hysteresis:
-    """One suspicion of growth: ``trend`` is the newest, ``since`` when the first began."""
+    """A suspicion of growth, from its first trend to its end.
 
-    def __init__(self, trend: Trend, point: Point, smooth: float) -> None:
-        self.trend = trend
-        self.since = point.t - trend.span_s
-        self._peak = smooth
-        self._seen_at = self._looked_at = point.t
-
-    def stands(self, point: Point, trend: Trend | None, smooth: float) -> bool:
-        """Take in a sample, the trend that there is now, and the growth of the last minute."""
-        if trend is not None:
-            self.trend, self._seen_at = trend, point.t
-            self._peak = max(self._peak, smooth)
-        elif point.load == 0:
-            # An idle engine cannot show that a leak driven by requests has ended.
-            self._seen_at += point.t - self._looked_at
-        self._looked_at = point.t
-        seen = point.t - self._seen_at <= CLEAR_SPANS * self.trend.span_s
-        return seen and smooth >= self._peak / 2
-
-    def wait(self, point: Point) -> None:
-        """Take in a sample that says nothing of growth."""
-        self._seen_at += point.t - self._looked_at
-        self._looked_at = point.t
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Growth as it stands now, with the ``trend`` that raised the suspicion of it last.
-
-    ``window_s`` is the budget's, ``lived_s`` the time since the engine was warm, ``segment`` the
-    memory that grew most, and ``in_long_step`` says that one step of the engine takes unusually
-    long.
+    ``trend`` is the newest, and ``since`` the start of the first. ``growth`` is the average of the
+    last minute in bytes.
     """
 
-    state: BudgetState
-    trend: Trend
-    window_s: float
-    lived_s: float
-    segment: Segment | None
-    in_long_step: bool
+    def __init__(self, trend: Trend, point: Point, growth: float) -> None:
+        self.trend = trend
+        self.since = point.t - trend.span_s
+        self._peak = growth
+        self._trend_at = self._updated_at = point.t
 
-    @property
-    def share(self) -> float:
-        """What is spent of the budget."""
-        return self.state.consumed_ratio or 0.0
+    def update(self, point: Point, trend: Trend | None, growth: float) -> bool:
+        """Add a sample, and return whether the suspicion is still active."""
+        if trend is not None:
+            self.trend, self._trend_at = trend, point.t
+            self._peak = max(self._peak, growth)
+        elif point.load == 0:
+            # An idle engine cannot show that a leak driven by requests has ended.
+            self.skip(point)
+        self._updated_at = point.t
+        recent = point.t - self._trend_at <= CLEAR_SPANS * self.trend.span_s
+        return recent and growth >= self._peak / 2
 
-    @property
-    def spent(self) -> bool:
-        """Whether the budget is spent beyond chance."""
-        growth = max(1, self.state.unexplained or 0)
-        return self.share * (1 - THRESHOLDS.noise * self.trend.noise / growth) >= 1.0
-
-    @property
-    def life(self) -> float:
-        """The growth as a multiple of what the trend's pace makes in the engine's life."""
-        growth = max(1, self.state.unexplained or 0)
-        return growth / max(1.0, self.trend.bytes_per_s * self.lived_s)
-
-    @property
-    def left_s(self) -> float | None:
-        """Seconds until the budget is spent, None while nothing grows.
-
-        What one long step needs for itself is no growth yet, however fast it goes.
-        """
-        return None if self.in_long_step else self.state.exhaustion_s
-
-    def look(self) -> Look:
-        """Return what the odds of a leak depend on."""
-        trend = self.trend
-        return Look(self.share, self.left_s, self.life, trend.fading, trend.climb, self.segment)
-
-
-def unconfirmed(now: Standing, likely: Odds) -> str | None:
-    """Return what the growth may be other than a leak. None when it is confirmed."""
-    left = now.left_s
-    if now.share >= THRESHOLDS.certain_share:
-        return None
-    if left is not None and likely.log_odds >= demanded(min(left, now.window_s)):
-        return None
-    if _straight(now):
-        return None
-    return f"may be {likely.otherwise[0]}, unless the growth continues"
-
-
-def _straight(now: Standing) -> bool:
-    """Whether the trend is too straight to end soon, and too steep for the budget."""
-    at, trend, exhaustion = THRESHOLDS, now.trend, now.state.exhaustion_s
-    straight = trend.span_s >= at.straight_s and trend.rise >= at.straight_factor * trend.noise
-    steep = exhaustion is not None and exhaustion <= now.window_s and now.share >= at.early_share
-    ends = now.life < at.begun_late or now.segment in REUSABLE
-    return straight and steep and trend.climb < at.busier and not ends
+    def skip(self, point: Point) -> None:
+        """Exclude the time since the last sample: it proves nothing about growth."""
+        self._trend_at += point.t - self._updated_at
+        self._updated_at = point.t

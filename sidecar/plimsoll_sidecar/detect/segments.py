@@ -1,7 +1,6 @@
-"""From a sample to what is judged: the size of each segment, and the load of the last scrape.
+"""The size of each memory segment of a sample, and the load and demand of the last scrape.
 
-What a sample does not say is absent here, never zero, and nothing is made up from a difference that
-comes out negative.
+A value that a sample lacks is absent, never zero. A negative difference is absent too.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from plimsoll_api.trace import Host, LedgerLine, RoleRss, Sample, SampleLoad
 from plimsoll_sidecar.detect.stall import work
 
 MAX_ROLES = 256
-"""An engine has a dozen at most; a longer list must be made up."""
+"""An engine has at most a dozen roles; a longer list is not credible."""
 
 
-def known(value: int | None) -> int | None:
-    """Return the value, or None where it cannot be a size."""
+def valid(value: int | None) -> int | None:
+    """Return the value, or None if it cannot be a size."""
     return value if value is not None and value >= 0 else None
 
 
 def total(values: Iterable[int | None]) -> int | None:
-    """Return the sum, unknown if any part of it is."""
+    """Return the sum, or None if any value is unknown."""
     result = 0
     for value in values:
-        if known(value) is None:
+        if valid(value) is None:
             return None
         result += value or 0
     return result
@@ -37,11 +36,11 @@ def total(values: Iterable[int | None]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class HostSource:
-    """Which fields make up an epoch's host memory: one choice for all samples of a series.
+    """The fields of :class:`Host` that make up host memory, the same for all samples of a series.
 
-    The cgroup's anonymous memory is preferred: resident sums count copy-on-write pages once for
-    each forked process. What was swapped out is anonymous memory all the same: memory that is only
-    moved is neither growth nor recovery.
+    The anonymous memory of the cgroup is preferred. Sums over processes count copy-on-write pages
+    once for each fork. Swapped memory counts as anonymous: moving memory is neither growth nor
+    recovery.
     """
 
     anon: str
@@ -51,9 +50,9 @@ class HostSource:
     beside: tuple[Segment, ...] = ()
 
     @classmethod
-    def best(cls, host: Host) -> HostSource | None:
-        """Return the best source that ``host`` offers; None where anonymous memory is unknown."""
-        anon = _first_known(host, "cgroup_anon", "rss_anon")
+    def choose(cls, host: Host) -> HostSource | None:
+        """Return the best source that ``host`` offers, or None without anonymous memory."""
+        anon = _first_valid(host, "cgroup_anon", "rss_anon")
         if anon is None:
             return None
         group = anon == "cgroup_anon"
@@ -61,38 +60,38 @@ class HostSource:
         swap = ("cgroup_swap", "swap") if group else ("swap",)
         return cls(
             anon,
-            _first_known(host, *shared),
-            _first_known(host, *swap),
-            known(host.shm_orphan) is not None and known(host.shm_orphan_earlier) is not None,
+            _first_valid(host, *shared),
+            _first_valid(host, *swap),
+            valid(host.shm_orphan) is not None and valid(host.shm_orphan_earlier) is not None,
             tuple(
                 segment
-                for segment, size in _beside(host).items()
+                for segment, size in _other_segments(host).items()
                 if size is not None and (group or segment is Segment.HUGETLB)
             ),
         )
 
     def anonymous(self, host: Host) -> int | None:
-        """Resident and swapped out; unknown where a part that this source has is missing."""
-        resident = known(getattr(host, self.anon))
+        """Return resident and swapped anonymous memory in bytes, or None if a part is missing."""
+        resident = valid(getattr(host, self.anon))
         return resident if self.swap is None else total((resident, getattr(host, self.swap)))
 
     def shared_bytes(self, host: Host) -> int | None:
-        """Return what living processes share."""
+        """Return the memory that living processes share, in bytes."""
         if self.shared is None:
             return None
-        shared = known(getattr(host, self.shared))
+        shared = valid(getattr(host, self.shared))
         if shared is None or not self.orphan or self.shared != "cgroup_shmem":
             return shared
-        # The group counts what a dead process of the same container left, no earlier container's.
+        # The group counts orphans of this container, but none of an earlier container.
         inside = (host.shm_orphan or 0) - (host.shm_orphan_earlier or 0)
         return max(0, shared - max(0, inside))
 
     def orphan_bytes(self, host: Host) -> int | None:
-        """Shared memory that no living process holds."""
-        return known(host.shm_orphan) if self.orphan else None
+        """Return the shared memory that no living process holds, in bytes."""
+        return valid(host.shm_orphan) if self.orphan else None
 
     def total(self, host: Host) -> int | None:
-        """Anonymous and shared memory; unknown where a part that this source has is missing."""
+        """Return all memory of this source in bytes, or None if a part is missing."""
         parts = [self.anonymous(host)]
         if self.shared is not None:
             parts.append(self.shared_bytes(host))
@@ -101,77 +100,70 @@ class HostSource:
         return total([*parts, *self.beside_bytes(host).values()])
 
     def beside_bytes(self, host: Host) -> dict[Segment, int | None]:
-        """Return what is in no anonymous and no shared memory, by segment."""
-        found = _beside(host)
-        return {segment: found[segment] for segment in self.beside}
+        """Return the segments that are neither anonymous nor shared memory, in bytes."""
+        sizes = _other_segments(host)
+        return {segment: sizes[segment] for segment in self.beside}
 
 
-def _beside(host: Host) -> dict[Segment, int | None]:
+def _other_segments(host: Host) -> dict[Segment, int | None]:
+    other = valid(host.cgroup_other)
+    if host.cgroup_other is None and host.cgroup_reclaimable is None:
+        # A recording of an earlier release has the group's size and its main parts only.
+        charged = valid(host.cgroup_current)
+        parts = total((host.cgroup_anon, host.cgroup_shmem, host.cgroup_file))
+        other = None if charged is None or parts is None else max(0, charged - parts)
     return {
-        Segment.HUGETLB: known(host.hugetlb),
-        Segment.KERNEL: known(host.cgroup_kernel),
-        Segment.SOCKETS: known(host.cgroup_sock),
-        Segment.CHARGED_OTHER: _charged_other(host),
+        Segment.HUGETLB: valid(host.hugetlb),
+        Segment.KERNEL: valid(host.cgroup_kernel),
+        Segment.SOCKETS: valid(host.cgroup_sock),
+        Segment.CHARGED_OTHER: other,
     }
 
 
-def _charged_other(host: Host) -> int | None:
-    """Return what is charged to the group and in no other figure.
-
-    A recording of an earlier release has the group's size and its main parts.
-    """
-    if host.cgroup_other is not None or host.cgroup_reclaimable is not None:
-        return known(host.cgroup_other)
-    whole = known(host.cgroup_current)
-    parts = total((host.cgroup_anon, host.cgroup_shmem, host.cgroup_file))
-    return None if whole is None or parts is None else max(0, whole - parts)
-
-
-def _first_known(host: Host, *fields: str) -> str | None:
-    return next((field for field in fields if known(getattr(host, field)) is not None), None)
+def _first_valid(host: Host, *fields: str) -> str | None:
+    return next((field for field in fields if valid(getattr(host, field)) is not None), None)
 
 
 def host_segments(
     sample: Sample, source: HostSource, accounted: bool = False
 ) -> dict[Segment, int]:
-    """``anonymous_other`` is what the allocators' own account leaves over.
+    """Return the bytes of each known host segment.
 
-    An engine without such an account has all its anonymous memory there; with ``accounted``, the
-    engine had one earlier, and what a sample without it leaves over is unknown.
+    ``anonymous_other`` is the anonymous memory that the allocators' account does not cover.
+    ``accounted`` states that the engine has had such an account: a sample without one then leaves
+    ``anonymous_other`` unknown.
     """
-    sizes: dict[Segment, int] = {}
-    malloc = sample.malloc
+    malloc, host = sample.malloc, sample.host
+    sizes: dict[Segment, int | None] = {}
     if malloc is not None:
-        _put(sizes, Segment.PYTHON_OBJECTS, malloc.python_objects)
-        _put(sizes, Segment.MALLOC_IN_USE, malloc.in_use)
-        _put(sizes, Segment.MALLOC_RETAINED, malloc.retained)
-    anon = source.anonymous(sample.host)
-    if anon is not None and sample.scrape_ok and (malloc is not None or not accounted):
-        _put(sizes, Segment.ANONYMOUS_OTHER, anon - sum(sizes.values()))
-    _put(sizes, Segment.SHARED, source.shared_bytes(sample.host))
-    _put(sizes, Segment.SHARED_ORPHAN, source.orphan_bytes(sample.host))
-    for segment, size in source.beside_bytes(sample.host).items():
-        _put(sizes, segment, size)
-    return sizes
+        sizes[Segment.PYTHON_OBJECTS] = malloc.python_objects
+        sizes[Segment.MALLOC_IN_USE] = malloc.in_use
+        sizes[Segment.MALLOC_RETAINED] = malloc.retained
+    anonymous = source.anonymous(host)
+    if anonymous is not None and sample.scrape_ok and (malloc is not None or not accounted):
+        sizes[Segment.ANONYMOUS_OTHER] = anonymous - sum(_valid_sizes(sizes).values())
+    sizes[Segment.SHARED] = source.shared_bytes(host)
+    sizes[Segment.SHARED_ORPHAN] = source.orphan_bytes(host)
+    return _valid_sizes(sizes | source.beside_bytes(host))
 
 
 def device_total(sample: Sample) -> int | None:
-    """Return the used memory of all devices; unknown where one is, or where there is none."""
+    """Return the used memory of all devices in bytes, or None if any is unknown."""
     return total(device.used for device in sample.device) if sample.device else None
 
 
 def device_own(sample: Sample) -> int | None:
-    """Return what the engine's own allocator holds on all devices, whoever else uses them."""
+    """Return the memory that the engine's own allocator holds on all devices, in bytes."""
     return _torch(sample, "reserved")
 
 
 def device_unused(sample: Sample) -> int | None:
-    """Return what the engine's own allocator keeps for later use.
+    """Return the memory that the engine's allocator keeps for later use, in bytes.
 
-    Unknown where it does not say so for every device.
+    None if it is unknown for any device.
     """
     allocated, reserved = _torch(sample, "allocated"), _torch(sample, "reserved")
-    return None if allocated is None or reserved is None else known(reserved - allocated)
+    return None if allocated is None or reserved is None else valid(reserved - allocated)
 
 
 def _torch(sample: Sample, field: str) -> int | None:
@@ -180,25 +172,23 @@ def _torch(sample: Sample, field: str) -> int | None:
 
 
 def device_segments(sample: Sample) -> dict[Segment, int]:
-    """Bytes of each device segment that is known; the rest of the device is ``NON_TORCH``."""
+    """Return the bytes of each known device segment. ``NON_TORCH`` is the rest of the device."""
     reserved, used = device_own(sample), device_total(sample)
-    sizes: dict[Segment, int] = {}
-    _put(sizes, Segment.TORCH_ALLOCATED, _torch(sample, "allocated"))
-    _put(sizes, Segment.TORCH_RESERVED_UNUSED, device_unused(sample))
-    if used is not None and reserved is not None:
-        _put(sizes, Segment.NON_TORCH, used - reserved)
-    return sizes
+    return _valid_sizes({
+        Segment.TORCH_ALLOCATED: _torch(sample, "allocated"),
+        Segment.TORCH_RESERVED_UNUSED: device_unused(sample),
+        Segment.NON_TORCH: None if used is None or reserved is None else used - reserved,
+    })  # fmt: skip
 
 
-def _put(sizes: dict[Segment, int], segment: Segment, value: int | None) -> None:
-    if value is not None and value >= 0:
-        sizes[segment] = value
+def _valid_sizes(sizes: Mapping[Segment, int | None]) -> dict[Segment, int]:
+    return {name: size for name, size in sizes.items() if size is not None and size >= 0}
 
 
 class Roles:
-    """One kind of a process's memory, which ``size`` reads; null is unknown.
+    """One kind of memory of each process role, which ``size`` reads; None is unknown.
 
-    ``known`` says whether any process has been seen with this kind of memory known.
+    ``known`` states whether this kind of memory was known for any process yet.
     """
 
     def __init__(self, size: Callable[[RoleRss], int | None]) -> None:
@@ -208,10 +198,10 @@ class Roles:
         self.known = False
 
     def update(self, processes: Iterable[RoleRss], warm: bool) -> None:
-        """Take in one sample. Until the epoch is warm its sizes are the bases.
+        """Add one sample. Until the epoch is warm, its sizes are the bases.
 
-        A role whose processes have ended has no size any more, and no growth. A sample without any
-        process could not be read.
+        A role whose processes have ended has neither size nor growth. An empty sample could not be
+        read and changes nothing.
         """
         sums: dict[str, int] = {}
         living: set[str] = set()
@@ -232,25 +222,24 @@ class Roles:
 
     @property
     def bases(self) -> dict[str, int]:
-        """Bytes of each role when its baseline was taken."""
+        """The bytes of each role at the end of the warm-up."""
         return dict(self._bases)
 
     def resume(self, bases: Mapping[str, int]) -> None:
-        """Go on from what :attr:`bases` gave in this epoch."""
+        """Continue from the :attr:`bases` of an earlier detector in this epoch."""
         self._bases |= bases
 
     def largest(self) -> str | None:
-        """Return the role that grew most; None where none did."""
+        """Return the role that grew most, or None if none did."""
         grown = self._grown()
         return max(grown, key=lambda role: grown[role], default=None)
 
-    def sole(self) -> str | None:
-        """Return the role that has more than half of all growth.
+    def majority(self) -> str | None:
+        """Return the role with more than half of all growth, or None.
 
-        Pages that two processes share count for each of them: then it is neither's.
+        A page that two processes share counts for each of them, so that neither has the majority.
         """
-        role = self.largest()
-        grown = self._grown()
+        role, grown = self.largest(), self._grown()
         return role if role is not None and 2 * grown[role] > sum(grown.values()) else None
 
     def _grown(self) -> dict[str, int]:
@@ -259,52 +248,55 @@ class Roles:
 
 
 NEW_S = 45.0
-"""Requests that came together need this long to reach their full size."""
+"""Requests that arrived together need this long to reach their full size."""
 MORE, MORE_REQUESTS, MORE_TOKENS = 1.05, 2, 1.3
-"""A count of requests is new above the highest by this factor and by two, a mean of prompt tokens
-above it by the other factor: arrivals and prompts vary by as much by chance."""
-MEAN_S, MAX_PAGES, MIN_CAME = 15.0, 64, 10
+"""A count of requests is new if it exceeds the highest by this factor and by two, a mean of prompt
+tokens by the other factor. Arrivals and prompts vary by as much by chance."""
+MEAN_S, MAX_PAGES, MIN_ARRIVED = 15.0, 64, 10
 MAX_NEW_S, NEW_WITHIN_S = 300.0, 3600.0
-"""New demand explains growth for at most so many seconds in an hour: a load that rises for hours
+"""New demand explains growth for at most this many seconds in an hour: a load that rises for hours
 must not hide a leak."""
 
 
 class Demand:
-    """Whether more is asked of an engine than ever before in its epoch, or was a moment ago.
+    """The highest demand on an engine in its epoch, and whether it was exceeded recently.
 
-    Nothing that was seen before says how much memory that needs, nor how much of it an allocator
-    keeps afterwards. Requests and prompts are means over :data:`MEAN_S`: one sample's peak would
-    depend on the moment at which it was taken.
+    The memory for a new demand is unknown, and so is the part of it that an allocator keeps.
+    Requests and prompts are means over :data:`MEAN_S`, because the peak of a single sample depends
+    on its moment.
     """
 
     def __init__(self) -> None:
         self._most: dict[str, float] = {}
         self._new_until = -math.inf
         self._new_s = 0.0
-        self._at: float | None = None
+        self._updated_at: float | None = None
         self._pages: deque[tuple[float, SampleLoad]] = deque(maxlen=MAX_PAGES)
 
-    def update(self, t: float, said: SampleLoad | None) -> bool:
-        """Take in what a page ``said``, None without one; return whether the demand is new."""
-        if said is not None:
-            self._pages.append((t, said))
+    def update(self, t: float, page: SampleLoad | None) -> bool:
+        """Add a metrics page, None if it is missing, and return whether the demand is new."""
+        if page is not None:
+            self._pages.append((t, page))
             while len(self._pages) > 2 and t - self._pages[1][0] >= MEAN_S:
                 self._pages.popleft()
             if t - self._pages[0][0] >= MEAN_S:
-                self._rise("requests", self._mean(work), t, MORE, MORE_REQUESTS)
-                self._rise("waiting", self._mean(lambda page: page.waiting), t, MORE, MORE_REQUESTS)
-                self._rise("prompt", self._prompt_tokens(), t, MORE_TOKENS)
-            self._rise("images", said.images_total and 1, t)
+                self._raise("requests", self._mean(work), t, MORE, MORE_REQUESTS)
+                self._raise(
+                    "waiting", self._mean(lambda page: page.waiting), t, MORE, MORE_REQUESTS
+                )
+                self._raise("prompt", self._prompt_tokens(), t, MORE_TOKENS)
+            self._raise("images", page.images_total and 1, t)
         new = t < self._new_until and self._new_s < MAX_NEW_S
-        elapsed, self._at = t - (t if self._at is None else self._at), t
+        elapsed = t - (t if self._updated_at is None else self._updated_at)
+        self._updated_at = t
         earned = elapsed * MAX_NEW_S / NEW_WITHIN_S
         self._new_s = max(0.0, self._new_s - earned) + (elapsed if new else 0.0)
         return new
 
-    def _rise(
+    def _raise(
         self, name: str, value: float | None, t: float, factor: float = 1.0, more: float = 0.0
     ) -> None:
-        """Note a gauge at a new maximum. Its first value is none: nothing was known before."""
+        """Update a gauge's maximum. The first value is not new: no value preceded it."""
         if value is None:
             return
         most = self._most.setdefault(name, value)
@@ -316,29 +308,33 @@ class Demand:
         return fmean(values) if values else None
 
     def _prompt_tokens(self) -> float | None:
-        """Return the mean of the requests that came meanwhile."""
+        """Return the mean prompt tokens of the requests that arrived between the pages."""
         first, last = self._pages[0][1], self._pages[-1][1]
-        tokens = _more(first.prompt_tokens_total, last.prompt_tokens_total)
-        answered = _more(first.requests_total, last.requests_total)
-        if tokens is None or answered is None:
+        tokens = _difference(first.prompt_tokens_total, last.prompt_tokens_total)
+        completed = _difference(first.requests_total, last.requests_total)
+        if tokens is None or completed is None:
             return None
-        came = answered + (work(last) or 0) - (work(first) or 0)
-        return tokens / came if came >= MIN_CAME else None
+        arrived = completed + (work(last) or 0) - (work(first) or 0)
+        return tokens / arrived if arrived >= MIN_ARRIVED else None
 
 
-def _more(earlier: float | None, later: float | None) -> float | None:
+def _difference(earlier: float | None, later: float | None) -> float | None:
     return None if earlier is None or later is None else later - earlier
 
 
 LOAD_MEMORY_S = 30.0
-"""A failed scrape leaves load and ledger as they were for this long; then they are unknown."""
+"""Load and ledger stay valid for this long after the last successful scrape."""
 PAGES_S = 30.0
-"""A page shows one moment of a load that changes within milliseconds, between no request and all:
-what the engine serves is the most that the pages of this time show."""
+"""The load is the maximum of the pages in this time: a single page shows one moment of a load that
+changes within milliseconds."""
 
 
 class LastScrape:
-    """``load`` is requests in flight and ``requests`` those ever answered; None is unknown."""
+    """The engine's state by the last successful scrape.
+
+    ``load`` is the number of requests in flight, ``requests`` the number ever completed; both are
+    None if unknown.
+    """
 
     def __init__(self) -> None:
         self.ledger: list[LedgerLine] = []
@@ -347,17 +343,17 @@ class LastScrape:
         self.requests: int | None = None
         self.demand_is_new = False
         self._demand = Demand()
-        self._known_at = -math.inf
+        self._scraped_at = -math.inf
         self._loads: deque[tuple[float, int]] = deque()
 
     def update(self, sample: Sample) -> None:
-        """Take in a sample; what a failed scrape leaves is forgotten when it is too old."""
+        """Add a sample. Forget the load once the last successful scrape is too old."""
         if sample.scrape_ok:
-            self._known_at, self.ready = sample.t, sample.ready
+            self._scraped_at, self.ready = sample.t, sample.ready
             self.load, self.requests = self._load(sample), sample.load.requests_total
             if sample.ledger is not None:
                 self.ledger = sample.ledger
-        elif sample.t - self._known_at > LOAD_MEMORY_S:
+        elif sample.t - self._scraped_at > LOAD_MEMORY_S:
             self.load = None
         page = sample.load if sample.scrape_ok else None
         self.demand_is_new = self._demand.update(sample.t, page)
@@ -367,7 +363,7 @@ class LastScrape:
         if load is None:
             return None
         if requests is not None and self.requests is not None and requests > self.requests:
-            load = max(1, load)  # a gauge that is read between two requests shows none
+            load = max(1, load)  # between two requests, the gauge is 0
         if sample.load_age_s is None:
             return load
         while self._loads and sample.t - self._loads[0][0] > PAGES_S:

@@ -49,13 +49,11 @@ def test_heat_that_ends_is_not_believed_however_smooth_it_is(tau: float) -> None
     assert confirmed(series) == []
 
 
-def test_a_slow_trend_that_is_straight_is_believed_within_an_hour_and_a_half() -> None:
+def test_a_slow_trend_is_not_confirmed_for_being_straight() -> None:
+    """A cache that fills at an even pace looks the same for hours: only the odds decide."""
     leak = steady(48 * MIB / HOUR, 600.0)
     series = Series(duration=2 * HOUR, interval=5, leak=leak, noise=1 * MIB, per_request=0.0)
-    (line,) = confirmed(series)[:1]
-    assert line.t - 600.0 <= 1.5 * HOUR
-    assert line.consumed_ratio is not None
-    assert line.consumed_ratio < 0.15
+    assert confirmed(series) == []
 
 
 def test_work_that_begins_late_and_ends_is_not_believed_however_straight_it_is() -> None:

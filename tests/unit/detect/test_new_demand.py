@@ -76,7 +76,7 @@ def test_a_lighter_load_needs_no_more_than_a_busier_one() -> None:
 def test_what_grew_before_goes_on_and_the_rest_is_explained() -> None:
     baseline = Baseline(Point(0.0, 1000 * MIB, load=4))
     baseline.update(Point(90.0, 1020 * MIB, load=4))
-    demand = NewDemand(Point(90.0, 1020 * MIB, load=4), pace=MIB)
+    demand = NewDemand(Point(90.0, 1020 * MIB, load=4), pace_bytes_per_s=MIB)
     demand.add(Point(120.0, 1200 * MIB, load=40))
     end = Point(140.0, 1200 * MIB, load=4)
     assert demand.end(baseline, end) == 130 * MIB
@@ -88,7 +88,7 @@ def test_what_grew_before_goes_on_and_the_rest_is_explained() -> None:
 def test_demand_that_needs_nothing_leaves_the_bases_as_they_are() -> None:
     baseline = Baseline(Point(0.0, 1000 * MIB, load=4))
     baseline.update(Point(90.0, 1000 * MIB, load=4))
-    demand = NewDemand(Point(90.0, 1000 * MIB, load=4), pace=0.0)
+    demand = NewDemand(Point(90.0, 1000 * MIB, load=4), pace_bytes_per_s=0.0)
     demand.add(Point(100.0, 1000 * MIB + SETTLED_BYTES, load=40))
     assert demand.end(baseline, Point(135.0, 1000 * MIB, load=4)) == 0
     assert [base.load for base in baseline.bases] == [4]

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from bench import odds_fit
 from plimsoll_api.assessment import Segment
 from plimsoll_sidecar.detect.growth import Point, fit
-from plimsoll_sidecar.detect.odds import WEIGHTS, Explanation, Look, demanded, odds
+from plimsoll_sidecar.detect.odds import WEIGHTS, Evidence, Explanation, odds, required_log_odds
 
 MIB = 1 << 20
 HOUR = 3600.0
-LEAK = Look(
+LEAK = Evidence(
     share=0.5, left_s=HOUR, life=1.0, fading=0.0, climb=0.0, segment=Segment.MALLOC_IN_USE
 )  # fmt: skip
-LOOKS = st.builds(
-    Look,
+EVIDENCE = st.builds(
+    Evidence,
     share=st.floats(0.0, 50.0),
     left_s=st.none() | st.floats(0.0, 1e9),
     life=st.floats(0.0, 1e6),
@@ -35,11 +35,11 @@ LOOKS = st.builds(
 
 
 def test_a_straight_growth_of_half_the_budget_is_most_likely_a_leak() -> None:
-    assert odds(LEAK).chance > 0.9
+    assert odds(LEAK).probability > 0.9
 
 
 @pytest.mark.parametrize(
-    ("explanation", "look"),
+    ("explanation", "evidence"),
     [
         (Explanation.FILLING, replace(LEAK, fading=-2.0)),
         (Explanation.LATER_WORK, replace(LEAK, life=0.2)),
@@ -47,41 +47,43 @@ def test_a_straight_growth_of_half_the_budget_is_most_likely_a_leak() -> None:
         (Explanation.RETAINED, replace(LEAK, segment=Segment.MALLOC_RETAINED)),
     ],
 )
-def test_each_explanation_has_its_evidence(explanation: Explanation, look: Look) -> None:
-    plain, found = odds(LEAK), odds(look)
+def test_each_explanation_has_its_evidence(explanation: Explanation, evidence: Evidence) -> None:
+    plain, found = odds(LEAK), odds(evidence)
     assert found.against[explanation] < plain.against.get(explanation, math.inf)
-    assert found.chance < plain.chance
+    assert found.probability < plain.probability
 
 
 def test_memory_that_fills_something_up_is_most_likely_that() -> None:
-    likeliest, chance = odds(replace(LEAK, share=0.1, left_s=None, fading=-3.0)).otherwise
+    likeliest, chance = odds(replace(LEAK, share=0.1, left_s=None, fading=-3.0)).alternative
     assert likeliest is Explanation.FILLING
     assert chance > 0.9
 
 
-@given(LOOKS)
-def test_the_chances_of_everything_together_are_one(look: Look) -> None:
-    found = odds(look)
-    others = [found.chance * math.exp(-value) for value in found.against.values()]
-    assert math.isclose(found.chance + sum(others), 1.0, rel_tol=1e-9)
-    assert found.otherwise[1] == max(others)
+@given(EVIDENCE)
+def test_the_chances_of_everything_together_are_one(evidence: Evidence) -> None:
+    found = odds(evidence)
+    others = [found.probability * math.exp(-value) for value in found.against.values()]
+    assert math.isclose(found.probability + sum(others), 1.0, rel_tol=1e-9)
+    assert found.alternative[1] == max(others)
 
 
-@given(LOOKS, st.floats(0.0, 5.0))
-def test_more_of_the_budget_and_less_time_are_never_less_of_a_leak(look: Look, more: float) -> None:
-    now = odds(look).log_odds
-    assert odds(replace(look, share=look.share + more)).log_odds >= now
-    if look.left_s is not None:
-        assert odds(replace(look, left_s=look.left_s / (1.0 + more))).log_odds >= now
-    assert odds(replace(look, climb=min(1.0, look.climb + more))).log_odds <= now
+@given(EVIDENCE, st.floats(0.0, 5.0))
+def test_more_of_the_budget_and_less_time_are_never_less_of_a_leak(
+    evidence: Evidence, more: float
+) -> None:
+    now = odds(evidence).log_odds
+    assert odds(replace(evidence, share=evidence.share + more)).log_odds >= now
+    if evidence.left_s is not None:
+        assert odds(replace(evidence, left_s=evidence.left_s / (1.0 + more))).log_odds >= now
+    assert odds(replace(evidence, climb=min(1.0, evidence.climb + more))).log_odds <= now
 
 
-@given(st.lists(LOOKS, min_size=1, max_size=5))
-def test_the_weights_are_fitted_to_the_same_model(looks: list[Look]) -> None:
-    x = np.array([odds_fit.seen(look) for look in looks])
+@given(st.lists(EVIDENCE, min_size=1, max_size=5))
+def test_the_weights_are_fitted_to_the_same_model(observations: list[Evidence]) -> None:
+    x = np.array([odds_fit.seen(evidence) for evidence in observations])
     stated = odds_fit.log_odds(np.array(astuple(WEIGHTS)), x)
     # Beyond e to the 40 both are certain, each with its own last digits.
-    theirs = np.clip([odds(look).log_odds for look in looks], -40, 40)
+    theirs = np.clip([odds(evidence).log_odds for evidence in observations], -40, 40)
     assert np.allclose(np.clip(stated, -40, 40), theirs)
 
 
@@ -99,10 +101,10 @@ def test_the_speed_is_what_a_day_has_of_the_time_left() -> None:
 
 
 def test_the_odds_that_suffice_rise_with_the_time_that_is_left() -> None:
-    assert math.exp(demanded(HOUR / 2)) == pytest.approx(99.0)
-    assert math.exp(demanded(60.0)) == pytest.approx(99.0 / 30.0**0.75)
-    assert math.exp(demanded(24 * HOUR)) == pytest.approx(99.0 * 48.0**0.75)
-    assert demanded(0.0) == demanded(1.0)
+    assert math.exp(required_log_odds(HOUR / 2)) == pytest.approx(99.0)
+    assert math.exp(required_log_odds(60.0)) == pytest.approx(99.0 / 30.0**0.75)
+    assert math.exp(required_log_odds(24 * HOUR)) == pytest.approx(99.0 * 48.0**0.75)
+    assert required_log_odds(0.0) == required_log_odds(1.0)
 
 
 def test_a_trend_says_how_it_fades_and_how_the_load_climbs() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll_sidecar.detect.growth import BUCKETS, WIDTHS_S, Point, SegmentDelta, grown_most
+from plimsoll_sidecar.detect.growth import BUCKETS, WIDTHS_S, Point, SegmentDelta, largest_growth
 
 MIB = 1 << 20
 
@@ -40,7 +40,7 @@ def test_what_was_before_is_forgotten() -> None:
     rise = SegmentDelta(1.0)
     for t in range(100):
         rise.add(Point(float(t), t * MIB))
-    rise.forget()
+    rise.clear()
     assert rise.bytes == 0
     for t in range(100, 110):
         rise.add(Point(float(t), 200 * MIB))
@@ -64,16 +64,16 @@ def grown(*rises: int, declared: int = 0) -> dict[int, SegmentDelta]:
 
 
 def test_the_segment_that_grew_most_is_named() -> None:
-    assert grown_most({}) is None
-    assert grown_most(grown(5, 90, 20)) == 1
-    assert grown_most(grown(-50, -5, -20)) == 1, "all fell: the one that fell the least"
+    assert largest_growth({}) is None
+    assert largest_growth(grown(5, 90, 20)) == 1
+    assert largest_growth(grown(-50, -5, -20)) == 1, "all fell: the one that fell the least"
 
 
 def test_a_declared_cache_beside_the_leak_is_not_named() -> None:
     """The cache is larger than the leak, and holds a little more than it counts."""
-    assert grown_most(grown(220, 0, 60, declared=200)) == 2
-    assert grown_most(grown(220, 0, 400, declared=200)) == 2
+    assert largest_growth(grown(220, 0, 60, declared=200)) == 2
+    assert largest_growth(grown(220, 0, 400, declared=200)) == 2
 
 
 def test_a_cache_in_the_segment_of_the_leak_hides_nothing() -> None:
-    assert grown_most(grown(280, 4, declared=200)) == 0
+    assert largest_growth(grown(280, 4, declared=200)) == 0

@@ -28,7 +28,7 @@ from plimsoll_sidecar.detect.slow_leak import (
     SlowLeakWatch,
     SlowState,
     drift,
-    limit_of,
+    memory_limit,
     slow_growth,
 )
 
@@ -44,14 +44,14 @@ def watched(
     watch: SlowLeakWatch | None = None,
     since_h: float = 0.0,
 ) -> tuple[SlowLeakWatch, list[float]]:
-    """The watch after ``hours``, and the hours at which growth was found anew."""
+    """The watch after ``hours``, and the hours at which growth was raised."""
     watch = watch or SlowLeakWatch()
-    raised, before = [], watch.found is not None
+    raised, before = [], watch.drift is not None
     for cell in range(int(since_h * HOUR / CELL_S), int((since_h + hours) * HOUR / CELL_S)):
         t = cell * CELL_S
         size = int(growth(t))
         watch.add(t, size, max(0, size), limit)
-        now = watch.found is not None
+        now = watch.drift is not None
         if now and not before:
             raised.append(t / HOUR)
         before = now
@@ -147,11 +147,11 @@ def test_a_leak_is_found(rate: int, noise: int, within_h: int) -> None:
     watch, raised = watched(curve, 72, 6 * GIB)
     assert len(raised) == 1
     assert raised[0] <= within_h
-    assert watch.found is not None
+    assert watch.drift is not None
     rate_s = rate * MIB / HOUR
-    assert watch.found.lower(1.895) <= 1.1 * rate_s
-    assert watch.found.upper(1.895) >= 0.9 * rate_s
-    assert watch.found.bytes_per_s == pytest.approx(rate_s, rel=0.25)
+    assert watch.drift.lower(1.895) <= 1.1 * rate_s
+    assert watch.drift.upper(1.895) >= 0.9 * rate_s
+    assert watch.drift.bytes_per_s == pytest.approx(rate_s, rel=0.25)
 
 
 def test_growth_that_leaves_little_time_is_believed_sooner() -> None:
@@ -171,7 +171,7 @@ def test_it_clears_when_the_growth_stops() -> None:
     watch, raised = watched(curve, 40, 6 * GIB)
     assert len(raised) == 1
     watch, again = watched(curve, 16, 6 * GIB, watch, since_h=40)
-    assert watch.found is None
+    assert watch.drift is None
     assert again == []
 
 
@@ -195,18 +195,18 @@ def test_it_goes_on_after_a_restart() -> None:
         return 12 * MIB * t / HOUR
 
     watch, _ = watched(leak, 30)
-    assert watch.found is not None
+    assert watch.drift is not None
     kept = msgspec.json.decode(msgspec.json.encode(watch.state), type=SlowState)
     other = SlowLeakWatch()
     other.resume(kept, 5.0, ROOM)
     assert other.known
-    assert other.found is not None
-    assert other.found.bytes_per_s == pytest.approx(watch.found.bytes_per_s, rel=0.01)
+    assert other.drift is not None
+    assert other.drift.bytes_per_s == pytest.approx(watch.drift.bytes_per_s, rel=0.01)
     assert other.peak == watch.peak
     other, raised = watched(lambda t: leak(t + 30 * HOUR), 20, ROOM, other)
     assert raised == []
-    assert other.found is not None
-    assert other.found.bytes_per_s == pytest.approx(12 * MIB / HOUR, rel=0.15)
+    assert other.drift is not None
+    assert other.drift.bytes_per_s == pytest.approx(12 * MIB / HOUR, rel=0.15)
 
 
 @given(
@@ -225,7 +225,7 @@ def test_any_series_is_taken(points: list[tuple[float, int]]) -> None:
 def test_an_empty_state_starts_anew() -> None:
     watch = SlowLeakWatch()
     watch.resume(SlowState(levels=[[]], raised=True), 1.0, None)
-    assert watch.found is None
+    assert watch.drift is None
     assert watch.peak is None
 
 
@@ -257,9 +257,9 @@ def test_whose_limit_it_is() -> None:
     two = Sample(t=0, epoch=1, host=Host(), device=[Device(0, total=100), Device(1, total=50)])
     half = Sample(t=0, epoch=1, host=Host(), device=[Device(0, total=100), Device(1)])
     declared = MemoryBudget(growth_bytes=10, limit_bytes=90)
-    assert limit_of("device", None, two, shared=False) == 150
-    assert limit_of("device", None, two, shared=True) is None
-    assert limit_of("device", None, half, shared=False) is None
-    assert limit_of("device", declared, half, shared=True) == 90
-    assert limit_of("host", None, two, shared=False) is None
-    assert limit_of("host", declared, two, shared=False) == 90
+    assert memory_limit("device", None, two, shared=False) == 150
+    assert memory_limit("device", None, two, shared=True) is None
+    assert memory_limit("device", None, half, shared=False) is None
+    assert memory_limit("device", declared, half, shared=True) == 90
+    assert memory_limit("host", None, two, shared=False) is None
+    assert memory_limit("host", declared, two, shared=False) == 90

@@ -37,7 +37,7 @@ def test_there_are_at_most_fifteen_and_each_has_a_meaning() -> None:
 def test_the_less_a_growth_says_the_more_of_the_budget_it_takes() -> None:
     at = THRESHOLDS
     assert 0 < at.early_share < at.suspect_share < at.certain_share < 1
-    assert at.soon_s < at.slow_s < at.straight_s
+    assert at.soon_s < at.slow_s
 
 
 def test_nobody_changes_them_while_the_supervisor_runs() -> None:

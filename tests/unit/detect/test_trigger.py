@@ -91,9 +91,9 @@ def test_it_is_computed_again_when_the_window_has_grown() -> None:
     watch = TriggerWatch()
     for second in range(400):
         watch.add(float(second), second * 1000, 1, SampleLoad(requests_total=second * second))
-    first = watch.over(0.0, 400.0)
-    assert watch.over(0.0, 410.0) is first
-    assert watch.over(0.0, 440.0) is not first
+    first = watch.trigger(0.0, 400.0)
+    assert watch.trigger(0.0, 410.0) is first
+    assert watch.trigger(0.0, 440.0) is not first
 
 
 @given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=400))
