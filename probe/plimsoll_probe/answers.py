@@ -52,6 +52,7 @@ class Reports:
             "devices": devices,
             "host_pinned": host_pinned,
             "engine": self._engine.read,
+            "diagnostics": lambda: {"bytes": texts.held_bytes(), "bound": texts.MAX_HELD_BYTES},
         }
         for name, part in parts.items():
             try:

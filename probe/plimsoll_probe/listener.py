@@ -24,8 +24,9 @@ PEER_TIMEOUT_S = 2.0
 """Seconds until a peer that sends or reads nothing is disconnected."""
 ACCEPT_PAUSE_S = 1.0
 """Pause in seconds after a failed accept, for example without file descriptors."""
-FORK_WAIT_S = 1.0
-"""Longest time in seconds that a fork waits for an answer to be completed."""
+FORK_WAIT_S = 0.05
+"""Longest time in seconds that a fork waits for an answer to be completed. A report takes a
+millisecond. A diagnosis takes seconds, but holds no lock of the engine."""
 BACKLOG = 4
 
 

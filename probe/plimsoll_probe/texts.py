@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 import tracemalloc
-from typing import Dict, List, Optional
+from typing import Any, Dict, List, Tuple
 
 from plimsoll_probe.memory import cuda
 
@@ -15,11 +15,31 @@ MAX_FRAMES = 64
 MAX_TEXT_CHARS = 1 << 20
 MAX_ROWS = 40
 """Number of types or source lines that are listed."""
-MAX_OBJECTS = 2_000_000
+MAX_OBJECTS = 1_000_000
+"""Number of objects that are listed in one call: that takes 40 ms (Python 3.11)."""
+MAX_FROZEN = 4_000_000
+"""Number of blocks up to which the frozen objects are counted: that follows a list of them."""
+YOUNG = (0,) if sys.version_info >= (3, 14) else (0, 1)
+"""Generations of the collector with some thousand objects at most."""
+OBJECTS_AT_ONCE, TRACES_AT_ONCE = 10_000, 500
+REST_S = 0.01
+"""Seconds for which the engine's threads have the interpreter to themselves, after each part of a
+millisecond or two."""
 MAX_TRACE_S = 60.0
 """Seconds after which a trace stops itself."""
-MAX_TRACE_BYTES = 128 << 20
-"""Size of tracemalloc's own tables at which a trace stops itself."""
+MAX_TRACE_BYTES = 2 << 20
+"""Size of tracemalloc's own tables at which a trace stops itself. They have 32,772 entries then,
+which Python copies in one call, in 9 ms."""
+TRACE_CHECK_S = 0.02
+MAX_HELD_BYTES = 32 << 20
+"""More than diagnostics ever hold at a time: the list of :data:`MAX_OBJECTS` takes 8 MiB."""
+HELD: Dict[str, int] = {"objects": 0, "traces": 0}
+"""Bytes of lists that diagnostics hold now."""
+
+
+def held_bytes() -> int:
+    """Return what diagnostics hold now, in bytes."""
+    return sum(HELD.values()) + (tracemalloc.get_tracemalloc_memory() if ALLOCATIONS.traces else 0)
 
 
 def stacks() -> str:
@@ -40,15 +60,40 @@ def stacks() -> str:
 
 
 def gc_objects() -> str:
-    """Return the counts of the collector, and the most frequent types that it tracks."""
-    lines = [f"-- collections {gc.get_stats()}", f"-- frozen {gc.get_freeze_count()}"]
-    objects = gc.get_objects()
-    lines.append(f"-- {len(objects)} tracked objects")
-    counted = collections.Counter(type(one) for one in objects[:MAX_OBJECTS])
-    del objects
+    """Return the counts of the collector, and the most frequent types that it tracks.
+
+    Its list of all objects is made in one call, during which no other thread runs. In a process
+    that has too many objects for that, only those count that were made recently.
+    """
+    lines = [f"-- collections {gc.get_stats()}"]
+    blocks = sys.getallocatedblocks()
+    if blocks <= MAX_FROZEN:
+        frozen = gc.get_freeze_count()
+        lines.append(f"-- frozen {frozen}")
+        blocks -= frozen
+    counted: "collections.Counter[type]" = collections.Counter()
+    if blocks <= MAX_OBJECTS:
+        lines.append(f"-- {_count_types(gc.get_objects(), counted)} tracked objects")
+    elif gc.get_count()[0] > MAX_OBJECTS:
+        lines.append("-- too many objects to list: the collector is disabled")
+    else:
+        found = sum(_count_types(gc.get_objects(generation=one), counted) for one in YOUNG)
+        lines.append(f"-- {found} tracked objects made recently, of some {blocks} objects in all")
     for kind, count in counted.most_common(MAX_ROWS):
         lines.append(f"{count:>10} {kind.__module__}.{kind.__qualname__}")
     return "\n".join(lines)[:MAX_TEXT_CHARS]
+
+
+def _count_types(objects: List[Any], counted: "collections.Counter[type]") -> int:
+    """Add the types of ``objects``, which ends empty; return how many there were."""
+    size = len(objects)
+    while objects:
+        HELD["objects"] = sys.getsizeof(objects)
+        counted.update(map(type, objects[-OBJECTS_AT_ONCE:]))
+        del objects[-OBJECTS_AT_ONCE:]
+        time.sleep(REST_S)
+    HELD["objects"] = 0
+    return size
 
 
 def torch_memory() -> str:
@@ -64,66 +109,90 @@ def torch_memory() -> str:
 class Allocations:
     """Traces allocations with tracemalloc from ``start`` to ``stop``.
 
-    Tracing slows Python down. So it stops itself after :data:`MAX_TRACE_S`, or when its tables
-    reach :data:`MAX_TRACE_BYTES`.
+    Tracing slows Python down. So it ends after :data:`MAX_TRACE_S`, or when its tables reach
+    :data:`MAX_TRACE_BYTES`; what it has seen until then is kept for ``diff``.
     """
 
     def __init__(self) -> None:
-        self._first: Optional[tracemalloc.Snapshot] = None
         self._is_ours = False
         self._until = 0.0
+        self._begun = 0.0
+        self._sizes: Dict[Tuple[str, int], List[int]] = {}
+        self._lasted = 0.0
+        self._lock = threading.Lock()
+
+    @property
+    def traces(self) -> bool:
+        """Whether a trace that was started here is in progress."""
+        return self._is_ours and tracemalloc.is_tracing()
 
     def run_step(self, step: str) -> str:
         """Execute a step: ``start``, ``diff`` (the growth since the start) or ``stop``."""
-        steps: Dict[str, str] = {}
-        if step == "start":
-            steps["start"] = self._start()
-        elif step == "diff":
-            steps["diff"] = self._diff()
-        elif step == "stop":
-            steps["stop"] = self._stop()
-        return steps.get(step, "step: expected start, diff or stop")
+        steps = {"start": self._start, "diff": self._diff, "stop": self._stop}
+        return steps[step]() if step in steps else "step: expected start, diff or stop"
 
     def _start(self) -> str:
-        if not tracemalloc.is_tracing():
+        with self._lock:
+            if tracemalloc.is_tracing():
+                return "not started: allocations are traced already"
             tracemalloc.start()
-            self._is_ours = True
-            self._until = time.monotonic() + MAX_TRACE_S
-            threading.Thread(target=self._stop_at_limit, name="plimsoll-trace", daemon=True).start()
-        self._first = _snapshot()
+            self._is_ours, self._sizes, self._lasted = True, {}, 0.0
+            self._begun = time.monotonic()
+            self._until = self._begun + MAX_TRACE_S
+        threading.Thread(target=self._end_at_limit, name="plimsoll-trace", daemon=True).start()
         return "started"
 
-    def _stop_at_limit(self) -> None:
-        while self._is_ours and tracemalloc.is_tracing():
-            if (
-                time.monotonic() > self._until
-                or tracemalloc.get_tracemalloc_memory() > MAX_TRACE_BYTES
-            ):
-                self._stop()
+    def _end_at_limit(self) -> None:
+        while self.traces:
+            full = tracemalloc.get_tracemalloc_memory() > MAX_TRACE_BYTES
+            if full or time.monotonic() > self._until:
+                self._end(keep=full)
                 return
-            time.sleep(0.5)
+            time.sleep(TRACE_CHECK_S)
 
     def _diff(self) -> str:
-        first = self._first
-        if first is None or not tracemalloc.is_tracing():
+        if self.traces:
+            self._end(keep=True)
+        if not self._lasted:
             return "not tracing: it was not started, or it stopped at its limit"
-        grown = [one for one in _snapshot().compare_to(first, "lineno") if one.size_diff > 0]
-        return "\n".join(["-- grown since tracing began", *map(str, grown[:MAX_ROWS])])[
-            :MAX_TEXT_CHARS
-        ]
+        lines = [f"-- grown in {self._lasted:.1f} s"]
+        most = sorted(self._sizes.items(), key=lambda one: one[1][0], reverse=True)
+        for (name, line), (size, count) in most[:MAX_ROWS]:
+            lines.append(f"{name}:{line}: size=+{size} B, count=+{count}")
+        return "\n".join(lines)[:MAX_TEXT_CHARS]
+
+    def _end(self, keep: bool) -> None:
+        """End the trace; with ``keep``, add up by source line what it has seen."""
+        with self._lock:
+            if not self.traces:
+                return
+            self._lasted = time.monotonic() - self._begun
+            tables = tracemalloc.get_tracemalloc_memory()
+            snapshot = tracemalloc.take_snapshot() if keep else None
+            tracemalloc.stop()
+            self._is_ours = False
+            if snapshot is not None:
+                HELD["traces"] = 2 * tables  # a table entry takes half of what its tuple does
+                self._add_up(snapshot)
+                HELD["traces"] = 0
+
+    def _add_up(self, snapshot: tracemalloc.Snapshot) -> None:
+        for number, trace in enumerate(snapshot.traces):
+            if number % TRACES_AT_ONCE == TRACES_AT_ONCE - 1:
+                time.sleep(REST_S)
+            frame = trace.traceback[0]
+            if frame.filename not in OWN_FILES:
+                found = self._sizes.setdefault((frame.filename, frame.lineno), [0, 0])
+                found[0] += trace.size
+                found[1] += 1
 
     def _stop(self) -> str:
         """Stop tracing, unless other code started it."""
-        self._first = None
-        if self._is_ours:
-            self._is_ours = False
-            tracemalloc.stop()
+        self._end(keep=False)
+        with self._lock:
+            self._sizes, self._lasted = {}, 0.0
         return "stopped"
 
 
-def _snapshot() -> tracemalloc.Snapshot:
-    ours = [tracemalloc.Filter(False, name) for name in (tracemalloc.__file__, __file__)]
-    return tracemalloc.take_snapshot().filter_traces(ours)
-
-
+OWN_FILES = (tracemalloc.__file__, __file__)
 ALLOCATIONS = Allocations()

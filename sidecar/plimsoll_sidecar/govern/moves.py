@@ -139,7 +139,10 @@ def ended_as_returned(context: TurnContext, incident: Incident) -> bool:
 
 
 def diagnosed(context: TurnContext, incident: Incident) -> bool:
-    """Evidence before anything is destroyed, once an incident. True when there is no more."""
+    """Evidence before anything is destroyed, once an incident. True when there is no more.
+
+    It costs the engine time, so an incident that destroys nothing at present has none.
+    """
     if incident.diagnosed or context.hold or context.only_observes(incident) is not None:
         return True
     if context.free:

@@ -120,10 +120,12 @@ def trimming(context: TurnContext, incident: Incident) -> None:
 
 def confirmed(context: TurnContext, incident: Incident) -> None:
     """Choose the next rung, wait for the budget to be spent, or end as unresolved."""
-    if ended_as_gone(context, incident) or not diagnosed(context, incident):
+    if ended_as_gone(context, incident):
         return
     if not due(context, incident):
         hold_within_budget(context, incident)
+        return
+    if not diagnosed(context, incident):
         return
     rung = ladder.next_rung(incident, context.policy, context.engine)
     if rung is None:

@@ -58,11 +58,16 @@ class Diagnostics:
     def save(self, command: Command) -> tuple[str, ...]:
         """Save all available diagnostics; return their paths relative to the state directory.
 
-        Omits what the engine does not provide and what does not fit on the volume. Raises OSError
-        if the folder cannot be created.
+        Omits what the engine does not provide and what does not fit on the volume. If a supervisor
+        that has ended began with this incident, its files are all there is: diagnostics cost the
+        engine time, and two supervisors may not take it twice. Raises OSError if the folder cannot
+        be created.
         """
         folder = self._root / command.incident
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            return tuple(str(path.relative_to(self._root.parent)) for path in _files(folder))
         self._make_room(folder)
         try:
             status = self._engine.status()
@@ -201,5 +206,9 @@ def _new_file(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
 def _folder_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return sum(path.stat().st_size for path in _files(folder))

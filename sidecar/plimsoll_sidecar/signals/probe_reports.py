@@ -34,6 +34,8 @@ MAX_LINES = 32
 MAX_DEVICES = 64
 PINNED_OWNER = "pinned_host"
 """Ledger owner of pinned host memory."""
+DIAGNOSTICS_OWNER = "diagnostics"
+"""Ledger owner of what the probes themselves hold while they diagnose."""
 
 Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Owner = Annotated[str, msgspec.Meta(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
@@ -192,6 +194,13 @@ class TorchDevice(msgspec.Struct):
     uuid: Uuid | None = None
 
 
+class HeldByProbe(msgspec.Struct):
+    """What a diagnosis holds now, and its maximum, in bytes."""
+
+    bytes: Number
+    bound: Number
+
+
 class EngineReport(msgspec.Struct):
     """What the engine's own objects report in one process."""
 
@@ -214,6 +223,7 @@ class Report(msgspec.Struct):
     host_pinned: Number | None = None
     devices: Annotated[list[TorchDevice], msgspec.Meta(max_length=MAX_DEVICES)] = []
     engine: EngineReport = msgspec.field(default_factory=EngineReport)
+    diagnostics: HeldByProbe | None = None
     cost_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     age_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
@@ -245,6 +255,9 @@ def merge_ledgers(accounts: Iterable[tuple[Role, Report]]) -> list[LedgerEntry]:
         lines = list(report.engine.ledger)
         if report.host_pinned:
             lines.append(ReportedOwner(PINNED_OWNER, MemoryKind.HOST, report.host_pinned))
+        held = report.diagnostics
+        if held is not None:
+            lines.append(ReportedOwner(DIAGNOSTICS_OWNER, MemoryKind.HOST, held.bytes, held.bound))
         for line in lines:
             key = line.owner, line.kind
             before = entries.get(key) or LedgerEntry(line.owner, line.kind, 0, 0, role)

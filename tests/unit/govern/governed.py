@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plimsoll_api.admin import Capability, EngineState
 from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
-from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_sidecar.govern.command import (
@@ -135,6 +135,16 @@ class World:
         while command.verb is not verb:
             command = self.answer(command)
         return command
+
+    def to_confirmed(self) -> Incident:
+        """Answers the trim with success and goes on until the first incident is confirmed."""
+        results = [done(self.to(Verb.TRIM))]
+        for _ in range(100):
+            self.tick(*results)
+            results = []
+            if self.open[0].phase is IncidentPhase.CONFIRMED:
+                return self.open[0]
+        raise AssertionError("not confirmed within 100 assessments")
 
     def renew(self, growth: int = 0) -> None:
         self.number += 1

@@ -110,9 +110,9 @@ def test_the_reason_is_named_until_the_leak_is_confirmed() -> None:
     (incident,) = world.open
     assert incident.attribution.evidence == ["not confirmed yet: a warm-up"]
     world.unconfirmed = None
-    diagnose = world.to(Verb.DIAGNOSE)
+    world.run(50)
     world.unconfirmed = "load that rose with it"  # it may come back, and it is believed by now
-    world.run(5, done(diagnose))
+    world.run(5)
     assert incident.phase is IncidentPhase.CONFIRMED
     assert incident.attribution.evidence == []
 
@@ -120,10 +120,10 @@ def test_the_reason_is_named_until_the_leak_is_confirmed() -> None:
 def test_a_spent_budget_restarts_nothing_while_memory_is_flat() -> None:
     world = World()
     world.growth, world.growing = 500_000_000, False
-    diagnose = world.to(Verb.DIAGNOSE)
-    world.run(600, done(diagnose))
+    world.to_confirmed()
+    world.run(600)
     assert world.open[0].message == NOT_GROWING
-    assert Verb.TAKE_SLOT not in world.verbs
+    assert world.verbs == [Verb.TRIM]
     world.growing = True
     world.to(Verb.RESTART_WORKER)
 
@@ -172,10 +172,10 @@ def test_no_absence_of_suspicion_counts_while_the_engine_does_not_answer() -> No
 def test_a_confirmed_leak_within_its_budget_disturbs_nobody() -> None:
     world = World()
     world.growth, world.over_budget = 100_000_000, False
-    diagnose = world.to(Verb.DIAGNOSE)
-    world.run(50, done(diagnose))
+    world.to_confirmed()
+    world.run(50)
     assert world.open[0].phase is IncidentPhase.CONFIRMED
-    assert world.verbs == [Verb.TRIM, Verb.DIAGNOSE]
+    assert world.verbs == [Verb.TRIM], "even diagnostics cost it time"
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,9 @@ def test_only_the_end_of_the_memory_is_a_reason_to_restart_before_the_budget_is_
     world.growth, world.over_budget, world.rate = 100_000_000, False, 1e6
     world.exhaustion_s = 1.0  # of the budget, which is no limit
     world.limit = None if room is None else BASELINE + world.growth + room
-    world.run(50, done(world.to(Verb.DIAGNOSE)))
+    world.to_confirmed()
+    world.run(2)
+    world.run(50, *(done(command) for command in world.commands if command.verb is Verb.DIAGNOSE))
     assert (Verb.TAKE_SLOT in world.verbs) == restarts
     wanted = IncidentPhase.AWAITING_SLOT if restarts else IncidentPhase.CONFIRMED
     assert world.open[0].phase is wanted
@@ -207,8 +209,8 @@ def test_a_confirmed_incident_that_is_held_says_what_it_waits_for(
 ) -> None:
     world = World()
     world.kind, world.growth, world.over_budget = kind, 100_000_000, False
-    world.run(5, done(world.to(Verb.DIAGNOSE)))
-    (incident,) = world.open
+    incident = world.to_confirmed()
+    world.run(5)
     assert incident.phase is IncidentPhase.CONFIRMED
     assert incident.message.startswith(awaited)
     told = [e for e in world.events if e.incident is incident]
@@ -530,9 +532,8 @@ def test_a_confirmed_leak_whose_odds_fall_subsides_and_comes_back() -> None:
     """Growth in a stair that ends at half of the budget, and later goes on."""
     world = World()
     world.over_budget = False
-    world.to(Verb.DIAGNOSE)
-    (incident,) = world.open
-    world.run(2, done(world.commands[-1]))
+    incident = world.to_confirmed()
+    world.run(2)
     assert incident.message == WITHIN_BUDGET
     world.confidence = 0.27
     world.run(int(SUBSIDED_S) + 1)
@@ -542,21 +543,20 @@ def test_a_confirmed_leak_whose_odds_fall_subsides_and_comes_back() -> None:
     world.confidence, world.over_budget = 0.2, True
     world.run(20)
     assert len(world.events) == told, "its chance changes with every sample"
-    assert world.verbs[-1] is Verb.DIAGNOSE, "spent, but not by a leak"
+    assert world.verbs == [Verb.TRIM], "spent, but not by a leak"
     world.confidence = 0.9
-    assert world.until_command().verb is Verb.TAKE_SLOT
+    assert world.answer(world.until_command()).verb is Verb.TAKE_SLOT
     assert incident.waits is None
 
 
 def test_a_leak_that_has_subsided_is_restarted_at_the_memory_limit() -> None:
     world = World(memory=MemoryPolicy(host=MemoryBudget(100_000_000, 3600.0, 1_200_000_000)))
     world.over_budget = False
-    diagnose = world.to(Verb.DIAGNOSE)
-    world.run(2, done(diagnose))
+    world.to_confirmed()
     world.confidence = 0.2
     world.run(int(SUBSIDED_S) + 1)
     world.over_budget = True
     world.run(20)
-    assert world.verbs[-1] is Verb.DIAGNOSE
+    assert world.verbs == [Verb.TRIM]
     world.growth = 190_000_000
-    assert world.until_command().verb is Verb.TAKE_SLOT
+    assert world.answer(world.until_command()).verb is Verb.TAKE_SLOT

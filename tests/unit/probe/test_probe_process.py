@@ -113,6 +113,7 @@ def test_diagnostics_and_trim(library: Path) -> None:
         assert trimmed["before"] > 0
         assert ask(path, do="tracemalloc", step="diff")["text"].startswith("not tracing")
         assert ask(path, do="tracemalloc", step="start")["text"] == "started"
+        assert "already" in ask(path, do="tracemalloc", step="start")["text"]
         assert "grown" in ask(path, do="tracemalloc", step="diff")["text"]
         assert ask(path, do="tracemalloc", step="stop")["text"] == "stopped"
 
@@ -260,3 +261,52 @@ def test_it_needs_python_3_10_and_the_standard_library_alone() -> None:
 
 def test_both_sides_name_the_same_folder() -> None:
     assert plimsoll_probe.DIRECTORY == PROBE_DIR_ENV
+
+
+MANY = """
+import json, sys, threading, time
+from plimsoll_probe import texts
+heap = [[number] for number in range(2_000_000)]
+stretches, held, begun = [], [], 0.0
+def rest(seconds):
+    global begun
+    stretches.append(time.thread_time() - begun)
+    held.append(texts.held_bytes())
+    sleep(min(seconds, .001))
+    begun = time.thread_time()
+sleep, texts.time.sleep = time.sleep, rest
+def measured(work):
+    global begun
+    begun = time.thread_time()
+    text = work()
+    stretches.append(time.thread_time() - begun)
+    return text
+many = measured(texts.gc_objects)
+del heap[300_000:]
+few = measured(texts.gc_objects)
+texts.time.sleep = sleep
+measured(lambda: texts.ALLOCATIONS.run_step("start"))
+leak = []
+while texts.ALLOCATIONS.traces:
+    leak.append({"leaked": str(len(leak))})
+    if not len(leak) % 1000:
+        held.append(texts.held_bytes())
+        sleep(.001)
+texts.time.sleep = rest
+found = measured(lambda: texts.ALLOCATIONS.run_step("diff"))
+texts.ALLOCATIONS.run_step("stop")
+print(json.dumps([many, few, found, max(stretches), max(held), texts.held_bytes()]), flush=True)
+"""
+
+
+def test_diagnostics_of_a_large_heap_leave_the_interpreter_to_the_engine(library: Path) -> None:
+    """The time that counts is the processor's: while it is spent, the engine's threads wait."""
+    with python(library, MANY) as process:
+        many, few, traced, stretch_s, most, left = json.loads(first_line(process))
+    assert "made recently" in many
+    assert int(few.partition(" tracked objects")[0].rpartition(" ")[2]) >= 300_000, few
+    assert "builtins.list" in few
+    assert "<string>:" in traced.splitlines()[1], traced
+    assert stretch_s <= 0.05
+    assert 2 << 20 <= most <= 32 << 20, "it is in the ledger"
+    assert left == 0

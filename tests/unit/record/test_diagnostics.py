@@ -36,3 +36,15 @@ def test_an_engine_that_fills_the_shared_folder_costs_no_memory(tmp_path: Path) 
     finally:
         tracemalloc.stop()
     assert peak < 1 << 20
+
+
+def test_an_incident_that_an_ended_supervisor_began_to_diagnose_is_not_diagnosed_again(
+    tmp_path: Path,
+) -> None:
+    begun = tmp_path / "diagnostics" / "i" / "stacks.txt"
+    begun.parent.mkdir(parents=True)
+    begun.write_text("in leak")
+    # An object without any method: the engine must not be asked.
+    diagnostics = Diagnostics(cast(EngineAdapter, object()), tmp_path, tmp_path, lambda: None)
+    command = Command(verb=Verb.DIAGNOSE, operation_id="1", incident="i", epoch="a:1")
+    assert diagnostics.save(command) == ("diagnostics/i/stacks.txt",)

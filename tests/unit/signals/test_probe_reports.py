@@ -31,6 +31,7 @@ from plimsoll_api.decoding import Malformed, decode
 from plimsoll_sidecar.signals import probe_reports
 from plimsoll_sidecar.signals.probe_reports import (
     EngineReport,
+    HeldByProbe,
     Report,
     ReportedOwner,
     TorchDevice,
@@ -156,13 +157,15 @@ def test_ranks_are_added_up_and_an_unknown_bound_stays_unknown() -> None:
             ReportedOwner("weights", MemoryKind.DEVICE, 10, 10),
             ReportedOwner("grammar_cache", MemoryKind.HOST, 1, bound),
         ]
-        return Report(1, host_pinned=5, engine=EngineReport(ledger=lines))
+        report = EngineReport(ledger=lines)
+        return Report(1, host_pinned=5, engine=report, diagnostics=HeldByProbe(3, 8))
 
     entries = probe_reports.merge_ledgers([(Role.WORKER, rank(4)), (Role.WORKER, rank(None))])
     assert [(e.owner, e.kind.value, e.bytes, e.bound) for e in entries] == [
         ("weights", "device", 20, 20),
         ("grammar_cache", "host", 2, None),
         ("pinned_host", "host", 10, None),
+        ("diagnostics", "host", 6, 16),
     ]
 
 
