@@ -13,6 +13,7 @@ import typer
 from plimsoll_api.supervision import Mode
 from plimsoll_cli import commands, inject_command, options, tools
 from plimsoll_cli.errors import RunError, UsageError
+from plimsoll_cli.output import Output
 
 app = typer.Typer(
     name="plimsoll",
@@ -146,11 +147,40 @@ def replay(
     mode: Annotated[
         Mode, typer.Option(help="Mode of the supervisor: whether it may act.")
     ] = Mode.OBSERVE,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BUDGET",
+            help="Budget for host memory instead of the recorded one: Auto, 2Gi or 2Gi/6h.",
+        ),
+    ] = None,
 ) -> None:
     """Feed a trace to the supervisor and print its output as JSON lines."""
     from plimsoll_cli.local import traces
 
-    raise typer.Exit(traces.replay(trace, mode))
+    raise typer.Exit(traces.replay(trace, mode, budget))
+
+
+@app.command()
+def tune(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SERVICE|FILE",
+            help="Service on this machine, a supervisor's journal.sqlite, a trace, or a series"
+            " (.csv: Unix seconds and bytes).",
+        ),
+    ],
+    limit: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory limit of a series.")
+    ] = None,
+    run_dir: RunDir = None,
+    output: options.Form = Output.TABLE,
+) -> None:
+    """Show what a service gains, the leak budget to set, and what each past day would have done."""
+    from plimsoll_cli.local import tuning
+
+    tuning.run(source, run_dir, limit, output)
 
 
 commands.register(app)

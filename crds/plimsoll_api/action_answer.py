@@ -17,6 +17,7 @@ class ActionAnswer(msgspec.Struct, omit_defaults=True):
     ``shared_memory_error`` says why that is unknown. Both are unset if it is not watched.
     ``out_of_service`` has the seconds for which each reason still keeps the pod unready. ``unseen``
     says why the supervisor lacks a signal, by name (``engine``, ``metrics``, ``host``, …).
+    ``budgets`` says which leak budgets do not fit what the replica was seen to gain.
     """
 
     epoch: str | None = None
@@ -34,3 +35,4 @@ class ActionAnswer(msgspec.Struct, omit_defaults=True):
     shared_memory_error: str = ""
     out_of_service: dict[str, float] = {}
     unseen: dict[str, str] = {}
+    budgets: list[str] = []

@@ -21,8 +21,10 @@ import msgspec
 from plimsoll_api.action_answer import CURRENT, ActionAnswer
 from plimsoll_api.admin import Capability, DrainMode
 from plimsoll_api.decoding import decode
+from plimsoll_api.incident_record import JOURNAL_FILE
 from plimsoll_api.names import ASK_MODULE, DRAIN_S, RESET_FILE, TOKEN_FILE
 from plimsoll_api.supervisor_config import CONFIG_FILE, SupervisorConfig
+from plimsoll_sidecar import tune
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.act.adapters.engine_adapter import EngineAdapter, adapter_for
 from plimsoll_sidecar.clients.http import EngineError
@@ -91,6 +93,7 @@ def perform(
         capabilities=[one.value for one in status.capabilities],
     )
     if arguments.what == "status":
+        answer.budgets = _misfits(arguments.state_dir, config)
         answer.out_of_service = readiness.active_reasons(str(arguments.state_dir))
         return _add_signals(engine, answer, config.memory.shared_device, config.engine.container)
     expected = status.epoch if arguments.expected_epoch == CURRENT else arguments.expected_epoch
@@ -264,6 +267,15 @@ def _resume(
         done.append(f"the slot Leases were not cleared: {error}: run plimsoll resume again")
         return command.result(Outcome.FAILED, "; ".join(done))
     return command.result(Outcome.SUCCEEDED, "; ".join(done))
+
+
+def _misfits(state_dir: Path, config: SupervisorConfig) -> list[str]:
+    """Return which budgets do not fit; none if the journal cannot be read."""
+    try:
+        return tune.misfits(tune.of_journal(state_dir / JOURNAL_FILE), config.memory)
+    except (OSError, ValueError) as error:
+        log.info("budgets: %s", error)
+        return []
 
 
 def run(argv: list[str], unseen: Mapping[str, str] | None = None) -> tuple[int, str]:

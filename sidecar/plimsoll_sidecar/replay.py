@@ -15,11 +15,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from plimsoll_api import trace
 from plimsoll_api.admin import Capability, EngineState, Status
 from plimsoll_api.assessment import Assessment, SlowGrowth
-from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.manifest import POSITIVE_DURATION
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy, budget_of
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervisor_config import SupervisorConfig
 from plimsoll_api.trace import (
@@ -31,8 +33,10 @@ from plimsoll_api.trace import (
     TraceBudget,
     TraceError,
 )
+from plimsoll_api.units import DAY_S
 from plimsoll_sidecar.act.adapters.engine_adapter import adapter_for
 from plimsoll_sidecar.detect.detector import Detector
+from plimsoll_sidecar.govern.auto_budget import LearnedBudgets
 from plimsoll_sidecar.govern.command import EngineView, Event, EventType, Outcome, Result, Turn
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.govern.incident import Incident
@@ -78,13 +82,20 @@ class Summary(msgspec.Struct, kw_only=True):
     remediations: int = 0
 
 
-def replay(path: Path, mode: Mode = Mode.OBSERVE) -> Iterator[ReplayLine | Summary]:
+def replay(
+    path: Path, mode: Mode = Mode.OBSERVE, budget: MemoryBudget | None = None
+) -> Iterator[ReplayLine | Summary]:
     """Yield the events of the trace in order of time, then a summary.
 
-    Raises :class:`TraceError`.
+    ``budget`` is used for host memory in place of the recorded one. Raises :class:`TraceError`.
     """
     header, samples = trace.read(path)
     memory = memory_policy(path, header)
+    if budget is not None:
+        limit = header.limits.host
+        if limit is not None and budget.growth_bytes > limit and not budget.auto:
+            raise TraceError(f"{path}:1: the budget is larger than limits.host, {limit}")
+        memory = replace(memory, host=replace(budget, limit_bytes=limit))
     return replay_samples(samples, memory, Supervision(mode=mode), header.interval_s, header.name)
 
 
@@ -96,8 +107,11 @@ def replay_samples(
     name: str,
 ) -> Iterator[ReplayLine | Summary]:
     """Yield the events of ``samples`` in order of time, then a summary."""
-    detector = Detector(memory, supervision.stall.timeout_s, interval_s)
+    learned = LearnedBudgets()
+    learns = any(one is not None and one.auto for one in (memory.host, memory.device))
     governor = Governor(supervision, memory, replica=name)
+    governor.use(learned.in_force(memory))
+    detector = Detector(governor.memory, supervision.stall.timeout_s, interval_s)
     summary = Summary()
     results: list[Result] = []
     first_t: float | None = None
@@ -109,6 +123,15 @@ def replay_samples(
         yield from _slow_leaks(assessment, leaking)
         turn = governor.advance(assessment, engine_view(sample), sample.t, results)
         results = unknown_results(turn)
+        if learns:
+            learned.observe(sample.t, str(sample.epoch), "", assessment, governor.growing())
+            found = learned.next_budgets(sample.t, memory, governor.budgets)
+            if found is not None and not governor.state.incidents:
+                governor.use(found)
+                checkpoint = detector.checkpoint()
+                detector = Detector(found.memory, supervision.stall.timeout_s, interval_s)
+                detector.update(sample)
+                detector.resume(checkpoint)
         last_t = sample.t
         summary.samples += 1
         summary.duration_s = round(last_t - first_t, 3)
@@ -226,6 +249,12 @@ def _trigger(incident: Incident) -> str | None:
     return found.counter if found is not None else None
 
 
+def given_budget(text: str) -> MemoryBudget:
+    """Parse ``Auto``, a size, or a size and its window such as ``2Gi/6h``. Raises ValueError."""
+    size, slash, window = text.partition("/")
+    return budget_of(size, POSITIVE_DURATION.read(window) if slash else DAY_S)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Replay one trace and print its events as JSON lines; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m plimsoll_sidecar.replay", description=__doc__)
@@ -233,9 +262,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--mode", type=Mode, choices=list(Mode), default=Mode.OBSERVE, help="Observe or Recover"
     )
+    parser.add_argument("--budget", type=given_budget, help="for host memory: Auto, 2Gi or 2Gi/6h")
     arguments = parser.parse_args(argv)
+    return run(arguments.trace, arguments.mode, arguments.budget)
+
+
+def run(path: Path, mode: Mode, budget: MemoryBudget | None = None) -> int:
+    """Print the events of a trace as JSON lines; return the exit status."""
     try:
-        for line in replay(arguments.trace, arguments.mode):
+        for line in replay(path, mode, budget):
             sys.stdout.write(msgspec.json.encode(line).decode() + "\n")
     except TraceError as error:
         sys.stderr.write(f"{error}\n")

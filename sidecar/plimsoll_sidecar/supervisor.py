@@ -29,7 +29,7 @@ from plimsoll_sidecar.clock import SteadyClock
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.detect.fleet import LEAKS, MINE, joined, weighed
-from plimsoll_sidecar.govern.auto_budget import Budgets, differs
+from plimsoll_sidecar.govern.auto_budget import Budgets
 from plimsoll_sidecar.govern.command import (
     EngineProcess,
     EngineView,
@@ -182,11 +182,8 @@ class Supervisor:
         learned.observe(seen.now, seen.engine.epoch, revision, seen.assessment, growing)
         if self._governor.state.incidents:
             return
-        learned.revise(seen.now, memory)
-        found = learned.in_force(memory)
-        if found.learning != self._governor.learning or differs(
-            self._governor.memory, found.memory
-        ):
+        found = learned.next_budgets(seen.now, memory, self._governor.budgets)
+        if found is not None:
             self._use_budgets(found)
 
     def _use_budgets(self, budgets: Budgets) -> None:

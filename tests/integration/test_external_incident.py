@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from plimsoll_api import supervisor_config
 from plimsoll_api.engines import EngineType
 from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
-from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.memory_policy import AutoBudgets, MemoryBudget, MemoryPolicy, budget_of
 from plimsoll_api.supervision import Action, Drain, Mode, Supervision
 from plimsoll_api.supervisor_config import (
     CONTAINER_ENV,
@@ -27,11 +28,15 @@ from plimsoll_api.supervisor_config import (
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record.journal import Journal
+from plimsoll_sidecar.tune import of_journal
 
 HERE = Path(__file__).parent
 LIMIT_S = 90.0
 RELIST_S = 1.0
 """Between the kubelet's looks for containers that ended. Until then such a one counts as ready."""
+
+
+MEMORY = MemoryPolicy(host=MemoryBudget(growth_bytes=64 << 20, window_s=3600.0), warmup_s=1.0)
 
 
 class Pod:
@@ -44,6 +49,7 @@ class Pod:
         environment: dict[str, str] | None = None,
         mode: Mode = Mode.RECOVER,
         arguments: tuple[str, ...] = ("--leak-mib-s=8",),
+        memory: MemoryPolicy = MEMORY,
     ) -> None:
         self.folder, self.log = folder, folder / "log"
         self._environment = os.environ | {"POD_NAME": "external-0"} | (environment or {})
@@ -52,7 +58,7 @@ class Pod:
         self.state_dir, self.sick = folder / "state", folder / "sick"
         self.state_dir.mkdir()
         self.sick.touch()
-        self._mode, self._arguments = mode, arguments
+        self._mode, self._arguments, self._memory = mode, arguments, memory
         self.ports = [_free_port() for _ in range(2)]
         self.ready_at_start: list[bool] = []
         self._ending = threading.Event()
@@ -65,9 +71,7 @@ class Pod:
         config = SupervisorConfig(
             service=ServiceRef(name="external"),
             engine=EngineEndpoint(EngineType.VLLM, url, url, container=self.container),
-            memory=MemoryPolicy(
-                host=MemoryBudget(growth_bytes=64 << 20, window_s=3600.0), warmup_s=1.0
-            ),
+            memory=self._memory,
             supervision=Supervision(mode=self._mode, drain=Drain(deadline_s=5.0)),
             sample_interval_s=0.25,
         )
@@ -77,7 +81,8 @@ class Pod:
         command += [f"--run-dir={self.folder}", f"--state-dir={self.state_dir}"]
         command += [f"--metrics-port={self.ports[1]}", "--host=127.0.0.1"]
         with (self.folder / "supervisor.log").open("wb") as log:
-            self._processes.append(subprocess.Popen(command, env=self._environment, stderr=log))
+            self.supervisor = subprocess.Popen(command, env=self._environment, stderr=log)
+        self._processes.append(self.supervisor)
 
     def _keep(self) -> None:
         command = [sys.executable, str(HERE / "standin_external.py"), "--kind=vllm"]
@@ -102,14 +107,17 @@ class Pod:
             process.kill()
             process.wait(10)
 
-    def ended(self) -> Incident | None:
+    def recent(self) -> list[Incident]:
         if not (self.state_dir / "journal.sqlite").exists():
-            return None
+            return []
         journal = Journal(self.state_dir / "journal.sqlite")
         try:
-            return next((one for one in journal.recent(10) if one.ended), None)
+            return journal.recent(10)
         finally:
             journal.close()
+
+    def ended(self) -> Incident | None:
+        return next((one for one in self.recent() if one.ended), None)
 
     def ended_incident(self) -> tuple[Incident, str]:
         """The first incident that ends, within the limit, and the supervisor's log."""
@@ -167,3 +175,29 @@ def test_a_leak_is_found_beside_pages_of_several_registries(tmp_path: Path) -> N
     assert (incident.kind, incident.reason) == (IncidentKind.HOST_GROWTH, Reason.ENGINE_RESTART)
     assert told.count("signal metrics: MetricsInconsistent") <= 2, "once in an engine's life"
     assert "EngineCrash" not in told
+
+
+def test_a_budget_that_sets_itself_reports_first_and_acts_once_it_has_learned(
+    tmp_path: Path,
+) -> None:
+    host = replace(budget_of("Auto", 3600.0), limit_bytes=1 << 30)
+    memory = MemoryPolicy(host=host, warmup_s=1.0, auto=AutoBudgets(learning_s=40.0))
+    one = Pod(tmp_path, memory=memory)
+    try:
+        one.start()
+        reported, told = one.ended_incident()
+        assert (reported.phase, reported.reason) == (IncidentPhase.SUPPRESSED, Reason.OBSERVED)
+        assert not one.log.exists() or "SIGTERM" not in one.log.read_text()
+        deadline = time.monotonic() + LIMIT_S
+        while len(one.recent()) < 2 or not one.recent()[0].ended:
+            assert time.monotonic() < deadline, (told, one.recent())
+            time.sleep(0.5)
+        assert one.recent()[0].reason is Reason.ENGINE_RESTART
+        one.supervisor.terminate()
+        assert one.supervisor.wait(20) == 0
+    finally:
+        one.end()
+    learned = of_journal(one.state_dir / "journal.sqlite").host
+    assert learned.budget == 128 << 20, "an eighth of the limit: no hour was healthy"
+    assert learned.observed_s >= 40.0
+    assert any(hour.incident for hour in learned.hours)

@@ -219,6 +219,7 @@ def _replicas(cluster: Cluster, service: str | None, policy: str | None) -> Iter
             if "metrics" in seen.unseen:
                 yield Check(f"{name} metrics", False, seen.unseen["metrics"])
             yield from shared_memory(name, seen)
+            yield from (Check(f"{name} budget", False, text) for text in seen.budgets)
         owner = membership(pod["metadata"]).workload or name
         named = f"service {labels[SERVICE_LABEL]}" if SERVICE_LABEL in labels else str(owner)
         drained[pod["metadata"]["namespace"], named].append(UNREADY_MANUAL in seen.out_of_service)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from plimsoll_api import supervisor_config, trace
 from plimsoll_api.decoding import Malformed
+from plimsoll_api.incident_record import JOURNAL_FILE
+from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.names import TOKEN_FILE
 from plimsoll_api.supervision import Mode
 from plimsoll_api.supervisor_config import CONFIG_FILE, SupervisorConfig
@@ -20,7 +22,10 @@ from plimsoll_api.trace import Sample, TraceError
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import run_dir as folders
 from plimsoll_sidecar import replay as replaying
+from plimsoll_sidecar import tune
 from plimsoll_sidecar.detect.segments import HostSource
+from plimsoll_sidecar.tune import Day as Day
+from plimsoll_sidecar.tune import Tuning as Tuning
 
 
 def record(out: Path, service: str | None, run_dir: Path | None, duration_s: float | None) -> int:
@@ -41,9 +46,37 @@ def record(out: Path, service: str | None, run_dir: Path | None, duration_s: flo
         raise RunError(f"{error.filename or out}: {error.strerror}") from None
 
 
-def replay(file: Path, mode: Mode) -> int:
+def replay(file: Path, mode: Mode, budget: str | None) -> int:
     """Print what the supervisor makes of a trace; return the exit status."""
-    return replaying.main([str(file), f"--mode={mode.value}"])
+    try:
+        given = replaying.given_budget(budget) if budget is not None else None
+    except ValueError as error:
+        raise UsageError(f"--budget {budget}: {error}") from None
+    return replaying.run(file, mode, given)
+
+
+def tunings(source: str, run_dir: Path | None, limit: int | None) -> list[Tuning]:
+    """Return what a service on this machine, a journal, a trace or a series teaches.
+
+    Raises UsageError.
+    """
+    file = Path(source)
+    try:
+        if source.endswith(trace.SUFFIXES):
+            learned, memory = tune.of_trace(file)
+        elif file.suffix == ".csv":
+            learned, memory = tune.of_series(file, limit), MemoryPolicy()
+        elif file.is_file():
+            learned, memory = tune.of_journal(file), MemoryPolicy()
+        else:
+            folder = run_dir or folders.of(source)
+            memory = _config(folder / "etc" / CONFIG_FILE).memory
+            learned = tune.of_journal(folder / "state" / JOURNAL_FILE)
+    except OSError as error:
+        raise UsageError(f"{error.filename or source}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return tune.tunings(learned, memory)
 
 
 def read(file: Path) -> tuple[float, list[Sample]]:

@@ -87,8 +87,9 @@ class Learned(msgspec.Struct, omit_defaults=True):
         began = epoch != self.epoch
         if began:
             self.epoch, self.lows = epoch[:MAX_REVISION], []
-        self.lows = [low for low in self.lows if at - DAY_H <= low[0] <= at]
-        self.hours = [one for one in self.hours if at - KEPT_H < one.at <= at]
+        if not self.hours or self.hours[-1].at != at:
+            self.lows = [low for low in self.lows if at - DAY_H <= low[0] <= at]
+            self.hours = [one for one in self.hours if at - KEPT_H < one.at <= at]
         grown = state.unexplained if state is not None else None
         if grown is None and not incident:
             return
@@ -239,6 +240,13 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
             if budget is not None and budget.auto
         ]
         return any(changed)
+
+    def next_budgets(self, now: float, memory: MemoryPolicy, standing: Budgets) -> Budgets | None:
+        """Return the budgets to go by from ``now`` on; None if the ``standing`` ones stay."""
+        self.revise(now, memory)
+        found = self.in_force(memory)
+        same = found.learning == standing.learning and not differs(standing.memory, found.memory)
+        return None if same else found
 
     def in_force(self, memory: MemoryPolicy) -> Budgets:
         """Return the policy with the budgets that set themselves in bytes."""

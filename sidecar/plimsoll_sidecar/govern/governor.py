@@ -121,6 +121,11 @@ class Governor:
             return 0
         return restart_budget.remaining(self.state.restarts, self.policy.restart_budget, now)
 
+    @property
+    def budgets(self) -> Budgets:
+        """The budgets in force."""
+        return Budgets(self.memory, self.learning)
+
     def use(self, budgets: Budgets) -> None:
         """Go by these budgets. A leak that was only reported may open again once one is learned."""
         for kind in self.learning - budgets.learning:

@@ -1,0 +1,232 @@
+"""Levels and budgets for ``plimsoll tune``, from a journal, a trace or a series of sizes."""
+
+from __future__ import annotations
+
+import csv
+import math
+import sqlite3
+from collections.abc import Iterable, Iterator
+from datetime import date, timedelta
+from pathlib import Path
+
+import msgspec
+
+from plimsoll_api import trace
+from plimsoll_api.assessment import BudgetState
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy, budget_of
+from plimsoll_api.supervision import Supervision
+from plimsoll_api.times import unix_seconds
+from plimsoll_api.trace import TraceError
+from plimsoll_api.units import format_bytes, format_duration
+from plimsoll_sidecar.detect.detector import Detector
+from plimsoll_sidecar.govern.auto_budget import (
+    DAY_H,
+    HOUR_S,
+    WINDOWS_H,
+    Hour,
+    Learned,
+    LearnedBudgets,
+    gains_within,
+    healthy,
+    level,
+    proposal,
+)
+from plimsoll_sidecar.govern.command import Result
+from plimsoll_sidecar.govern.governor import Governor
+from plimsoll_sidecar.record import storage
+from plimsoll_sidecar.replay import engine_view, memory_policy, unknown_results
+
+EPOCH = date(1970, 1, 1)
+MAX_SERIES = 10_000_000
+"""Lines of a series that are read at most."""
+RESTARTED = 0.5
+"""A size that falls below this share of the one before belongs to another start."""
+
+
+class Day(msgspec.Struct, kw_only=True):
+    """One past day (UTC). ``gain`` is the most growth within the budget's window.
+
+    ``spends`` says whether it would have spent the proposed budget.
+    """
+
+    date: str
+    observed_s: float
+    gain: int
+    incident: bool
+    spends: bool
+
+
+class Tuning(msgspec.Struct, kw_only=True):
+    """What one memory gained and the budget to set, in bytes.
+
+    ``level`` maps 1h, 6h and 24h to the 99th percentile of the growth, and ``usual`` is that of the
+    budget's window. ``proposal`` is null if no
+    hour can teach anything. ``in_force`` is the budget that was learned so far.
+    """
+
+    memory: str
+    revision: str
+    observed_s: float
+    starts: list[int]
+    limit: int | None
+    level: dict[str, int]
+    usual: int | None
+    window_s: float
+    in_force: int | None
+    proposal: int | None
+    days: list[Day]
+
+
+def tunings(learned: LearnedBudgets, memory: MemoryPolicy) -> list[Tuning]:
+    """Return what is known of each memory that was observed."""
+    pairs = (("host", learned.host, memory.host), ("device", learned.device, memory.device))
+    return [
+        tuning(name, one, budget or budget_of("Auto")) for name, one, budget in pairs if one.hours
+    ]
+
+
+def tuning(name: str, learned: Learned, budget: MemoryBudget) -> Tuning:
+    """Return what ``learned`` says about a memory, and the budget that follows."""
+    clean = healthy(learned.hours)
+    wanted = proposal([learned], budget)
+    if wanted is not None:
+        wanted = max(wanted, budget.minimum_bytes or 1)
+    levels = {
+        f"{hours}h": found
+        for hours in WINDOWS_H
+        if (found := level(gains_within(clean, hours * HOUR_S))) is not None
+    }
+    return Tuning(
+        memory=name,
+        revision=learned.revision,
+        observed_s=learned.observed_s,
+        starts=learned.starts,
+        limit=learned.room_limit(budget),
+        level=levels,
+        usual=level(gains_within(clean, budget.window_s)),
+        window_s=budget.window_s,
+        in_force=learned.budget,
+        proposal=wanted,
+        days=list(_days(learned.hours, budget.window_s, wanted)),
+    )
+
+
+def misfits(learned: LearnedBudgets, memory: MemoryPolicy) -> list[str]:
+    """Return a sentence for each fixed budget that is below what is usual, or above the room."""
+    found = []
+    budgets = {"host": memory.host, "device": memory.device}
+    for one in tunings(learned, memory):
+        budget = budgets[one.memory]
+        if budget is None or budget.auto:
+            continue
+        field = f"spec.memory.{one.memory}.growthBudget {format_bytes(budget.growth_bytes)}"
+        if one.usual is not None and budget.growth_bytes < one.usual:
+            found.append(
+                f"{field} is less than the {format_bytes(one.usual)} that a healthy replica gains"
+                f" in {format_duration(budget.window_s)}: run plimsoll tune, or set Auto"
+            )
+        room = None if one.limit is None else one.limit - max(one.starts, default=0)
+        if room is not None and budget.growth_bytes > room:
+            found.append(
+                f"{field} is more than the {format_bytes(max(0, room))} below the memory limit"
+                " after a start: lower it, or raise the limit"
+            )
+    return found
+
+
+def _days(hours: list[Hour], window_s: float, wanted: int | None) -> Iterator[Day]:
+    by_day: dict[int, list[Hour]] = {}
+    for hour in hours:
+        by_day.setdefault(hour.at // DAY_H, []).append(hour)
+    for day, found in sorted(by_day.items()):
+        gain = max(gains_within(found, window_s))
+        yield Day(
+            date=(EPOCH + timedelta(days=day)).isoformat(),
+            observed_s=sum(one.seen_s for one in found),
+            gain=gain,
+            incident=any(one.incident for one in found),
+            spends=wanted is not None and gain > wanted,
+        )
+
+
+def of_journal(path: Path) -> LearnedBudgets:
+    """Read a journal without changing it. Raises OSError and ValueError."""
+    if not path.is_file():
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+    db = None
+    try:
+        db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=5.0)
+        row = db.execute("SELECT body, checksum FROM state WHERE key = 'learned'").fetchone()
+        if row is None:
+            return LearnedBudgets()
+        body, checksum = row
+        return storage.decode(body, checksum, LearnedBudgets)
+    except (sqlite3.Error, storage.Damaged) as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from None
+    finally:
+        if db is not None:
+            db.close()
+
+
+def of_trace(path: Path) -> tuple[LearnedBudgets, MemoryPolicy]:
+    """Return what the supervisor would have learned during a trace. Raises ValueError."""
+    try:
+        header, samples = trace.read(path)
+        memory = memory_policy(path, header)
+        start = unix_seconds(header.started_at) if header.started_at else 0.0
+        revision = f"{header.engine.model} {header.engine.version}"
+        learned, first = LearnedBudgets(), None
+        detector = Detector(memory, math.inf, header.interval_s)
+        governor = Governor(Supervision(), memory, replica=header.name)
+        results: list[Result] = []
+        for sample in samples:
+            first = sample.t if first is None else first
+            now = start + sample.t - first
+            assessment = detector.update(sample)
+            turn = governor.advance(assessment, engine_view(sample), now, results)
+            results = unknown_results(turn)
+            learned.observe(now, str(sample.epoch), revision, assessment, governor.growing())
+    except TraceError as error:
+        raise ValueError(str(error)) from None
+    return learned, memory
+
+
+def of_series(path: Path, limit: int | None) -> LearnedBudgets:
+    """Return what a series of sizes teaches: lines of Unix seconds and bytes, in order of time.
+
+    A line that is no pair of numbers, such as a heading, is left out. Growth is measured from the
+    least size in the first hour after each start. Raises OSError and ValueError.
+    """
+    learned = LearnedBudgets()
+    with path.open(newline="", encoding="utf-8", errors="replace") as lines:
+        points = list(_points(lines))
+    if not points:
+        raise ValueError(f"{path}: no line has two numbers, Unix seconds and bytes")
+    begin, number = 0, 0
+    for index, (_, size) in enumerate(points):
+        after = points[index + 1][1] if index + 1 < len(points) else 0
+        if after >= RESTARTED * size and index + 1 < len(points):
+            continue
+        life = points[begin : index + 1]
+        base = min(one for at, one in life if at <= life[0][0] + HOUR_S)
+        for at, one in life:
+            state = BudgetState(
+                current=one, baseline=base, unexplained=max(0, one - base), limit=limit
+            )
+            learned.host.observe(at, str(number), "", state, False)
+        begin, number = index + 1, number + 1
+    return learned
+
+
+def _points(lines: Iterable[str]) -> Iterator[tuple[float, int]]:
+    last = -math.inf
+    for number, row in enumerate(csv.reader(lines)):
+        if number >= MAX_SERIES:
+            return
+        try:
+            at, size = float(row[0]), float(row[1])
+        except (ValueError, IndexError):
+            continue
+        if math.isfinite(at) and at > last and 0 <= size < 2**62:
+            last = at
+            yield at, int(size)

@@ -1,0 +1,176 @@
+"""Levels and budgets from journals, traces and series.
+
+Tests ``sidecar/plimsoll_sidecar/tune.py``, ``replay.py`` and ``cli/plimsoll_cli/local/tuning.py``.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from leaklab.series import GIB, MIB, Series, steady
+from plimsoll_api.assessment import Assessment, BudgetState
+from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy, budget_of
+from plimsoll_api.trace import Budgets, EngineInfo, Header, Limits
+from plimsoll_cli.errors import RunError, UsageError
+from plimsoll_cli.main import app
+from plimsoll_sidecar import tune
+from plimsoll_sidecar.govern.auto_budget import LearnedBudgets
+from plimsoll_sidecar.govern.state import GovernorState
+from plimsoll_sidecar.record.journal import Journal
+from plimsoll_sidecar.replay import TraceWriter, given_budget
+
+DAY_M = 24 * 60
+BEGAN = 20_000 * 86_400
+"""Midnight, 4 October 2024."""
+
+
+def learned(days: int = 2, most: int = 200 * MIB, incident_on: int | None = None) -> LearnedBudgets:
+    """Return what days teach on each of which the memory rises to ``most`` every hour."""
+    found = LearnedBudgets()
+    for minute in range(days * DAY_M + 2):
+        grown = most * (minute % 60) // 59
+        state = BudgetState(current=GIB + grown, baseline=GIB, unexplained=grown, limit=8 * GIB)
+        seen = Assessment(t=float(minute), epoch=1, warm=True, host=state)
+        kinds = {IncidentKind.HOST_GROWTH} if minute // DAY_M == incident_on else set()
+        found.observe(BEGAN + minute * 60.0, "e", "model 1", seen, kinds)
+    return found
+
+
+def journal(path: Path, found: LearnedBudgets) -> Path:
+    one = Journal(path)
+    one.write(GovernorState(), learned=found)
+    one.close()
+    return path
+
+
+def test_a_journal_gives_level_proposal_and_what_each_day_would_have_caused(
+    tmp_path: Path,
+) -> None:
+    file = journal(tmp_path / "journal.sqlite", learned(days=5, incident_on=4))
+    (host,) = tune.tunings(tune.of_journal(file), MemoryPolicy(host=budget_of("Auto")))
+    assert host.level == {"1h": 200 * MIB, "6h": 200 * MIB, "24h": 200 * MIB}
+    assert (host.proposal, host.limit, host.starts) == (300 * MIB, 8 * GIB, [GIB])
+    assert [(day.date, day.incident) for day in host.days[:5]] == [
+        ("2024-10-04", False), ("2024-10-05", False), ("2024-10-06", False),
+        ("2024-10-07", False), ("2024-10-08", True),
+    ]  # fmt: skip
+    assert not any(day.spends for day in host.days)
+
+
+def test_tune_prints_it_for_people_and_programs(tmp_path: Path) -> None:
+    file = journal(tmp_path / "journal.sqlite", learned())
+    done = CliRunner().invoke(app, ["tune", str(file)])
+    assert done.exit_code == 0, done.output
+    assert "after a start it needs up to 1.0 GiB" in done.stdout
+    assert "the proposal is 300 MiB within 24h" in done.stdout
+    assert "growthBudget: 300Mi" in done.stdout
+    done = CliRunner().invoke(app, ["tune", str(file), "-o", "json"])
+    assert json.loads(done.stdout)[0]["usual"] == 200 * MIB
+    empty = journal(tmp_path / "empty.sqlite", LearnedBudgets())
+    assert isinstance(CliRunner().invoke(app, ["tune", str(empty)]).exception, RunError)
+
+
+def test_a_source_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    broken = tmp_path / "journal.sqlite"
+    broken.write_bytes(b"SQLite format 3\0" + bytes(200))
+    series = tmp_path / "series.csv"
+    series.write_text("time,bytes\nsoon,many\n")
+    for source, text in (
+        (str(broken), "cannot be read"),
+        (str(series), "no line has two numbers"),
+        (str(tmp_path / "none.jsonl"), "none.jsonl"),
+        ("no-such-service", "does the service run here"),
+    ):
+        done = CliRunner().invoke(app, ["tune", source])
+        assert isinstance(done.exception, UsageError), done.output
+        assert text in str(done.exception)
+
+
+def test_a_series_is_measured_from_the_least_size_after_each_start(tmp_path: Path) -> None:
+    file = tmp_path / "series.csv"
+    lines = ["time,bytes", "nan,5", "1e400,1"]
+    for minute in range(2 * DAY_M):
+        start = 0 if minute < DAY_M else 3 * GIB
+        grown = 100 * MIB * (minute % 60) // 59 + GIB * (minute % DAY_M > 300)
+        lines.append(f"{BEGAN + minute * 60},{8 * GIB - start + grown}")
+    file.write_text("\n".join(lines))
+    found = tune.of_series(file, 16 * GIB)
+    assert found.host.starts == [8 * GIB], "a fall by a third is no start"
+    lines += [f"{BEGAN + (2 * DAY_M + minute) * 60},{GIB}" for minute in range(5)]
+    file.write_text("\n".join(lines))
+    assert tune.of_series(file, 16 * GIB).host.starts == [8 * GIB, GIB]
+
+
+def test_budgets_that_do_not_fit_are_told() -> None:
+    found = learned()
+
+    def told(growth: int) -> list[str]:
+        return tune.misfits(found, MemoryPolicy(host=MemoryBudget(growth)))
+
+    assert told(GIB) == []
+    (small,) = told(64 * MIB)
+    assert small.startswith(
+        "spec.memory.host.growthBudget 64.0 MiB is less than the 200 MiB that a healthy replica"
+        " gains in 24h"
+    )
+    (large,) = told(7 * GIB + 1)
+    assert "is more than the 7.0 GiB below the memory limit after a start" in large
+    assert tune.misfits(found, MemoryPolicy(host=budget_of("Auto"))) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Auto", budget_of("Auto")),
+        ("2Gi", MemoryBudget(2 * GIB)),
+        ("64Mi/90m", MemoryBudget(64 * MIB, 5400.0)),
+    ],
+)
+def test_a_budget_is_a_size_and_a_window(text: str, found: MemoryBudget) -> None:
+    assert given_budget(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "0", "auto", "2Gi/", "2Gi/soon", "2Gi/0s", "/1h", "Auto/"])
+def test_other_budgets_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"quantity|duration|more than 0"):
+        given_budget(text)
+
+
+def leak(path: Path) -> Path:
+    """Write a trace of ten minutes in which 2 MiB a second leak, below a limit of 64 GiB."""
+    header = Header(
+        trace=1, name="leak", engine=EngineInfo(type="vllm", version="1", model="m"),
+        started_at="2026-11-20T00:00:00Z", interval_s=1.0, limits=Limits(host=64 * GIB),
+        budget=Budgets(), warmup_s=60.0,
+    )  # fmt: skip
+    with closing(TraceWriter(path, header)) as writer:
+        for sample in Series(duration=600, leak=steady(2 * MIB, 60)).samples():
+            writer.write(sample)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("budget", "restarts"), [("256Mi/1h", True), ("64Gi", False), ("Auto", False)]
+)
+def test_a_replay_tries_another_budget(tmp_path: Path, budget: str, restarts: bool) -> None:
+    file = leak(tmp_path / "leak.jsonl")
+    words = ["replay", str(file), "--mode=Recover", f"--budget={budget}"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    actions = {json.loads(line).get("action") for line in done.stdout.splitlines()}
+    assert ("WorkerRestart" in actions) == restarts, done.stdout
+
+
+def test_a_trace_teaches_what_the_supervisor_would_have_learned(tmp_path: Path) -> None:
+    found, memory = tune.of_trace(leak(tmp_path / "leak.jsonl"))
+    assert memory.host is None
+    (hour,) = found.host.hours
+    assert hour.gains[0] > 400 * MIB
+    assert msgspec.json.encode(tune.tunings(found, memory))
