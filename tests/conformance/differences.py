@@ -82,7 +82,13 @@ def _cut(body: Body, aspect: str, ours: Answer, theirs: Answer) -> bool:
 
 
 def _constrained(body: Body, aspect: str, ours: Answer, theirs: Answer) -> bool:
-    return aspect == "finish reason" and body.constrained
+    """Whether only the end of a constrained text differs, or how many calls are in it."""
+    same = set(_names(ours)) == set(_names(theirs))
+    return body.constrained and aspect in ("finish reason", "calls") and same
+
+
+def _echo_alone(body: Body, aspect: str, ours: Answer, theirs: Answer) -> bool:
+    return aspect == "output tokens" and body.fields.get("max_tokens") == 0
 
 
 def _named_call(body: Body, aspect: str, ours: Answer, theirs: Answer) -> bool:

@@ -28,8 +28,17 @@ LEFT_OUT = {
     "openai/responses/test_harmony_utils.py": "it asks no server",
     "openai/responses/test_mcp_tools.py": "for gpt-oss models",
     "tool_parsers/test_openai_tool_parser.py": "for gpt-oss models",
+    "reasoning": "it asks no server",
+    "cohere": "`/v2` is Cohere's",
+    "multimodal": "it downloads models that see or hear, and media for them",
+    "openai/correctness": "it measures the accuracy of a trained model",
+    "openai/test_openai_schema.py": "it walks through vLLM's own OpenAPI document",
+    "pooling": "models that pool are not served",
+    "rl": "for training, with vLLM's own endpoints",
+    "scale_out": "for vLLM's own endpoints between its parts",
+    "speech_to_text": "it downloads models that hear, and media for them",
 }
-"""Files that are not run because they say nothing about this engine, and why."""
+"""Files and folders that are not run because they say nothing about this engine, and why."""
 NOT_BUILT = {
     "serve/lora/test_lora_adapters.py::test_beam_search_with_lora_adapters": (
         "beam search is not built"
