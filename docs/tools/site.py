@@ -27,7 +27,10 @@ LINK = re.compile(
 """A relative link, or code, in which nothing is a link."""
 IMAGE = re.compile(r'\b(src|srcset)="(?!\w+:)([^"]+)"')
 """In HTML, which mkdocs leaves as it is. A page is a folder of the site."""
-PAGES = ("README.md", "docs/README.md", "CHANGELOG.md")
+PAGES = (
+    "README.md", "docs/README.md", "CHANGELOG.md", "GOVERNANCE.md", "MAINTAINERS.md", "SECURITY.md",
+    "SUPPORT.md", "CODE_OF_CONDUCT.md", "ADOPTERS.md", "LICENSE", "SECURITY-INSIGHTS.yml",
+)  # fmt: skip
 TO_PAGE = '<meta http-equiv="refresh" content="0; url=../{name}/"><a href="../{name}/">{name}</a>\n'
 
 

@@ -18,6 +18,7 @@ from urllib.error import HTTPError
 from urllib.parse import urldefrag, urljoin
 
 import pytest
+import yaml
 
 from dashboards import alerts
 from docs.tools import site
@@ -87,6 +88,26 @@ def test_the_address_in_each_alert_leads_to_its_runbook(address: str) -> None:
         found = re.search(r'url=([^"]+)"', read(url))
         assert found, url
         assert rule["alert"] in read(urljoin(f"{url}/", found[1]))
+
+
+@pytest.mark.long
+def test_addresses_that_registries_show_are_on_the_site(address: str) -> None:
+    """Those of the chart and of SECURITY-INSIGHTS.yml, whose schema 2.0 requires these fields."""
+    chart = (ROOT / "charts" / "plimsoll" / "Chart.yaml").read_text()
+    text = (ROOT / "SECURITY-INSIGHTS.yml").read_text()
+    urls = set(re.findall(r"https://plimsoll\.dev/[^\s#]*", chart + text))
+    assert len(urls) > 10
+    for url in urls:
+        assert read(url.replace("https://plimsoll.dev/", address)), url
+    told = yaml.safe_load(text)
+    assert told["header"].keys() >= {"schema-version", "last-updated", "last-reviewed", "url"}
+    assert told["project"].keys() >= {
+        "name", "administrators", "repositories", "vulnerability-reporting",
+    }  # fmt: skip
+    assert told["repository"].keys() >= {
+        "url", "status", "accepts-change-request", "accepts-automated-change-request", "core-team",
+        "license", "security",
+    }  # fmt: skip
 
 
 def test_links_lead_to_the_same_file_on_the_site() -> None:

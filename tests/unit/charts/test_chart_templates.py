@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from plimsoll_cli.cluster.doctor import LEAST_MINOR
+from plimsoll_cli.main import app
 from plimsoll_operator import config
 from tests.lab import binaries
 
@@ -392,6 +394,18 @@ def test_the_policy_on_the_operators_account_is_of_its_release(helm: str) -> Non
     assert variables["webhook"] == "'sys/plimsoll-webhook'"
     assert variables["webhookUrl"] == "'https://hook.example/pods'"
     assert "'plimsoll-operator'" in variables["ours"], "the label is the same everywhere"
+
+
+def test_the_examples_on_artifact_hub_are_valid(tmp_path: Path) -> None:
+    annotations = yaml.safe_load((CHART / "Chart.yaml").read_text())["annotations"]
+    examples = yaml.safe_load(annotations["artifacthub.io/crdsExamples"])
+    file = tmp_path / "examples.yaml"
+    file.write_text(yaml.safe_dump_all(examples))
+    done = CliRunner().invoke(app, ["validate", str(file)])
+    assert done.exit_code == 0, done.output
+    kinds = {one["kind"] for one in yaml.safe_load(annotations["artifacthub.io/crds"])}
+    assert kinds == {*(one["kind"] for one in examples), "LeakIncident"}
+    assert yaml.safe_load(annotations["artifacthub.io/links"])
 
 
 def test_chart_doctor_and_pages_name_the_same_oldest_kubernetes() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,29 @@ def test_every_panel_has_a_unit_a_description_and_a_legend() -> None:
             if panel["type"] == "timeseries":
                 assert panel["options"]["legend"]["showLegend"] is True, panel["title"]
                 assert all(target["legendFormat"] for target in panel["targets"]), panel["title"]
+
+
+def test_the_mixin_has_the_same_boards_and_alerts() -> None:
+    """As Jsonnet itself evaluates it, with the pages of the runbooks published elsewhere."""
+    program = (
+        "import _jsonnet, sys\n"
+        "text = \"local m = (import 'mixin.libsonnet') + {_config+:: {runbooks: 'https://w.example'}};"
+        ' {boards: m.grafanaDashboards, alerts: m.prometheusAlerts}"\n'
+        "print(_jsonnet.evaluate_snippet('mixin', text, jpathdir=sys.argv[1]))\n"
+    )
+    uv = Path(sys.executable).with_name("uv")
+    done = subprocess.run(
+        [uv, "run", "--no-project", "--with", "jsonnet==0.21.0", "python", "-c", program,
+         queries.FOLDER],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    if "error sending request" in done.stderr:
+        pytest.skip("needs a package index")
+    assert done.returncode == 0, done.stderr
+    made = json.loads(done.stdout)
+    assert made["boards"] == {
+        f"plimsoll-{name}.json": json.loads((queries.FOLDER / f"{name}.json").read_text())
+        for name in queries.NAMES
+    }
+    moved = (queries.FOLDER / "alerts.yaml").read_text().replace(RUNBOOKS, "https://w.example")
+    assert made["alerts"] == yaml.safe_load(moved)
