@@ -125,7 +125,8 @@ class Host(msgspec.Struct, omit_defaults=True):
 
     ``hugetlb`` are huge pages of the node's pool. ``cgroup_kernel`` excludes reclaimable memory.
     ``cgroup_other`` is charged to the group but in no figure of the kernel's.
-    ``cgroup_reclaimable`` is what the kernel reclaims before it kills.
+    ``cgroup_reclaimable`` is what the kernel reclaims before it kills. ``cgroup_throttled`` counts
+    how often the cgroup exceeded ``memory.high``, which makes its processes wait.
     """
 
     rss_anon: int | None = None
@@ -141,6 +142,7 @@ class Host(msgspec.Struct, omit_defaults=True):
     cgroup_other: int | None = None
     cgroup_reclaimable: int | None = None
     cgroup_limit: int | None = None
+    cgroup_throttled: int | None = None
     hugetlb: int | None = None
     swap: int | None = None
     cgroup_swap: int | None = None

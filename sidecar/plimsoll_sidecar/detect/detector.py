@@ -154,6 +154,7 @@ class _Epoch:
         self.capacity = CapacityWatch()
         self.events: list[Suspicion] = []
         self.parts: Parts | None = None
+        self._has_ended = False
         self.sizes: dict[Segment, int] = {}
         self.scrape = LastScrape()
         self._source: segments.HostSource | None = None
@@ -166,6 +167,8 @@ class _Epoch:
     def update(self, sample: Sample) -> None:
         self.scrape.update(sample)
         self.parts = sample.parts or self.parts
+        if sample.host.processes is not None:
+            self._has_ended = sample.host.processes == 0
         events = self.stall.update(sample), self.capacity.update(sample)
         self.events = [event for event in events if event is not None]
         self._update_host(sample)
@@ -287,7 +290,8 @@ class _Epoch:
         return result
 
     def _suspicion(self, watch: MemoryWatch, t: float) -> Suspicion | None:
-        suspicion = watch.suspicion(t, self.scrape.ledger)
+        # The memory of processes that have ended grows no more.
+        suspicion = None if self._has_ended else watch.suspicion(t, self.scrape.ledger)
         if suspicion is not None:
             on_host = watch is self.host
             suspicion.process = self._grown_role(suspicion.segment) if on_host else "worker"

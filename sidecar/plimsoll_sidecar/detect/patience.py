@@ -184,9 +184,10 @@ SERVED_S, SERVED_PATIENCE_S = 240.0, 8.0
 """After five minutes of service, moments without work among them, a silence of this length, or of
 the longest pause and its margin, is none that a service makes: with the page's period and a round
 of doubt within 20 s."""
-BEGUN_S, BEGUN_PATIENCE_S = 60.0, 28.0
-"""After the first minute, and where more is asked for at once than ever before: within 45 s. In the
-first minute too while the engine rests: what is new to it then, and takes long, it computes."""
+BEGUN_S, BEGUN_PATIENCE_S = 60.0, 21.0
+"""After the first minute, and where more is asked for at once than ever before: with the page's
+period and a round within 30 s. In the first minute too while the engine rests: what is new to it
+then, and takes long, it computes."""
 MAX_CHANCE = 1e-6
 """A page does not show single pauses. There a silence counts that is as unlikely as this by the
 rate of the steps so far: 36 steps in the first minute are enough for the patience of then, in

@@ -5,9 +5,10 @@ where that history covers the present demand; and at the latest after the config
 is no stall, and neither is a request that waits for the compilation of its own grammar alone. What
 is unknown (a failed scrape, a worker that starts) stops the clock rather than counts as a stall,
 and so does a known pause: somebody keeps the engine from making steps. A frontend whose processes
-live has stalled itself when for twice the timeout neither its status nor its serving port answered:
-a silent status alone says that we are blind, not that nobody is served. A frontend that has ended
-and left its processes answers nobody any more.
+live has stalled itself when neither its status nor its serving port answers for much longer than
+ever before, and at the latest after twice the timeout. A silent status alone says that we are
+blind, not that nobody is served. A frontend that has ended and left its processes answers nobody
+any more.
 """
 
 from __future__ import annotations
@@ -15,9 +16,21 @@ from __future__ import annotations
 from plimsoll_api.assessment import Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.trace import Sample, SampleLoad
-from plimsoll_sidecar.detect.patience import LONG_PAUSE_S, Demand, Silence, StepGaps, patience
+from plimsoll_sidecar.detect.patience import (
+    LONG_PAUSE_S,
+    MARGIN_S,
+    Demand,
+    Silence,
+    StepGaps,
+    patience,
+)
 
 FRONTEND_FACTOR = 2.0
+ANSWERED_S, SILENT_S = 60.0, 16.0
+"""After a minute of answers, a silence of this length at both ports is a stall, if it is longer by
+a margin than any silence before. A request to each port is given up after 3 s, so that five in a
+row went unanswered. With the wait for the last of them and a round to confirm, it takes less than
+30 s from the hang."""
 HEADLESS_S = 10.0
 """Longer than the end of an engine takes, in whose course the main process may go first: vLLM's
 takes .8 to 4 s."""
@@ -45,7 +58,10 @@ class StallWatch:
         self._demand = Demand()
         self._prompt_tokens: int | None = None
         self._frozen_s = 0.0
+        self._silences = StepGaps()
         self._silent_s = self._headless_s = 0.0
+        self._throttled: int | None = None
+        self._throttled_since = 0
         self._answered = self._read = self._idle = self._rested = False
         self._cpu_s: float | None = None
         self._cpu_spent: float | None = None
@@ -55,10 +71,12 @@ class StallWatch:
         step = 0.0 if self._last_t is None else max(0.0, sample.t - self._last_t)
         step = min(step, self._longest_step_s)
         self._last_t = sample.t
+        self._take_throttling(sample)
         if not sample.scrape_ok:
             self._take_silence(sample, step)
             return self._suspicion()
-        self._answered, self._silent_s, self._headless_s = True, 0.0, 0.0
+        self._end_silence(step)
+        self._answered, self._headless_s = True, 0.0
         # A page that could not be read does not make it an engine that answers at every sample.
         self._read = self._read or sample.load_age_s is not None
         if sample.load_age_s is not None:
@@ -91,7 +109,25 @@ class StallWatch:
         elif self._answered and sample.host.processes and sample.serving is False:
             self._silent_s += step
         elif sample.serving:
-            self._silent_s = 0.0
+            self._end_silence(step)
+
+    def _end_silence(self, step: float) -> None:
+        """Take in an answer, and how long there was none before it."""
+        if self._silent_s > 0.0:
+            self._silences.add(self._silent_s, Demand(), interval_s=step)
+        else:
+            self._silences.serve(step, 1)
+        self._silent_s = 0.0
+
+    def _take_throttling(self, sample: Sample) -> None:
+        """Count how often the kernel throttled the engine since it last worked and answered."""
+        now, before = sample.host.cgroup_throttled, self._throttled
+        if self._frozen_s <= 0.0 and self._silent_s <= 0.0:
+            self._throttled_since = 0
+        if now is not None:
+            if before is not None and now > before:
+                self._throttled_since += now - before
+            self._throttled = now
 
     def _take_work(
         self, sample: Sample, step: float, progress: tuple[int, ...], under_way: int
@@ -161,17 +197,33 @@ class StallWatch:
                 f" memory for {self._headless_s:.0f} s"
             )
             return self._stall(self._headless_s / HEADLESS_S, reason, "frontend")
-        silent = self.timeout_s * FRONTEND_FACTOR
+        silent, why = self._silence_limit()
         if self._silent_s >= silent:
             reason = (
                 "the engine's processes run, but neither its status nor its serving port answered "
-                f"for {self._silent_s:.0f} s"
+                f"for {self._silent_s:.0f} s{why}"
             )
             return self._stall(self._silent_s / silent, reason, "frontend")
         return None
 
-    @staticmethod
-    def _stall(ratio: float, reason: str, process: str) -> Suspicion:
+    def _silence_limit(self) -> tuple[float, str]:
+        """Seconds of silence at both ports that make a stall, and why if it is not the timeout."""
+        latest, before = self.timeout_s * FRONTEND_FACTOR, self._silences
+        if before.served_s < ANSWERED_S:
+            return latest, ""
+        usual = max(SILENT_S, before.longest + MARGIN_S)
+        if before.usual.known:
+            usual = max(usual, before.usual.bound_s)
+        words = "none before" if not before.longest else f"the longest was {before.longest:.0f} s"
+        return (usual, f"; {words}") if usual < latest else (latest, "")
+
+    def _stall(self, ratio: float, reason: str, process: str) -> Suspicion:
+        evidence = [reason]
+        if self._throttled_since:
+            evidence.append(
+                "the kernel throttled the engine meanwhile: its memory exceeded memory.high "
+                f"{self._throttled_since} times"
+            )
         return Suspicion(
             kind=IncidentKind.STALL,
             segment=None,
@@ -179,7 +231,7 @@ class StallWatch:
             consumed_ratio=round(ratio, 3),
             over_budget=True,
             process=process,
-            evidence=[reason],
+            evidence=evidence,
         )
 
 

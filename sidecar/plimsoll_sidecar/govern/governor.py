@@ -163,7 +163,10 @@ class Governor:
         self.state.failures = {}
 
     def _follow_epoch(self, context: TurnContext) -> None:
-        """Count a new epoch as a restart, whatever its cause, and renew every incident's memory."""
+        """Renew every incident's memory with a new epoch.
+
+        What ends by itself, or does not start, does not use up the restart budget: it is for leaks.
+        """
         epoch, last = context.engine.epoch, self.state.epoch
         if epoch is None or epoch == last:
             return
@@ -171,9 +174,9 @@ class Governor:
         self.state.starts.begin(epoch)
         if last is None:
             return
-        restart_budget.record(
-            self.state.restarts, Restart(at=context.now, epoch=last), self.policy.restart_budget
-        )
+        if last in self.state.by_hand:
+            by_hand = Restart(at=context.now, epoch=last)
+            restart_budget.record(self.state.restarts, by_hand, self.policy.restart_budget)
         self._note_crash(context, last)
         pending = self.state.pending
         for incident in self.state.incidents:

@@ -86,8 +86,7 @@ def watch(context: TurnContext, incident: Incident) -> None:
         return
     if incident.kind is IncidentKind.STALL:
         give_up_trim(context)
-        if diagnosed(context, incident):
-            confirm(context, incident)
+        confirm(context, incident)
         return
     if context.assessment.in_long_step:
         return  # an engine that makes no step cannot trim, and would never answer

@@ -11,7 +11,7 @@ KEPT = 256
 
 
 class Restart(msgspec.Struct, omit_defaults=True):
-    """One restart of the engine or its worker: ours (with its operation) or its own.
+    """One restart of the engine or its worker that a supervisor sent, also for a person.
 
     ``epoch`` is the epoch that it ended. An entry is written before the restart is sent.
     """

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
@@ -66,6 +67,23 @@ class StatusSource(Protocol):
         """Report whether only processes that the ended main process left behind are running."""
 
 
+class _ServingCheck:
+    """Asks the serving port in a thread, from now on."""
+
+    def __init__(self, engine: StatusSource) -> None:
+        self._engine, self._serving = engine, False
+        self._thread = threading.Thread(target=self._ask, name="serving-port", daemon=True)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        self._serving = self._engine.is_serving()
+
+    def result(self) -> bool:
+        """Wait for the answer, or for the adapter's own timeout."""
+        self._thread.join()
+        return self._serving
+
+
 class Sampler:
     """Takes samples of an engine.
 
@@ -111,19 +129,24 @@ class Sampler:
     def sample(self) -> Sample:
         """Take one sample. Takes no longer than the adapter's own timeout."""
         begin = self._clock()
+        # An engine that was silent is asked at both ports at once: each wait takes seconds.
+        beside = _ServingCheck(self._engine) if self.signals and self.status is None else None
         status = self.status = self._query_engine()
         if status is not None:
             self._follow_epoch(status)
             self._processes.name(status.processes)
             self._parts = status.parts
         host = self._host(status)
+        serving = None
+        if status is None and host.processes:
+            serving = (beside or _ServingCheck(self._engine)).result()
         sample = Sample(
             t=round(begin - self._started_at, 3),
             epoch=self._epoch,
             host=host,
             device=self._devices(status, host.processes == 0),
             scrape_ok=status is not None,
-            serving=self._engine.is_serving() if status is None and host.processes else None,
+            serving=serving,
             parts=self._parts,
         )
         if status is not None:
@@ -211,6 +234,7 @@ class Sampler:
         host.cgroup_kernel, host.cgroup_sock = self.cgroup.kernel, self.cgroup.sock
         host.cgroup_other, host.cgroup_limit = self.cgroup.other, self.cgroup.limit
         host.cgroup_reclaimable = self.cgroup.reclaimable
+        host.cgroup_throttled = self.cgroup.throttled
         host.open_files = self._open_files.read(self._processes.names)
         if self._orphaned is not None:
             left = self._orphaned.read(pid)

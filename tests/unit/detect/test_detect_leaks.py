@@ -14,7 +14,7 @@ from leaklab.series import GIB, MIB, Series, bursty, sawtooth, square_load, stea
 from plimsoll_api.assessment import Segment
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
-from plimsoll_api.trace import Sample
+from plimsoll_api.trace import Host, Sample
 from plimsoll_sidecar.detect.detector import Detector
 
 Judge = Callable[..., Any]
@@ -46,6 +46,19 @@ def test_a_leak_that_has_stopped_is_suspected_but_does_not_grow() -> None:
     (before,), (after,) = found[stops], found[stops + 25]
     assert (before.over_budget, before.growing) == (True, True)
     assert (after.over_budget, after.growing) == (True, False)
+
+
+def test_growth_of_processes_that_have_ended_is_suspected_no_more() -> None:
+    """The engine never comes back: its last figures stand, and nothing grows."""
+    series = Series(duration=200, leak=steady(FAST, 120))
+    detector = Detector(MemoryPolicy(host=MemoryBudget(512 * MIB, HOUR)), 30, series.interval)
+    for sample in series.samples():
+        last = detector.update(sample).suspicions
+    assert [one.kind for one in last] == [IncidentKind.HOST_GROWTH]
+    ended = Host(processes=0, frontend_lives=False)
+    for t in range(201, 1500):
+        found = detector.update(Sample(t=t, epoch=1, host=ended, scrape_ok=False)).suspicions
+        assert found == []
 
 
 def test_a_fast_leak_that_begins_with_the_engine(judge: Judge) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from leaklab.healthy_runs import Spells
 from leaklab.series import Series, flat
+from plimsoll_api.assessment import Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.trace import Host, Sample, SampleLoad
 from plimsoll_sidecar.detect.stall import StallWatch
@@ -77,10 +78,65 @@ def test_progress_ends_a_stall() -> None:
 
 
 def test_a_frontend_that_answers_nobody_is_a_stall_after_twice_the_timeout(judge: Judge) -> None:
-    outcome = judge(Series(duration=300, unresponsive=lambda t: t > 100))
+    outcome = judge(Series(duration=300, unresponsive=lambda t: t > 40))
     t, suspicion = outcome.first[IncidentKind.STALL]
-    assert t == pytest.approx(160, abs=2)
+    assert t == pytest.approx(100, abs=2)
     assert suspicion.process == "frontend"
+
+
+def silent_for(watch: StallWatch, since: float, samples: int) -> tuple[float | None, Suspicion]:
+    """Seconds from a hang to the suspicion and one round more; each sample waits 3 s for answers,
+    the first one for one port after the other."""
+    t, waits = since + 1.0, 6.0
+    for _ in range(samples):
+        found = watch.update(unresponsive(t))
+        t, waits = t + waits, 4.0
+        if found is not None:
+            return t + waits - since, found
+    return None, Suspicion(IncidentKind.STALL, None, 0.0, 0.0)
+
+
+def test_a_loop_that_hangs_after_a_minute_of_answers_is_a_stall_within_30_s() -> None:
+    watch = StallWatch(120, 1)
+    assert all(watch.update(busy(t, t)) is None for t in range(62))
+    seconds, suspicion = silent_for(watch, 61.0, 10)
+    assert seconds is not None
+    assert seconds <= 30.0
+    assert suspicion.evidence[0].endswith("; none before")
+
+
+def test_a_silence_like_an_earlier_one_is_no_stall() -> None:
+    watch, t = StallWatch(120, 1), 0.0
+    for _ in range(3):
+        for _ in range(100):
+            t += 1
+            assert watch.update(busy(t, int(t))) is None
+        assert silent_for(watch, t, 4) == (None, Suspicion(IncidentKind.STALL, None, 0.0, 0.0))
+        t += 18
+        watch.update(busy(t, int(t)))
+    seconds, suspicion = silent_for(watch, t, 100)
+    assert seconds is not None
+    assert 20 < seconds < 200
+    assert "the longest was" in suspicion.evidence[0]
+
+
+def test_throttling_by_the_kernel_is_evidence_of_a_stall_that_it_came_with() -> None:
+    watch = StallWatch(120, 1)
+    for t in range(62):
+        sample = busy(t, t)
+        sample.host.cgroup_throttled = 5 * (t < 10) + 5
+        watch.update(sample)
+    sample = unresponsive(63)
+    sample.host.cgroup_throttled = 5
+    watch.update(sample)
+    for number in range(1, 10):
+        sample = unresponsive(63 + 4 * number)
+        sample.host.cgroup_throttled = 5 + 100 * number
+        found = watch.update(sample)
+    assert found is not None
+    assert found.evidence[1] == (
+        "the kernel throttled the engine meanwhile: its memory exceeded memory.high 900 times"
+    )
 
 
 def test_a_silent_status_of_an_engine_that_serves_is_no_stall(judge: Judge) -> None:

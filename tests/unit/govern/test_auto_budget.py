@@ -34,7 +34,7 @@ from plimsoll_sidecar.govern.auto_budget import (
     proposal,
 )
 from plimsoll_sidecar.govern.command import Verb
-from tests.unit.govern.governed import World, done
+from tests.unit.govern.governed import World
 
 MIB, GIB = 1 << 20, 1 << 30
 LIMIT, BASE = 16 * GIB, 4 * GIB
@@ -265,8 +265,8 @@ def test_a_leak_that_reaches_the_limit_soon_is_restarted() -> None:
 def test_a_leak_that_reaches_the_limit_late_is_not_restarted(hours: float) -> None:
     room = LIMIT - 3 * GIB - 1_000_000_000
     world = leaking(rate=room / (hours * HOUR_S))
-    diagnose = world.to(Verb.DIAGNOSE)
-    world.run(600, done(diagnose))
+    world.to_confirmed()
+    world.run(600)
     assert world.open[0].phase is IncidentPhase.CONFIRMED
     assert world.open[0].message == (
         "deferred: the leak budget is spent, but memory does not reach a known limit within 4h"
@@ -277,8 +277,8 @@ def test_a_leak_that_reaches_the_limit_late_is_not_restarted(hours: float) -> No
 def test_a_leak_towards_an_unknown_limit_is_not_restarted() -> None:
     world = leaking(rate=100.0 * MIB)
     world.limit = None
-    diagnose = world.to(Verb.DIAGNOSE)
-    world.run(600, done(diagnose))
+    world.to_confirmed()
+    world.run(600)
     assert world.open[0].phase is IncidentPhase.CONFIRMED
 
 

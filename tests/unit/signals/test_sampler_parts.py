@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -251,6 +252,37 @@ def test_nvml_is_read_once_every_process_of_the_engine_has_ended(
     sample = sampler.sample()
     assert (sample.host.processes, sample.serving) == (0, None)
     assert [device.used for device in sample.device] == [used]
+
+
+def test_a_silent_engine_is_asked_at_both_ports_at_once() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+    class Hung(Engine):
+        both = threading.Barrier(2, timeout=10)
+
+        def status(self) -> Status:
+            if self.answers:
+                return super().status()
+            self.meet()
+            raise EngineError("no answer in time")
+
+        def is_serving(self) -> bool:
+            self.meet()
+            return False
+
+        def meet(self) -> None:
+            if beside:
+                self.both.wait()
+
+    beside = False
+    sampler = Sampler(Hung(status(processes=[ProcessMemory(Role.FRONTEND, process.pid)])))
+    try:
+        assert sampler.sample().serving is None
+        assert sampler.sample().serving is False
+        beside = True  # each waits for the other
+        assert sampler.sample().serving is False
+    finally:
+        process.communicate(b"\n", timeout=10)
 
 
 def test_the_account_of_all_is_unknown_while_one_process_is_silent() -> None:
