@@ -30,7 +30,6 @@ COPY operator /src/operator
 COPY sidecar /src/sidecar
 COPY engine_image /src/engine_image
 COPY cli /src/cli
-COPY examples/leaky.yaml /src/examples/
 COPY probe /src/probe
 RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation -w /src/dist /src
 

@@ -25,7 +25,7 @@ PACKAGES = ("buildah", "debootstrap")
 TIMEOUT_S = 1800
 SOURCES = (
     "Dockerfile", ".dockerignore", "pyproject.toml", "README.md", "LICENSE", "requirements",
-    "crds", "operator", "sidecar", "engine_image", "cli", "probe", "faults", "examples/leaky.yaml",
+    "crds", "operator", "sidecar", "engine_image", "cli", "probe", "faults",
 )  # fmt: skip
 """What the Dockerfile copies, and itself."""
 CERTIFICATES = "/run/certificates.pem"

@@ -32,6 +32,14 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Odds:
+    """The chance that host memory leaks, as the supervisor gave it at ``at`` (Unix seconds)."""
+
+    at: float
+    chance: float
+
+
+@dataclass(frozen=True)
 class Times:
     """Unix seconds: between which samples the replica was idle before and after the traffic."""
 
@@ -61,6 +69,7 @@ class Observed:
     times: Times
     device: DeviceBytes = DeviceBytes()
     budget_bytes: int | None = None
+    odds: Sequence[Odds] = ()
 
 
 def memory_of(samples: Sequence[Sample], started_at: float) -> list[Point]:
@@ -143,8 +152,13 @@ def figures(seen: Observed) -> dict[str, float | int | None]:
     if incident is not None:
         values["growth_bytes"] = _growth(incident, values["memory_baseline_bytes"])
         values["returned_bytes"] = incident.returned_bytes
+        before, base = incident.before_bytes, incident.baseline_bytes
+        if seen.budget_bytes and before is not None and base is not None:
+            values["budget_spent_at_restart_ratio"] = (before - base) / seen.budget_bytes
         if incident.ended_at is not None:
             values["detect_to_resolved_s"] = incident.ended_at - incident.opened_at
+            if incident.confirmed_at is not None:
+                values["detect_to_confirmed_s"] = incident.confirmed_at - incident.opened_at
             crossed = _crossing(seen, incident)
             if crossed is not None:
                 values["crossing_to_resolved_s"] = incident.ended_at - crossed

@@ -1,4 +1,4 @@
-"""``memory.png``: memory over time against baseline and budget, and the streams below it."""
+"""``memory.png``: memory against its budget, the chance of a leak, and the streams, over time."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
+from matplotlib.ticker import PercentFormatter
 
 from plimsoll_api.incident_record import IncidentRecord, StepOutcome
 from plimsoll_cli.demo.evidence import Observed, gaps_in, restarts
@@ -20,6 +21,8 @@ from plimsoll_cli.demo.streams import Reply
 MIB = 1 << 20
 SHOWN_GAP_S = 0.5
 """Shorter gaps are the engine's normal steps on a slow machine."""
+SHARED_S = 1.5
+"""A sample may still show both workers for so long after a restart."""
 TEXT, PAUSE, GAP = "#b5cde3", "tab:red", "#f0b56a"
 BESIDE: dict[str, Any] = {"bbox_to_anchor": (1.01, 1), "loc": "upper left"}
 MARKED = {"Trim": "tab:olive", "WorkerRestart": "tab:red", "EngineRestart": "tab:red"}
@@ -28,11 +31,12 @@ MARKED = {"Trim": "tab:olive", "WorkerRestart": "tab:red", "EngineRestart": "tab
 def draw(file: Path, title: str, seen: Observed, budget_bytes: int | None) -> None:
     """Write the picture. Times are seconds since the first request."""
     start = seen.times.traffic_from
-    figure, (top, bottom) = pyplot.subplots(
-        2, 1, sharex=True, figsize=(13, 7), height_ratios=(3, 1.4), layout="constrained"
+    figure, (top, middle, bottom) = pyplot.subplots(
+        3, 1, sharex=True, figsize=(13, 8), height_ratios=(3, 1, 1.4), layout="constrained"
     )
     try:
         _memory(top, seen, start, budget_bytes)
+        _odds(middle, seen, start)
         _streams(bottom, seen, start)
         top.set_title(title)
         figure.savefig(file, dpi=110)
@@ -52,13 +56,36 @@ def _memory(axes: Axes, seen: Observed, start: float, budget_bytes: int | None) 
         if budget_bytes is not None:
             line = (baseline + budget_bytes) / MIB
             axes.axhline(line, color="tab:red", linestyle="--", label="baseline + leak budget")
+    # During a restart, two workers share pages that count for each of them: a peak of a second.
+    windows = restarts(seen.incidents)
+    steady = [
+        point.bytes / MIB
+        for point in seen.memory
+        if not any(begin <= point.at <= end + SHARED_S for begin, end in windows)
+    ]
     # Room for the names of the steps above the curve.
-    low, high = min(sizes, default=0.0), max(sizes, default=1.0)
+    low, high = min(steady, default=0.0), max(steady, default=1.0)
     room = max(high - low, 1.0)
-    axes.set_ylim(low - 0.12 * room, high + 0.45 * room)
+    top = high + 0.45 * room
+    axes.set_ylim(low - 0.12 * room, top)
+    if sizes and max(sizes) > top:
+        label = f"to {max(sizes):,.0f} MiB for a second:\nold and new worker"
+        axes.plot([], [], color="tab:blue", linewidth=1.8, linestyle=":", label=label)
     for incident in seen.incidents:
         _steps(axes, incident, start)
     axes.set_ylabel("host memory [MiB]")
+    axes.grid(alpha=0.3)
+    axes.legend(**BESIDE)
+
+
+def _odds(axes: Axes, seen: Observed, start: float) -> None:
+    times, chances = [one.at - start for one in seen.odds], [one.chance for one in seen.odds]
+    axes.step(times, chances, where="post", color="tab:purple", label="chance of a leak")
+    for incident in seen.incidents:
+        if incident.confirmed_at is not None:
+            axes.axvline(incident.confirmed_at - start, color="tab:purple", linewidth=1.2)
+    axes.set_ylim(-0.05, 1.05)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(alpha=0.3)
     axes.legend(**BESIDE)
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from rich.console import Console
 
 from plimsoll_api.incident_record import JOURNAL_FILE
+from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_cli import incidents, stopping
-from plimsoll_cli.demo.evidence import DeviceBytes, Observed, Times, cured, memory_of
+from plimsoll_cli.demo.evidence import DeviceBytes, Observed, Odds, Times, cured, memory_of
 from plimsoll_cli.demo.streams import Clients, now
 from plimsoll_cli.local import runner, traces
 from plimsoll_cli.local.command import screens
@@ -42,6 +43,7 @@ class Scene:
         self._poller = Poller(plan)
         self._times = Times(0.0, 0.0, 0.0, 0.0)
         self._device = DeviceBytes()
+        self._odds: list[Odds] = []
         self._note = ""
 
     async def play(
@@ -59,7 +61,7 @@ class Scene:
         recorder = _recorder(self._plan, trace, ended)
         async with runner.running(self._plan, ended):
             recorder.start()
-            background = [self._poller.run()]
+            background = [self._poller.run(), self._note_odds()]
             if console is not None and console.is_terminal:
                 background.append(LiveView(console, self._screens()).run())
             try:
@@ -76,6 +78,7 @@ class Scene:
             streams=self._count,
             times=self._times,
             device=self._device,
+            odds=self._odds,
         )
 
     async def _act(self, deadline: float) -> None:
@@ -98,6 +101,19 @@ class Scene:
         # The first half is for the last requests' memory to go, and for a report that shows it.
         self._times = Times(begin, traffic, quiet + IDLE_S, now())
         self._device = DeviceBytes(before, _allocated(self._poller))
+
+    async def _note_odds(self) -> None:
+        """Note what the supervisor says of each sample. Until it is cancelled."""
+        while True:
+            view = self._poller.snapshot.view
+            if view is not None and (not self._odds or view.time > self._odds[-1].at):
+                growth = [
+                    one.confidence
+                    for one in view.assessment.suspicions
+                    if one.kind is IncidentKind.HOST_GROWTH
+                ]
+                self._odds.append(Odds(view.time, max(growth, default=0.0)))
+            await asyncio.sleep(WATCH_S)
 
     async def _watch(self, deadline: float) -> None:
         loop = asyncio.get_running_loop()

@@ -20,6 +20,7 @@ from plimsoll_cli.demo import command, story
 from plimsoll_cli.demo.evidence import (
     DeviceBytes,
     Observed,
+    Odds,
     Point,
     Times,
     figures,
@@ -79,6 +80,7 @@ SEEN = Observed(
     texts_different=0,
     streams=2,
     times=Times(START - 3, START, START + 60, START + 68),
+    odds=[Odds(START + at, 0.9 if 20 < at < 33 else 0.0) for at in range(60)],
 )
 
 
@@ -87,6 +89,7 @@ def test_the_time_from_the_crossing_of_the_budget_is_measured() -> None:
     values = figures(replace(SEEN, budget_bytes=30 * MIB))
 
     assert values["crossing_to_resolved_s"] == 36
+    assert values["budget_spent_at_restart_ratio"] == (PEAK - 950 * MIB) / (30 * MIB)
     assert "crossing_to_resolved_s" not in figures(SEEN), "without a budget there is no line"
 
 
@@ -195,7 +198,7 @@ def test_the_report_is_written_also_when_nothing_was_found(tmp_path: Path) -> No
 
 
 def leaky() -> InferenceService:
-    return manifest.read(Path(__file__).parents[3] / "examples" / "leaky.yaml")
+    return manifest.read(command.MANIFEST)
 
 
 def test_the_clean_service_differs_by_the_fault_alone() -> None:
