@@ -73,7 +73,7 @@ def install(folder: Path) -> None:
     install_probe(folder)
     shutil.copyfile(HERE / "inside" / "plimsoll_injector.py", folder / "plimsoll_injector.py")
     (folder / "leaklab").mkdir(exist_ok=True)
-    for name in ("__init__.py", "mechanisms.py", "service_leaks.py"):
+    for name in ("__init__.py", "mechanisms.py", "service_leaks.py", "engine_leaks.py"):
         shutil.copyfile(HERE.parent / name, folder / "leaklab" / name)
     info = folder / "plimsoll_injector-1.dist-info"
     info.mkdir(exist_ok=True)

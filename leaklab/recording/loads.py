@@ -118,6 +118,19 @@ async def growing(client: httpx.AsyncClient, number: int) -> bool:
     return await complete(client, body(prompt(number, words), 8))
 
 
+async def stepped(client: httpx.AsyncClient, number: int) -> bool:
+    """Prompts that grow by bursts: 90 of the same length, then all of them longer."""
+    words = min(LONGEST_PROMPT // 3, 16 * 2 ** (number // 90))
+    return await complete(client, body(prompt(number, words), 8))
+
+
+async def documents(client: httpx.AsyncClient, number: int) -> bool:
+    """Each 40th prompt is a document, of up to 600 words; all others are short."""
+    turn, place = divmod(number, 40)
+    words = min(600, 150 + 50 * turn) if place == 0 else 16
+    return await complete(client, body(prompt(number, words), 16))
+
+
 async def leaving(client: httpx.AsyncClient, number: int) -> bool:
     """Every other client leaves in the middle of its answer."""
     if number % 2 == 0:
@@ -210,7 +223,7 @@ class Adapters:
 SHAPES: dict[str, Shape] = {
     one.__name__: one
     for one in (
-        answers, long, growing, leaving, leaving_early, mixed, several, logprobs, streaming,
-        grammars, few_grammars,
+        answers, long, growing, stepped, documents, leaving, leaving_early, mixed, several,
+        logprobs, streaming, grammars, few_grammars,
     )
 }  # fmt: skip

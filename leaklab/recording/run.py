@@ -75,6 +75,9 @@ RAMP = tuple(Phase(100.0, per_s, "answers") for per_s in (1.0, 2.0, 3.0, 4.0, 5.
 RUSH = (Phase(160.0, 0.0, "answers"), Phase(40.0, 12.0, "answers"))
 WAVES = tuple(Phase(50.0, per_s, "answers") for per_s in (1.0, 3.0, 5.0, 6.0, 5.0, 3.0))
 BATCH_JOBS = (Phase(90.0, 1.0, "answers"), Phase(20.0, 6.0, "mixed"), Phase(10.0, 0.0, "mixed"))
+LIGHT, MIXED = (Phase(60.0, 3.0, "answers"),), (Phase(60.0, 2.5, "mixed"),)
+NAPS = (Phase(70.0, 4.0, "answers"), Phase(50.0, 0.0, "answers"))
+WAVES_OF_THREE = tuple(Phase(30.0, per_s, "answers") for per_s in (1.0, 3.0, 4.0, 3.0))
 LONG_S = 1620.0
 FEW_BLOCKS = ("--num-gpu-blocks-override=300", "--max-num-seqs=32")
 OFFLOAD = ("--kv-offload-bytes=64Mi", "--num-blocks=96", "--max-num-seqs=8")

@@ -9,8 +9,11 @@ from leaklab.recording.run import (
     IN_USE,
     KIB,
     LEAVING,
+    LIGHT,
     LONG_S,
     MIB,
+    MIXED,
+    NAPS,
     OBJECTS,
     OTHER,
     RAMP,
@@ -20,6 +23,7 @@ from leaklab.recording.run import (
     TENSORS,
     VLLM,
     WAVES,
+    WAVES_OF_THREE,
     Injection,
     Run,
 )
@@ -120,4 +124,94 @@ RUNS = (
         # Blocks have 128 tokens on a CPU: these are enough for one request of full length.
         flags=("--num-gpu-blocks-override=36", "--max-num-seqs=32"),
     ),
+    # ---- leaks by other means, and the kinds of healthy growth that resemble them
+    Run("vllm-41", VLLM, "thread_stacks", LIGHT, Injection(OTHER, "requests", 320 * KIB)),
+    Run(
+        "vllm-42", VLLM, "written_snapshots", LIGHT,
+        Injection(OTHER, "seconds", 768 * KIB, shape="steps"),
+    ),
+    Run("vllm-43", VLLM, "grown_mapping", MIXED, Injection(OTHER, "tokens", 12 * KIB)),
+    Run(
+        "vllm-44", VLLM, "sysv_segments", LIGHT,
+        Injection(SHARED, "requests", 256 * KIB, frontend=True),
+    ),
+    Run(
+        "vllm-45", VLLM, "label_sets", LIGHT,
+        Injection(OBJECTS, "requests", 224 * KIB, frontend=True),
+    ),
+    Run(
+        "vllm-46", VLLM, "user_vectors", MIXED,
+        Injection(IN_USE, "requests", 384 * KIB, frontend=True),
+    ),
+    Run(
+        "vllm-47", VLLM, "abandoned_results", (Phase(60.0, 4.0, "leaving"),),
+        Injection(OBJECTS, "aborts", 352 * KIB, frontend=True),
+    ),
+    Run(
+        "vllm-48", VLLM, "memory_database", WAVES_OF_THREE,
+        Injection(IN_USE, "requests", 448 * KIB),
+    ),
+    Run(
+        "vllm-49", VLLM, "memory_bios", (Phase(60.0, 3.0, "streaming"),),
+        Injection(IN_USE, "requests", 320 * KIB, frontend=True),
+    ),
+    Run(
+        "vllm-50", VLLM, "tasks_left", NAPS,
+        Injection(IN_USE, "requests", 640 * KIB, frontend=True),
+    ),
+    Run("vllm-51", VLLM, "finalizers", LIGHT, Injection(OBJECTS, "seconds", MIB)),
+    Run(
+        "vllm-52", VLLM, "helper_heap", LIGHT,
+        Injection(OTHER, "requests", 288 * KIB, frontend=True),
+    ),
+    Run(
+        "vllm-53", VLLM, "autograd_history", LIGHT, device=True,
+        cause=Injection(TENSORS, "requests", 320 * KIB, 2 * MIB),
+    ),
+    Run(
+        "vllm-54", VLLM, "registered_buffers", LIGHT, device=True,
+        # The registered pages are counted as the driver maps them.
+        cause=Injection(IN_USE, "seconds", 896 * KIB),
+    ),
+    Run(
+        "vllm-55", VLLM, "device_workspaces", (Phase(60.0, 3.0, "growing"),), device=True,
+        cause=Injection(TENSORS, "lengths", 384 * KIB, 2 * MIB),
+    ),
+    Run("vllm-61", VLLM, "backlogs", (Phase(5.0, 16.0, "mixed"), Phase(55.0, 0.5, "answers"))),
+    Run(
+        "vllm-62", VLLM, "deep_queue", (Phase(120.0, 2.0, "answers"), Phase(8.0, 15.0, "long")),
+        flags=("--max-num-seqs=4",),
+    ),
+    Run("vllm-63", VLLM, "stepped_prompts", (Phase(60.0, 3.0, "stepped"),)),
+    Run("vllm-64", VLLM, "documents", (Phase(60.0, 3.0, "documents"),)),
+    Run(
+        "vllm-65", VLLM, "late_logprobs",
+        (Phase(160.0, 3.0, "answers"), Phase(600.0, 2.0, "logprobs")),
+    ),
+    Run(
+        "vllm-66", VLLM, "late_grammars",
+        (Phase(160.0, 3.0, "answers"), Phase(600.0, 2.0, "few_grammars")),
+    ),
+    Run(
+        "vllm-67", VLLM, "late_adapters",
+        (Phase(150.0, 3.0, "answers"), Phase(600.0, 2.0, "adapters")),
+        flags=("--enable-lora", "--max-loras=2", "--max-lora-rank=8"),
+    ),
+    Run(
+        "vllm-68", VLLM, "late_choices",
+        (Phase(160.0, 3.0, "answers"), Phase(600.0, 1.5, "several")),
+    ),
+    Run("vllm-69", VLLM, "prompt_cache", LIGHT, Injection(None)),
+    Run("vllm-70", VLLM, "even_cache", LIGHT, Injection(None, frontend=True)),
+    Run("vllm-71", VLLM, "large_cache", MIXED, Injection(None)),
+    Run("vllm-72", VLLM, "doubling_table", LIGHT, Injection(None, frontend=True)),
+    Run("vllm-73", VLLM, "high_water", MIXED, Injection(None)),
+    Run("vllm-74", VLLM, "night_jobs", LIGHT, Injection(None)),
+    Run("vllm-75", VLLM, "naps", NAPS),
+    Run("vllm-76", VLLM, "night", (Phase(70.0, 4.0, "mixed"), Phase(200.0, 0.0, "mixed"))),
+    Run("vllm-77", VLLM, "two_restarts", LIGHT, restarts=(130.0, 290.0)),
+    Run("vllm-78", VLLM, "idle_restart", NAPS, restarts=(170.0,)),
+    Run("vllm-79", VLLM, "device_cache", LIGHT, Injection(None), device=True),
+    Run("vllm-80", VLLM, "device_high_water", MIXED, Injection(None), device=True),
+    Run("vllm-81", VLLM, "quiet", (Phase(60.0, 0.4, "mixed"),)),
 )  # fmt: skip

@@ -156,4 +156,4 @@ PEERS = {
         vllm("0.24.0", "2.11.0", "torchvision==0.26.0"),
     )
 }
-ON_DEVICE = {peer.name: peer for peer in (vllm_on_device("0.24.0"),)}
+ON_DEVICE = {peer.name: peer for peer in map(vllm_on_device, ("0.24.0", "0.26.0"))}

@@ -2,8 +2,8 @@
 
 Both engines load their plugins in every process. Each waits for ``inject.json`` in the folder that
 ``PLIMSOLL_INJECTOR_DIR`` names; the process that the plan means carries it out, and appends what it
-has taken so far to ``injected.jsonl`` once a second. Standard library only, with
-``leaklab/mechanisms.py`` and ``leaklab/service_leaks.py`` beside it, and the torch of the engine.
+has taken so far to ``injected.jsonl`` once a second. Standard library only, with three modules of
+``leaklab`` beside it (mechanisms, service_leaks, engine_leaks), and the torch of the engine.
 
 With ``PLIMSOLL_INJECTOR_WAITS`` set, vLLM's processes sleep while they wait for each other.
 """
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from leaklab import mechanisms, service_leaks
+from leaklab import engine_leaks, mechanisms, service_leaks
 
 FOLDER_ENV, WAITS_ENV = "PLIMSOLL_INJECTOR_DIR", "PLIMSOLL_INJECTOR_WAITS"
 QUEUES = "vllm.distributed.device_communicators.shm_broadcast"
@@ -32,8 +32,11 @@ NOMINAL_S = 120.0
 STEP_S = 20.0
 """Between two steps of growth by steps."""
 SLICE = 4096
+CACHED_PIECE, CACHED_PIECES, CACHED_S = 4 << 20, 40, 100.0
+WORK_S = 12.0
 
 Take = Callable[[int], None]
+Tick = Callable[[float], None]
 _started = False
 
 
@@ -77,8 +80,8 @@ def stop_spinning() -> bool:
 def carry_out(plan: dict[str, Any], counted: Path) -> None:
     """Leak, or do what only looks like it, until the process ends."""
     began = time.monotonic()
-    if plan["mechanism"] in mechanisms.HEALTHY:
-        tick = mechanisms.HEALTHY[plan["mechanism"]]()
+    if plan["mechanism"] in HEALTHY:
+        tick = HEALTHY[plan["mechanism"]]()
         while True:
             tick(plan["speed"] * (time.monotonic() - began))
             time.sleep(TICK_S)
@@ -122,13 +125,23 @@ def tokens() -> Callable[[], float]:
     return lambda: _ended()["tokens"]
 
 
+def lengths() -> Callable[[], float]:
+    """How many prompts had a length that none before had, in vLLM's core."""
+    return lambda: float(_ended()["lengths"])
+
+
+def adapters() -> Callable[[], float]:
+    """How many adapters ever answered, in vLLM's core."""
+    return lambda: float(_ended()["adapters"])
+
+
 _counts: dict[str, float] = {}
 
 
 def _ended() -> dict[str, float]:
     """What ended in this process so far, since somebody first asked."""
     if not _counts:
-        _counts.update(requests=0.0, aborts=0.0, tokens=0.0)
+        _counts.update(requests=0.0, aborts=0.0, tokens=0.0, lengths=0.0, adapters=0.0)
         if "vllm" in sys.modules:
             _count_vllm()
         else:
@@ -154,12 +167,16 @@ def _count_vllm() -> None:
         return
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    free = Scheduler._free_request
+    free, lengths, adapters = Scheduler._free_request, set[int](), set[int]()
 
     def freeing(scheduler: Any, request: Any, *given: Any, **more: Any) -> Any:
         _counts["requests"] += 1
         _counts["aborts"] += request.status.name == "FINISHED_ABORTED"
         _counts["tokens"] += request.num_output_tokens
+        lengths.add(request.num_prompt_tokens)
+        if request.lora_request is not None:
+            adapters.add(request.lora_request.lora_int_id)
+        _counts.update(lengths=len(lengths), adapters=len(adapters))
         return free(scheduler, request, *given, **more)
 
     Scheduler._free_request = freeing
@@ -233,15 +250,89 @@ def pinned_buffers() -> Take:
     return take
 
 
+def autograd_history() -> Take:
+    """A sum of losses that was never detached holds what each was computed of."""
+    total: list[Any] = [0.0]
+
+    def take(size: int) -> None:
+        with _torch().inference_mode(False), _torch().enable_grad():
+            weights = _torch().ones(size // 4, device="cuda", requires_grad=True)
+            total[0] = total[0] + weights.square().sum()
+
+    return take
+
+
+def registered_buffers() -> Take:
+    """Buffers of the heap that are registered with the device and never unregistered."""
+    kept: list[Any] = []
+
+    def take(size: int) -> None:
+        buffer = _torch().ones(size, dtype=_torch().uint8)
+        _torch().cuda.cudart().cudaHostRegister(buffer.data_ptr(), size, 0)
+        kept.append(buffer)
+
+    return take
+
+
+def device_workspaces() -> Take:
+    """Workspaces that are kept in a table by the shape that they were made for."""
+    table: dict[tuple[int, int], Any] = {}
+
+    def take(size: int) -> None:
+        shape = (len(table), size)
+        table[shape] = _torch().zeros(size // 2, dtype=_torch().bfloat16, device="cuda")
+
+    return take
+
+
+def device_cache() -> Tick:
+    """A cache on the device that fills within 100 s, and that nobody was told of."""
+    kept: list[Any] = []
+
+    def tick(t: float) -> None:
+        while len(kept) < CACHED_PIECES * min(1.0, t / CACHED_S):
+            kept.append(_torch().ones(CACHED_PIECE, dtype=_torch().uint8, device="cuda"))
+
+    return tick
+
+
+def device_high_water() -> Tick:
+    """Work of rising size on the device, whose memory torch's allocator keeps."""
+    turn = 0
+
+    def tick(t: float) -> None:
+        nonlocal turn
+        if t >= turn * WORK_S:
+            turn += 1
+            size = min(turn, CACHED_PIECES) * CACHED_PIECE
+            _torch().ones(size, dtype=_torch().uint8, device="cuda")
+
+    return tick
+
+
 def _torch() -> Any:
     return sys.modules["torch"]
 
 
-ON_DEVICE = (retained_tensors, retained_slices, pinned_buffers)
-TAKES: dict[str, Callable[[], Take]] = (
-    mechanisms.LEAKS | service_leaks.LEAKS | {take.__name__: take for take in ON_DEVICE}
+ON_DEVICE = (
+    retained_tensors, retained_slices, pinned_buffers, autograd_history, registered_buffers,
+    device_workspaces,
+)  # fmt: skip
+HEALTHY = (
+    mechanisms.HEALTHY
+    | engine_leaks.HEALTHY
+    | {tick.__name__: tick for tick in (device_cache, device_high_water)}
 )
-DRIVERS = {function.__name__: function for function in (seconds, requests, aborts, tokens)}
+TAKES: dict[str, Callable[[], Take]] = (
+    mechanisms.LEAKS
+    | service_leaks.LEAKS
+    | engine_leaks.LEAKS
+    | {take.__name__: take for take in ON_DEVICE}
+)
+DRIVERS = {
+    function.__name__: function
+    for function in (seconds, requests, aborts, tokens, lengths, adapters)
+}
 
 
 def _title() -> str:
