@@ -1,9 +1,9 @@
 """The main loop: sample, assess, decide, write the journal, act, and publish.
 
 One thread samples and decides; the actuator, the publisher and the web server have their own. Each
-command is written to the journal before it is sent. So a supervisor that is killed at any point can
-continue: it sends the last command again with the same operation id, and the epoch of the engine
-shows whether it was executed.
+command is written to the journal before it is sent. A supervisor that is killed at any point can
+therefore continue. It sends the last command again with the same operation id, and the engine's
+epoch shows whether it was executed.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Supervisor:
         return self._clock.now()
 
     def tick(self, now: float) -> None:
-        """Take one sample, decide, and act."""
+        """Sample, decide and act once."""
         seen = self._observe(now)
         self._merge_stored_restarts()
         self._reset_if_requested()
@@ -205,7 +205,7 @@ class Supervisor:
         return msgspec.structs.replace(self._config.current, memory=self._governor.memory)
 
     def _observe(self, now: float) -> Observation:
-        """Take a sample and assess it."""
+        """Return a new sample with its assessment."""
         begin = time.monotonic()
         sample = self._source.sample()
         status = self._source.status
@@ -262,7 +262,7 @@ class Supervisor:
         The state in memory decides, because the journal may not be writable.
         """
         if self._journal.is_open:
-            self._actuator.set_slot_wish(self._governor.state.slot_wish)
+            self._actuator.set_slot_wish(self._governor.state.slot_request)
 
     def _group_assessment(self, own: Assessment) -> Assessment:
         """Return the assessment to decide on: for the leader of a group, that of all its pods."""

@@ -26,7 +26,7 @@ from plimsoll_sidecar.act.standby import StandbyLease
 from plimsoll_sidecar.background import BackgroundThread, run_in_thread
 from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.clients.kube import KubeError
-from plimsoll_sidecar.govern.command import Command, Outcome, Refusal, Result, SlotWish, Verb
+from plimsoll_sidecar.govern.command import Command, Outcome, Refusal, Result, SlotRequest, Verb
 from plimsoll_sidecar.govern.restart_budget import ReplicaRestarts
 from plimsoll_sidecar.signals.process_table import ProcessId
 
@@ -39,7 +39,7 @@ EVICTION_S = 120.0
 
 RESUME_RETRY_S = 5.0
 """Seconds between two attempts to resume an engine after a drain."""
-NO_INCIDENT = SlotWish(None)
+NO_INCIDENT = SlotRequest(None)
 Diagnose = Callable[[Command], tuple[str, ...]]
 
 
@@ -109,7 +109,7 @@ class Actuator:
             found.append(self._results.get_nowait())
         return found
 
-    def set_slot_wish(self, wish: SlotWish) -> None:
+    def set_slot_wish(self, wish: SlotRequest) -> None:
         """Set which incident needs a slot, according to the journal.
 
         Must be called before the command that takes the slot is sent.
@@ -255,7 +255,7 @@ class Actuator:
                 return self._with_slot(command, self._restart_engine)
 
     def _take_slot(self, command: Command) -> Refusal | None:
-        """Take a restart slot; return why that is not possible, or None if a slot is held."""
+        """Acquire a restart slot. Return why that is not possible, or None if a slot is held."""
 
         def take() -> Refusal | None:
             if command.leaves and self._endpoints is not None and self._endpoints.is_last_ready():

@@ -100,9 +100,9 @@ def is_ready(state_dir: str) -> bool:
 
 
 def run_unready(state_dir: str, end: Callable[[], Result]) -> Result:
-    """Call ``end``, which ends the engine, while the pod is unready; return its result.
+    """Call ``end``, which ends the engine, while the pod is unready, and return its result.
 
-    So no request arrives at a port without a listener. If the engine ends, the pod stays unready
+    No request then arrives at a port without a listener. If the engine ends, the pod stays unready
     for :data:`KUBELET_LAG_S` more. If it does not end, neither the restart nor a drain before it
     keeps the pod unready.
     """

@@ -1,4 +1,4 @@
-"""How a pod leaves the endpoints of its Services, and whether other replicas are ready."""
+"""Removes a pod from the endpoints of its Services, and finds out if other replicas are ready."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from plimsoll_sidecar.clients.kube import (
     NotFound,
     Object,
 )
-from plimsoll_sidecar.govern.command import Refusal, SlotWish
+from plimsoll_sidecar.govern.command import Refusal, SlotRequest
 from plimsoll_sidecar.govern.restart_budget import NONE, ReplicaRestarts
 
 LEASE_DURATION_S = 60
@@ -55,10 +55,10 @@ class Slots:
     """
 
     known = NONE
-    wanted: SlotWish | None = None
+    wanted: SlotRequest | None = None
 
     def take(self, incident: str, policy: RestartBudget, at: float | None = None) -> Refusal | None:
-        """Take a slot; return None if one is held, else why not.
+        """Acquire a slot. Return None if one is held, otherwise the reason.
 
         ``at`` counts a restart of this replica at that time, in Unix seconds, if its budget allows
         it. With None, a slot that was lost is taken again.
@@ -108,9 +108,9 @@ class LeaseSlots(Slots):
         self._lock = threading.RLock()
 
     def take(self, incident: str, policy: RestartBudget, at: float | None = None) -> Refusal | None:
-        """Take the slot that this replica already holds, or one that is free or expired.
+        """Acquire the slot that this replica already holds, or one that is free or expired.
 
-        Returns None if a slot is held, else why not.
+        Return None if a slot is held, otherwise the reason.
         """
         with self._lock:
             try:
@@ -238,7 +238,7 @@ class LeaseSlots(Slots):
     def _sum_stored(self, leases: list[Object]) -> ReplicaRestarts:
         found = NONE
         for lease in leases:
-            found = found.joined(lease_counts.replica_restarts(lease, self._uid))
+            found = found.merge(lease_counts.replica_restarts(lease, self._uid))
         return found
 
     def _exhausted_budget(
@@ -253,7 +253,7 @@ class LeaseSlots(Slots):
                 WaitReason.SERVICE_RESTART_BUDGET,
                 f"the service had {sum(counts)} restarts {within}; the limit is {limit}",
             )
-        mine = self._sum_stored(leases).joined(self.known)
+        mine = self._sum_stored(leases).merge(self.known)
         # The clock of this replica's journal counted them.
         count = 0 if at is None else len(mine.within(policy.window_s, at))
         if at is None or at in mine.at or not (mine.exhausted or count >= policy.count):
@@ -297,9 +297,9 @@ class LeaseSlots(Slots):
         )
         lease["spec"] = spec
         lease_counts.count_service(lease, incident, policy.window_s, now)
-        mine = self._sum_stored(leases).joined(self.known)
+        mine = self._sum_stored(leases).merge(self.known)
         if at is not None:
-            mine = mine.joined(ReplicaRestarts((at,)))
+            mine = mine.merge(ReplicaRestarts((at,)))
         lease_counts.store_replica(lease, self._uid, mine, policy.window_s, now)
         self._holds_none = False  # a request without a response may have succeeded
         try:

@@ -1,6 +1,6 @@
 """A small Kubernetes client for the supervisor, with limits on time and size.
 
-Besides single objects, it reads EndpointSlices, page by page.
+It reads single objects, and EndpointSlices page by page.
 
 The projected token is read for each request, because the kubelet renews it.
 """

@@ -6,8 +6,9 @@ follows load: a rise is conclusive only if the load did not rise with it, and a 
 load did not fall. A step is no trend: all thirds of a trend must rise. ``odds.py`` weighs what a
 trend means.
 
-Each horizon keeps the lowest size (floor) of each of a few time buckets: seconds for a leak of
-400 MB a minute, hours for one of 90 bytes a request. Memory stays bounded however long the run is.
+Each horizon keeps the lowest size (floor) of a few time buckets. A leak of 400 MB a minute needs
+buckets of seconds, and one of 90 bytes a request needs buckets of hours. Memory stays bounded,
+however long the run is.
 
 A rise counts only beyond the *swing*: the largest recent fall at comparable load, in this horizon
 or a longer one. Garbage collection rises and falls forever.

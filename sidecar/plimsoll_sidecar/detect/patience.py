@@ -1,25 +1,24 @@
-"""How long a silence under load may last before it is a stall.
+"""The longest pause of a busy engine that is not yet a stall.
 
-Never longer than the configured timeout. Below it a silence is a stall when nothing else explains
-it. A pause like those that the service made before is explained by them, up to the length that none
-of them would exceed. A pause of a new kind needs a witness: an engine known to use hardly any
-processor time works on nothing, and its many steps without such a pause speak against chance. One
-that computes may compile. Of one whose processor time is unknown, only the timeout may judge.
+It never exceeds the configured timeout. A shorter pause is a stall if nothing else explains it. A
+pause that resembles earlier ones is explained up to the length that none of them would exceed. A
+pause of a new kind needs evidence: an engine that uses hardly any processor time works on nothing,
+and its many steps without such a pause rule out chance. An engine that computes may compile. If its
+processor time is unknown, only the timeout decides.
 
-The history (:class:`StepGaps`) is that of the pauses between two signs of progress while work was
-under way. It speaks only for what it has seen: with more requests under way, or more prompt tokens
-taken in since the last step than ever before, a longer pause may be a long prefill or a
-compilation.
+The history (:class:`StepGaps`) contains the pauses between two signs of progress while requests
+were running. It covers only the demand that it contains. With more requests or more new prompt
+tokens than ever before, a longer pause may be a long prefill or a compilation.
 
-How long a pause may last that is like the earlier ones (:class:`UsualPauses`) follows from their
-lengths, which vary by a factor rather than by seconds: their logarithms are taken for normal, with
-a mean and a variance that only this service's own pauses tell. Then the next one has Student's t
-distribution (the prediction interval of Hahn and Meeker, *Statistical Intervals*). Pauses that are
-all alike allow little more than the longest; a few that differ allow many times as much.
+:class:`UsualPauses` bounds the next pause by the lengths of the earlier ones. Lengths vary by a
+factor rather than by seconds, so their logarithms are taken as normal, with unknown mean and
+variance. The next one then has Student's t distribution (the prediction interval of Hahn and
+Meeker, *Statistical Intervals*). Pauses that are all alike allow little more than the longest. A
+few that differ allow many times as much.
 
-Each pause is compared with the bound of those before it. Its chance of exceeding it is ``MISTAKEN /
-(n (n + 1))`` after ``n`` of them, and the sum of that over all ``n`` is ``MISTAKEN``: the error
-holds for the whole life of an engine, however many pauses it makes.
+Each pause is compared with the bound of the earlier ones, and exceeds it with the probability
+``MISTAKEN / (n (n + 1))`` after ``n`` of them. These add up to ``MISTAKEN`` over the whole life of
+an engine, however many pauses it makes.
 """
 
 from __future__ import annotations
@@ -28,31 +27,31 @@ import math
 from dataclasses import dataclass
 
 MISTAKEN = 0.05
-"""The chance that any pause in an engine's life, drawn like those before it, exceeds its bound."""
+"""Probability that any usual pause in an engine's life exceeds its bound."""
 MIN_PAUSES = 2
-"""One pause says nothing of how much the pauses of a service differ."""
+"""A single pause does not show how much pauses differ."""
 MAX_FREEDOM = 100
 """More degrees of freedom change the quantile by less than a hundredth."""
 _SAMPLED = 1 / math.sqrt(6)
-"""Deviation of a length that begins and ends between two samples, in intervals."""
+"""Standard deviation of a length that starts and ends between two samples, in intervals."""
 
 
 class UsualPauses:
-    """Mean and variance of the logarithms of the pauses so far (Welford)."""
+    """Running mean and variance of the logarithms of the pauses (Welford)."""
 
     def __init__(self) -> None:
         self._count = 0
         self._mean = self._squares = self._resolution_s = 0.0
         self.bound_s = math.inf
-        """Seconds that no pause like these exceeds; infinite while they say nothing."""
+        """Length in seconds that no usual pause exceeds; infinite with too few pauses."""
 
     @property
     def known(self) -> bool:
-        """Whether there are enough pauses to say how long one of them may last."""
+        """Whether there are enough pauses for a bound."""
         return self._count >= MIN_PAUSES
 
     def add(self, seconds: float, resolution_s: float) -> None:
-        """Take in a pause whose begin and end were each seen within ``resolution_s``."""
+        """Add a pause whose start and end were each measured within ``resolution_s``."""
         self._count += 1
         off = math.log(seconds) - self._mean
         self._mean += off / self._count
@@ -64,14 +63,14 @@ class UsualPauses:
     def _bound(self) -> float:
         count, freedom = self._count, self._count - 1
         quantile = student_t_quantile(MISTAKEN / (count * (count + 1)), min(freedom, MAX_FREEDOM))
-        # What was measured varies by the sampling as well. A few lengths may agree by chance.
+        # Sampling adds variance: a few measured lengths may agree by chance.
         measured = _SAMPLED * self._resolution_s / math.exp(self._mean)
         deviation = max(measured, math.sqrt(self._squares / freedom))
         return math.exp(min(self._mean + quantile * deviation * math.sqrt(1 + 1 / count), 700.0))
 
 
 def student_t_tail(t: float, freedom: int) -> float:
-    """Return the chance that Student's t exceeds ``t``, for whole degrees of freedom.
+    """Return the probability that Student's t exceeds ``t``, for whole degrees of freedom.
 
     It is a finite sum (Abramowitz and Stegun 26.7.3 and 26.7.4).
     """
@@ -89,7 +88,7 @@ def student_t_tail(t: float, freedom: int) -> float:
 
 
 def student_t_quantile(chance: float, freedom: int) -> float:
-    """Return what Student's t exceeds with a ``chance`` of at most one half."""
+    """Return the value that Student's t exceeds with the probability ``chance``, at most 1/2."""
     low, high = 0.0, 1.0
     while student_t_tail(high, freedom) > chance:
         low, high = high, 2 * high
@@ -100,20 +99,20 @@ def student_t_quantile(chance: float, freedom: int) -> float:
 
 
 LONG_PAUSE_S = 3.0
-"""Steps take milliseconds, or a second with a large prompt: one that takes longer compiles, moves
-much at once, waits for another process, or hangs."""
+"""Steps take milliseconds, or a second with a large prompt. A longer step compiles, moves much
+memory, waits for another process, or hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What was asked of the engine during a pause; zero where the engine does not tell."""
+    """The demand on the engine during a pause; 0 if the engine does not report it."""
 
     under_way: int = 0
     prompt_tokens: int = 0
 
 
 class StepGaps:
-    """The longest pause, the long ones together, and how fast steps came."""
+    """The history of pauses: the longest, the distribution of long ones, and the rate of steps."""
 
     def __init__(self) -> None:
         self._longest = 0.0
@@ -130,13 +129,11 @@ class StepGaps:
         computed: bool = False,
         interval_s: float = 0.0,
     ) -> None:
-        """Take in a pause that ended in progress.
+        """Add a pause that ended in progress.
 
-        It was in the last of ``steps``, none of which took longer. No progress showed for
-        ``silent_s``, and the pause ended within the ``interval_s`` after that.
-
-        One in which the engine ``computed`` is a compilation or the like: it says nothing of how
-        long the engine is silent without it.
+        It was in the last of ``steps``, none of which took longer. It lasted ``silent_s``, and
+        ended within ``interval_s`` after that. A pause in which the engine ``computed`` counts only
+        for the rate and the demand: it was a compilation, for example.
         """
         seconds = silent_s + interval_s
         self.steps += max(1, steps)
@@ -151,27 +148,27 @@ class StepGaps:
         )
 
     def serve(self, seconds: float, steps: int) -> None:
-        """Count time in which ``steps`` were made, by pages that do not show how long each took."""
+        """Add ``steps`` over a time, from pages that do not show single pauses."""
         self.steps += max(0, steps)
         self.served_s += seconds
 
     @property
     def longest(self) -> float:
-        """The longest pause ever, in seconds."""
+        """The longest pause in seconds."""
         return self._longest
 
     def chance(self, seconds: float, least_s: float = 0.0) -> float:
-        """Return how likely a pause of this length is by the rate of the steps so far.
+        """Return the probability of a pause of this length, by the rate of the steps.
 
-        It is the predictive distribution of an exponential model whose rate was learnt from them
-        alone (Lomax). Steps of less than ``least_s`` count as if they had taken that long.
+        It is the predictive distribution of an exponential model with the observed rate (Lomax).
+        Less service than ``least_s`` counts as if it had taken that long.
         """
         if self.served_s <= 0.0:
             return 1.0
         return math.exp(-self.steps * math.log1p(seconds / max(self.served_s, least_s)))
 
     def covers(self, demand: Demand) -> bool:
-        """Whether as much was asked for at once before."""
+        """Return whether the history contains this demand."""
         return (
             demand.under_way <= self._most.under_way
             and demand.prompt_tokens <= self._most.prompt_tokens
@@ -179,35 +176,29 @@ class StepGaps:
 
 
 MARGIN_S = 4.0
-"""Beyond the longest pause so far: with sampling and a round to confirm, within 10 s."""
+"""Margin above the longest pause: with sampling and confirmation, within 10 s."""
 SERVED_S, SERVED_PATIENCE_S = 240.0, 8.0
-"""After five minutes of service, moments without work among them, a silence of this length, or of
-the longest pause and its margin, is none that a service makes: with the page's period and a round
-of doubt within 20 s."""
+"""After this service (five minutes with idle moments), a pause of this length is unusual. It must
+also exceed the longest one and its margin: with the page's period and a round, within 20 s."""
 BEGUN_S, BEGUN_PATIENCE_S = 60.0, 21.0
-"""After the first minute, and where more is asked for at once than ever before: with the page's
-period and a round within 30 s. In the first minute too while the engine rests: what is new to it
-then, and takes long, it computes."""
+"""The same after the first minute, and for a new demand: within 30 s. It also holds in the first
+minute while the engine uses no processor time: new work that takes long is computed."""
 MAX_CHANCE = 1e-6
-"""A page does not show single pauses. There a silence counts that is as unlikely as this by the
-rate of the steps so far: 36 steps in the first minute are enough for the patience of then, in
-however few seconds of it they were made, 421 in four minutes for the later one."""
+"""Probability, by the rate of the steps, below which a pause is not chance. Pages show no single
+pauses. 36 steps suffice in the first minute, in however few seconds, and 421 in four minutes."""
 WORKING_S, WORKING_SHARE = 50.0, 0.25
-"""A process that computes may compile for a request of a new kind, or spin for ever: processor
-time of this share of one core buys this much once. Measured on vLLM 0.32 on a slow CPU: the first
-request with logprobs takes 30 s, and 45 s beside other work."""
+"""Extra time for a process that uses this share of one core: it may compile for a new kind of
+request, or spin forever. Measured on vLLM 0.32 on a slow CPU: the first request with log
+probabilities takes 30 s, and 45 s beside other work."""
 
 RESTING_SHARE = 0.1
-"""Of one core: the polling of an engine that waits, and what it did until it hung, two seconds
-after its last page."""
+"""Share of one core below which an engine rests: it polls, and its last two seconds before it hung
+may count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """A pause that goes on.
-
-    ``cpu_s`` is the processor time that the engine spent in it; None where that is unknown.
-    """
+    """The current pause. ``cpu_s`` is the processor time spent in it, None if unknown."""
 
     seconds: float
     demand: Demand
@@ -215,12 +206,12 @@ class Silence:
 
     @property
     def computes(self) -> bool:
-        """Whether so much processor time was spent that something was worked on."""
+        """Whether the processor time proves that the engine worked."""
         return self.cpu_s is not None and self._share >= WORKING_SHARE
 
     @property
     def rests(self) -> bool:
-        """Whether it is known that hardly any processor time was spent."""
+        """Whether hardly any processor time was used; False if it is unknown."""
         return self.cpu_s is not None and self._share < RESTING_SHARE
 
     @property
@@ -231,7 +222,7 @@ class Silence:
 
 
 def patience(silence: Silence, gaps: StepGaps, timeout_s: float) -> tuple[float, str]:
-    """Seconds, and the reason where it is not the timeout alone."""
+    """Return the limit of the pause in seconds, and its reason if it is below the timeout."""
     if silence.cpu_s is None:
         limit_s, reason = _by_pauses(silence, gaps)
     else:
@@ -243,7 +234,6 @@ def patience(silence: Silence, gaps: StepGaps, timeout_s: float) -> tuple[float,
 
 
 def _by_pauses(silence: Silence, gaps: StepGaps) -> tuple[float, str]:
-    """Return what the earlier pauses alone say: nothing of a pause of another kind."""
     if not gaps.covers(silence.demand):
         return math.inf, ""
     return max(gaps.usual.bound_s, gaps.longest + MARGIN_S), _longest(gaps)
@@ -252,7 +242,7 @@ def _by_pauses(silence: Silence, gaps: StepGaps) -> tuple[float, str]:
 def _by_witness(silence: Silence, gaps: StepGaps) -> tuple[float, str]:
     longest = gaps.longest + MARGIN_S
     if gaps.usual.known:
-        # What a service does itself it may do longer, but not much longer than what is new to it.
+        # A usual pause may last longer, but not much longer than a pause of a new kind.
         longest = max(longest, min(gaps.usual.bound_s, BEGUN_PATIENCE_S))
     served_s = max(SERVED_PATIENCE_S, longest)
     served = gaps.covers(silence.demand) and gaps.served_s >= SERVED_S

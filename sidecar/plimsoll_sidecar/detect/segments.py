@@ -248,7 +248,7 @@ class Roles:
 
 
 NEW_S = 45.0
-"""Requests that arrived together need this long to reach their full size."""
+"""Requests that arrived together need this time to reach their full size."""
 MORE, MORE_REQUESTS, MORE_TOKENS = 1.05, 2, 1.3
 """A count of requests is new if it exceeds the highest by this factor and by two, a mean of prompt
 tokens by the other factor. Arrivals and prompts vary by as much by chance."""
@@ -261,7 +261,7 @@ must not hide a leak."""
 class Demand:
     """The highest demand on an engine in its epoch, and whether it was exceeded recently.
 
-    The memory for a new demand is unknown, and so is the part of it that an allocator keeps.
+    The memory for a new demand is unknown, as well as the part of it that an allocator keeps.
     Requests and prompts are means over :data:`MEAN_S`, because the peak of a single sample depends
     on its moment.
     """

@@ -7,7 +7,7 @@ hour make one of two hours, and so on up to 64 hours: weeks need a few hundred n
 Memory is closer to a random walk than to independent noise, which makes a fitted line look far too
 certain. The test uses the steps from one level to the next instead. Those of a random walk are
 independent. Those of noise around a constant are negatively correlated, which makes the test
-conservative. Student's t over few large blocks is valid for both, and for steps of unequal variance
+conservative. Student's t over few large blocks is valid for both, also with unequal variances
 (Ibragimov and Müller, "t-Statistic Based Correlation and Heterogeneity Robust Inference", Journal
 of Business & Economic Statistics 28, 2010).
 """

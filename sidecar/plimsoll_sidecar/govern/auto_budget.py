@@ -1,11 +1,11 @@
-"""Budgets with ``growthBudget: Auto``: what a healthy replica gains, and the budget from it. Pure.
+"""Budgets with ``growthBudget: Auto``, learned from the growth of healthy replicas. Pure.
 
-A level is the growth that no ledger explains, by hour: the most that any 1, 6 and 24 hours ending
-in it brought. The budget is 1.5 times the 99th percentile of the levels for its window, at least
-3 % of the memory limit, and at most half of the room that the largest start leaves. An hour within
-a day of a confirmed incident teaches nothing, or a leak would raise its own budget; for the same
-reason a budget rises by a quarter a day at most. It falls by a tenth a day: a quiet week must not
-make an alarm of the next busy one. ``minimum`` is the owner's and applies at once.
+Each hour has a level: the largest unexplained growth over the 1, 6 and 24 hours that end in it. The
+budget is 1.5 times the 99th percentile of the levels for its window. It is at least 3 % of the
+memory limit, and at most half of the room that the largest start leaves. An hour within a day of a
+confirmed incident does not count, because a leak would raise its own budget. For the same reason a
+budget rises by at most a quarter a day. It falls by a tenth a day: a busy week after a quiet one
+must not raise an alarm. ``minimum`` is set by the owner and applies at once.
 
 The factors are choices, not fits: on production containers, twelve hours of observation halved the
 suspicions, and a budget of the level itself was spent by the first unusual hour.
@@ -27,10 +27,10 @@ HOUR_S = 3600.0
 DAY_H = 24
 WINDOWS_H = (1, 6, DAY_H)
 KEPT_H = 14 * DAY_H
-"""Hours kept: two weeks, so that each weekday is there twice."""
+"""Hours kept: two weeks, so that each weekday occurs twice."""
 KEPT_STARTS = 8
 MAX_GAP_S = 60.0
-"""Time between two samples that counts as observed, at most: nothing is known of a longer gap."""
+"""Longest time between two samples that counts as observed."""
 MARGIN = 1.5
 PERCENTILE = 0.99
 FLOOR_SHARE = 0.03
@@ -39,15 +39,15 @@ FLOOR_BYTES = 64 << 20
 ROOM_SHARE = 0.5
 RISE_A_DAY, FALL_A_DAY = 1.25, 0.9
 CHANGED = 0.05
-"""A budget is exchanged for one that differs by this share: the detector begins its trends anew."""
+"""A budget changes only by more than this share, because the detector then restarts its trends."""
 MAX_REVISION = 200
 GROWTH = {"host": IncidentKind.HOST_GROWTH, "device": IncidentKind.DEVICE_GROWTH}
 
 
 class Hour(msgspec.Struct, array_like=True):
-    """What one hour showed: ``at`` counts hours since 1970, ``gains`` are for :data:`WINDOWS_H`.
+    """The growth in one hour. ``at`` counts hours since 1970, ``gains`` are for :data:`WINDOWS_H`.
 
-    ``incident`` says that a confirmed incident of this memory was open, or kept quiet.
+    ``incident`` states that a confirmed incident of this memory was open or in its cooldown.
     """
 
     at: int
@@ -57,12 +57,12 @@ class Hour(msgspec.Struct, array_like=True):
 
 
 class Learned(msgspec.Struct, omit_defaults=True):
-    """What is known of one memory of one replica, and its budget in force.
+    """The history of one memory of one replica, and its budget in force.
 
-    ``lows`` has the least growth of each hour of the ``epoch``, ``starts`` the memory after its
-    newest warm-ups. ``limit`` is the newest known limit. ``budget`` is None before the first
-    one, and ``budget_at`` the hour since which it stands. ``observed_s`` is the time under
-    observation in this or an earlier revision.
+    ``lows`` is the least growth of each hour of the ``epoch``, and ``starts`` the memory after its
+    newest warm-ups. ``limit`` is the newest known limit. ``budget`` is None before the first one,
+    and ``budget_at`` the hour in which it was set. ``observed_s`` is the time of observation in
+    this and earlier revisions.
     """
 
     revision: str = ""
@@ -79,10 +79,10 @@ class Learned(msgspec.Struct, omit_defaults=True):
     def observe(
         self, now: float, epoch: str, revision: str, state: BudgetState | None, incident: bool
     ) -> None:
-        """Take in what one sample showed; ``now`` is Unix seconds."""
+        """Add a sample at ``now`` (Unix seconds)."""
         at = int(now // HOUR_S)
         if revision != self.revision:
-            # The budget in force is what the next revision begins with.
+            # The next revision starts with the budget in force.
             self.revision, self.hours, self.starts = revision[:MAX_REVISION], [], []
         began = epoch != self.epoch
         if began:
@@ -117,7 +117,7 @@ class Learned(msgspec.Struct, omit_defaults=True):
         hour.gains = (first, second, third)
 
     def revise(self, now: float, budget: MemoryBudget, auto: AutoBudgets) -> bool:
-        """Set the budget in force, once an hour; return whether that may have changed it."""
+        """Update the budget in force once an hour, and return whether it may have changed."""
         at = int(now // HOUR_S)
         if self.budget is None:
             if not self.is_known(auto):
@@ -180,7 +180,7 @@ def gains_within(hours: Iterable[Hour], window_s: float) -> list[int]:
 
 
 def proposal(replicas: Sequence[Learned], budget: MemoryBudget) -> int | None:
-    """Return the budget in bytes that the ``replicas`` show; None if they show no level."""
+    """Return the budget in bytes from the ``replicas``, or None if they have no level."""
     gains = [gain for one in replicas for gain in gains_within(healthy(one.hours), budget.window_s)]
     found = level(gains)
     if found is None:
@@ -200,7 +200,7 @@ def bounded(wanted: int, limit: int | None, start: int) -> int:
 
 
 def stepped(now: int, wanted: int, days: float) -> int:
-    """Return the budget ``days`` after it was ``now``, on its way to what is ``wanted``."""
+    """Return the budget ``days`` after it was ``now``, on its way to ``wanted`` bytes."""
     days = min(days, float(KEPT_H))
     most = math.ceil(now * math.pow(RISE_A_DAY, days))
     least = math.floor(now * math.pow(FALL_A_DAY, days))
@@ -208,14 +208,14 @@ def stepped(now: int, wanted: int, days: float) -> int:
 
 
 class Budgets(NamedTuple):
-    """The budgets in force. The kinds that are ``learning`` are reported, and nothing is done."""
+    """The budgets in force. Incidents of the ``learning`` kinds are reported only."""
 
     memory: MemoryPolicy
     learning: frozenset[IncidentKind] = frozenset()
 
 
 class LearnedBudgets(msgspec.Struct, omit_defaults=True):
-    """What is learned of both memories of one replica: a row of the journal."""
+    """The learned budgets of both memories of one replica: a row of the journal."""
 
     host: Learned = msgspec.field(default_factory=Learned)
     device: Learned = msgspec.field(default_factory=Learned)
@@ -228,12 +228,12 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         assessment: Assessment,
         incidents: Collection[IncidentKind],
     ) -> None:
-        """Take in one assessment; ``incidents`` are the kinds of which one is open."""
+        """Add an assessment. ``incidents`` are the kinds of open incidents."""
         self.host.observe(now, epoch, revision, assessment.host, GROWTH["host"] in incidents)
         self.device.observe(now, epoch, revision, assessment.device, GROWTH["device"] in incidents)
 
     def revise(self, now: float, memory: MemoryPolicy) -> bool:
-        """Set the budgets in force; return whether one may have changed."""
+        """Update the budgets in force, and return whether one may have changed."""
         changed = [
             learned.revise(now, budget, memory.auto)
             for learned, budget in ((self.host, memory.host), (self.device, memory.device))
@@ -249,7 +249,7 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         return None if same else found
 
     def in_force(self, memory: MemoryPolicy) -> Budgets:
-        """Return the policy with the budgets that set themselves in bytes."""
+        """Return the policy with learned budgets in bytes."""
         learning: set[IncidentKind] = set()
 
         def resolved(name: str, budget: MemoryBudget | None, one: Learned) -> MemoryBudget | None:
@@ -270,7 +270,7 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
 
 
 def differs(one: MemoryPolicy, other: MemoryPolicy) -> bool:
-    """Report whether a budget differs by enough to be exchanged."""
+    """Report whether a budget differs by more than :data:`CHANGED`."""
     pairs = ((one.host, other.host), (one.device, other.device))
     return any(
         a is not None and b is not None

@@ -1,4 +1,4 @@
-"""What the governor asks for, what comes back, and what it tells."""
+"""Commands of the governor, their results, and the events of a turn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plimsoll_sidecar.govern.incident import Incident
 
 
 class Verb(StrEnum):
-    """What an actuator can be told to do, in the order of their effect on requests."""
+    """Commands of an actuator, in the order of their effect on requests."""
 
     DIAGNOSE = "diagnose"
     TRIM = "trim"
@@ -26,13 +26,13 @@ class Verb(StrEnum):
 
 
 class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One thing to do. It is in the journal before it is sent.
+    """A command. It is written to the journal before it is sent.
 
-    ``epoch`` is the fence; ``operation_id`` makes a repetition harmless. ``stalled`` says that the
-    engine serves nobody: nothing is gained by waiting for other replicas or for a drain. ``leaves``
-    says that the slot is for an action that takes the pod out of service, which the last ready
-    replica must not do. ``process`` is the one that is suspected, as incidents name it. ``at`` is
-    the time under which a restart for this slot is counted.
+    ``epoch`` is the fence; ``operation_id`` makes a repetition harmless. ``stalled`` states that
+    the engine serves no requests: waiting for other replicas or for a drain gains nothing.
+    ``leaves`` states that the slot is for an action that takes the pod out of service, which the
+    last ready replica must not do. ``process`` is the suspected process, as incidents name it.
+    ``at`` is the time under which a restart for this slot is counted.
     """
 
     verb: Verb
@@ -47,18 +47,18 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     at: float | None = None
 
     def result(self, outcome: Outcome, message: str = "") -> Result:
-        """Return what became of this command."""
+        """Return a result of this command."""
         return Result(operation_id=self.operation_id, outcome=outcome, message=message)
 
-    def suspected_first(self, processes: Iterable[ProcessMemory]) -> list[ProcessMemory]:
-        """In the order of evidence: whatever has bounds keeps what matters most."""
+    def sort_suspected_first(self, processes: Iterable[ProcessMemory]) -> list[ProcessMemory]:
+        """Return the processes with the suspected one first, so that bounded reports keep it."""
         return sorted(processes, key=lambda process: process.label != self.process)
 
 
-class SlotWish(msgspec.Struct, frozen=True):
-    """The incident in the journal that the restart slot is for; None without one.
+class SlotRequest(msgspec.Struct, frozen=True):
+    """The incident that the restart slot is for by the journal; None without one.
 
-    While a command is ``taking`` one, that command decides.
+    While a command is ``taking`` a slot, that command decides.
     """
 
     incident: str | None
@@ -66,9 +66,9 @@ class SlotWish(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """Why a restart slot was not taken.
+    """The reason for which a restart slot was refused.
 
-    ``message`` is for people, and the same for each try as long as the reason is the same.
+    ``message`` is for people, and does not change between attempts unless the reason does.
     """
 
     reason: WaitReason
@@ -76,7 +76,10 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Outcome(StrEnum):
-    """``Refused``: nothing was begun, assess again. ``Unknown``: no one can say (a replay)."""
+    """Outcome of a command.
+
+    ``Refused``: nothing was started, assess again. ``Unknown``: the effect is unknown (a replay).
+    """
 
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -85,9 +88,9 @@ class Outcome(StrEnum):
 
 
 class Result(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What became of a command.
+    """Result of a command.
 
-    ``diagnostics`` names files that were saved, ``waits`` says why a slot was not taken.
+    ``diagnostics`` are the files that were saved, ``waits`` is the reason for a refused slot.
     """
 
     operation_id: str
@@ -98,20 +101,20 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class EngineProcess(msgspec.Struct, frozen=True):
-    """One process of the engine, by its role or the engine's own name for it, and PID."""
+    """One process of the engine: its role, or the engine's own name for it, and its PID."""
 
     role: str
     pid: int
 
 
 class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """The engine at the moment of an assessment, both from the same sample.
+    """The engine at the time of an assessment, both from the same sample.
 
-    ``epoch`` is null while the engine does not answer. ``capabilities`` are the last known.
-    ``replaceable`` says that the pod can be replaced on request, and ``abrupt`` that requests then
-    still reach it until it has left its Services. ``manually_drained`` says that a person has taken
-    the pod out of service and not resumed it. ``processes`` are those that the engine names, first
-    the one with which the others end; none if it does not answer.
+    ``epoch`` is None while the engine does not answer. ``capabilities`` are the last known.
+    ``replaceable`` states that the pod can be replaced on request, and ``abrupt`` that requests
+    then still reach it until it has left its Services. ``manually_drained`` states that a person
+    has taken the pod out of service and not resumed it. ``processes`` are those that the engine
+    reports, the main process first; none if it does not answer.
     """
 
     epoch: str | None
@@ -124,12 +127,12 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def answers(self) -> bool:
-        """Whether the engine gave a status: only then is its epoch known."""
+        """Whether the engine reported its status, and so its epoch."""
         return self.epoch is not None
 
 
 class EventType(StrEnum):
-    """What a turn tells the log, the metrics and Kubernetes; the values are the Events' reasons."""
+    """Changes that the log, the metrics and Kubernetes report. The values are reasons of Events."""
 
     OPENED = "Opened"
     CONFIRMED = "Confirmed"
@@ -140,7 +143,7 @@ class EventType(StrEnum):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """A change in an incident's life. ``action`` is set on ``Remediation``: it is begun now."""
+    """A change of an incident. ``action`` is set for ``Remediation``: it starts now."""
 
     type: EventType
     at: float
@@ -149,9 +152,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Turn(msgspec.Struct):
-    """One advance of the governor: at most one new command, and what happened.
+    """The output of one turn of the governor: at most one new command, and the events.
 
-    ``changed`` says that the state must be written to the journal before the command is sent.
+    ``changed`` states that the journal must store the state before the command is sent.
     """
 
     command: Command | None = None

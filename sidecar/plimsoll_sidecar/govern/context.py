@@ -1,4 +1,4 @@
-"""What one turn of the governor knows and may change, and the conditions of its decisions."""
+"""The input and output of one turn of the governor, and the conditions of its decisions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from plimsoll_sidecar.govern.incident import DISRUPTING, Incident, move
 from plimsoll_sidecar.govern.state import GovernorState, start_cooldown
 
 LEAVING = (Action.ENGINE_RESTART, Action.POD_REPLACE)
-"""What takes the pod out of its service for a while."""
+"""Actions that take the pod out of its service temporarily."""
 STALLED_S = 1.0
 """Do not wait for a hung engine: its streams stay silent meanwhile."""
 
 
 class TurnContext:
-    """One turn's view of everything, and the ways to change it."""
+    """The input of one turn, and the methods that change the state."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class TurnContext:
         self.suspicions: dict[IncidentKind, Suspicion] = {}
 
     def emit(self, what: EventType, incident: Incident, action: Action | None = None) -> None:
-        """Record an event of this turn, which also makes the journal write.
+        """Record an event of this turn, and request a write of the journal.
 
-        An incident advances once a turn.
+        An incident advances at most once a turn.
         """
         self.turn.changed = True
         if what is EventType.ADVANCED and any(
@@ -56,14 +56,14 @@ class TurnContext:
         self.turn.events.append(Event(type=what, at=self.now, incident=incident, action=action))
 
     def enter(self, incident: Incident, phase: IncidentPhase) -> None:
-        """Move the incident to ``phase`` and tell it."""
+        """Move the incident to ``phase``, and emit the event."""
         move(incident, phase, self.now)
         self.emit(EventType.ADVANCED, incident)
 
     def end(
         self, incident: Incident, phase: IncidentPhase, reason: Reason, message: str = ""
     ) -> None:
-        """Close the incident with a reason, and keep its suspicion quiet for a while."""
+        """Close the incident with a reason, and start the cooldown of its kind."""
         move(incident, phase, self.now)
         incident.ended_at, incident.reason, incident.message = self.now, reason, message
         start_cooldown(self.state, incident, self.now)
@@ -71,7 +71,7 @@ class TurnContext:
         self.emit(EventType.CLEARED if cleared else EventType.ENDED, incident)
 
     def send(self, incident: Incident, verb: Verb, name: str) -> Command:
-        """Make the one pending command, with an operation id that a repeated sending shares."""
+        """Return the new pending command. Its operation id stays the same if it is sent again."""
         carry = verb is Verb.RESTART_WORKER
         mode = self.policy.drain.mode
         if not carry and mode is DrainMode.CARRY:
@@ -101,29 +101,28 @@ class TurnContext:
 
     @staticmethod
     def _diagnosed(incident: Incident) -> str | None:
-        """Return the process to look into; one of another pod is out of reach."""
         seen = incident.attribution
         return seen.process if seen.pod is None else None
 
     def step(self, name: str, outcome: StepOutcome, message: str) -> StepRecord:
-        """Return a line of the timeline at this turn's time."""
+        """Return an entry of the timeline at this turn's time."""
         return StepRecord(time=self.now, step=name, outcome=outcome, message=message)
 
     @property
     def free(self) -> bool:
-        """Whether no command is under way: only one may be."""
+        """Whether no command is pending. At most one may be."""
         return self.state.pending is None
 
     def current(self, incident: Incident) -> int | None:
-        """Bytes that the incident's budget holds now; None where they are unknown."""
+        """Return the memory of the incident's budget in bytes, or None if it is unknown."""
         budget = incident.budget(self.assessment)
         return budget.current if budget else None
 
     def time_to_limit_s(self, incident: Incident) -> float | None:
-        """Seconds until memory of the incident's kind is at its limit; None where that is unknown.
+        """Return the seconds until memory of the incident's kind reaches its limit.
 
-        Infinite where nothing grows. The leak budget is much smaller than this limit: to have
-        spent it is a reason to act, to be at the limit is the end.
+        None if that is unknown, infinite if nothing grows. The leak budget is much smaller than
+        this limit: a spent budget is a reason to act, at the limit the engine ends.
         """
         budget = incident.budget(self.assessment)
         if budget is None or budget.current is None:
@@ -143,8 +142,8 @@ class TurnContext:
     def lasts(self, incident: Incident) -> bool:
         """Report whether a budget that sets itself defers a restart: the limit is not near.
 
-        Such a budget says what is usual, not what the owner allows. Memory with an unknown limit
-        lasts as far as anybody knows.
+        Such a budget states the usual growth, not the growth that the owner allows. Memory with an
+        unknown limit counts as lasting.
         """
         budget = self.memory.auto_of(incident.kind)
         if budget is None or self.at_limit(incident):
@@ -153,19 +152,19 @@ class TurnContext:
         return left is None or left > self.memory.auto.limit_within_s
 
     def at_limit(self, incident: Incident) -> bool:
-        """Whether memory has no room to grow any more."""
+        """Return whether memory is close to its limit."""
         budget = incident.budget(self.assessment)
         if budget is None or budget.limit is None or budget.current is None:
             return False
         return budget.current >= NEAR_LIMIT_RATIO * budget.limit
 
     def exhausts_before_drain(self, incident: Incident) -> bool:
-        """Whether memory ends sooner than a drain: then leaving loses less than staying."""
+        """Return whether memory ends before a drain would: then leaving loses less than staying."""
         left = self.time_to_limit_s(incident)
         return left is not None and left <= self.policy.drain.deadline_s
 
     def growth(self, incident: Incident) -> int:
-        """Unexplained growth now; what was last suspected where it is unknown."""
+        """Return the unexplained growth in bytes, or the last suspected one if it is unknown."""
         budget = incident.budget(self.assessment)
         known = budget.unexplained if budget else None
         return incident.growth_bytes if known is None else known
@@ -177,17 +176,17 @@ EXHAUSTED = (
 )
 
 
-def certain(context: TurnContext, kind: IncidentKind) -> bool:
-    """Whether the absence of a suspicion means that all is well, not that nothing is known."""
+def is_conclusive(context: TurnContext, kind: IncidentKind) -> bool:
+    """Return whether the absence of a suspicion proves that there is no problem."""
     return context.engine.answers and (kind is IncidentKind.STALL or context.assessment.warm)
 
 
 def why_not(
     context: TurnContext, action: Action, incident: Incident
 ) -> tuple[StepOutcome, str] | None:
-    """Why ``action`` is not taken for this incident now, as the step's outcome; None if it is.
+    """Return the outcome and reason for which ``action`` is not taken now; None if it is taken.
 
-    ``Would``: only the mode, or a budget that is still learned, prevents it.
+    The outcome is ``Would`` if only the mode, or a budget that is still learned, prevents it.
     """
     reason = ladder.why_not(action, incident, context.policy, context.engine)
     observes = context.only_observes(incident)
@@ -199,15 +198,14 @@ def why_not(
     return None if reason is None else (StepOutcome.SKIPPED, reason)
 
 
-def due(context: TurnContext, incident: Incident) -> bool:
+def is_restart_due(context: TurnContext, incident: Incident) -> bool:
     """Return whether a restart is worth it: the budget is spent, or memory ends before a drain.
 
-    The budget is what a replica may gain, so its end alone is no reason to hurry: what looks like a
-    leak and stops within it costs no restart. What a drain adds beyond it is the memory limit's.
-    Memory that does not grow at this moment will not end, so that a restart gains nothing; nor does
-    one for growth that has turned out more likely no leak, unless memory is at its limit. Where the
-    budget sets itself, the limit must be near as well. A stall, and an incident that a restart did
-    not cure, do not wait for any of this.
+    The budget is the growth that a replica may have: growth that stops within it costs no restart.
+    A restart gains nothing if memory does not grow at this moment, unless it is at its limit. The
+    same holds for growth that has turned out more likely to be no leak. If the budget sets itself,
+    the limit must be near as well. None of this holds for a stall, or for an incident that a
+    restart did not cure.
     """
     unmeasured = incident.kind is IncidentKind.STALL or incident.kind not in ladder.CURABLE
     if unmeasured or incident.escalated:
@@ -220,19 +218,19 @@ def due(context: TurnContext, incident: Incident) -> bool:
     return spent or context.exhausts_before_drain(incident)
 
 
-def restart_budget_spent(context: TurnContext) -> bool:
-    """Whether the replica may restart no more, by count or because it was stopped before."""
+def is_restart_budget_spent(context: TurnContext) -> bool:
+    """Return whether the replica has no restart left, by count or by the hard stop."""
     left = restart_budget.remaining(
         context.state.restarts, context.policy.restart_budget, context.now
     )
     return context.state.exhausted or left == 0
 
 
-def disturbed(context: TurnContext, incident: Incident) -> bool:
-    """Whether another incident's restart is under way.
+def is_disrupted(context: TurnContext, incident: Incident) -> bool:
+    """Return whether another incident's restart is in progress.
 
-    It is over with the new epoch: what is left of it only looks. A pod that waits to be replaced
-    may be helped meanwhile, for its operator can be away.
+    It ends with the new epoch: its verification disturbs nothing. A pod that waits for its
+    replacement may be restarted meanwhile, because the operator can be down.
     """
     return any(
         other is not incident
@@ -245,10 +243,7 @@ def disturbed(context: TurnContext, incident: Incident) -> bool:
     )
 
 
-def engine_starts(context: TurnContext, incident: Incident) -> bool:
-    """Return whether the engine starts: one that does is not restarted for its memory.
-
-    It would never get further.
-    """
+def is_engine_starting(context: TurnContext, incident: Incident) -> bool:
+    """Return whether the engine is starting. A restart for its memory would never let it finish."""
     starting = (EngineState.STARTING, EngineState.WARMING)
     return incident.kind is not IncidentKind.STALL and context.engine.state in starting

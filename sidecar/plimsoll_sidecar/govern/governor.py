@@ -1,12 +1,12 @@
-"""The governor: from what is suspected to what is done about it. Pure: no clock, no I/O.
+"""The governor: decides from suspicions which actions to take. It has no clock and no I/O.
 
-Each assessment goes through :meth:`Governor.advance` together with the engine's state and the
-result of the command that was under way. Out come the events of the incidents and at most one new
-command. The caller writes :attr:`Governor.state` to the journal before it sends the command; after
-a restart of the supervisor the state from the journal goes on where it stood.
+:meth:`Governor.advance` takes an assessment, the engine's state and the result of the pending
+command. It returns the events of the incidents and at most one new command. The caller writes
+:attr:`Governor.state` to the journal before it sends the command. After a restart of the
+supervisor, the governor continues from the state in the journal.
 
-An incident's life is in :mod:`plimsoll_sidecar.govern.phases`; which phase may follow which is in
-:mod:`plimsoll_sidecar.govern.incident`.
+:mod:`plimsoll_sidecar.govern.phases` handles each phase of an incident, and
+:mod:`plimsoll_sidecar.govern.incident` defines their order.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from plimsoll_sidecar.govern.command import (
     Turn,
     Verb,
 )
-from plimsoll_sidecar.govern.context import TurnContext, certain
+from plimsoll_sidecar.govern.context import TurnContext, is_conclusive
 from plimsoll_sidecar.govern.incident import Incident, budget_of, counted_s, incident_name
 from plimsoll_sidecar.govern.ladder import wants_standby
-from plimsoll_sidecar.govern.moves import finished, release_slot, renewed
+from plimsoll_sidecar.govern.moves import apply_result, follow_new_epoch, release_slot
 from plimsoll_sidecar.govern.notices import LastSeen, ManualAction, crash, manual_action
 from plimsoll_sidecar.govern.phases import advance
 from plimsoll_sidecar.govern.restart_budget import ReplicaRestarts, Restart
 from plimsoll_sidecar.govern.state import KEPT_BY_HAND, GovernorState
 
 LEASE_EPOCH = "lease"
-"""In place of the epoch of a restart that only the slot's Lease remembers."""
+"""Stands for the epoch of a restart that only the slot's Lease records."""
 UNKNOWN_EPOCH = "unseen"
-"""In place of the epoch of an engine that ended before it answered for the first time."""
+"""Stands for the epoch of an engine that ended before its first answer."""
 
 
 class Governor:
@@ -75,17 +75,15 @@ class Governor:
         by_hand: Sequence[ManualAction] = (),
         own: Assessment | None = None,
     ) -> Turn:
-        """Take one step: from a view of the engine to commands, writes and events.
+        """Advance all incidents by one turn, and return the command and the events.
 
-        ``now`` is Unix seconds (the sample's ``t`` in a replay). ``by_hand`` is what persons do,
-        under way or ended; who ended is recorded, and shall not be given again once the turn is in
-        the journal.
+        ``now`` is in Unix seconds (the sample's ``t`` in a replay). ``by_hand`` are the manual
+        actions, in progress or ended. Do not pass an ended one again once this turn is in the
+        journal. ``own`` is the assessment of this pod alone if ``assessment`` is that of its
+        multi-node group: crashes and starts are judged by it.
 
-        ``own`` is the assessment of this pod alone, where ``assessment`` is that of its multi-node
-        group: a crash and a start are the engine's beside us.
-
-        ``hold`` says why nothing may be sent to the engine for now (the journal cannot be
-        written): incidents are followed and recorded, nothing begins.
+        ``hold`` is the reason for which no command may be sent (the journal cannot be written).
+        Incidents are still followed and recorded.
         """
         turn, own = Turn(), own or assessment
         self.state.bound(now)
@@ -96,8 +94,8 @@ class Governor:
         self._follow_epoch(context)
         self._track_health(context, own)
         for result in results:
-            self._take(context, result)
-        self._match(context)
+            self._apply_result(context, result)
+        self._update_incidents(context)
         if self.state.pending is None:
             self._release_slot(context)
         for incident in sorted(
@@ -111,12 +109,12 @@ class Governor:
         return turn
 
     def wants_standby(self, engine: EngineView) -> bool:
-        """Return whether a restart of the worker may come, for which one should be prepared."""
+        """Return whether a restart of the worker may come, so that a standby is useful."""
         acted_on = [one for one in self.state.incidents if one.kind not in self.learning]
         return wants_standby(acted_on, self.policy, engine, self.state.exhausted)
 
     def restarts_left(self, now: float) -> int:
-        """Return what remains of this replica's restart budget; zero after the hard stop."""
+        """Return the restarts left in this replica's budget; 0 after the hard stop."""
         if self.state.exhausted:
             return 0
         return restart_budget.remaining(self.state.restarts, self.policy.restart_budget, now)
@@ -138,14 +136,14 @@ class Governor:
         return frozenset(confirmed | self.state.quiet.keys())
 
     def counted(self) -> ReplicaRestarts:
-        """Restarts of this replica, to be kept outside of the journal as well."""
+        """Return the restarts of this replica, for storage outside of the journal."""
         at = tuple(sorted(restart.at for restart in self.state.restarts))
         return ReplicaRestarts(at, self.state.exhausted)
 
     def adopt(self, kept: ReplicaRestarts) -> int:
-        """Join what was kept outside of the journal.
+        """Merge restarts that were stored outside of the journal.
 
-        Return how many restarts the journal lacked.
+        Return the number of restarts that the journal lacked.
         """
         known = {restart.at for restart in self.state.restarts}
         lacking = [at for at in kept.at if at not in known]
@@ -156,22 +154,22 @@ class Governor:
         return len(lacking)
 
     def reset(self) -> None:
-        """Reset by a person: the restart budget is whole again and every kind may open."""
+        """Restore the full restart budget and end all cooldowns, as a person asked."""
         self.state.exhausted = False
         self.state.restarts = []
         self.state.quiet = {}
         self.state.failures = {}
 
     def _follow_epoch(self, context: TurnContext) -> None:
-        """Renew every incident's memory with a new epoch.
+        """Apply a new epoch to all incidents.
 
-        What ends by itself, or does not start, does not use up the restart budget: it is for leaks.
+        Crashes and failed starts do not count against the restart budget, which is for leaks.
         """
         epoch, last = context.engine.epoch, self.state.epoch
         if epoch is None or epoch == last:
             return
         self.state.epoch, context.turn.changed = epoch, True
-        self.state.starts.begin(epoch)
+        self.state.starts.start(epoch)
         if last is None:
             return
         if last in self.state.by_hand:
@@ -181,25 +179,25 @@ class Governor:
         pending = self.state.pending
         for incident in self.state.incidents:
             if pending is None or pending.incident != incident.name or not _restarts(pending):
-                renewed(context, incident, last)
+                follow_new_epoch(context, incident, last)
 
     def _track_health(self, context: TurnContext, own: Assessment) -> None:
-        """Keep how the engine was last seen healthy, for when it ends by itself."""
+        """Record the last healthy state of the engine, for the report of a crash."""
         epoch = context.engine.epoch
         if epoch is not None and (self._seen is None or self._seen.epoch != epoch):
             self._seen = LastSeen(epoch, context.now)
         if self._seen is not None:
-            self._seen = self._seen.followed(context.engine, own, context.now)
+            self._seen = self._seen.updated(context.engine, own, context.now)
 
     def _learn_start_noise(self, context: TurnContext, own: Assessment) -> None:
-        """Learn from a start, once no incident is being verified."""
+        """Learn how much memory a start needs, unless an incident is being verified."""
         if any(incident.phase is IncidentPhase.VERIFYING for incident in self.state.incidents):
             return
-        if context.engine.answers and self.state.starts.look(own):
+        if context.engine.answers and self.state.starts.observe(own):
             context.turn.changed = True
 
     def _record_manual_actions(self, context: TurnContext, by_hand: Sequence[ManualAction]) -> None:
-        """Take note of what persons do: records of what has ended, and epochs they may end."""
+        """Record ended manual actions, and the epochs that manual restarts may end."""
         for action in by_hand:
             epochs = self.state.by_hand
             if action.ends_epoch and action.epoch not in epochs:
@@ -211,7 +209,7 @@ class Governor:
                 self._record(context, manual_action(action, self.replica, context.now))
 
     def _note_crash(self, context: TurnContext, last: str) -> None:
-        """Record the end of an epoch that neither we nor a person asked for."""
+        """Record the end of an epoch that neither the supervisor nor a person requested."""
         seen, pending = self._seen, self.state.pending
         if seen is None or seen.epoch != last or seen.oom_killed or last in self.state.by_hand:
             return
@@ -227,17 +225,17 @@ class Governor:
         context.emit(EventType.OPENED, record)
         context.emit(EventType.ENDED, record)
 
-    def _take(self, context: TurnContext, result: Result) -> None:
+    def _apply_result(self, context: TurnContext, result: Result) -> None:
         pending = self.state.pending
         if pending is None or pending.operation_id != result.operation_id:
             return
         self.state.pending, context.turn.changed = None, True
         for incident in self.state.incidents:
             if incident.name == pending.incident:
-                finished(context, incident, pending, result)
+                apply_result(context, incident, pending, result)
 
-    def _match(self, context: TurnContext) -> None:
-        """Suspicions meet their incidents; one incident of a kind at a time."""
+    def _update_incidents(self, context: TurnContext) -> None:
+        """Assign suspicions to incidents, and open new ones. A kind has at most one incident."""
         at, before = context.assessment.t, self._judged_at
         counted, self._judged_at = counted_s(0.0 if before is None else at - before), at
         worst: dict[IncidentKind, Suspicion] = {}
@@ -252,19 +250,19 @@ class Governor:
                 incident.observe(worst[incident.kind], counted)
                 budget = incident.budget(context.assessment)
                 if budget is not None and budget is not measure:
-                    # The memory has another name now, and is measured from its own baseline.
+                    # The growth is in another segment now, which has a baseline of its own.
                     incident.baseline_bytes = budget.baseline
-            elif certain(context, incident.kind):
+            elif is_conclusive(context, incident.kind):
                 incident.seen_s, incident.missed_s = 0.0, incident.missed_s + counted
         for kind in list(self.state.quiet):
-            if self.state.quiet[kind].lifted(
+            if self.state.quiet[kind].has_ended(
                 kind in worst, context.engine.epoch, context.now, counted
             ):
                 del self.state.quiet[kind]
                 context.turn.changed = True
         opened = {incident.kind for incident in self.state.incidents}
         if IncidentKind.STALL in worst and self.state.epoch is None:
-            # Its main process has ended, and was never seen: what it left is the engine.
+            # The main process ended before its first answer. Its other processes are the engine.
             self.state.epoch, context.turn.changed = UNKNOWN_EPOCH, True
         for kind, suspicion in worst.items():
             if kind not in opened and kind not in self.state.quiet and self.state.epoch:
@@ -287,9 +285,9 @@ class Governor:
         context.emit(EventType.OPENED, incident)
 
     def _release_slot(self, context: TurnContext) -> None:
-        """Give a slot back once no incident needs it, also after a crash in between.
+        """Release a slot that no incident needs, also after a crash of the supervisor.
 
-        One whose restart was refused starts over, and others may come first.
+        An incident whose restart was refused starts again, and others may precede it.
         """
         holder = self.state.slot_holder
         if holder is not None and not any(

@@ -1,12 +1,12 @@
-"""One incident and its life cycle, as the governor keeps it and the journal stores it.
+"""An incident and its life cycle, as the governor keeps it and the journal stores it.
 
 ::
 
     Open -> Trimming -> Confirmed -> AwaitingSlot -> [Draining] -> Restarting -> Verifying -> ended
 
-A new epoch leads from any phase to Verifying. A suspicion that goes away before anything disruptive
-began ends the incident. A refused restart leads back to Confirmed, and so does a restart that
-returned too little: the next rung follows from there.
+A new epoch leads from any phase to Verifying. A suspicion that ends before anything disruptive
+started ends the incident. A restart that was refused or returned too little leads back to
+Confirmed, where the next rung is chosen.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from plimsoll_api.incidents import IncidentPhase as P
 from plimsoll_api.supervision import Action
 
 ROUND_S = 4.5
-"""A round: five assessments a second apart, whose distances vary a little."""
+"""A round: five assessments, about a second apart."""
 EVEN, SUBSIDED_S = 0.5, 30.0
-"""A growth that was confirmed has subsided once its odds are below even for so long: a trend that
-ends for a moment, as between two bursts, takes them below for seconds."""
+"""Confirmed growth has subsided once its odds were below even for this long. A trend that pauses
+between two bursts takes them below even for seconds."""
 MAX_STEPS = 64
-"""Steps kept of one incident: a ladder needs some twenty; the first and the newest are kept."""
+"""Steps kept per incident: the first and the newest. A ladder needs about twenty."""
 
 
 DISRUPTING = frozenset({P.DRAINING, P.RESTARTING, P.VERIFYING})
-"""While one incident is in these, no other may begin something disruptive."""
+"""Phases of an incident in which no other may start anything disruptive."""
 
 
 class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
-    """An incident and the governor's own bookkeeping, with which it continues after a crash."""
+    """An incident, with the state that the governor needs to continue after a crash."""
 
     phase_since: float = 0.0
     seen_s: float = 0.0
@@ -57,29 +57,29 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
     sent: int = 0
 
     def budget(self, assessment: Assessment) -> BudgetState | None:
-        """Return the leak budget that this incident spends; None for kinds without one."""
+        """Return the leak budget that this incident consumes, or None for kinds without one."""
         return budget_of(self.kind, self.attribution.segment, assessment)
 
     @property
     def owner(self) -> str | None:
-        """The role of the process that holds the memory, or the segment where none does."""
+        """The role of the process that holds the memory, or the segment if no process does."""
         segment = self.attribution.segment
         return segment if segment == Segment.SHARED_ORPHAN else self.attribution.process
 
     @property
     def subsided(self) -> bool:
-        """Whether the growth is more likely no leak by now, although it was confirmed as one."""
+        """Whether growth that was confirmed as a leak is more likely to be none by now."""
         growth = self.kind in (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
         return growth and self.doubted_s >= SUBSIDED_S
 
     @property
     def disrupts(self) -> bool:
-        """Whether an action of this incident has disturbed the engine, or is about to."""
+        """Whether an action of this incident disrupts the engine, or is about to."""
         return self.phase in DISRUPTING and self.rung is not Action.POD_REPLACE
 
     @property
     def needs_slot(self) -> bool:
-        """Whether a slot that this incident has taken must be kept."""
+        """Whether the incident must keep its slot."""
         starts_over = self.refusals or self.waits is not None or not self.escalated
         return not (self.phase is P.CONFIRMED and starts_over)
 
@@ -89,35 +89,33 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
         return self.name.rpartition("-")[2]
 
     def next_operation(self, verb: str) -> str:
-        """Return an id for the next step: the same incident never uses one twice.
+        """Return an id for the next step that this incident has never used.
 
-        Counted apart from the timeline, which forgets steps. An older journal has no count.
+        The count is separate from the timeline, which drops steps. An older journal has no count.
         """
         self.sent = max(self.sent, sum(1 for step in self.timeline if step.operation_id)) + 1
         return f"{self.short_id}-{self.sent:02d}-{verb}"
 
     def note(self, step: StepRecord) -> None:
-        """Add a line to the timeline, dropping from its middle when it is full."""
+        """Add a step to the timeline. If it is full, drop one from its middle."""
         self.timeline.append(step)
         if len(self.timeline) > MAX_STEPS:
             del self.timeline[MAX_STEPS // 2]
 
     def enter(self, phase: P, now: float) -> None:
-        """Begin ``phase`` at ``now`` and count its rounds from zero.
+        """Start ``phase`` at ``now``, and count its rounds from zero.
 
-        Nothing happens if it is the present one.
+        Do nothing if it is the present phase.
         """
         if phase is not self.phase:
             self.phase, self.phase_since, self.seen_s, self.missed_s = phase, now, 0.0, 0.0
             self.waits = None
 
     def observe(self, suspicion: Suspicion, counted_s: float) -> None:
-        """Take over what the detector says now; the worst growth seen stays on record.
+        """Update the incident from a suspicion that counts as ``counted_s`` seconds.
 
-        ``counted_s`` is how long it counts as seen.
-
-        From the start of a restart on, the memory keeps the name for which the engine restarts:
-        samples then show a mixture of the old and the new engine.
+        The largest growth stays on record. The attribution stays the same once a restart has
+        started: samples then mix the old and the new engine.
         """
         self.seen_s, self.missed_s = self.seen_s + counted_s, 0.0
         self.doubted_s = self.doubted_s + counted_s if suspicion.confidence < EVEN else 0.0
@@ -139,22 +137,21 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
         )
 
     def _unconfirmed(self, suspicion: Suspicion) -> list[str]:
-        """Return what else it may be, until it is confirmed: from then on it is believed."""
         if suspicion.unconfirmed is None or self.confirmed_at is not None:
             return []
         return [f"not confirmed yet: {suspicion.unconfirmed}"]
 
 
 def counted_s(elapsed_s: float) -> float:
-    """Return for how long one assessment counts, ``elapsed_s`` after the one before.
+    """Return the seconds that an assessment counts, ``elapsed_s`` after the previous one.
 
-    A round takes two of them, however far apart, and five, however close.
+    A round takes at least two assessments, however far apart, and at most five.
     """
     return min(max(ROUND_S / 5, elapsed_s), ROUND_S / 2)
 
 
 def incident_name(replica: str, kind: IncidentKind, epoch: str, opened_at: float) -> str:
-    """``REPLICA-ID``: the same incident has the same name after every restart.
+    """Return ``REPLICA-ID``, which stays the same after a restart of the supervisor.
 
     Names of Kubernetes objects have at most 253 characters.
     """
@@ -165,9 +162,9 @@ def incident_name(replica: str, kind: IncidentKind, epoch: str, opened_at: float
 def budget_of(
     kind: IncidentKind, segment: str | None, assessment: Assessment
 ) -> BudgetState | None:
-    """Return the leak budget that growth of ``segment`` spends; None for kinds without one.
+    """Return the leak budget that growth of ``segment`` consumes, or None for kinds without one.
 
-    What the device's allocator keeps unused is measured apart from what is in use.
+    Device memory that the allocator keeps unused has a state of its own.
     """
     if kind is IncidentKind.HOST_GROWTH:
         return assessment.host
@@ -193,13 +190,13 @@ FOLLOWS: dict[P, frozenset[P]] = {
 
 
 class IllegalPhaseChange(Exception):
-    """A phase that cannot follow the present one: a bug of the governor."""
+    """A phase that cannot follow the present one, which is a bug of the governor."""
 
 
 def move(incident: Incident, phase: P, now: float) -> None:
-    """Bring ``incident`` into ``phase`` at ``now`` (Unix seconds); the same phase changes nothing.
+    """Move ``incident`` to ``phase`` at ``now`` (Unix seconds).
 
-    Raises :class:`IllegalPhaseChange` where :data:`FOLLOWS` does not allow it.
+    Raises :class:`IllegalPhaseChange` if :data:`FOLLOWS` does not allow it.
     """
     if phase is not incident.phase and phase not in FOLLOWS[incident.phase]:
         raise IllegalPhaseChange(

@@ -1,6 +1,6 @@
-"""Which rungs of the remediation ladder may be tried for an incident, and why not the others.
+"""The remediation ladder: allowed rungs for an incident, and reasons against the others.
 
-Also whether the engine should have a worker prepared for a restart that may come.
+It also decides whether the engine should prepare a standby worker.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ CURABLE = frozenset(
         IncidentKind.CAPACITY_LOSS,
     }
 )
-"""The others are reported only: the process that held the memory is gone already."""
+"""Kinds that an action can cure. The others are reported only."""
 
 
 def why_not(
     action: Action, incident: Incident, policy: Supervision, engine: EngineView
 ) -> str | None:
-    """Why this rung is skipped, in words for the timeline; None when it may be tried.
+    """Return the reason for skipping this rung, for the timeline, or None if it is allowed.
 
-    A new worker cures the worker's memory only, and what outlives the container needs a new pod,
+    A new worker frees the worker's memory only. Memory that outlives the container needs a new pod,
     unless the supervisor sweeps it between two engines. An engine that does not answer can still be
-    restarted by signals, and its pod replaced. What another pod of the multi-node group holds comes
-    back with a restart of the group.
+    restarted by signals, and its pod replaced. A restart of the multi-node group frees the memory
+    of all its pods.
     """
     kind, owner, pod = incident.kind, incident.owner, incident.attribution.pod
     if action not in policy.ladder:
@@ -64,7 +64,7 @@ def why_not(
 
 
 def next_rung(incident: Incident, policy: Supervision, engine: EngineView) -> Action | None:
-    """Return the lightest disruptive action that is allowed and was not tried; None without one."""
+    """Return the least disruptive action that is allowed and untried, or None."""
     for action in (Action.WORKER_RESTART, Action.ENGINE_RESTART, Action.POD_REPLACE):
         if action not in incident.tried and why_not(action, incident, policy, engine) is None:
             return action
@@ -85,9 +85,9 @@ BEFORE = frozenset(
 def wants_standby(
     incidents: Iterable[Incident], policy: Supervision, engine: EngineView, exhausted: bool
 ) -> bool:
-    """Whether an incident may lead to a restart of the worker, or does so now.
+    """Return whether an incident may lead to a restart of the worker, or does so now.
 
-    Never for an engine that takes no leases, nor where nothing may be restarted.
+    False if the engine supports no standby, or if no restart is allowed.
     """
     if Capability.STANDBY not in engine.capabilities:
         return False
@@ -98,7 +98,7 @@ def wants_standby(
 
 def _restarts_worker(incident: Incident, policy: Supervision, engine: EngineView) -> bool:
     if incident.phase is IncidentPhase.RESTARTING:
-        # The command may be on its way: the standby is what it is to use. In the next epoch the
-        # worker is new, though the answer that says so may still be on its way.
+        # The pending restart uses the standby. In the next epoch the worker is new, even if the
+        # result of the command is not known yet.
         return incident.rung is Action.WORKER_RESTART and engine.epoch == incident.fenced_epoch
     return incident.phase in BEFORE and next_rung(incident, policy, engine) is Action.WORKER_RESTART

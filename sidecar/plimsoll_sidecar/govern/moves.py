@@ -1,4 +1,4 @@
-"""What changes an incident: steps that several phases share, and the answers to its commands."""
+"""Changes of an incident: steps that several phases share, and results of its commands."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ WITHDRAWN = "PodReplaceWithdrawn"
 
 
 def confirm(context: TurnContext, incident: Incident) -> None:
-    """Call the growth a leak: from now on the ladder may act on it."""
+    """Confirm the incident, so that the ladder may act on it."""
     incident.confirmed_at = context.now
     context.enter(incident, IncidentPhase.CONFIRMED)
     context.emit(EventType.CONFIRMED, incident)
 
 
 def escalate(context: TurnContext, incident: Incident, message: str) -> None:
-    """Count the present rung as tried and go back for the next one."""
+    """Mark the present rung as tried, and return to the choice of the next one."""
     if incident.rung is not None:
         incident.tried.append(incident.rung)
     incident.rung, incident.escalated, incident.message = None, True, message
@@ -37,7 +37,7 @@ def escalate(context: TurnContext, incident: Incident, message: str) -> None:
 
 
 def request_replacement(context: TurnContext, incident: Incident) -> None:
-    """Ask the operator, which reads the newest step of an open incident, to evict the pod."""
+    """Request the eviction of the pod from the operator, which reads the newest step."""
     incident.tried.append(Action.POD_REPLACE)
     text = "waiting for the operator to evict the pod"
     step = context.step(Action.POD_REPLACE.value, StepOutcome.REQUESTED, text)
@@ -46,9 +46,9 @@ def request_replacement(context: TurnContext, incident: Incident) -> None:
 
 
 def leave_to_person(context: TurnContext, incident: Incident) -> bool:
-    """Whether a person drained the replica: then nothing restarts it before it is resumed.
+    """Return whether a person drained the replica, which prevents all restarts until its resume.
 
-    Requests and preparations for a restart are withdrawn, and do not count as refused.
+    Withdraw requests and preparations for a restart. They do not count as refused.
     """
     if not context.engine.manually_drained:
         return False
@@ -66,7 +66,7 @@ def leave_to_person(context: TurnContext, incident: Incident) -> bool:
 
 
 def wait(context: TurnContext, incident: Incident, reason: WaitReason | None, message: str) -> bool:
-    """Record what the incident waits for now; return whether that has changed."""
+    """Record the reason for which the incident waits. Return whether it has changed."""
     if (incident.waits, incident.message) == (reason, message):
         return False
     incident.waits, incident.message = reason, message
@@ -75,10 +75,7 @@ def wait(context: TurnContext, incident: Incident, reason: WaitReason | None, me
 
 
 def return_to_confirmed(context: TurnContext, incident: Incident, message: str) -> None:
-    """Try the same rung again after a refusal.
-
-    After ``MAX_REFUSALS`` the incident ends as unresolved.
-    """
+    """Try the same rung again after a refusal, or end the incident after ``MAX_REFUSALS``."""
     incident.refusals += 1
     incident.rung = None
     if incident.refusals >= MAX_REFUSALS:
@@ -88,16 +85,13 @@ def return_to_confirmed(context: TurnContext, incident: Incident, message: str) 
 
 
 def stop_restarting(context: TurnContext, incident: Incident) -> None:
-    """End the incident: the restart budget is spent.
-
-    Nothing is restarted until a person resets it.
-    """
+    """End the incident, and stop all restarts until a person resets the restart budget."""
     context.state.exhausted = True
     context.end(incident, IncidentPhase.UNRESOLVED, Reason.RESTART_BUDGET_EXHAUSTED, EXHAUSTED)
 
 
-def ended_as_gone(context: TurnContext, incident: Incident) -> bool:
-    """End an incident whose suspicion stayed away for a round."""
+def end_if_gone(context: TurnContext, incident: Incident) -> bool:
+    """End the incident if its suspicion was absent for a round. Return whether it ended."""
     if incident.escalated or incident.missed_s < ROUND_S:
         return False
     returned = max(0, incident.growth_at_trim - context.growth(incident))
@@ -113,11 +107,11 @@ def ended_as_gone(context: TurnContext, incident: Incident) -> bool:
     return True
 
 
-def ended_as_returned(context: TurnContext, incident: Incident) -> bool:
-    """End an incident whose restarts did not help, and whose memory came back afterwards.
+def end_if_returned(context: TurnContext, incident: Incident) -> bool:
+    """End the incident if its memory came back after restarts that did not help.
 
-    Nobody suspects the engine after a restart, which has a baseline of its own: so memory is
-    compared with what it was before.
+    Return whether it ended. The engine has a new baseline after a restart, so that the detector
+    suspects nothing. Compare memory with its size before the restart instead.
     """
     if not incident.escalated or incident.missed_s < ROUND_S:
         return False
@@ -138,10 +132,10 @@ def ended_as_returned(context: TurnContext, incident: Incident) -> bool:
     return True
 
 
-def diagnosed(context: TurnContext, incident: Incident) -> bool:
-    """Evidence before anything is destroyed, once an incident. True when there is no more.
+def collect_diagnostics(context: TurnContext, incident: Incident) -> bool:
+    """Request diagnostics once per incident, before a restart destroys the evidence.
 
-    It costs the engine time, so an incident that destroys nothing at present has none.
+    Return whether they are complete. They cost the engine time, so call this only before a restart.
     """
     if incident.diagnosed or context.hold or context.only_observes(incident) is not None:
         return True
@@ -151,9 +145,9 @@ def diagnosed(context: TurnContext, incident: Incident) -> bool:
 
 
 def waits_for_window(context: TurnContext, incident: Incident) -> bool:
-    """Whether a restart can wait for the maintenance window: memory is known to last so long.
+    """Return whether a restart waits for the maintenance window.
 
-    If we do not know how long memory lasts, do not wait.
+    It does not if memory would end sooner, or if the time until then is unknown.
     """
     window, left = context.policy.maintenance_window, context.time_to_limit_s(incident)
     if window is None or incident.kind is IncidentKind.STALL or left is None:
@@ -167,12 +161,12 @@ def waits_for_window(context: TurnContext, incident: Incident) -> bool:
     return True
 
 
-def hold_within_budget(context: TurnContext, incident: Incident) -> None:
-    """Say what a confirmed incident waits for whose restart would cost more than it gains."""
+def defer_restart(context: TurnContext, incident: Incident) -> None:
+    """Record why a confirmed incident causes no restart: one would cost more than it gains."""
     if incident.subsided:
-        if incident.waits is not WaitReason.SUBSIDED:  # its chance changes with every sample
+        if incident.waits is not WaitReason.SUBSIDED:  # the probability changes with every sample
             chance = incident.attribution.confidence
-            message = f"deferred: the chance of a leak has fallen to {chance:.0%}"
+            message = f"deferred: the probability of a leak has fallen to {chance:.0%}"
             wait(context, incident, WaitReason.SUBSIDED, message)
         return
     suspicion = context.suspicions.get(incident.kind)
@@ -187,9 +181,9 @@ def hold_within_budget(context: TurnContext, incident: Incident) -> None:
 
 
 def release_slot(context: TurnContext) -> None:
-    """Want no slot any more: the actuator gives the Lease back.
+    """Release the slot: the actuator then releases the Lease.
 
-    The incident that had it asks again a while later, so that others can come first.
+    The incident that held it asks again later, so that others can come first.
     """
     for incident in context.state.incidents:
         if incident.name == context.state.slot_holder:
@@ -199,10 +193,7 @@ def release_slot(context: TurnContext) -> None:
 
 
 def give_up_trim(context: TurnContext) -> None:
-    """Give up a trim of an engine that hangs, which never ends.
-
-    A stall's restart does not wait for it.
-    """
+    """Abandon the trim of a hung engine, so that the restart of a stall does not wait for it."""
     pending = context.state.pending
     if pending is None or pending.verb is not Verb.TRIM:
         return
@@ -215,8 +206,8 @@ def give_up_trim(context: TurnContext) -> None:
 
 
 def judge_trim(context: TurnContext, incident: Incident) -> None:
-    """Judge a trim by what memory shows a round later, whatever the engine answered."""
-    step = next((s for s in incident.timeline if measured_later(s)), None)
+    """Judge a trim by the memory one round later, whatever the engine reported."""
+    step = next((s for s in incident.timeline if is_unmeasured_trim(s)), None)
     if step is None:
         return
     step.after_bytes = context.current(incident)
@@ -232,19 +223,21 @@ def judge_trim(context: TurnContext, incident: Incident) -> None:
     context.emit(EventType.ADVANCED, incident)
 
 
-def measured_later(step: StepRecord) -> bool:
-    """Whether the step is a trim that ended and whose effect is still to be measured."""
-    begun = step.outcome is StepOutcome.BEGUN and step.finished_at is not None
-    return begun and step.step == Action.TRIM.value
+def is_unmeasured_trim(step: StepRecord) -> bool:
+    """Return whether the step is a trim that ended and has not been measured yet."""
+    ended = step.outcome is StepOutcome.BEGUN and step.finished_at is not None
+    return ended and step.step == Action.TRIM.value
 
 
-def finished(context: TurnContext, incident: Incident, command: Command, result: Result) -> None:
-    """Take in the answer to an incident's command."""
+def apply_result(
+    context: TurnContext, incident: Incident, command: Command, result: Result
+) -> None:
+    """Apply the result of an incident's command."""
     for step in incident.timeline:
         if step.operation_id == command.operation_id:
             step.outcome, step.message = StepOutcome(result.outcome.value), result.message
             step.finished_at = context.now
-            if command.verb is Verb.TRIM and _measurable(step, result):
+            if command.verb is Verb.TRIM and _is_measurable(step, result):
                 step.outcome = StepOutcome.BEGUN
             elif command.verb is not Verb.RESTART_ENGINE:
                 step.after_bytes = context.current(incident)
@@ -256,25 +249,24 @@ def finished(context: TurnContext, incident: Incident, command: Command, result:
         case Verb.DIAGNOSE:
             incident.diagnosed = True
         case Verb.TRIM:
-            # An adapter may not see the memory that it was for: then only its size tells.
+            # An adapter may not see the memory that was freed. Only a measurement shows it.
             incident.trimmed = ok or result.outcome is Outcome.UNKNOWN
             incident.seen_s, incident.missed_s = 0.0, 0.0
         case Verb.TAKE_SLOT:
-            slot_answered(context, incident, command, result)
+            apply_slot_result(context, incident, command, result)
         case Verb.LEAVE | Verb.DRAIN | Verb.RESTART_WORKER | Verb.RESTART_ENGINE:
-            disrupted(context, incident, command, result)
+            apply_restart_result(context, incident, command, result)
 
 
-def slot_answered(
+def apply_slot_result(
     context: TurnContext, incident: Incident, command: Command, result: Result
 ) -> None:
-    """Take note of a try to get the slot.
+    """Apply the result of an attempt to take the slot.
 
-    One that is refused for the same reason as the one before it leaves no trace of its own: it may
-    wait for half an hour.
+    Merge repeated refusals for the same reason into one step: attempts may last half an hour.
     """
     incident.retry_at = context.now + SLOT_RETRY_S
-    if len({_said(step) for step in incident.timeline[-2:]}) == len(incident.timeline[-2:]):
+    if len({_key(step) for step in incident.timeline[-2:]}) == len(incident.timeline[-2:]):
         context.emit(EventType.ADVANCED, incident)
     else:
         newest = incident.timeline.pop()
@@ -284,15 +276,14 @@ def slot_answered(
         context.state.slot_holder, incident.slot_at = incident.name, command.at
 
 
-def disrupted(context: TurnContext, incident: Incident, command: Command, result: Result) -> None:
-    """Go on after a drain or restart.
-
-    Verify if the epoch changed or it succeeded, else escalate.
-    """
+def apply_restart_result(
+    context: TurnContext, incident: Incident, command: Command, result: Result
+) -> None:
+    """Apply the result of a drain or restart: verify it after success, else escalate."""
     if incident.phase is IncidentPhase.VERIFYING:
         return
     if context.state.epoch != command.epoch:
-        # Whatever the answer says: the epoch that was meant is over.
+        # The fenced epoch has ended, whatever the result is.
         context.enter(incident, IncidentPhase.VERIFYING)
     elif result.outcome is Outcome.UNKNOWN:
         context.end(incident, IncidentPhase.UNRESOLVED, Reason.EFFECT_UNKNOWN)
@@ -305,7 +296,7 @@ def disrupted(context: TurnContext, incident: Incident, command: Command, result
         context.enter(incident, IncidentPhase.RESTARTING)
         request_replacement(context, incident)
     elif command.verb is Verb.DRAIN:
-        # A drain that missed its deadline is followed by the restart all the same.
+        # The restart also follows a drain that missed its deadline.
         context.enter(incident, IncidentPhase.RESTARTING)
         context.send(incident, Verb.RESTART_ENGINE, Action.ENGINE_RESTART.value)
     elif result.outcome is Outcome.SUCCEEDED:
@@ -314,12 +305,12 @@ def disrupted(context: TurnContext, incident: Incident, command: Command, result
         escalate(context, incident, result.message)
 
 
-def renewed(context: TurnContext, incident: Incident, ended_epoch: str) -> None:
-    """Take in a new epoch that this incident's own command did not bring."""
+def follow_new_epoch(context: TurnContext, incident: Incident, ended_epoch: str) -> None:
+    """Apply a new epoch that this incident's own command did not cause."""
     if incident.phase is IncidentPhase.VERIFYING and incident.fenced_epoch == ended_epoch:
         return
-    for step in filter(measured_later, incident.timeline):
-        step.outcome = StepOutcome.UNKNOWN  # the memory that it was measured by is gone
+    for step in filter(is_unmeasured_trim, incident.timeline):
+        step.outcome = StepOutcome.UNKNOWN  # its memory ended with the old epoch
     if incident.phase is not IncidentPhase.VERIFYING:
         incident.rung, incident.fenced_epoch = None, ended_epoch
     incident.warm_at, incident.least_bytes = None, None
@@ -327,10 +318,9 @@ def renewed(context: TurnContext, incident: Incident, ended_epoch: str) -> None:
     context.enter(incident, IncidentPhase.VERIFYING)
 
 
-def _said(step: StepRecord) -> tuple[str, StepOutcome, str]:
+def _key(step: StepRecord) -> tuple[str, StepOutcome, str]:
     return step.step, step.outcome, step.message
 
 
-def _measurable(step: StepRecord, result: Result) -> bool:
-    """Whether memory will show what a trim did. One that failed by its own account did nothing."""
+def _is_measurable(step: StepRecord, result: Result) -> bool:
     return step.before_bytes is not None and result.outcome in (Outcome.SUCCEEDED, Outcome.UNKNOWN)

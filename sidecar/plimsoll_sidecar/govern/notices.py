@@ -1,9 +1,8 @@
-"""Incidents that only record what happened: a crash, or what a person did by hand.
+"""Incidents that only record an event: a crash, or a manual action.
 
-They open and end in one turn. A crash is an end of the engine, or of its worker, by itself. It is
-seen by the epoch: another one began and it was not asked for. Only a supervisor that saw the old
-epoch alive says so: after an absence of its own it cannot know (a node that restarted, a service
-that a person stopped and started).
+They open and end in one turn. A crash is an end of the engine or its worker that was not requested,
+which a new epoch shows. Only a supervisor that saw the old epoch alive reports it. After a time
+without a supervisor the cause is unknown: the node may have restarted, or a person the service.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from plimsoll_sidecar.govern.verification import boot_of
 
 ENDING = frozenset({EngineState.STOPPING, EngineState.STOPPED})
 HEALTHY = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineState.DRAINED})
-"""States in which the engine has all its processes, and they hold what they hold."""
+"""States in which the engine has all its processes and their memory."""
 
 
 class LastSeen(msgspec.Struct, frozen=True):
-    """An epoch as last seen healthy, or, if it never was, as far as it had started.
+    """The last healthy state of an epoch, or its fullest if it was never healthy.
 
-    Bytes; None is unknown. ``at`` is Unix seconds.
+    Sizes are in bytes, None if unknown. ``at`` is in Unix seconds.
     """
 
     epoch: str
@@ -41,10 +40,10 @@ class LastSeen(msgspec.Struct, frozen=True):
     ending: bool = False
     oom_killed: bool = False
 
-    def followed(self, view: EngineView, assessment: Assessment, now: float) -> LastSeen:
-        """Return this with what a sample of the same epoch shows.
+    def updated(self, view: EngineView, assessment: Assessment, now: float) -> LastSeen:
+        """Return this state updated by a sample.
 
-        ``oom_killed``: the kernel's kill is an incident of its own.
+        A kill by the kernel (``oom_killed``) is an incident of its own.
         """
         oom_killed = self.oom_killed or any(
             one.kind is IncidentKind.OUT_OF_MEMORY_KILL for one in assessment.suspicions
@@ -52,7 +51,7 @@ class LastSeen(msgspec.Struct, frozen=True):
         ending = self.ending or view.state in ENDING
         flagged = msgspec.structs.replace(self, oom_killed=oom_killed, ending=ending)
         healthy = view.state in HEALTHY
-        # An engine that loses a process before it ever served is known by its fullest sample.
+        # The fullest sample shows an engine that loses a process before it serves.
         fuller = not self.healthy and len(view.processes) >= len(self.processes)
         if view.epoch != self.epoch or not (healthy or fuller):
             return flagged
@@ -69,7 +68,7 @@ class LastSeen(msgspec.Struct, frozen=True):
 
 def crash(seen: LastSeen, view: EngineView, replica: str, host_limit: int | None,
           now: float) -> Incident:  # fmt: skip
-    """Return the record of an epoch that was not ended on purpose; ``view`` is of the next one."""
+    """Return the record of an epoch that ended by itself. ``view`` is of the next epoch."""
     engine = boot_of(seen.epoch) != boot_of(view.epoch or "")
     lost = [one for one in seen.processes if one not in view.processes]
     process = _ended(seen.processes if engine else lost, Role.FRONTEND if engine else Role.WORKER)
@@ -109,7 +108,7 @@ def crash(seen: LastSeen, view: EngineView, replica: str, host_limit: int | None
 
 
 def _ended(processes: Sequence[EngineProcess], role: Role) -> str:
-    """Return the process of this role, or the first: other engines call theirs otherwise."""
+    """Return the process of this role, or the first: names of external engines differ."""
     names = [one.role for one in processes]
     return role.value if role in names or not names else names[0]
 
@@ -136,9 +135,9 @@ FAILURES = {
 
 
 class ManualAction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One action by hand.
+    """One manual action. Its ``outcome`` is None while it is in progress.
 
-    ``id`` is its own; ``outcome`` is None while it is under way. Times are Unix seconds.
+    Times are in Unix seconds.
     """
 
     id: str
@@ -151,12 +150,12 @@ class ManualAction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def ends_epoch(self) -> bool:
-        """Whether the end of this epoch is, or may be, this action's doing."""
+        """Whether this action ended its epoch, or may end it."""
         return self.action == "restart" and self.outcome in (None, Outcome.SUCCEEDED)
 
 
 def manual_action(action: ManualAction, replica: str, now: float) -> Incident:
-    """Return the record of an action that has ended. Its name is made from the action's id."""
+    """Return the record of an ended action. Its name contains the action's id."""
     outcome = action.outcome or Outcome.UNKNOWN
     ended = action.finished_at or now
     reason = FAILURES.get(outcome, ACTIONS[action.action])

@@ -1,8 +1,8 @@
-"""The life of one incident: what each phase waits for, and what it begins.
+"""The phases of an incident: a handler for each in :data:`PHASES`.
 
-One function a phase, found by :data:`PHASES`. A function takes the incident as far as it goes
-without waiting for an answer; :mod:`plimsoll_sidecar.govern.moves` takes the answers, and
-:mod:`plimsoll_sidecar.govern.incident` says which phase may follow which.
+A handler advances the incident until it needs the result of a command.
+:mod:`plimsoll_sidecar.govern.moves` applies the results, and
+:mod:`plimsoll_sidecar.govern.incident` defines the order of the phases.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from plimsoll_sidecar.govern import ladder, restart_budget
 from plimsoll_sidecar.govern.command import EventType, Verb
 from plimsoll_sidecar.govern.context import (
     TurnContext,
-    disturbed,
-    due,
-    engine_starts,
-    restart_budget_spent,
+    is_disrupted,
+    is_engine_starting,
+    is_restart_budget_spent,
+    is_restart_due,
     why_not,
 )
 from plimsoll_sidecar.govern.incident import ROUND_S, Incident
 from plimsoll_sidecar.govern.moves import (
     WITHDRAWN,
+    collect_diagnostics,
     confirm,
-    diagnosed,
-    ended_as_gone,
-    ended_as_returned,
+    defer_restart,
+    end_if_gone,
+    end_if_returned,
     escalate,
     give_up_trim,
-    hold_within_budget,
     judge_trim,
     leave_to_person,
     release_slot,
@@ -53,43 +53,40 @@ TAKE_SLOT = "TakeSlot"
 
 
 def advance(context: TurnContext, incident: Incident) -> None:
-    """Take the incident as far as it goes without waiting for an answer."""
+    """Advance the incident until it needs the result of a command."""
     pending = context.state.pending
     if pending is not None and pending.incident == incident.name:
         return
     PHASES[incident.phase](context, incident)
 
 
-def interrupted(context: TurnContext, incident: Incident) -> None:
-    """Nothing of ours is under way: the command was lost with an old journal."""
+def on_interrupted(context: TurnContext, incident: Incident) -> None:
+    """Try again: the pending command was lost with an old journal."""
     return_to_confirmed(context, incident, "interrupted")
 
 
-def restarting(context: TurnContext, incident: Incident) -> None:
-    """Wait for the operator where the pod is replaced; another restart has a pending command."""
+def on_restarting(context: TurnContext, incident: Incident) -> None:
+    """Wait for the operator to replace the pod. Any other restart has a pending command."""
     if incident.rung is Action.POD_REPLACE:
-        replacing(context, incident)
+        await_replacement(context, incident)
     else:
-        interrupted(context, incident)
+        on_interrupted(context, incident)
 
 
-def ended(context: TurnContext, incident: Incident) -> None:
-    """Do nothing more."""
+def on_ended(context: TurnContext, incident: Incident) -> None:
+    """Do nothing: the incident has ended."""
 
 
-def watch(context: TurnContext, incident: Incident) -> None:
-    """Suspected: save diagnostics, then trim if that may help.
-
-    Until growth is confirmed or gone.
-    """
-    if ended_as_gone(context, incident) or incident.seen_s < ROUND_S:
+def on_open(context: TurnContext, incident: Incident) -> None:
+    """Trim a suspected leak, or confirm a stall."""
+    if end_if_gone(context, incident) or incident.seen_s < ROUND_S:
         return
     if incident.kind is IncidentKind.STALL:
         give_up_trim(context)
         confirm(context, incident)
         return
     if context.assessment.in_long_step:
-        return  # an engine that makes no step cannot trim, and would never answer
+        return  # an engine within a step cannot trim
     skipped = why_not(context, Action.TRIM, incident)
     if skipped is None and not context.free:
         return
@@ -103,28 +100,28 @@ def watch(context: TurnContext, incident: Incident) -> None:
         incident.note(context.step(Action.TRIM.value, *skipped))
 
 
-def trimming(context: TurnContext, incident: Incident) -> None:
-    """Suspected, after a trim: confirm if the growth came back or stayed, clear if it is gone."""
+def on_trimming(context: TurnContext, incident: Incident) -> None:
+    """Confirm growth that persisted after the trim, or end the incident."""
     if incident.seen_s + incident.missed_s >= ROUND_S:
         judge_trim(context, incident)
-    if ended_as_gone(context, incident) or incident.seen_s < CONFIRM_S:
+    if end_if_gone(context, incident) or incident.seen_s < CONFIRM_S:
         return
     if incident.trimmed and incident.growth_bytes * 2 < incident.growth_at_trim:
-        # The trim returned most of it: what is left must be confirmed again.
+        # The trim returned most of the growth. Confirm the rest again.
         incident.growth_at_trim, incident.seen_s = incident.growth_bytes, 0.0
         return
     if not incident.unconfirmed:
         confirm(context, incident)
 
 
-def confirmed(context: TurnContext, incident: Incident) -> None:
-    """Choose the next rung, wait for the budget to be spent, or end as unresolved."""
-    if ended_as_gone(context, incident):
+def on_confirmed(context: TurnContext, incident: Incident) -> None:
+    """Choose the next rung, wait until a restart is due, or end the incident."""
+    if end_if_gone(context, incident):
         return
-    if not due(context, incident):
-        hold_within_budget(context, incident)
+    if not is_restart_due(context, incident):
+        defer_restart(context, incident)
         return
-    if not diagnosed(context, incident):
+    if not collect_diagnostics(context, incident):
         return
     rung = ladder.next_rung(incident, context.policy, context.engine)
     if rung is None:
@@ -134,49 +131,49 @@ def confirmed(context: TurnContext, incident: Incident) -> None:
         context.end(incident, IncidentPhase.SUPPRESSED, Reason.OBSERVED)
     elif leave_to_person(context, incident):
         return
-    elif restart_budget_spent(context):
+    elif is_restart_budget_spent(context):
         stop_restarting(context, incident)
     elif waits_for_window(context, incident):
         return
     elif context.hold is None:
         incident.rung, incident.message = rung, ""
         context.enter(incident, IncidentPhase.AWAITING_SLOT)
-        awaiting_slot(context, incident)
+        on_awaiting_slot(context, incident)
 
 
-def awaiting_slot(context: TurnContext, incident: Incident) -> None:
-    """Ask for a slot until there is one; go back if the policy no longer wants this rung."""
-    if ended_as_gone(context, incident):
+def on_awaiting_slot(context: TurnContext, incident: Incident) -> None:
+    """Request a slot until one is free. Return to Confirmed if the policy changed the rung."""
+    if end_if_gone(context, incident):
         return
     wanted = ladder.next_rung(incident, context.policy, context.engine)
     if context.only_observes(incident) is not None or incident.rung != wanted:
         context.enter(incident, IncidentPhase.CONFIRMED)
     elif leave_to_person(context, incident):
         return
-    elif restart_budget_spent(context):
+    elif is_restart_budget_spent(context):
         stop_restarting(context, incident)
     elif context.now - incident.phase_since > SLOT_WAIT_S:
         waits = incident.waits
         context.end(incident, IncidentPhase.UNRESOLVED, Reason.SLOT_TIMEOUT, incident.message)
         incident.waits = waits
     elif (
-        disturbed(context, incident)
+        is_disrupted(context, incident)
         or context.hold
         or not context.free
-        or engine_starts(context, incident)
+        or is_engine_starting(context, incident)
     ):
         return
     elif context.state.slot_holder != incident.name:
         if context.now >= incident.retry_at:
             context.send(incident, Verb.TAKE_SLOT, TAKE_SLOT)
-    elif not due(context, incident):
-        context.enter(incident, IncidentPhase.CONFIRMED)  # it stopped growing while it waited
+    elif not is_restart_due(context, incident):
+        context.enter(incident, IncidentPhase.CONFIRMED)  # memory stopped growing meanwhile
     else:
-        begin_rung(context, incident)
+        start_rung(context, incident)
 
 
-def begin_rung(context: TurnContext, incident: Incident) -> None:
-    """Send the first disruptive command of a rung; count the restart before it is sent."""
+def start_rung(context: TurnContext, incident: Incident) -> None:
+    """Send the first disruptive command of the rung. Count the restart before it is sent."""
     assert incident.rung is not None
     assert context.state.epoch is not None
     incident.fenced_epoch, incident.warm_at, incident.least_bytes = context.state.epoch, None, None
@@ -205,7 +202,7 @@ def begin_rung(context: TurnContext, incident: Incident) -> None:
         operation = context.send(incident, verb, incident.rung.value).operation_id
     restart_budget.record(
         context.state.restarts,
-        # As the slot's Lease counts it: the same restart is never counted twice.
+        # With the time in the slot's Lease, the same restart never counts twice.
         Restart(
             at=incident.slot_at or context.now,
             epoch=incident.fenced_epoch,
@@ -216,18 +213,18 @@ def begin_rung(context: TurnContext, incident: Incident) -> None:
     incident.slot_at = None
 
 
-def replacing(context: TurnContext, incident: Incident) -> None:
-    """Wait for the request that stands in the incident; the operator may be away.
+def await_replacement(context: TurnContext, incident: Incident) -> None:
+    """Wait for the operator to evict the pod. The operator may be down.
 
-    A slot is not kept for longer than others would wait for it: the disruption budget of the
-    eviction holds all the same.
+    Release the slot after the time that others would wait for it: the eviction respects the
+    disruption budget in any case.
     """
     if context.policy.mode is Mode.OBSERVE or Action.POD_REPLACE not in context.policy.ladder:
         restart_budget.withdraw(context.state.restarts, incident.fenced_epoch or "")
         incident.note(context.step(WITHDRAWN, StepOutcome.SUCCEEDED, "no longer allowed"))
         return_to_confirmed(context, incident, "no longer allowed")
         return
-    if ended_as_gone(context, incident) or ended_as_returned(context, incident):
+    if end_if_gone(context, incident) or end_if_returned(context, incident):
         return
     if leave_to_person(context, incident):
         return
@@ -237,17 +234,17 @@ def replacing(context: TurnContext, incident: Incident) -> None:
         release_slot(context)
 
 
-def verifying(context: TurnContext, incident: Incident) -> None:
-    """Judge the restart once the new epoch is warm: cured, try the next rung, or wait on."""
+def on_verifying(context: TurnContext, incident: Incident) -> None:
+    """Judge the restart once the new epoch is warm: resolved, next rung, or wait."""
     starts, warmup_s = context.state.starts, context.memory.warmup_s
     answer = verdict(incident, context.assessment, context.engine, starts, warmup_s, context.now)
     if answer is Verdict.WAIT:
         return
     if answer is not Verdict.CURED:
-        starts.forget()
+        starts.skip()
     for step in incident.timeline[::-1]:
         if step.step == Action.ENGINE_RESTART.value and step.finished_at is not None:
-            # Memory of a process that has ended says nothing: this is its successor's.
+            # The process that was restarted has ended. This is the memory of its successor.
             step.after_bytes = incident.least_bytes
             break
     if answer is Verdict.CURED:
@@ -260,14 +257,14 @@ def verifying(context: TurnContext, incident: Incident) -> None:
 
 
 PHASES: dict[IncidentPhase, Callable[[TurnContext, Incident], None]] = {
-    IncidentPhase.OPEN: watch,
-    IncidentPhase.TRIMMING: trimming,
-    IncidentPhase.CONFIRMED: confirmed,
-    IncidentPhase.AWAITING_SLOT: awaiting_slot,
-    IncidentPhase.DRAINING: interrupted,
-    IncidentPhase.RESTARTING: restarting,
-    IncidentPhase.VERIFYING: verifying,
-    IncidentPhase.RESOLVED: ended,
-    IncidentPhase.SUPPRESSED: ended,
-    IncidentPhase.UNRESOLVED: ended,
+    IncidentPhase.OPEN: on_open,
+    IncidentPhase.TRIMMING: on_trimming,
+    IncidentPhase.CONFIRMED: on_confirmed,
+    IncidentPhase.AWAITING_SLOT: on_awaiting_slot,
+    IncidentPhase.DRAINING: on_interrupted,
+    IncidentPhase.RESTARTING: on_restarting,
+    IncidentPhase.VERIFYING: on_verifying,
+    IncidentPhase.RESOLVED: on_ended,
+    IncidentPhase.SUPPRESSED: on_ended,
+    IncidentPhase.UNRESOLVED: on_ended,
 }

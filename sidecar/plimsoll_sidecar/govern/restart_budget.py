@@ -1,4 +1,4 @@
-"""The restart budget: at most so many restarts within a window, then none until a reset."""
+"""The restart budget: a number of restarts within a window, then none until a reset."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import msgspec
 from plimsoll_api.supervision import RestartBudget
 
 KEPT = 256
-"""Entries kept: far above any sensible count, so that a crash loop cannot fill the journal."""
+"""Entries kept: far above any useful count. A crash loop must not fill the journal."""
 
 
 class Restart(msgspec.Struct, omit_defaults=True):
     """One restart of the engine or its worker that a supervisor sent, also for a person.
 
-    ``epoch`` is the epoch that it ended. An entry is written before the restart is sent.
+    ``epoch`` is the epoch that it ended. An entry is written before the command is sent.
     """
 
     at: float
@@ -22,19 +22,19 @@ class Restart(msgspec.Struct, omit_defaults=True):
 
 
 class ReplicaRestarts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One replica's count as it is kept outside of its journal.
+    """The restarts of one replica, as stored outside of its journal.
 
-    Unix seconds of its restarts, oldest first, and whether the hard stop holds.
+    ``at`` are Unix seconds, oldest first. ``exhausted`` is the hard stop.
     """
 
     at: tuple[float, ...] = ()
     exhausted: bool = False
 
     def within(self, window_s: float, now: float) -> tuple[float, ...]:
-        """Return the restarts that still count."""
+        """Return the times of the restarts that still count."""
         return tuple(at for at in self.at if now - at < window_s)
 
-    def joined(self, other: ReplicaRestarts) -> ReplicaRestarts:
+    def merge(self, other: ReplicaRestarts) -> ReplicaRestarts:
         """Merge two counts of one replica; a restart in both counts once."""
         at = tuple(sorted({*self.at, *other.at}))
         return ReplicaRestarts(at, self.exhausted or other.exhausted)
@@ -43,21 +43,21 @@ class ReplicaRestarts(msgspec.Struct, frozen=True, omit_defaults=True):
 NONE = ReplicaRestarts()
 
 
-def within(restarts: list[Restart], policy: RestartBudget, now: float) -> int:
-    """How many restarts fall into the window that ends now.
+def count_within(restarts: list[Restart], policy: RestartBudget, now: float) -> int:
+    """Return the number of restarts in the window that ends now.
 
-    An entry from the future (the clock was set back) counts: the budget never grows by accident.
+    An entry in the future counts too: setting the clock back must not increase the budget.
     """
     return sum(1 for restart in restarts if now - restart.at < policy.window_s)
 
 
 def remaining(restarts: list[Restart], policy: RestartBudget, now: float) -> int:
-    """Restarts that are still allowed."""
-    return max(0, policy.count - within(restarts, policy, now))
+    """Return the number of restarts that are still allowed."""
+    return max(0, policy.count - count_within(restarts, policy, now))
 
 
 def record(restarts: list[Restart], restart: Restart, policy: RestartBudget) -> None:
-    """Add an entry, once for each epoch that ended, and forget those outside the window."""
+    """Add an entry, once for each ended epoch, and drop those outside of the window."""
     if any(known.epoch == restart.epoch for known in restarts):
         return
     restarts.append(restart)
@@ -65,5 +65,5 @@ def record(restarts: list[Restart], restart: Restart, policy: RestartBudget) -> 
 
 
 def withdraw(restarts: list[Restart], epoch: str) -> None:
-    """Take back the entry of an epoch whose restart was refused before it began."""
+    """Remove the entry of an epoch whose restart was refused before it started."""
     restarts[:] = [known for known in restarts if known.epoch != epoch]

@@ -1,4 +1,4 @@
-"""What the governor must remember over a restart of the supervisor, and its constants."""
+"""State of the governor that survives a restart of the supervisor, and its constants."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import msgspec
 from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_sidecar.govern import ladder
-from plimsoll_sidecar.govern.command import Command, SlotWish, Verb
+from plimsoll_sidecar.govern.command import Command, SlotRequest, Verb
 from plimsoll_sidecar.govern.incident import ROUND_S, Incident
 from plimsoll_sidecar.govern.restart_budget import Restart
 from plimsoll_sidecar.govern.verification import Starts
 
 CONFIRM_S = 2 * ROUND_S
-"""Time after the soft trim through which a suspicion must hold before it is confirmed."""
+"""Time for which a suspicion must persist after the trim to be confirmed."""
 SLOT_RETRY_S = 5.0
-"""Pause between two tries to take a restart slot; slots are held for a minute or so."""
+"""Pause between two attempts to take a restart slot. Slots are held for about a minute."""
 SLOT_WAIT_S = 1800.0
-"""Longest wait for a slot: then the incident ends, and opens again after its back-off."""
+"""Longest wait for a slot. The incident then ends, and may open again after its back-off."""
 KEPT_BY_HAND = 8
 BACK_OFF_S = 300.0
 BACK_OFF_MAX_S = 3600.0
 MAX_REFUSALS = 3
 MIN_TRIMMED = 0.1
-"""The same for a trim to have done anything: less is the noise of an engine at work."""
+"""Least share of the growth that an effective trim returns. Less is noise of a busy engine."""
 
 
 class Cooldown(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Why no new incident of a kind opens for now.
+    """A time in which no new incident of a kind opens.
 
-    It is lifted by the first condition that is met: a time, another epoch, a round without
-    suspicion; with none of them only by a reset.
+    The first condition that is met ends it: a time, another epoch, or a round without suspicion.
+    Without conditions, only a reset ends it.
     """
 
     until: float | None = None
@@ -38,11 +38,8 @@ class Cooldown(msgspec.Struct, omit_defaults=True, kw_only=True):
     while_suspected: bool = False
     absent_s: float = 0.0
 
-    def lifted(self, suspected: bool, epoch: str | None, now: float, counted_s: float) -> bool:
-        """Return whether the suspicion may open an incident again.
-
-        Time is up, the epoch changed, or it was absent for long enough.
-        """
+    def has_ended(self, suspected: bool, epoch: str | None, now: float, counted_s: float) -> bool:
+        """Return whether the suspicion may open an incident again."""
         self.absent_s = 0.0 if suspected else self.absent_s + counted_s
         if self.until is not None and now >= self.until:
             return True
@@ -52,12 +49,13 @@ class Cooldown(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Serializable with msgspec. ``epoch`` is the last one that the engine named.
+    """The governor's state, serializable with msgspec.
 
-    ``pending`` is the one command under way: after a restart of the supervisor it is sent again,
-    with the same operation id. ``exhausted`` is the hard stop of the restart budget.
-    ``by_hand`` are the newest epochs that a person asked to end, ``starts`` what the engine needed
-    after its newest starts. ``slot_holder`` is the incident that the restart slot is for.
+    ``epoch`` is the last one that the engine reported. ``pending`` is the command in progress,
+    which is sent again with the same operation id after a restart of the supervisor. ``exhausted``
+    is the hard stop of the restart budget. ``quiet`` holds the cooldown of each kind. ``by_hand``
+    are the newest epochs that manual restarts may end, and ``starts`` the memory that the newest
+    starts needed. ``slot_holder`` is the incident that the restart slot is for.
     """
 
     incidents: list[Incident] = []
@@ -72,15 +70,15 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
     starts: Starts = msgspec.field(default_factory=Starts)
 
     @property
-    def slot_wish(self) -> SlotWish:
-        """Which incident the restart slot is for."""
+    def slot_request(self) -> SlotRequest:
+        """The incident that the restart slot is for."""
         pending = self.pending
-        return SlotWish(self.slot_holder, pending is not None and pending.verb is Verb.TAKE_SLOT)
+        return SlotRequest(self.slot_holder, pending is not None and pending.verb is Verb.TAKE_SLOT)
 
     def bound(self, now: float) -> None:
-        """Cut every wait to the length that it was begun with.
+        """Limit every wait to its original length.
 
-        The clock may have been set back while the supervisor was away, which would leave every time
+        The clock may have been set back while the supervisor was down, which would leave every time
         in the future.
         """
         for incident in self.incidents:
@@ -94,10 +92,10 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 def shift(state: GovernorState, step_s: float) -> None:
-    """Keep windows and back-offs as long as they were, whatever the clock was set to.
+    """Keep the length of windows and back-offs after the clock was moved by ``step_s``.
 
-    A clock that was set forward must not give restarts back. For when no incident is open; what has
-    ended keeps the times of its day.
+    A clock that was set forward must not give restarts back. Call this while no incident is open.
+    Ended incidents keep their times.
     """
     for restart in state.restarts:
         restart.at = max(0.0, restart.at + step_s)
@@ -110,10 +108,10 @@ UNTIL_CHANGE = (Reason.OBSERVED, Reason.EFFECT_UNKNOWN)
 
 
 def start_cooldown(state: GovernorState, incident: Incident, now: float) -> None:
-    """Keep the same trouble from opening again at once where nothing more can be done now."""
+    """Start the cooldown of an ended incident's kind, if nothing more can be done now."""
     kind = incident.kind
     if incident.reason is Reason.CLEARED:
-        return  # a suspicion that went away proves nothing about what was tried before
+        return  # a suspicion that ended proves nothing about earlier actions
     if incident.phase is IncidentPhase.RESOLVED:
         state.failures.pop(kind, None)
     elif incident.reason in UNTIL_CHANGE or kind not in ladder.CURABLE:

@@ -1,8 +1,8 @@
-"""Did a restart help? The verdict on one incident after the engine's new epoch began.
+"""The verdict on a restart, after the start of the engine's new epoch.
 
-A restart is judged by what memory the next start needs, against what the one before needed. That
-differs without any leak: allocators, caches and the order of the first requests. By how much is
-learned here from the engine's own starts, within bounds, as the journal remembers it.
+A restart is judged by the memory that the next start needs, compared with the one before. Starts
+differ without any leak, because of allocators, caches and the order of the first requests. The
+engine's own starts show by how much, within bounds. The journal stores them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from plimsoll_sidecar.govern.command import EngineView
 from plimsoll_sidecar.govern.incident import ROUND_S, Incident
 
 SETTLE_S = 60.0
-"""Time after the new epoch's warm-up in which memory may still come down."""
+"""Time after the new epoch's warm-up in which memory may still fall."""
 START_S = 900.0
 """Longest start of an engine, to which the warm-up is added: loading large weights takes minutes
 (Kubernetes' own default for a Deployment's progress deadline is 600 s)."""
@@ -30,9 +30,9 @@ RETURNED_SOME = 0.5
 
 
 class Verdict(Enum):
-    """What a restart achieved.
+    """The effect of a restart.
 
-    ``PARTLY``: some memory came back; ``USELESS``: too little, or no healthy engine in time.
+    ``PARTLY``: some memory came back. ``USELESS``: too little did, or no engine was healthy.
     """
 
     WAIT = auto()
@@ -49,9 +49,9 @@ def verdict(
     warmup_s: float,
     now: float,
 ) -> Verdict:
-    """Judges the memory of the new epoch against the incident's own baseline.
+    """Return the verdict on the memory of the new epoch, by the incident's own baseline.
 
-    Keeps the least memory seen in ``incident``: load may come back before the verdict.
+    Store the least memory in ``incident``: load may come back before the verdict.
     """
     late = now - incident.phase_since > START_S + warmup_s
     renewed = engine.epoch is not None and engine.epoch != incident.fenced_epoch
@@ -62,7 +62,8 @@ def verdict(
     if incident.kind in (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH):
         measured = assessment.warm and current is not None
         if incident.attribution.segment == Segment.SHARED_ORPHAN and not incident.missed_s:
-            measured = False  # it is part of each new baseline: gone is what nobody suspects
+            # Each new baseline includes it. Only a missing suspicion proves that it is gone.
+            measured = False
         if incident.baseline_bytes is not None and incident.before_bytes is not None:
             if not measured:
                 return Verdict.USELESS if late else Verdict.WAIT
@@ -75,9 +76,9 @@ def verdict(
 
 
 def _noise(incident: Incident, starts: Starts) -> float:
-    """By how much two starts of the same engine may differ, in bytes.
+    """Return by how many bytes two starts of the same engine may differ.
 
-    A new worker beside the same frontend is compared with itself, and differs by less.
+    A new worker with the same frontend differs by less.
     """
     if incident.rung is Action.WORKER_RESTART or incident.baseline_bytes is None:
         return 0.0
@@ -101,20 +102,20 @@ def _by_bytes(incident: Incident, unexplained: int, noise: float, now: float) ->
 
 
 PRIOR_SHARE = 0.04
-"""Of an engine's memory, until two of its starts were seen. Measured on vLLM 0.32 with 2.75 GB: two
-starts differ by 1 %, and by 3.3 % more in the first two minutes of load."""
+"""Noise as a share of an engine's memory until two of its starts were seen. Measured on vLLM 0.32
+with 2.75 GB: two starts differ by 1 %, and by 3.3 % more in the first two minutes of load."""
 MIN_SHARE, MAX_SHARE = 0.01, 0.10
-"""Bounds of what is learned. Two starts that happen to be equal prove little, and a start that
-differs by more than the upper bound is another engine, or one that has leaked."""
+"""Bounds of the learned noise. Two equal starts prove little, and a start that differs by more than
+the upper bound is another engine, or one that has leaked."""
 KEPT = 8
-LOOKS = 60
-"""Assessments after the warm-up in which the least memory is looked for, as verification does."""
+LEARNING_ASSESSMENTS = 60
+"""Assessments after the warm-up from which the least memory is taken, as verification does."""
 
 
 class Start(msgspec.Struct, frozen=True):
-    """One start's memory in bytes.
+    """The memory of one start in bytes.
 
-    The baseline, and the least that was seen after the warm-up, without what the ledger explains.
+    ``base`` is the baseline, and ``least`` the least unexplained memory after the warm-up.
     """
 
     base: int
@@ -124,51 +125,51 @@ class Start(msgspec.Struct, frozen=True):
 class Starts(msgspec.Struct, omit_defaults=True):
     """The newest starts, oldest first.
 
-    ``boot`` names the one under way, which is not among them before its ``looks`` are done; null
-    where none is.
+    ``boot`` is the current one, or None. It is added after :data:`LEARNING_ASSESSMENTS`, which
+    ``assessments`` counts.
     """
 
     host: list[Start] = []
     device: list[Start] = []
     boot: str | None = None
-    looks: int = 0
-    begun_host: Start | None = None
-    begun_device: Start | None = None
+    assessments: int = msgspec.field(default=0, name="looks")
+    current_host: Start | None = msgspec.field(default=None, name="begun_host")
+    current_device: Start | None = msgspec.field(default=None, name="begun_device")
 
-    def begin(self, epoch: str) -> None:
-        """Note that ``epoch`` began. A new worker of the same engine is no start of the engine."""
+    def start(self, epoch: str) -> None:
+        """Start to observe ``epoch``, unless it is a new worker of the same engine."""
         boot = boot_of(epoch)
         if boot != self.boot:
-            self.boot, self.looks = boot, 0
-            self.begun_host = self.begun_device = None
+            self.boot, self.assessments = boot, 0
+            self.current_host = self.current_device = None
 
-    def forget(self) -> None:
-        """Learn nothing from the start under way: it did not bring back what it should have."""
-        self.looks = LOOKS
+    def skip(self) -> None:
+        """Learn nothing from the current start: it did not return the memory that it should."""
+        self.assessments = LEARNING_ASSESSMENTS
 
-    def look(self, assessment: Assessment) -> bool:
-        """Take in one assessment of the start under way; true when it has been learned from."""
-        if self.boot is None or self.looks >= LOOKS:
+    def observe(self, assessment: Assessment) -> bool:
+        """Add an assessment of the current start, and return whether it completed the start."""
+        if self.boot is None or self.assessments >= LEARNING_ASSESSMENTS:
             return False
         if not assessment.warm:
-            self.looks, self.begun_host, self.begun_device = 0, None, None
+            self.assessments, self.current_host, self.current_device = 0, None, None
             return False
-        self.begun_host = _lower(self.begun_host, assessment.host)
-        self.begun_device = _lower(self.begun_device, assessment.device)
-        self.looks += 1
-        if self.looks < LOOKS:
+        self.current_host = _lower(self.current_host, assessment.host)
+        self.current_device = _lower(self.current_device, assessment.device)
+        self.assessments += 1
+        if self.assessments < LEARNING_ASSESSMENTS:
             return False
         self.host, self.device = (
-            _with(self.host, self.begun_host),
-            _with(self.device, self.begun_device),
+            _with(self.host, self.current_host),
+            _with(self.device, self.current_device),
         )
         return True
 
     def noise(self, kind: IncidentKind, base: int) -> float:
-        """Return by how many bytes a start may differ from one that had ``base`` bytes.
+        """Return by how many bytes a start may differ from one with ``base`` bytes.
 
-        The range of a few starts is below what many would show, so that it counts double with two
-        of them and hardly more than once with many.
+        The range of a few starts is less than that of many. It counts double with two starts, and
+        little more than once with many.
         """
         seen = self.host if kind is IncidentKind.HOST_GROWTH else self.device
         if len(seen) < 2:
@@ -179,7 +180,7 @@ class Starts(msgspec.Struct, omit_defaults=True):
 
 
 def boot_of(epoch: str) -> str:
-    """Return the part of ``epoch`` that all workers of one engine process have in common."""
+    """Return the part of ``epoch`` that all workers of one engine process share."""
     try:
         return Epoch.parse(epoch).boot_id
     except ValueError:

@@ -80,7 +80,7 @@ class Diagnostics:
                 folder, STALL_KINDS if command.stalled else GROWTH_KINDS, command
             )
             if not command.stalled:
-                saved += _copy_smaps(folder, command.suspected_first(status.processes))
+                saved += _copy_smaps(folder, command.sort_suspected_first(status.processes))
         return tuple(str(path.relative_to(self._root.parent)) for path in saved)
 
     def _save_texts(

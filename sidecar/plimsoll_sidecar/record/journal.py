@@ -101,7 +101,7 @@ class Journal:
         self.clock: Reading | None = None
         """The clock reading that was written with the loaded state."""
         self.learned = LearnedBudgets()
-        """What was learned about the budgets by the time of the loaded state."""
+        """The learned budgets at the time of the loaded state."""
         self._damage: Exception | None = None
         if self._restarts.exists and _file_bytes(path) == 0:
             self._report_lost("the file was empty or missing")

@@ -53,7 +53,7 @@ class JournalManager:
         self.engine = LastKnownEngine()
         """State of the engine to write with the next state."""
         self.learned = LearnedBudgets()
-        """What is known of budgets that set themselves, to write when :attr:`learned_is_due`."""
+        """The learned budgets, to be written when :attr:`learned_is_due`."""
         self._learned_at = time.monotonic()
         self.recent: list[Incident] = []
 

@@ -82,7 +82,7 @@ class Cgroup:
     """The memory files of the control group of one process."""
 
     def __init__(self, folder: Path, version: int, root: Path | None = None) -> None:
-        """Take the folder of the group; ``root`` is its highest visible ancestor.
+        """Initialize with the group's folder; ``root`` is its highest visible ancestor.
 
         Without ``root``, only the group's own limit is read.
         """

@@ -70,7 +70,7 @@ class DeviceSource(Protocol):
 
     @property
     def error(self) -> str | None:
-        """Why the source knows nothing; None if it knows something or was not asked."""
+        """The reason for missing figures; None if the source has figures or was not queried."""
 
 
 @runtime_checkable
@@ -85,7 +85,7 @@ NOT_CONFIGURED = {
     "dcgm": "no port is set (dcgmExporterPort, or --dcgm-exporter-port of plimsoll inject)",
     "amd": "no port is set (amdExporterPort, or --amd-exporter-port of plimsoll inject)",
 }
-"""How to configure each exporter that is not in use."""
+"""Instructions to configure each exporter that is not in use."""
 
 
 def available_sources(

@@ -202,7 +202,7 @@ class HeldByProbe(msgspec.Struct):
 
 
 class EngineReport(msgspec.Struct):
-    """What the engine's own objects report in one process."""
+    """The figures of the engine's own objects in one process."""
 
     role: Annotated[str, msgspec.Meta(max_length=32)] = ""
     kv_usage_ratio: Ratio | None = None

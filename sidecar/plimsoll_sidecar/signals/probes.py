@@ -45,7 +45,7 @@ REPORT_REQUEST = b'{"do":"report"}\n'
 
 @dataclass
 class _ProcessState:
-    """What is known of one process; times are monotonic, in seconds.
+    """The state of one process; times are monotonic, in seconds.
 
     ``report`` is its last report, made at ``reported_at``. It is not queried before ``next_at``. A
     request is pending since ``asked_at``, None for none. ``is_prompt`` is whether the last answer
@@ -70,9 +70,9 @@ class _TrimAnswer(msgspec.Struct):
 
 
 class TrimResult(msgspec.Struct, frozen=True):
-    """How many processes trimmed their memory, and how much device memory torch freed, in bytes.
+    """The number of processes that trimmed their memory, and the device memory that torch freed.
 
-    ``device`` is None if torch is not in use or was not asked to.
+    ``device`` is in bytes, None if torch is not in use or was not asked to.
     """
 
     processes: int

@@ -52,7 +52,7 @@ become another program."""
 
 
 class StatusSource(Protocol):
-    """What the sampler needs of an engine adapter."""
+    """The methods of an engine adapter that the sampler needs."""
 
     def status(self) -> Status:
         """Return the engine's status; EngineError if there is none."""
@@ -127,7 +127,7 @@ class Sampler:
         self._silent_since: float | None = None
 
     def sample(self) -> Sample:
-        """Take one sample. Takes no longer than the adapter's own timeout."""
+        """Return one sample, within the adapter's own timeout."""
         begin = self._clock()
         # An engine that was silent is asked at both ports at once: each wait takes seconds.
         beside = _ServingCheck(self._engine) if self.signals and self.status is None else None

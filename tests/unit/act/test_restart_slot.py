@@ -18,10 +18,10 @@ from plimsoll_api.supervision import RestartBudget
 from plimsoll_sidecar.act import lease_counts
 from plimsoll_sidecar.act.slots import LEASE_DURATION_S, LeaseSlots, SlotLostError
 from plimsoll_sidecar.clients.kube import Conflict, KubeClient, KubeError
-from plimsoll_sidecar.govern.command import SlotWish
+from plimsoll_sidecar.govern.command import SlotRequest
 
 POLICY = RestartBudget(count=3, window_s=3600.0)
-NOBODY = SlotWish(None)
+NOBODY = SlotRequest(None)
 
 
 class Kube:
@@ -74,9 +74,9 @@ def slots(
 
 def test_it_is_kept_while_wanted_and_given_back_once(kube: Kube) -> None:
     mine = slots(kube)
-    mine.wanted = SlotWish(None, taking=True)
+    mine.wanted = SlotRequest(None, taking=True)
     assert mine.take("pod-0-1", POLICY, kube.time) is None
-    mine.wanted = SlotWish("pod-0-1")
+    mine.wanted = SlotRequest("pod-0-1")
     mine.reconcile(POLICY)
     assert kube.holder == "pod-0"
     mine.wanted = NOBODY
@@ -108,7 +108,7 @@ def test_a_wanted_slot_is_taken_back_after_our_own_restart(kube: Kube) -> None:
     now = 0.0
     assert slots(kube).take("pod-0-1", POLICY, kube.time) is None
     after, other = slots(kube), slots(kube, "pod-1", lambda: now)
-    after.wanted = SlotWish("pod-0-1")
+    after.wanted = SlotRequest("pod-0-1")
     after.reconcile(POLICY)
     assert other.take("pod-1-1", POLICY, kube.time) is not None
     assert len(lease_counts.service_restarts(kube.lease, 3600.0, kube.time)) == 1, "counted once"
@@ -118,7 +118,7 @@ def test_a_slot_that_others_took_is_an_error(kube: Kube) -> None:
     now = 0.0
     mine, other = slots(kube, clock=lambda: now), slots(kube, "pod-1", lambda: now)
     assert mine.take("pod-0-1", POLICY, kube.time) is None
-    mine.wanted = SlotWish("pod-0-1")
+    mine.wanted = SlotRequest("pod-0-1")
     assert other.take("pod-1-1", POLICY, kube.time) is not None
     now = LEASE_DURATION_S + 1.0
     assert other.take("pod-1-1", POLICY, kube.time) is None
@@ -140,7 +140,7 @@ def test_a_follower_that_is_late_does_not_give_back_what_was_just_taken(kube: Ku
     follower = threading.Thread(target=mine.reconcile, args=(POLICY,))
     follower.start()
     assert asked.wait(10)
-    mine.wanted = SlotWish(None, taking=True)
+    mine.wanted = SlotRequest(None, taking=True)
     taker = threading.Thread(target=mine.take, args=("pod-0-1", POLICY, kube.time))
     taker.start()
     kube.before_get = lambda: None

@@ -9,7 +9,7 @@ from plimsoll_api.incident_record import Reason, StepOutcome
 from plimsoll_api.incidents import IncidentKind, IncidentPhase, WaitReason
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.supervision import Action, Mode, RestartBudget, Supervision
-from plimsoll_sidecar.govern.command import EventType, Outcome, Result, SlotWish, Verb
+from plimsoll_sidecar.govern.command import EventType, Outcome, Result, SlotRequest, Verb
 from plimsoll_sidecar.govern.incident import SUBSIDED_S
 from plimsoll_sidecar.govern.moves import NOT_GROWING, WITHIN_BUDGET
 from plimsoll_sidecar.govern.state import BACK_OFF_MAX_S, BACK_OFF_S, GovernorState
@@ -403,10 +403,10 @@ def test_a_refused_restart_is_not_counted_and_is_decided_anew() -> None:
     assert world.governor.state.restarts == []
     wishes = []
     while (take := world.tick()) is None:
-        wishes.append(world.governor.state.slot_wish)
-    assert wishes == [SlotWish(None)] * 4, "others may restart meanwhile"
+        wishes.append(world.governor.state.slot_request)
+    assert wishes == [SlotRequest(None)] * 4, "others may restart meanwhile"
     assert take.verb is Verb.TAKE_SLOT
-    assert world.governor.state.slot_wish == SlotWish(None, taking=True)
+    assert world.governor.state.slot_request == SlotRequest(None, taking=True)
     again = world.answer(take)
     assert again.verb is Verb.RESTART_WORKER
     assert again.operation_id != restart.operation_id

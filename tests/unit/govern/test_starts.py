@@ -13,7 +13,7 @@ from plimsoll_sidecar.govern.command import Verb
 from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.govern.verification import (
     KEPT,
-    LOOKS,
+    LEARNING_ASSESSMENTS,
     MAX_SHARE,
     PRIOR_SHARE,
     SETTLE_S,
@@ -30,7 +30,7 @@ def lived(world: World, *levels: int) -> World:
     for number, level in enumerate(levels):
         world.boot = f"engine-{number}"
         world.growth = level
-        world.run(LOOKS + 1)
+        world.run(LEARNING_ASSESSMENTS + 1)
     return world
 
 
@@ -66,25 +66,25 @@ def test_a_start_that_did_not_bring_it_back_teaches_nothing() -> None:
     world = lived(World(), 0, 1 * MB)
     before = world.governor.state.starts.host
     assert judged(world, 100 * MB) is Reason.PARTLY_RETURNED
-    world.run(2 * LOOKS)
+    world.run(2 * LEARNING_ASSESSMENTS)
     assert world.governor.state.starts.host == before
 
 
 def test_a_new_worker_is_no_start_of_the_engine() -> None:
     world = World()
     world.suspect = False
-    world.run(LOOKS + 1)
+    world.run(LEARNING_ASSESSMENTS + 1)
     world.renew()
-    world.run(2 * LOOKS)
+    world.run(2 * LEARNING_ASSESSMENTS)
     assert len(world.governor.state.starts.host) == 1
 
 
 def seen(starts: Starts, *levels: int) -> None:
     for number, level in enumerate(levels):
-        starts.begin(f"engine-{number}")
+        starts.start(f"engine-{number}")
         state = BudgetState(current=level, baseline=level, explained=0)
-        for _ in range(LOOKS):
-            starts.look(Assessment(t=0.0, epoch=number, warm=True, device=state))
+        for _ in range(LEARNING_ASSESSMENTS):
+            starts.observe(Assessment(t=0.0, epoch=number, warm=True, device=state))
 
 
 def test_the_prior_holds_until_two_starts_were_seen_and_the_bounds_ever_after() -> None:
@@ -107,11 +107,11 @@ def test_only_the_newest_are_kept_and_those_of_one_engine_alone() -> None:
 def test_a_supervisor_that_starts_again_goes_on_learning() -> None:
     world = lived(World(), 0)
     world.boot, world.growth = "engine-1", 30 * MB
-    world.run(LOOKS // 2)
+    world.run(LEARNING_ASSESSMENTS // 2)
     state = msgspec.json.decode(msgspec.json.encode(world.governor.state), type=GovernorState)
     again = World(state=state)
     again.suspect, again.boot, again.growth = False, "engine-1", 30 * MB
-    again.run(LOOKS // 2)
+    again.run(LEARNING_ASSESSMENTS // 2)
     assert [start.least for start in again.governor.state.starts.host] == [
         BASELINE,
         BASELINE + 30 * MB,

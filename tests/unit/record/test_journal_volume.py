@@ -27,7 +27,7 @@ from plimsoll_api.supervisor_config import EngineEndpoint, ServiceRef, Superviso
 from plimsoll_api.trace import Sample
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.detect.detector import Checkpoint, Detector
-from plimsoll_sidecar.govern.command import Command, Outcome, Result, SlotWish, Verb
+from plimsoll_sidecar.govern.command import Command, Outcome, Result, SlotRequest, Verb
 from plimsoll_sidecar.govern.restart_budget import ReplicaRestarts
 from plimsoll_sidecar.record import journal
 from plimsoll_sidecar.record.metrics import Metrics
@@ -74,7 +74,7 @@ class Hands:
         self.sent: list[Command] = []
         self.standby = self
         self.leases: set[str | None] = set()
-        self.slots: list[SlotWish] = []
+        self.slots: list[SlotRequest] = []
         self.answers: list[Result] = []
         self.drains_ended = 0
 
@@ -96,7 +96,7 @@ class Hands:
     def take_stored(self) -> None:
         return None
 
-    def set_slot_wish(self, wish: SlotWish) -> None:
+    def set_slot_wish(self, wish: SlotRequest) -> None:
         self.slots.append(wish)
 
     def store_restarts(self, known: ReplicaRestarts) -> None:
@@ -215,7 +215,7 @@ def test_the_slot_goes_to_others_when_the_volume_fails_as_it_is_released(
     sent = len(hands.sent)
     for _ in range(3):
         watching.tick(now := now + 1.0)
-    assert hands.slots[-1] == SlotWish(None)
+    assert hands.slots[-1] == SlotRequest(None)
     assert len(hands.sent) == sent, "nothing is done to the engine"
 
 

@@ -405,7 +405,7 @@ def collect_texts(
         if command.stalled and probes.folder is not None:
             texts |= stacks.stacks_by_signal(probes.folder, known)
         texts |= stacks.stacks_by_py_spy(p for p in known if p.pid not in texts)
-    answered = [p for p in command.suspected_first(processes) if p.pid in texts]
+    answered = [p for p in command.sort_suspected_first(processes) if p.pid in texts]
     parts = [_format_text(process, texts[process.pid], command) for process in answered]
     return b"\n".join(parts) if parts else None
 

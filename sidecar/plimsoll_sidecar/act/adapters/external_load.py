@@ -41,7 +41,7 @@ TIMEOUT_S = 2.0
 PAUSE_TIMEOUT_S = 1.0
 """The same for the pause: the server may forward the request to a process that hangs."""
 RETRY_S = 10.0
-"""Seconds until a server that did not answer properly is asked again."""
+"""Seconds until the next request to a server that did not answer properly."""
 NOT_FOUND = 404
 MIN_CONSISTENT_PAGES = 300
 """Number of consecutive consistent pages required after one that contradicted its predecessors.
@@ -142,7 +142,7 @@ class ExternalLoad:
 
         New requests at the frontend since the engine's last progress are added to those that it
         knew then. Earlier ones are not, because a server that loses a request from its count would
-        seem busy for ever. The engine may accept a request before its next progress, so the larger
+        seem busy forever. The engine may accept a request before its next progress, so the larger
         count is used.
         """
         known = (load.running or 0) + (load.waiting or 0)

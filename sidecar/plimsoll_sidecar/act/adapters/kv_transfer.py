@@ -1,4 +1,4 @@
-"""How long an engine of a disaggregated deployment may hold KV blocks for another engine.
+"""The time for which an engine of a disaggregated deployment may hold KV blocks for another one.
 
 A prefill engine keeps the blocks of a finished request until a decode engine has read them, or
 until the connector's timeout. Although no request runs or waits meanwhile, these blocks are not

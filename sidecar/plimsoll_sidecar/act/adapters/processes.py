@@ -68,10 +68,10 @@ MIN_EFFECT_BYTES = 1 << 20
 
 
 class TerminationResult(msgspec.Struct, frozen=True):
-    """How the processes of an engine ended.
+    """The result of ending the processes of an engine.
 
-    ``error`` is which processes are still running and why, None for none. ``summary`` is a sentence
-    for the timeline.
+    ``error`` names the processes that are still running and why, None for none. ``summary`` is a
+    sentence for the timeline.
     """
 
     summary: str
