@@ -28,7 +28,7 @@ from plimsoll_sidecar.act.sweep import SharedMemorySweep
 from plimsoll_sidecar.clock import SteadyClock
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.fleet import LEAKS, MINE, joined, weighed
+from plimsoll_sidecar.detect.fleet import LEADER, LEAKS, join_group, weigh_peers
 from plimsoll_sidecar.govern.auto_budget import Budgets
 from plimsoll_sidecar.govern.command import (
     EngineProcess,
@@ -110,7 +110,7 @@ class Supervisor:
     def run(self, stopped: Callable[[float], bool]) -> None:
         """Run until ``stopped``, which waits at most the given seconds, returns True."""
         _set_log_level(self._config.current)
-        self._set_slot_wish()
+        self._set_slot_request()
         self._actuator.start()
         if self._publisher is not None:
             self._publisher.start()
@@ -159,7 +159,7 @@ class Supervisor:
         for event in turn.events:
             self._journal.unwritten[event.incident.name] = event.incident
             log_event(event)
-        self._set_slot_wish()
+        self._set_slot_request()
         self._learn_budgets(seen)
         learned = learned or self._journal.learned_is_due
         if turn.changed or learned or self._journal.unwritten or self._journal.hold is not None:
@@ -216,7 +216,7 @@ class Supervisor:
             self._metrics.count_swept(self._sweep.update(self._frontend(), requested))
         assessment = self._detector.update(sample)
         if self._peers is not None:
-            assessment = weighed(assessment, self._replica, self._peers.peers())
+            assessment = weigh_peers(assessment, self._replica, self._peers.peers())
         log.debug("%s", assessment)
         if self._inherited is not None and status is not None:
             if status.epoch == self._inherited.epoch:
@@ -256,21 +256,21 @@ class Supervisor:
             why = self._journal.hold or "the journal is not writable"
             self._unsent.append(turn.command.result(Outcome.REFUSED, why))
 
-    def _set_slot_wish(self) -> None:
+    def _set_slot_request(self) -> None:
         """Set which incident needs a restart slot, once the journal has been read.
 
         The state in memory decides, because the journal may not be writable.
         """
         if self._journal.is_open:
-            self._actuator.set_slot_wish(self._governor.state.slot_request)
+            self._actuator.set_slot_request(self._governor.state.slot_request)
 
     def _group_assessment(self, own: Assessment) -> Assessment:
         """Return the assessment to decide on: for the leader of a group, that of all its pods."""
         if self._group is None:
             return own
         opened = self._governor.state.incidents
-        origins = {one.kind: one.attribution.pod or MINE for one in opened}
-        return joined(own, self._group.assessments(), origins)
+        origins = {one.kind: one.attribution.pod or LEADER for one in opened}
+        return join_group(own, self._group.assessments(), origins)
 
     def _leader_publishes(self, incident: Incident) -> bool:
         """Report whether the leader of this worker's group publishes the incident."""
@@ -291,7 +291,7 @@ class Supervisor:
         self._journal.add_unwritten(state, self._governor.state.incidents)
         counted, self._governor.state = self._governor.counted(), state
         self._governor.adopt(counted)
-        self._set_slot_wish()
+        self._set_slot_request()
         if state.pending is not None:
             self._actuator.send(state.pending)
 

@@ -57,7 +57,7 @@ class Day(msgspec.Struct, kw_only=True):
 
 
 class Tuning(msgspec.Struct, kw_only=True):
-    """What one memory gained and the budget to set, in bytes.
+    """The growth of one memory and the budget to set, in bytes.
 
     ``level`` maps 1h, 6h and 24h to the 99th percentile of the growth, and ``usual`` is that of the
     budget's window. ``proposal`` is null if no

@@ -22,7 +22,7 @@ from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM
 from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
 from plimsoll_sidecar.clients.http import MAX_BYTES, HttpClient
 from plimsoll_sidecar.detect.detector import Detector
-from plimsoll_sidecar.detect.fleet import weighed
+from plimsoll_sidecar.detect.fleet import weigh_peers
 from plimsoll_sidecar.govern.command import EngineView
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.record.metrics import Metrics
@@ -239,7 +239,7 @@ def _peers(folder: Path) -> Target:
         ]
         before = Assessment(t=1.0, epoch=1, warm=True, suspicions=doubt)
         for pod in ("", "qwen-0", *(one.pod for one in found[:2])):
-            after = weighed(before, pod, found)
+            after = weigh_peers(before, pod, found)
             assert all(0.2 < one.confidence < 1 for one in after.suspicions), after
             msgspec.json.encode(after)
 

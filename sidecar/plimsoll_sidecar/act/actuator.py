@@ -109,15 +109,15 @@ class Actuator:
             found.append(self._results.get_nowait())
         return found
 
-    def set_slot_wish(self, wish: SlotRequest) -> None:
+    def set_slot_request(self, request: SlotRequest) -> None:
         """Set which incident needs a slot, according to the journal.
 
         Must be called before the command that takes the slot is sent.
         """
-        if wish == self._slots.wanted:
+        if request == self._slots.wanted:
             return
-        self._slots.wanted = wish
-        if wish == NO_INCIDENT:
+        self._slots.wanted = request
+        if request == NO_INCIDENT:
             # If it cannot be written, the drain ends at its deadline.
             with contextlib.suppress(OSError):
                 readiness.end_drain(self._folder, readiness.DRAIN)

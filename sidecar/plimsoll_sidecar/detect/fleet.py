@@ -1,36 +1,34 @@
-"""The supervisor's view beyond its own pod: other replicas, and a multi-node group. Pure.
+"""Comparison with other replicas, and the joint assessment of a multi-node group. Pure.
 
-The other replicas are a suspicion's control group. Replicas under one load grow alike if the cause
-is what they share, and a replica grows alone if the cause is its own. The cause has one of three
-scopes: this replica, its revision, or all revisions of the service. A leak and a growth without one
-have these scopes with different probabilities, which are the assumptions of the model:
+The other replicas are the control group of a suspicion. Replicas under one load show the same
+growth if they share its cause, and one grows alone if the cause is its own. A cause has one of
+three scopes: this replica, its revision, or all revisions. The model assumes a probability for each
+scope, which differs between a leak and other growth:
 
-- A leak is often of one replica, which met a rare request or error (1/2); of the revision, whose
-  code every request passes (2/5); seldom older than the revision, for it would have been found
-  (1/10).
-- A growth without a leak comes with what all replicas have: warm-up, caches and pools that fill,
-  load (7/10). It may come with a new revision (1/5), and is seldom of one replica: a task that only
-  it was given (1/10).
+- A leak often affects one replica, which met a rare request or error (1/2). It may also affect the
+  revision, whose code every request passes (2/5). Older leaks would have been found (1/10).
+- Most causes of other growth affect all replicas: warm-up, caches that fill, load (7/10). Some come
+  with a new revision (1/5). Few affect one replica: a task that only it was given (1/10).
 
-Where a replica shares the cause, its growth is taken to be normal about that of this one, otherwise
-about zero, with a deviation of half of this one's growth in either case: loads and ages that differ
-by up to two times are let through. With ``x``, the other's growth as a share of this one's, its
-logarithm of the likelihood ratio is ``(x - 1/2) / (1/2)**2``: with ``x`` between 0 and 1, from -2
-to 2. The replicas' sum gives the likelihood of each scope, and
+The growth of a replica that shares the cause is taken as normal around that of this one, otherwise
+around zero. The standard deviation is half of this one's growth in both cases, which allows for
+loads and ages that differ by up to two times. If ``x`` is the other's growth as a share of this
+one's, from 0 to 1, its log-likelihood ratio is ``(x - 1/2) / (1/2)**2``, from -2 to 2. The sum over
+the replicas gives the likelihood of each scope, and
 
     log odds = log(sum of P(scope | leak) * likelihood) - log(the same for no leak).
 
-Without replicas to compare with, that is 0. However many there are, the probabilities above bound
-it: at most log 5 for a leak, and log 7 against one. It is added to the log odds of the growth by
+It is 0 without replicas to compare with. The probabilities above bound it for any number of
+replicas: at most log 5 for a leak, and log 7 against one. It is added to the log-odds of the growth
 itself (``odds.py``), as independent evidence.
 
 RESIN (Lou et al., OSDI 2022) finds leaks of a fleet by comparing the memory of many hosts, in
-buckets of usage. A service has few replicas, so here each weighs as much as its growth tells.
+buckets of usage. A service has few replicas, so each weighs as much as its growth shows.
 
-The assessment of a multi-node group is made of those of its pods (:func:`joined`). A group has one
-incident of a kind, at its leader. A leak of a worker is the leader's suspicion, and the worker's
-budget takes the place of its own for as long as that incident is open: what a restart brought back
-is measured where the leak was.
+:func:`join_group` combines the assessments of the pods of a multi-node group. A group has one
+incident of a kind, at its leader. A leak of a worker is the leader's suspicion. While that incident
+is open, the worker's budget replaces the leader's, to measure the effect of a restart in the pod
+that leaked.
 """
 
 from __future__ import annotations
@@ -48,48 +46,52 @@ from plimsoll_api.units import format_bytes
 
 IF_LEAK = (0.5, 0.4, 0.1)
 IF_NO_LEAK = (0.1, 0.2, 0.7)
-"""Probabilities that the cause is of this replica, of its revision, of all revisions."""
+"""Probabilities that the scope of the cause is this replica, its revision, or all revisions."""
 DEVIATION = 0.5
 COMPARABLE = 0.5
-"""A replica counts once it has had this share of the time since the warm-up, and of the requests a
-second, of the one that grows: what it has not met yet says nothing. More of either is no harm."""
+"""A replica counts from this share of the time since the warm-up, and of the requests a second, of
+the replica that grows. More of either does not matter."""
 SAME_GROWTH = 2.0
-"""What the operator published of this replica lags behind. A growth that has become larger or
-smaller by more than this factor is another one than the published."""
-LEAST_CHANCE = 0.0005
-"""A suspicion states its chance in tenths of a percent."""
+"""Factor by which the growth that the operator published may differ from the present one. The
+publication lags behind, and beyond this factor it is about another growth."""
+LEAST_PROBABILITY = 0.0005
+"""A suspicion states its probability in tenths of a percent."""
+LEAKS = (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
+"""Kinds that the leader reports for its group. Workers report the others themselves."""
+LEADER = ""
+"""Stands for the leader's pod."""
+UNKNOWN = BudgetState()
 
 
 @dataclass(frozen=True, slots=True)
 class PeerEvidence:
-    """``log_odds`` of a leak by the other replicas alone (natural), and in words what they do."""
+    """The natural log-odds of a leak by the other replicas alone, and a sentence about them."""
 
     log_odds: float
     sentence: str
 
 
-def weighed(assessment: Assessment, pod: str, peers: Sequence[Peer]) -> Assessment:
+def weigh_peers(assessment: Assessment, pod: str, peers: Sequence[Peer]) -> Assessment:
     """Return ``assessment`` of ``pod`` with the evidence of ``peers``, which may include the pod.
 
-    The chance of each suspected growth changes, and its evidence has one sentence more. Nothing
-    else does: the rules alone confirm. Unchanged where there is nothing to compare with.
+    Only the probability and the evidence of each suspected growth change: peers confirm nothing.
     """
-    mine = next((one for one in peers if one.pod == pod), None)
+    mine = next((peer for peer in peers if peer.pod == pod), None)
     if mine is None:
         return assessment
-    found = [_weighed(one, mine, peers) for one in assessment.suspicions]
-    return replace(assessment, suspicions=found)
+    suspicions = [_weigh(suspicion, mine, peers) for suspicion in assessment.suspicions]
+    return replace(assessment, suspicions=suspicions)
 
 
-def evidence(
+def compare(
     own: PeerGrowth, same: Iterable[PeerGrowth], others: Iterable[PeerGrowth]
 ) -> PeerEvidence | None:
     """Compare ``own`` growth with that of replicas of the ``same`` revision and of ``others``.
 
-    None if none of them is comparable.
+    Return None if none of them is comparable.
     """
-    siblings = [_share(own, one) for one in same if _comparable(own, one)]
-    strangers = [_share(own, one) for one in others if _comparable(own, one)]
+    siblings = [_share(own, peer) for peer in same if _is_comparable(own, peer)]
+    strangers = [_share(own, peer) for peer in others if _is_comparable(own, peer)]
     if not siblings and not strangers:
         return None
     revision = math.fsum(_log_ratio(share) for share in siblings)
@@ -102,49 +104,51 @@ def evidence(
         if shares
     ]
     return PeerEvidence(
-        log_odds, f"of the replicas with comparable age and load, {', '.join(counts)} grow alike"
+        log_odds,
+        f"of the replicas with comparable age and load, {', '.join(counts)} show the same growth",
     )
 
 
-def _weighed(suspicion: Suspicion, mine: Peer, peers: Sequence[Peer]) -> Suspicion:
-    own = _memory(mine, suspicion.kind)
-    if own is None or not _same_growth(own.bytes, suspicion.bytes):
+def _weigh(suspicion: Suspicion, mine: Peer, peers: Sequence[Peer]) -> Suspicion:
+    own = _growth(mine, suspicion.kind)
+    if own is None or not _is_same_growth(own.bytes, suspicion.bytes):
         return suspicion
     same: list[PeerGrowth] = []
     others: list[PeerGrowth] = []
-    for one in peers:
-        theirs = _memory(one, suspicion.kind)
-        if theirs is not None and one.pod != mine.pod and one.workload == mine.workload:
-            (same if one.revision == mine.revision else others).append(theirs)
-    found = evidence(own, same, others)
-    if found is None:
+    for peer in peers:
+        growth = _growth(peer, suspicion.kind)
+        if growth is not None and peer.pod != mine.pod and peer.workload == mine.workload:
+            (same if peer.revision == mine.revision else others).append(growth)
+    evidence = compare(own, same, others)
+    if evidence is None:
         return suspicion
-    before = min(1 - LEAST_CHANCE, max(LEAST_CHANCE, suspicion.confidence))
-    log_odds = math.log(before / (1 - before)) + found.log_odds
-    chance = 1 / (1 + math.exp(-log_odds))
-    sentence = f"{found.sentence}: with that, the chance of a leak is {chance:.1%}"
-    return replace(suspicion, confidence=round(chance, 3), evidence=[*suspicion.evidence, sentence])
+    before = min(1 - LEAST_PROBABILITY, max(LEAST_PROBABILITY, suspicion.confidence))
+    log_odds = math.log(before / (1 - before)) + evidence.log_odds
+    probability = 1 / (1 + math.exp(-log_odds))
+    text = f"{evidence.sentence}: with them, the probability of a leak is {probability:.1%}"
+    return replace(
+        suspicion, confidence=round(probability, 3), evidence=[*suspicion.evidence, text]
+    )
 
 
-def _memory(peer: Peer, kind: IncidentKind) -> PeerGrowth | None:
+def _growth(peer: Peer, kind: IncidentKind) -> PeerGrowth | None:
     if kind is IncidentKind.HOST_GROWTH:
         return peer.host
     return peer.device if kind is IncidentKind.DEVICE_GROWTH else None
 
 
-def _same_growth(published: int, suspected: int) -> bool:
+def _is_same_growth(published: int, suspected: int) -> bool:
     least, most = sorted((published, suspected))
     return 0 < most <= SAME_GROWTH * least
 
 
-def _comparable(own: PeerGrowth, other: PeerGrowth) -> bool:
+def _is_comparable(own: PeerGrowth, other: PeerGrowth) -> bool:
     if own.age_s == 0 or other.age_s < COMPARABLE * own.age_s:
         return False
     return other.requests * own.age_s >= COMPARABLE * own.requests * other.age_s
 
 
 def _share(own: PeerGrowth, other: PeerGrowth) -> float:
-    """Return the other's growth as a share of the own; what is more than all is no more."""
     return min(1.0, other.bytes / own.bytes) if own.bytes else 1.0
 
 
@@ -159,41 +163,35 @@ def _log_mean(weights: Sequence[float], logs: Sequence[float]) -> float:
     return most + math.log(math.fsum(parts))
 
 
-LEAKS = (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
-"""What the leader tells for its group. Workers tell the rest themselves."""
-MINE = ""
-UNKNOWN = BudgetState()
-
-
-def joined(
+def join_group(
     own: Assessment, members: Mapping[str, Assessment | None], origins: Mapping[IncidentKind, str]
 ) -> Assessment:
-    """Return what the leader knows of its group.
+    """Return the leader's assessment of its group.
 
-    ``members`` holds the assessments of the other pods, None for one that says nothing now.
-    ``origins`` maps the kinds of open incidents to the pod that they began in, :data:`MINE` for the
-    leader: until its end an incident follows that pod's memory.
+    ``members`` are the assessments of the other pods, None for a pod that reports nothing now.
+    ``origins`` maps the kinds of open incidents to the pod that leaked, or :data:`LEADER`. An
+    incident follows that pod's memory until its end.
     """
-    found, warm = own, own.warm
+    result, warm = own, own.warm
     for kind in LEAKS:
         pod = origins.get(kind)
         if pod is None:
             pod = _worst(kind, own, members)
-        theirs = own if pod == MINE else members.get(pod)
+        theirs = own if pod == LEADER else members.get(pod)
         suspicion = _suspicion(theirs, kind)
         if suspicion is not None:
-            others = _others(kind, pod, own, members)
+            others = _other_leaks(kind, pod, own, members)
             suspicion = replace(suspicion, pod=pod or None, evidence=[*suspicion.evidence, *others])
-        kept = [one for one in found.suspicions if one.kind is not kind]
-        found = replace(found, suspicions=[*kept, *([suspicion] if suspicion else [])])
-        if pod != MINE:
-            found = _measured(found, kind, theirs)
+        kept = [other for other in result.suspicions if other.kind is not kind]
+        result = replace(result, suspicions=[*kept, *([suspicion] if suspicion else [])])
+        if pod != LEADER:
+            result = _with_budget(result, kind, theirs)
             warm = warm and theirs is not None and theirs.warm
-    return replace(found, warm=warm)
+    return replace(result, warm=warm)
 
 
-def _measured(own: Assessment, kind: IncidentKind, theirs: Assessment | None) -> Assessment:
-    """``own`` with the budget of another pod; unknown where that says nothing."""
+def _with_budget(own: Assessment, kind: IncidentKind, theirs: Assessment | None) -> Assessment:
+    """Return ``own`` with the budget of another pod, unknown if that pod reports nothing."""
     if kind is IncidentKind.HOST_GROWTH:
         return replace(own, host=(theirs.host if theirs else None) or UNKNOWN)
     return replace(
@@ -204,8 +202,8 @@ def _measured(own: Assessment, kind: IncidentKind, theirs: Assessment | None) ->
 
 
 def _worst(kind: IncidentKind, own: Assessment, members: Mapping[str, Assessment | None]) -> str:
-    """Return the pod with the worst suspicion, the leader if no pod has one."""
-    worst, pod = _rank(_suspicion(own, kind)), MINE
+    """Return the pod with the worst suspicion, or the leader if no pod has one."""
+    worst, pod = _rank(_suspicion(own, kind)), LEADER
     for name in sorted(members):
         rank = _rank(_suspicion(members[name], kind))
         if rank > worst:
@@ -213,23 +211,23 @@ def _worst(kind: IncidentKind, own: Assessment, members: Mapping[str, Assessment
     return pod
 
 
-def _others(
+def _other_leaks(
     kind: IncidentKind, pod: str, own: Assessment, members: Mapping[str, Assessment | None]
 ) -> list[str]:
-    """Name the other pods that leak too: their leaks join this one."""
-    everyone = {"the leader": own if pod != MINE else None} | {
+    """Return a sentence for each other pod that leaks too."""
+    others = {"the leader": own if pod != LEADER else None} | {
         f"pod {name}": members[name] for name in sorted(members) if name != pod
     }
     return [
         f"{name} grows too: {format_bytes(suspicion.bytes)}"
-        for name, assessment in everyone.items()
+        for name, assessment in others.items()
         if (suspicion := _suspicion(assessment, kind)) is not None
     ]
 
 
 def _suspicion(assessment: Assessment | None, kind: IncidentKind) -> Suspicion | None:
-    found = [one for one in assessment.suspicions if one.kind is kind] if assessment else []
-    return max(found, key=_rank, default=None)
+    suspicions = assessment.suspicions if assessment else []
+    return max((each for each in suspicions if each.kind is kind), key=_rank, default=None)
 
 
 def _rank(suspicion: Suspicion | None) -> tuple[bool, float, int]:

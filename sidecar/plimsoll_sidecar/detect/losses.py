@@ -1,23 +1,23 @@
-"""Memory and capacity that are lost: what an engine, its predecessors and the kernel left.
+"""Memory and capacity that an engine, its predecessors or the kernel lost.
 
-:class:`CapacityWatch`: capacity that is taken, and held by nobody who could give it back. An engine
-that keeps books of who holds what tells the loss itself, at any load. Of others it is known at idle
-alone: what is held while no request is there. A prefill engine holds the blocks of ended requests
-until a decode engine has read them; they count as lost after the connector's timeout.
+:class:`CapacityWatch` reports KV cache that is in use and that nothing will release. An engine that
+accounts for the owners of its cache reports the loss itself, at any load. For other engines it
+shows only at idle, when memory is held without requests. A prefill engine holds the blocks of ended
+requests until a decode engine has read them. They count as lost after the connector's timeout.
 
-:class:`LeftBehindWatch`: shared memory that earlier containers of the engine left in the pod.
-Within an epoch such memory is part of the host's growth. What an earlier epoch left is part of the
-next one's baseline, so that a service which leaves a little at each restart is never over budget,
-and one day cannot start: here it is measured from the first epoch on.
+:class:`LeftBehindWatch` reports shared memory that earlier containers of the engine left in the
+pod. Within an epoch, such memory is part of the host's growth. Memory that an earlier epoch left is
+part of the next baseline. A service that leaves a little at each restart would never exceed its
+budget, and one day could not start. Here it is measured from the first epoch on.
 
-:class:`OomKillWatch`: the kernel counts its kills in the engine's control group. Where it kills the
-container as a whole the group goes with it, and the operator tells of the kill from the container's
-status. What is seen here is the death of one process of several.
+:class:`OomKillWatch` reports kills that the kernel counts in the engine's control group. If the
+kernel kills the whole container, its group ends too, and the operator reports the kill from the
+container's status. This watch sees the death of one process of several.
 
-:class:`OrphanWatch`: device memory that stays held after the engine's processes have died. No
-living process of its container holds it, the next engine's included, which holds its own long
-before it answers. Only the whole device can be seen, so that on a device that is shared with other
-pods their memory counts as well: this is told and never acted on.
+:class:`OrphanWatch` reports device memory that stays in use after the engine's processes have
+ended. No living process of the container holds it: the next engine holds its own long before it
+answers. Only the whole device is visible. On a device that is shared with other pods, their memory
+counts as well. So this is reported only, and causes no action.
 """
 
 from __future__ import annotations
@@ -32,18 +32,17 @@ from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.detect.segments import device_segments, device_total
 
 IDLE_S = 10.0
-"""Transfers of an offload may hold blocks for a moment after the last request."""
+"""Transfers of an offload may briefly hold blocks after the last request."""
 MIN_RATIO = 0.02
 SPENT_RATIO = 0.10
-"""Of the pool, from which on the loss is worth a restart."""
+"""Share of the pool whose loss is worth a restart."""
 CAPACITY_CONFIDENCE = 0.95
 
 
 class CapacityWatch:
-    """One epoch.
+    """Watches the capacity of one epoch.
 
-    What was seen stands until the next look shows otherwise: the next answer of an engine that
-    tells its loss, the next idle time of one that does not.
+    A loss stays reported until the next report of the engine, or its next idle time.
     """
 
     def __init__(self) -> None:
@@ -52,7 +51,7 @@ class CapacityWatch:
         self._work: tuple[int | None, ...] = ()
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """Return the loss that stands."""
+        """Add a sample, and return the current loss."""
         reported = _reported(sample.load)
         if reported is not None:
             ratio, words = reported
@@ -62,7 +61,7 @@ class CapacityWatch:
 
     def _at_idle(self, sample: Sample) -> Suspicion | None:
         load, usage = sample.load, sample.load.kv_usage_least_ratio
-        if usage is None:  # of several caches the smallest share: all of them have lost as much
+        if usage is None:  # the smallest share of several caches: each of them lost at least this
             usage = load.kv_usage_ratio
         known = load.running is not None and usage is not None and 0.0 <= usage <= 1.0
         if not known or load.running or load.waiting or load.inflight:
@@ -72,7 +71,7 @@ class CapacityWatch:
         if usage < MIN_RATIO:
             self._held_since = self._standing = None
             return None
-        # A short prefill may run and end between two samples, and its blocks are held from then on.
+        # A short prefill may start and end between two samples. Its blocks are held since then.
         before, self._work = self._work, (load.steps_total, load.prompt_tokens_total)
         if load.kv_lease_s is not None and self._work != before:
             self._held_since = None
@@ -83,7 +82,7 @@ class CapacityWatch:
 
 
 def _reported(load: SampleLoad) -> tuple[float, str] | None:
-    """Return the worst share that the engine says is lost, and of what; None if it says none."""
+    """Return the largest lost share that the engine reports, in words, or None without one."""
     shares = (
         (load.kv_lost_ratio, "of the KV cache belongs to no request that a client waits for"),
         (load.offload_lost_ratio, "of the host's KV blocks is pinned without a transfer"),
@@ -106,15 +105,15 @@ def _lost(ratio: float, words: str) -> Suspicion:
 
 
 SUSPECT_RATIO = 0.25
-"""Of the host's budget, as for growth within an epoch."""
+"""Share of the host's budget, as for growth within an epoch."""
 LEFT_BEHIND_CONFIDENCE = 0.9
 
 
 class LeftBehindWatch:
-    """Outlives epochs.
+    """Watches shared memory across epochs.
 
-    What was there before the first engine, such as files of an init container, is nobody's leak.
-    Without a budget nothing is suspected.
+    Files from before the first engine, such as those of an init container, do not count. Without a
+    budget, nothing is suspected.
     """
 
     def __init__(self, budget: MemoryBudget | None) -> None:
@@ -123,7 +122,7 @@ class LeftBehindWatch:
         self._standing: Suspicion | None = None
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """Return what has been left since the first sample that knew; unknown changes nothing."""
+        """Add a sample, and return the memory left since the first sample. Ignore unknown sizes."""
         earlier = sample.host.shm_orphan_earlier
         if self._budget is None or earlier is None:
             return self._standing
@@ -148,11 +147,11 @@ class LeftBehindWatch:
 
 
 REPORT_S = 60.0
-"""A kill is told for so long; another one within it belongs to the same incident."""
+"""Report a kill for this long. Another one within it belongs to the same incident."""
 
 
 class OomKillWatch:
-    """Outlives epochs, for a kill is what ends them."""
+    """Watches kills across epochs, because a kill ends an epoch."""
 
     def __init__(self) -> None:
         self._kills: int | None = None
@@ -161,10 +160,7 @@ class OomKillWatch:
         self._suspicion: Suspicion | None = None
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """Return the kill that is told now.
-
-        A counter that fell is another group's and tells nothing.
-        """
+        """Add a sample, and return a recent kill. A counter that fell belongs to another group."""
         host = sample.host
         if host.oom_kills is not None:
             if self._kills is not None and host.oom_kills > self._kills:
@@ -187,19 +183,18 @@ class OomKillWatch:
 
 
 SETTLE_S = 30.0
-"""Time for the driver to take back the memory of processes that ended."""
+"""Time for the driver to free the memory of processes that ended."""
 MIN_DEAD_BYTES = 2 << 30
-"""NVML counts what the driver reserves for itself as used: some 600 MiB on large devices."""
+"""NVML counts memory that the driver reserves as used: about 600 MiB on large devices."""
 MIN_MORE_BYTES = 1 << 30
 ORPHAN_CONFIDENCE = 0.7
 WHOLE_DEVICE = "the figure covers the whole device, including other pods that share it"
 
 
 class OrphanWatch:
-    """Watches what engines leave on their devices; it outlives epochs.
+    """Watches orphaned device memory across epochs.
 
-    What an engine leaves behind shows when it is gone, or when its successor finds more in use
-    beside its own memory than it did itself.
+    It shows after an engine has ended, or if its successor finds more memory in use by others.
     """
 
     def __init__(self) -> None:
@@ -211,7 +206,7 @@ class OrphanWatch:
         self._dead = False
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """Return what is held by nobody now; unknown figures change nothing."""
+        """Add a sample, and return the orphaned memory. Ignore unknown sizes."""
         if sample.epoch != self._epoch:
             self._epoch, self._since = sample.epoch, None
             self._before = self._before if self._floor is None else self._floor
@@ -236,9 +231,9 @@ class OrphanWatch:
         return self._standing
 
     def _held(self, sample: Sample) -> tuple[int, int, str] | None:
-        """Bytes, from how many on they count, and what they are."""
+        """Return the bytes, the least that counts, and a description, or None if unknown."""
         if self._dead and sample.host.processes:
-            # Somebody lives who may hold it: the next engine, which has not answered yet.
+            # The next engine may hold the memory, although it has not answered yet.
             self._dead, self._standing, self._since = False, None, None
         used = device_total(sample)
         if used is None:

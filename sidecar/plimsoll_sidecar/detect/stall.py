@@ -1,14 +1,13 @@
-"""Work that waits while nothing moves.
+"""Stalls: requests wait, and the engine makes no progress.
 
-A pause is a stall when it is longer, by a margin, than any that this service's own history holds,
-where that history covers the present demand; and at the latest after the configured timeout. Idle
-is no stall, and neither is a request that waits for the compilation of its own grammar alone. What
-is unknown (a failed scrape, a worker that starts) stops the clock rather than counts as a stall,
-and so does a known pause: somebody keeps the engine from making steps. A frontend whose processes
-live has stalled itself when neither its status nor its serving port answers for much longer than
-ever before, and at the latest after twice the timeout. A silent status alone says that we are
-blind, not that nobody is served. A frontend that has ended and left its processes answers nobody
-any more.
+A pause is a stall if it exceeds, by a margin, all pauses in the service's history that covers the
+present demand. It always is one after the configured timeout. An idle engine does not stall, nor
+does a request that waits only for the compilation of its grammar. Unknown progress (a failed
+scrape, a worker that starts) and a deliberate pause of the engine stop the clock.
+
+A frontend with living processes has stalled if neither its status nor its serving port answers for
+much longer than ever before, or for twice the timeout. A silent status alone proves only that the
+supervisor cannot see the engine. A frontend that ended and left its processes serves no requests.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ a margin than any silence before. A request to each port is given up after 3 s, 
 row went unanswered. With the wait for the last of them and a round to confirm, it takes less than
 30 s from the hang."""
 HEADLESS_S = 10.0
-"""Longer than the end of an engine takes, in whose course the main process may go first: vLLM's
-takes .8 to 4 s."""
+"""Longer than an engine takes to end, because its main process may end first. vLLM takes 0.8 to
+4 s."""
 MAX_STEP_INTERVALS = 5.0
-"""The longest gap between two samples that counts as time seen, in intervals."""
+"""Longest gap between two samples that counts as observed, in intervals."""
 UNANSWERED_S = 8.0
-"""It may be as long as this at any interval: an engine that answers neither at its status nor at
-its serving port is waited for at both."""
+"""The same in seconds, for any interval: a sample waits for both the status and the serving port of
+an engine that does not answer."""
 SAME_PAGE_S = 0.01
 
 
 class StallWatch:
     """The clocks of one epoch.
 
-    Where an engine's load is read from a page at intervals, they go by the times of the pages.
+    If the load comes from a page that is read at intervals, they use the times of the pages.
     """
 
     def __init__(self, timeout_s: float, interval_s: float) -> None:
@@ -67,17 +66,17 @@ class StallWatch:
         self._cpu_spent: float | None = None
 
     def update(self, sample: Sample) -> Suspicion | None:
-        """Return the stall that stands after this sample, if any."""
+        """Return the stall after this sample, if any."""
         step = 0.0 if self._last_t is None else max(0.0, sample.t - self._last_t)
         step = min(step, self._longest_step_s)
         self._last_t = sample.t
-        self._take_throttling(sample)
+        self._add_throttling(sample)
         if not sample.scrape_ok:
-            self._take_silence(sample, step)
+            self._add_silence(sample, step)
             return self._suspicion()
         self._end_silence(step)
         self._answered, self._headless_s = True, 0.0
-        # A page that could not be read does not make it an engine that answers at every sample.
+        # An unreadable page does not prove that the engine answers at every sample.
         self._read = self._read or sample.load_age_s is not None
         if sample.load_age_s is not None:
             page_t, before = sample.t - sample.load_age_s, self._page_t
@@ -89,21 +88,21 @@ class StallWatch:
         if progress is None or under_way is None:
             return self._suspicion()
         if sample.load.paused or self._rested:
-            # The time since the last page lies within the pause, at least in part.
+            # The pause covers at least a part of the time since the last page.
             step, self._cpu_s = 0.0, None
         self._rested = sample.load.paused is True
-        self._take_work(sample, step, progress, under_way)
+        self._add_work(sample, step, progress, under_way)
         return self._suspicion()
 
     @property
     def in_long_step(self) -> bool:
-        """Whether a step is under way that takes unusually long; False where steps are unknown."""
+        """Whether the current step takes unusually long; False if steps are unknown."""
         return self._frozen_s >= LONG_PAUSE_S
 
     # ---- one sample
 
-    def _take_silence(self, sample: Sample, step: float) -> None:
-        """Take in a sample without an answer of the engine."""
+    def _add_silence(self, sample: Sample, step: float) -> None:
+        """Add a sample without an answer of the engine."""
         if sample.host.processes and sample.host.frontend_lives is False:
             self._headless_s += step
         elif self._answered and sample.host.processes and sample.serving is False:
@@ -112,14 +111,14 @@ class StallWatch:
             self._end_silence(step)
 
     def _end_silence(self, step: float) -> None:
-        """Take in an answer, and how long there was none before it."""
+        """Add an answer, and the silence before it."""
         if self._silent_s > 0.0:
             self._silences.add(self._silent_s, Demand(), interval_s=step)
         else:
             self._silences.serve(step, 1)
         self._silent_s = 0.0
 
-    def _take_throttling(self, sample: Sample) -> None:
+    def _add_throttling(self, sample: Sample) -> None:
         """Count how often the kernel throttled the engine since it last worked and answered."""
         now, before = sample.host.cgroup_throttled, self._throttled
         if self._frozen_s <= 0.0 and self._silent_s <= 0.0:
@@ -129,23 +128,23 @@ class StallWatch:
                 self._throttled_since += now - before
             self._throttled = now
 
-    def _take_work(
+    def _add_work(
         self, sample: Sample, step: float, progress: tuple[int, ...], under_way: int
     ) -> None:
         taken_in, asked = sample.load.prompt_tokens_total, under_way
         if self._read:
-            # What waits at the door is in no step: an engine that hangs never knew of it.
+            # Requests that the engine has not accepted are in no step.
             asked = (sample.load.running or 0) + (sample.load.waiting or 0)
         if under_way == 0:
             if self._read and self._progress is not None and progress != self._progress:
-                # SGLang's gauge is of its last log line: it may be 0 while requests run.
+                # SGLang's gauge is from its last log line, and may be 0 while requests run.
                 self._gaps.serve(step, progress[0] - self._progress[0])
             self._begin(0, sample)
         elif progress == self._progress:
             if self._frozen_s < LONG_PAUSE_S:
-                # What comes later waits for the step that is under way, and is no part of it.
+                # Later requests wait for the current step, and are no part of it.
                 self._grow(asked, taken_in)
-            # What came after a page without work came at any time since.
+            # Requests after an idle page may have arrived at any time since.
             self._frozen_s += 0.0 if self._read and self._idle else step
             self._spend(sample)
         else:
@@ -164,16 +163,16 @@ class StallWatch:
         self._cpu_s, self._cpu_spent = sample.host.cpu_s, None
 
     def _grow(self, under_way: int, taken_in: int | None) -> None:
-        """Grow what was asked for since the last progress."""
+        """Raise the demand since the last progress."""
         tokens = 0
         if taken_in is not None and self._prompt_tokens is not None:
             tokens = max(0, taken_in - self._prompt_tokens)
         self._demand = Demand(max(self._demand.under_way, under_way), tokens)
 
     def _spend(self, sample: Sample) -> None:
-        """Processor time of the pause so far.
+        """Update the processor time of the pause.
 
-        It is unknown as soon as it is not known to its end, or a process took its own with it.
+        It is unknown if a sample lacks it, or if a process ended and took its time with it.
         """
         now, since = sample.host.cpu_s, self._cpu_s
         if now is None or since is None or now < since:
@@ -236,7 +235,7 @@ class StallWatch:
 
 
 def work(load: SampleLoad) -> int | None:
-    """Return requests under way: the frontend's count, or the engine's where that is higher."""
+    """Return the requests in flight: the larger count of the frontend and the engine."""
     gauges = [value for value in (load.running, load.waiting) if value is not None]
     counts = [sum(gauges)] if gauges else []
     if load.inflight is not None:
@@ -245,9 +244,9 @@ def work(load: SampleLoad) -> int | None:
 
 
 def _due(load: SampleLoad) -> int | None:
-    """Return requests under way for which the engine owes a step.
+    """Return the requests in flight that need a step of the engine.
 
-    One that waits for its grammar alone is owed none: its compilation has bounds of its own. Nor is
+    A request that waits for its grammar does not: its compilation has bounds of its own. Nor is
     one that waits for something else than the engine, such as another engine's KV blocks.
     """
     under_way = work(load)
@@ -257,7 +256,7 @@ def _due(load: SampleLoad) -> int | None:
 
 
 def _progress(load: SampleLoad) -> tuple[int, ...] | None:
-    """Return the counters that move with work that is done. Accepted requests are no progress."""
+    """Return the counters of completed work. Accepted requests are no progress."""
     if load.steps_total is not None:
         return (load.steps_total,)
     tokens = (load.generation_tokens_total, load.prompt_tokens_total)

@@ -195,7 +195,7 @@ class TorchDevice(msgspec.Struct):
 
 
 class HeldByProbe(msgspec.Struct):
-    """What a diagnosis holds now, and its maximum, in bytes."""
+    """The memory of a diagnosis now, and its maximum, in bytes."""
 
     bytes: Number
     bound: Number

@@ -16,7 +16,7 @@ from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.names import METRICS_PORT, policy_object_name
 from plimsoll_api.peers import PEERS_FILE, decode
 from plimsoll_operator.config import CLOCKS
-from plimsoll_sidecar.detect.fleet import weighed
+from plimsoll_sidecar.detect.fleet import weigh_peers
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.other_pods import PeersFile
 from tests.cluster.operator.test_adopt import LISTED_S
@@ -87,8 +87,8 @@ def test_the_growth_of_all_replicas_reaches_the_one_that_is_suspected(
 
     suspicion = Suspicion(IncidentKind.HOST_GROWTH, None, 0.9, 0.2, bytes=sizes[mine])
     before = Assessment(t=1.0, epoch=1, warm=True, suspicions=[suspicion])
-    (found,) = weighed(before, mine, peers).suspicions
-    assert "2 of 2 of its revision grow alike" in found.evidence[0]
+    (found,) = weigh_peers(before, mine, peers).suspicions
+    assert "2 of 2 of its revision show the same growth" in found.evidence[0]
     assert found.confidence < 0.9
 
     kubectl.patch("leakincident", "leak", {"status": {"phase": "Resolved"}}, "status")

@@ -137,9 +137,9 @@ def test_writers_of_the_same_moment_do_not_lose_one_another(tmp_path: Path) -> N
 def test_the_end_of_an_incident_leaves_a_persons_drain(tmp_path: Path, actuator: Actuator) -> None:
     readiness.set_unready(str(tmp_path), readiness.MANUAL, 60.0)
     readiness.set_unready(str(tmp_path), readiness.DRAIN, 60.0)
-    actuator.set_slot_wish(SlotRequest("i"))
+    actuator.set_slot_request(SlotRequest("i"))
     assert list(readiness.active_reasons(str(tmp_path))) == ["manual", "drain"]
-    actuator.set_slot_wish(SlotRequest(None))
+    actuator.set_slot_request(SlotRequest(None))
     assert list(readiness.active_reasons(str(tmp_path))) == ["manual"]
 
 
@@ -219,9 +219,9 @@ def test_an_incident_that_restarts_nothing_resumes_the_engine(
 ) -> None:
     """A slot that is lost, or a journal that cannot be written, between drain and restart."""
     readiness.set_unready(str(tmp_path), readiness.DRAIN, 60.0)
-    actuator.set_slot_wish(SlotRequest("i"))
+    actuator.set_slot_request(SlotRequest("i"))
     assert not ends(actuator, engine)
-    actuator.set_slot_wish(SlotRequest(None))
+    actuator.set_slot_request(SlotRequest(None))
     assert readiness.is_ready(str(tmp_path))
     assert ends(actuator, engine)
 
@@ -239,8 +239,8 @@ def test_an_engine_that_was_not_drained_is_left_alone(
     tmp_path: Path, actuator: Actuator, engine: Engine
 ) -> None:
     """The engine's own hook drains it before its container ends."""
-    actuator.set_slot_wish(SlotRequest("i"))
-    actuator.set_slot_wish(SlotRequest(None))
+    actuator.set_slot_request(SlotRequest("i"))
+    actuator.set_slot_request(SlotRequest(None))
     readiness.run_unready(str(tmp_path), lambda: Result(operation_id="1", outcome=Outcome.FAILED))
     assert not ends(actuator, engine)
 

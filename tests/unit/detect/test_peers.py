@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from plimsoll_api.assessment import Assessment, Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.peers import MAX_AGE_S, MAX_GROWTH_BYTES, MAX_REQUESTS, Peer, PeerGrowth
-from plimsoll_sidecar.detect.fleet import evidence, weighed
+from plimsoll_sidecar.detect.fleet import compare, weigh_peers
 
 MIB = 1 << 20
 HOUR = 3600
@@ -61,7 +61,7 @@ def seen(*suspicions: Suspicion) -> Assessment:
 
 
 def log_odds(same: list[PeerGrowth], others: list[PeerGrowth] | None = None) -> float:
-    found = evidence(OWN, same, others or [])
+    found = compare(OWN, same, others or [])
     assert found is not None
     return found.log_odds
 
@@ -102,7 +102,7 @@ def test_half_the_growth_says_nothing_and_more_than_all_says_no_more() -> None:
     ids=["younger", "less busy", "older and less busy", "just warm"],
 )
 def test_a_replica_that_has_met_less_is_no_evidence(other: PeerGrowth) -> None:
-    assert evidence(OWN, [other], [other]) is None
+    assert compare(OWN, [other], [other]) is None
 
 
 def test_an_older_or_busier_replica_is_evidence() -> None:
@@ -112,29 +112,29 @@ def test_an_older_or_busier_replica_is_evidence() -> None:
 
 def test_without_requests_idle_replicas_compare() -> None:
     idle = PeerGrowth(40 * MIB, HOUR, 0)
-    assert evidence(idle, [replace(idle, bytes=0)], []) is not None
+    assert compare(idle, [replace(idle, bytes=0)], []) is not None
 
 
 @given(GROWN, st.lists(GROWN, max_size=64), st.lists(GROWN, max_size=64), st.randoms())
 def test_evidence_is_bounded_and_does_not_depend_on_the_order(
     own: PeerGrowth, same: list[PeerGrowth], others: list[PeerGrowth], dice: random.Random
 ) -> None:
-    found = evidence(own, same, others)
+    found = compare(own, same, others)
     if found is None:
         return
     assert -math.log(7) - 1e-9 <= found.log_odds <= math.log(5) + 1e-9
     assert len(found.sentence) < 160
     for some in (same, others):
         dice.shuffle(some)
-    assert evidence(own, same, others) == found
+    assert compare(own, same, others) == found
 
 
 @given(PEERS, st.floats(0, 1))
 def test_only_the_chance_and_one_sentence_change(peers: list[Peer], chance: float) -> None:
     kinds = (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH, IncidentKind.STALL)
     before = seen(*(suspicion(chance, kind) for kind in kinds))
-    after = weighed(before, "qwen-0", peers)
-    assert after == weighed(before, "qwen-0", peers)
+    after = weigh_peers(before, "qwen-0", peers)
+    assert after == weigh_peers(before, "qwen-0", peers)
     assert replace(after, suspicions=[]) == replace(before, suspicions=[])
     for old, new in zip(before.suspicions, after.suspicions, strict=True):
         assert replace(new, confidence=old.confidence, evidence=old.evidence) == old
@@ -150,12 +150,12 @@ def test_only_the_chance_and_one_sentence_change(peers: list[Peer], chance: floa
 def test_without_a_comparable_peer_nothing_changes(peers: list[Peer]) -> None:
     before = seen(suspicion())
     assume(all(one.pod != "mine" for one in peers))
-    assert weighed(before, "mine", peers) is before
+    assert weigh_peers(before, "mine", peers) is before
     alone = Peer("mine", "new", host=OWN)
     strangers = [replace(one, workload="Deployment/other") for one in peers]
-    assert weighed(before, "mine", [alone, *strangers]) == before
-    assert weighed(before, "mine", [alone]) == before
-    assert weighed(before, "mine", []) is before
+    assert weigh_peers(before, "mine", [alone, *strangers]) == before
+    assert weigh_peers(before, "mine", [alone]) == before
+    assert weigh_peers(before, "mine", []) is before
 
 
 @pytest.mark.parametrize("published", [0, 40 * MIB, 250 * MIB])
@@ -163,7 +163,7 @@ def test_what_was_published_of_another_growth_says_nothing(published: int) -> No
     mine = Peer("qwen-0", "new", host=replace(OWN, bytes=published))
     flat = Peer("qwen-1", "new", host=FLAT)
     before = seen(suspicion())
-    assert weighed(before, "qwen-0", [mine, flat]) == before
+    assert weigh_peers(before, "qwen-0", [mine, flat]) == before
 
 
 def test_the_sentence_says_what_the_others_do() -> None:
@@ -176,11 +176,12 @@ def test_the_sentence_says_what_the_others_do() -> None:
         Peer("qwen-5", "new", device=FLAT),
         Peer("qwen-6", "old", host=FLAT),
     ]
-    (found,) = weighed(seen(suspicion(0.9)), "qwen-0", peers).suspicions
+    (found,) = weigh_peers(seen(suspicion(0.9)), "qwen-0", peers).suspicions
     assert found.evidence[1] == (
         "of the replicas with comparable age and load, 1 of 3 of its revision, "
-        "0 of 1 of other revisions grow alike: with that, the chance of a leak is 97.3%"
+        "0 of 1 of other revisions show the same growth: "
+        "with them, the probability of a leak is 97.3%"
     )
     assert found.confidence == 0.973
-    (certain,) = weighed(seen(suspicion(1.0)), "qwen-0", peers).suspicions
+    (certain,) = weigh_peers(seen(suspicion(1.0)), "qwen-0", peers).suspicions
     assert certain.confidence == 1.0

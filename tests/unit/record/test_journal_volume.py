@@ -96,8 +96,8 @@ class Hands:
     def take_stored(self) -> None:
         return None
 
-    def set_slot_wish(self, wish: SlotRequest) -> None:
-        self.slots.append(wish)
+    def set_slot_request(self, request: SlotRequest) -> None:
+        self.slots.append(request)
 
     def store_restarts(self, known: ReplicaRestarts) -> None:
         pass
