@@ -57,8 +57,9 @@ BASE_BYTES, BYTES_PER_CHARACTER = 96 << 10, 128
 vocabulary of 150,000 tokens: 43-79 KiB and 52-120 bytes for each character of the text."""
 TOKENIZER_BYTES_PER_FILE_BYTE = 20
 """Of the token trie, measured the same way: 97 MB for a tokenizer.json of 4.9 MB."""
-REFUSALS = 1024
-"""Grammars that are remembered as refused for what they take: 100 bytes each."""
+REFUSED_BYTES, REFUSAL_BYTES = 64 << 10, 400
+"""Grammars that are remembered as refused, and each of them beside its message: a digest and its
+entries in the cache's dictionaries (CPython 3.11, rounded up)."""
 
 LIMITS = LLParserLimits(
     max_lexer_states=20_000,  # 1-2 KB each
@@ -182,7 +183,7 @@ class Grammars:
         self._vocabulary = vocabulary
         self._trials = trials
         self._cache: LruCache[Key, LLMatcher] = LruCache(cache_bytes)
-        self._refused: LruCache[bytes, str] = LruCache(REFUSALS)
+        self._refused: LruCache[bytes, str] = LruCache(REFUSED_BYTES)
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
         self._queue = GrammarQueue(SLOTS)
@@ -246,8 +247,12 @@ class Grammars:
             " smaller or less ambiguous"
         )
         with self._lock:
-            self._refused.put(_digest(matcher.key), why)
+            self._remember(matcher.key, why)
         return GrammarError(matcher.field, why)
+
+    def _remember(self, key: Key, why: str) -> None:
+        """Refuse this grammar from now on; the lock is held."""
+        self._refused.put(_digest(key), why, REFUSAL_BYTES + len(why))
 
     def flush(self) -> int:
         """Forget every compiled grammar; the bytes given back."""
@@ -260,13 +265,14 @@ class Grammars:
     def bytes(self) -> int:
         """Host bytes of compiled grammars, of those being compiled, and of the vocabulary."""
         trials = sum(job.trial.bytes for job in self._under_way.values())
-        return self._cache.used + trials + self._vocabulary_bytes
+        return self._cache.used + self._refused.used + trials + self._vocabulary_bytes
 
     @property
     def bytes_bound(self) -> int:
         """The most that :attr:`bytes` can be."""
         trials = 0 if self._trials is None else SLOTS * BYTES
-        return self._cache.capacity + trials + self._vocabulary_bytes
+        caches = self._cache.capacity + self._refused.capacity
+        return caches + trials + self._vocabulary_bytes
 
     @property
     def _vocabulary_bytes(self) -> int:
@@ -377,7 +383,7 @@ class Grammars:
         if isinstance(verdict, GrammarRefused):
             if verdict.certain:
                 with self._lock:
-                    self._refused.put(_digest(key), verdict.message)
+                    self._remember(key, verdict.message)
             raise GrammarError(job.grammar.field, verdict.message)
         return verdict.bytes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import linear, silu
+from torch.nn.functional import silu
 
 from plimsoll_engine.kernels.quantized import Quantized, Weight, product
 
@@ -15,7 +15,7 @@ def route(
 
     The softmax is in float32, the shares have the dtype of ``x``.
     """
-    likely = linear(x, router).softmax(dim=-1, dtype=torch.float32)
+    likely = product(x, router, None).softmax(dim=-1, dtype=torch.float32)
     shares, experts = likely.topk(chosen, dim=-1)
     if normalised:
         shares = shares / shares.sum(dim=-1, keepdim=True)

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.nn.functional import embedding, gelu, layer_norm, linear, scaled_dot_product_attention
+from torch.nn.functional import embedding, gelu, layer_norm, scaled_dot_product_attention
 from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from plimsoll_engine.kernels.choose import ops_for
+from plimsoll_engine.kernels.quantized import product
 from plimsoll_engine.kernels.step_plan import KVShape, StepPlan
 from plimsoll_engine.messages.worker_ipc import Media
 from plimsoll_engine.models import media_input
@@ -165,7 +166,7 @@ class WhisperModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, vocabulary] of ``hidden`` [rows, hidden], by the tied embeddings."""
-        return linear(hidden, self._tensors[f"{DECODER}embed_tokens.weight"])
+        return product(hidden, self._tensors[f"{DECODER}embed_tokens.weight"], None)
 
     def close(self) -> None:
         """Let go of every tensor of encoder and decoder."""
@@ -204,4 +205,4 @@ class WhisperModel:
 
     def _linear(self, x: torch.Tensor, layer: int, name: str) -> torch.Tensor:
         own = f"{DECODER}layers.{layer}.{name}"
-        return linear(x, self._tensors[f"{own}.weight"], self._tensors.get(f"{own}.bias"))
+        return product(x, self._tensors[f"{own}.weight"], self._tensors.get(f"{own}.bias"))

@@ -84,6 +84,13 @@ def test_a_grammar_that_takes_too_much_is_refused_and_remembered(
     assert time.process_time() - begun < 1.0
 
 
+def test_remembered_refusals_are_in_the_ledger(grammars: Grammars) -> None:
+    before = grammars.bytes
+    grammars.begin("wrong", Grammar("regex", "("), [])
+    outcomes(grammars, 1)
+    assert before < grammars.bytes <= before + 1000
+
+
 def test_a_trial_that_grows_beyond_its_memory_ends_alone(
     vocabulary: Vocabulary,
 ) -> None:
