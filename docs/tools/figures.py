@@ -48,7 +48,7 @@ ROWS: Rows = (
     ),
     (
         "restarts of healthy replicas in {detection.negative_replica_hours:,.0f} generated hours"
-        " (goal 0)",
+        " (goal 0; by construction, as none of them spends its budget)",
         "{detection.false_actions_count}",
         "`python -m bench.detection`",
     ),
