@@ -47,9 +47,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(needed_rows, "FEWEST", 8)
 
 
-def model_of(kind: str) -> Decoder:
+def model_of(kind: str, layers: int = 2) -> Decoder:
     config = AutoConfig.for_model(
-        kind, vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=3,
+        kind, vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=layers,
         num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=4096,
         tie_word_embeddings=False,
     )  # fmt: skip
@@ -179,7 +179,7 @@ def test_a_step_by_captured_pieces(kind: str, monkeypatch: pytest.MonkeyPatch) -
         [(0, 3, 0), (0, 2, 0)],
         [(16, 14, 3)],  # nothing ends
     ]
-    model = model_of(kind)
+    model = model_of(kind, 3)
     model._ops = FusedOps()
     captured, plain = Forward(model, 16, BLOCK), Forward(model, 16, BLOCK)
     assert captured.kv is not None
@@ -201,6 +201,6 @@ def test_a_step_by_captured_pieces(kind: str, monkeypatch: pytest.MonkeyPatch) -
         found, expected = captured.compute(inputs)[1], plain.compute(inputs)[1]
         assert (found is None) == (expected is None) == (not len(inputs.last))
         if found is not None and expected is not None:
-            assert error(found, expected) < 1e-2
+            assert error(found, expected) < 2e-2
         assert error(captured.kv, plain.kv) < 1e-2
     captured.close()
