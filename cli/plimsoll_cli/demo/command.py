@@ -22,7 +22,7 @@ from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import model, runner
 from plimsoll_cli.local.plan import Plan
 
-DEADLINE_S = 240.0
+DEADLINE_S = 300.0
 """From the start of this program to the end of the traffic."""
 INJECT = "PLIMSOLL_INJECT"
 LEAKY = "leaky"
