@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.lab import archive
@@ -88,6 +89,16 @@ def engine_image(folder: Path, checkpoint: Path | None = None) -> Path:
     env = _env(f"{CODE}:{ENVIRONMENT}")
     target = folder / "engine.tar"
     archive.write(target, ENGINE, layer, ["python", "-m", "plimsoll_engine"], env)
+    return target
+
+
+def released_image(folder: Path, code: Path, name: str, entrypoint: Sequence[str]) -> Path:
+    """Python and the packages in the folder ``code``, which are those of an earlier release."""
+    layer = _python(Path(sys.base_prefix), f"{sys.version_info.major}.{sys.version_info.minor}")
+    compileall.compile_dir(code, quiet=2)
+    layer.trees |= {path: f"{CODE}/{path.name}" for path in code.glob("plimsoll*")}
+    target = folder / "released.tar"
+    archive.write(target, name, layer, entrypoint, _env(f"{CODE}:{ENVIRONMENT}"))
     return target
 
 

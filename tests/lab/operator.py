@@ -96,13 +96,15 @@ def account_policy(url: str = "") -> str:
     return text
 
 
-def _cold(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """``plimsoll-operator`` as a person starts it."""
+def _cold(arguments: Sequence[str], log: Path, code: Path | None = None) -> subprocess.Popen[bytes]:
+    """``plimsoll-operator`` as a person starts it; with the packages in ``code`` where given."""
+    environment = os.environ | ({"PYTHONPATH": str(code)} if code else {})
     with log.open("w") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "plimsoll_operator.main", *arguments],
             stderr=output,
             stdout=output,
+            env=environment,
             preexec_fn=die_with_parent,  # noqa: PLW1509 - the tests' threads hold no lock here
         )
 
@@ -111,9 +113,18 @@ class Operator:
     """``plimsoll-operator run`` on one namespace, on all of them where it is empty."""
 
     def __init__(
-        self, kubeconfig: Path, namespace: str, *flags: str, ready: bool = True, warm: bool = False
+        self,
+        kubeconfig: Path,
+        namespace: str,
+        *flags: str,
+        ready: bool = True,
+        warm: bool = False,
+        code: Path | None = None,
     ) -> None:
-        """``ready`` waits until it is; ``warm`` saves the imports, and its memory is shared."""
+        """``ready`` waits until it is; ``warm`` saves the imports, and its memory is shared.
+
+        ``code`` has the packages of another release.
+        """
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port: int = probe.getsockname()[1]
@@ -122,7 +133,10 @@ class Operator:
         arguments = ["run", "--kubeconfig", str(kubeconfig)]
         arguments += ["--namespace", namespace] if namespace else []
         arguments += ["--http-port", str(self.port), "--scrape", "1", *flags]
-        self._process = (WarmProcess if warm else _cold)(arguments, self.log)
+        self._process: WarmProcess | subprocess.Popen[bytes]
+        self._process = (
+            WarmProcess(arguments, self.log) if warm else _cold(arguments, self.log, code)
+        )
         if ready:
             try:
                 eventually(self.ready, "the operator is ready", 90.0)
