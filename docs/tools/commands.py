@@ -16,7 +16,20 @@ from plimsoll_api.names import API_GROUP, SERVICE_KIND
 from plimsoll_cli.main import app
 
 KNOWN = frozenset(
-    {"kubectl", "helm", "promtool", "pytest", "docker", "apt-get", "cat", "echo", "pipx", "."}
+    {
+        "kubectl",
+        "helm",
+        "promtool",
+        "pytest",
+        "docker",
+        "kind",
+        "k3d",
+        "apt-get",
+        "cat",
+        "echo",
+        "pipx",
+        ".",
+    }
 )
 """Programs that are not ours; kubectl and helm are run by tests where they are marked."""
 AMBIGUOUS = re.compile(rf"\b{SERVICE_KIND}s?\b(?!\.{re.escape(API_GROUP)})", re.IGNORECASE)

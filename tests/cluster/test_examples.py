@@ -73,7 +73,8 @@ def test_the_api_server_takes_an_example(cluster: Lab, path: Path) -> None:
 
 
 def test_the_quick_start_with_kind_and_k3d(cluster: Lab, helm: str, tmp_path: Path) -> None:
-    """``kind create`` and ``load``, ``k3d cluster`` and ``image`` are noted; the rest runs."""
+    """``kind create`` and ``load``, ``k3d cluster`` and ``image`` are noted; ``helm install``,
+    ``kubectl wait`` and ``kubectl apply`` run."""
     calls = tmp_path / "calls"
     for name in ("kind", "k3d", "make"):
         (tmp_path / name).write_text(STAND_IN)
