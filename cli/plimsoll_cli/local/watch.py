@@ -34,6 +34,8 @@ from plimsoll_cli.starter import Answers
 
 T = TypeVar("T")
 
+HOST_BUDGET, DEVICE_BUDGET = "2Gi", "1Gi"
+"""Default budgets: a budget that sets itself would only report for its first day."""
 LOOK_S = 2.0
 """Between two looks for the process of a container or unit that was started again."""
 
@@ -52,12 +54,12 @@ class Wish:
 
 
 def budgets(host: str | None, device: str | None, window: str | None, warmup: str) -> MemoryPolicy:
-    """Return the policy of these options; what is None is as ``plimsoll init`` proposes it.
+    """Return the policy of these options; None stands for the default of an option.
 
     Raises UsageError, which names the option.
     """
-    sizes = {"host-budget": host or Answers.host_budget}
-    sizes["device-budget"] = device or Answers.device_budget
+    sizes = {"host-budget": host or HOST_BUDGET}
+    sizes["device-budget"] = device or DEVICE_BUDGET
     window_s = _option("window", POSITIVE_DURATION.read, window or Answers.window)
     made = {
         option: _option(option, lambda given: budget_of(given, window_s), text)

@@ -7,8 +7,8 @@ confirmed incident does not count, because a leak would raise its own budget. Fo
 budget rises by at most a quarter a day. It falls by a tenth a day: a busy week after a quiet one
 must not raise an alarm. ``minimum`` is set by the owner and applies at once.
 
-The factors are choices, not fits: on production containers, twelve hours of observation halved the
-suspicions, and a budget of the level itself was spent by the first unusual hour.
+The factors are choices, not fits. On 1,480 h of production containers, budgets learned in twelve
+hours would have caused 15 suspicions, and those learned in one hour 25.
 """
 
 from __future__ import annotations

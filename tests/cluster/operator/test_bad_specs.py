@@ -28,7 +28,8 @@ def test_the_least_manifest_gets_its_defaults(kubectl: Any, manifest: dict[str, 
     assert spec["replicas"] == 1
     assert spec["supervision"]["mode"] == "Observe"
     assert spec["supervision"]["ladder"] == ["Trim", "WorkerRestart", "EngineRestart"]
-    assert spec["memory"] == {"sharedDevice": False, "warmup": "1m"}
+    auto = {"learning": "24h", "limitWithin": "4h"}
+    assert spec["memory"] == {"auto": auto, "sharedDevice": False, "warmup": "1m"}
 
 
 def test_a_person_reads_what_a_field_is_for(admin: Any) -> None:

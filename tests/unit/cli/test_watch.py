@@ -25,13 +25,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_budgets_are_those_of_init_unless_they_are_named() -> None:
+def test_budgets_have_a_size_unless_they_are_to_set_themselves() -> None:
     policy = watch.budgets(None, "64Mi", None, "5s")
     assert policy.host is not None
     assert policy.device is not None
     assert (policy.host.growth_bytes, policy.host.window_s) == (2 << 30, 86_400.0)
     assert policy.device.growth_bytes == 64 << 20
     assert policy.warmup_s == 5.0
+    assert not policy.host.auto, "the first day of a person who recovers an engine counts"
+    own = watch.budgets("Auto", None, None, "5s").host
+    assert own is not None
+    assert own.auto
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,6 @@ DIFFER = {
     ("cpu-vllm-09", "every_fifth"): CLASS,
     ("cpu-vllm-10", "every_fifth"): BUDGET,
     ("cpu-vllm-10", "without_the_first"): BUDGET,
-    ("cpu-vllm-11", "every_fifth"): BUDGET,
     ("cpu-vllm-12", "every_fifth"): BUDGET,
     ("cpu-vllm-12", "without_the_first"): BUDGET,
     ("cpu-vllm-18", "every_second_shifted"): CLASS,
