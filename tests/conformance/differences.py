@@ -127,6 +127,7 @@ RULES: tuple[Rule, ...] = (
         BOTH,
         "spaces between special tokens that are shown cannot be left out",
     ),
+    (_echo_alone, OURS, "vLLM counts the token that it generates and leaves out"),
     (
         _named_call,
         BOTH,
