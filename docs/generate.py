@@ -34,7 +34,7 @@ def pages() -> dict[str, str]:
         "scale.md": figures.filled(scale.page(), figures.COSTS, "costs"),
         "support.md": support.page(),
         "engine.md": entrypoints.page(),
-        "detection.md": sensitivity.page(),
+        "design/detection.md": sensitivity.page(),
         "figures.md": figures.page(),
         "../README.md": figures.filled((ROOT / "README.md").read_text(), figures.README),
     }

@@ -42,7 +42,7 @@ ROWS: Rows = (
     ),
     (
         "detection on a blind, generated test split: recall / precision (goal 0.98,"
-        " [met](detection.md))",
+        " [met](design/detection.md))",
         "{detection.recall_ratio:.3f} / {detection.precision_ratio:.3f}",
         "`python -m bench.detection`",
     ),

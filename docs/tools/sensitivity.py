@@ -1,4 +1,4 @@
-"""The table of docs/detection.md on the detector's constants, from ``bench/sensitivity.py``."""
+"""The table of docs/design/detection.md on the detector's constants, from ``bench/sensitivity.py``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "detection.md"
+PAGE = ROOT / "docs" / "design" / "detection.md"
 RESULTS = ROOT / "bench" / "results"
 BLOCK = re.compile(r"(<!-- figures: sensitivity -->\n).*?(<!-- /figures -->)", re.DOTALL)
 NONE = "(not measured on this commit)"
