@@ -67,6 +67,14 @@ def _positive_bytes(value: Any) -> int:
     return size
 
 
+def _limit_bytes(value: Any) -> int:
+    _positive_bytes(value)
+    size = int(quantity(text_of(value)))
+    if size < 1:
+        raise ValueError(f"{value!r} is less than a byte; the suffix m stands for thousandths")
+    return size
+
+
 def _seconds(value: Any) -> float:
     if not isinstance(value, str):
         raise ValueError("must be a string such as 90s, 10m or 1h30m")
@@ -80,6 +88,9 @@ def _positive_seconds(value: Any) -> float:
 
 
 POSITIVE_BYTES = FieldForm(_positive_bytes, int, QUANTITY_SCHEMA)
+LIMIT_BYTES = FieldForm(_limit_bytes, int, QUANTITY_SCHEMA)
+"""A limit, rounded down: the API server compares the quantities as they are written, and what it
+refuses must be refused here as well."""
 DURATION = FieldForm(_seconds, format_duration, DURATION_SCHEMA)
 POSITIVE_DURATION = FieldForm(
     _positive_seconds, format_duration, DURATION_SCHEMA | validations(POSITIVE_DURATION_RULE)

@@ -10,6 +10,7 @@ from plimsoll_api.cel import Rule, rule
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.manifest import (
     DURATION,
+    LIMIT_BYTES,
     POSITIVE_BYTES,
     POSITIVE_DURATION,
     QUANTITY_SCHEMA,
@@ -89,7 +90,7 @@ class MemoryBudget(msgspec.Struct, frozen=True):
             "Memory, in bytes, at which the replica is killed. For host memory, defaults to the "
             "engine's memory limit. For device memory, defaults to the size of the device.",
             name="limit",
-            form=POSITIVE_BYTES,
+            form=LIMIT_BYTES,
         ),
     ] = None
 

@@ -1,4 +1,4 @@
-"""The table of docs/design/detection.md on the detector's constants, from ``bench/sensitivity.py``."""
+"""The table of the detector's constants in docs/design, from ``bench/sensitivity.py``."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from plimsoll_sidecar.clock import SteadyClock
 from plimsoll_sidecar.config import ConfigFile
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.detect.fleet import LEADER, LEAKS, join_group, weigh_peers
-from plimsoll_sidecar.govern.auto_budget import Budgets
+from plimsoll_sidecar.govern.auto_budget import BudgetsInForce
 from plimsoll_sidecar.govern.command import (
     EngineProcess,
     EngineView,
@@ -186,7 +186,7 @@ class Supervisor:
         if found is not None:
             self._use_budgets(found)
 
-    def _use_budgets(self, budgets: Budgets) -> None:
+    def _use_budgets(self, budgets: BudgetsInForce) -> None:
         """Judge by these budgets; a detector goes on from the bases of the one before."""
         before = self._governor.memory
         self._governor.use(budgets)

@@ -207,7 +207,7 @@ def stepped(now: int, wanted: int, days: float) -> int:
     return max(1, min(max(wanted, least), most))
 
 
-class Budgets(NamedTuple):
+class BudgetsInForce(NamedTuple):
     """The budgets in force. Incidents of the ``learning`` kinds are reported only."""
 
     memory: MemoryPolicy
@@ -241,14 +241,16 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         ]
         return any(changed)
 
-    def next_budgets(self, now: float, memory: MemoryPolicy, standing: Budgets) -> Budgets | None:
+    def next_budgets(
+        self, now: float, memory: MemoryPolicy, standing: BudgetsInForce
+    ) -> BudgetsInForce | None:
         """Return the budgets to go by from ``now`` on; None if the ``standing`` ones stay."""
         self.revise(now, memory)
         found = self.in_force(memory)
         same = found.learning == standing.learning and not differs(standing.memory, found.memory)
         return None if same else found
 
-    def in_force(self, memory: MemoryPolicy) -> Budgets:
+    def in_force(self, memory: MemoryPolicy) -> BudgetsInForce:
         """Return the policy with learned budgets in bytes."""
         learning: set[IncidentKind] = set()
 
@@ -264,7 +266,7 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
 
         host = resolved("host", memory.host, self.host)
         device = resolved("device", memory.device, self.device)
-        return Budgets(
+        return BudgetsInForce(
             msgspec.structs.replace(memory, host=host, device=device), frozenset(learning)
         )
 

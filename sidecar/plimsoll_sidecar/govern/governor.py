@@ -18,7 +18,7 @@ from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.supervision import Supervision
 from plimsoll_sidecar.govern import restart_budget
-from plimsoll_sidecar.govern.auto_budget import Budgets
+from plimsoll_sidecar.govern.auto_budget import BudgetsInForce
 from plimsoll_sidecar.govern.command import (
     Command,
     EngineView,
@@ -120,11 +120,11 @@ class Governor:
         return restart_budget.remaining(self.state.restarts, self.policy.restart_budget, now)
 
     @property
-    def budgets(self) -> Budgets:
+    def budgets(self) -> BudgetsInForce:
         """The budgets in force."""
-        return Budgets(self.memory, self.learning)
+        return BudgetsInForce(self.memory, self.learning)
 
-    def use(self, budgets: Budgets) -> None:
+    def use(self, budgets: BudgetsInForce) -> None:
         """Go by these budgets. A leak that was only reported may open again once one is learned."""
         for kind in self.learning - budgets.learning:
             self.state.quiet.pop(kind, None)

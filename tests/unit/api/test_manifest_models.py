@@ -34,6 +34,11 @@ def service(spec: dict[str, Any], name: str = "a") -> dict[str, Any]:
             {"memory": {"device": {"growthBudget": "2Gi", "limit": "1Gi"}}},
             "spec.memory.device: growthBudget (2.0 GiB) must not be larger than limit (1.0 GiB)",
         ),
+        ({"memory": {"device": {"growthBudget": "1", "limit": "10m"}}}, "less than a byte"),
+        (
+            {"memory": {"device": {"growthBudget": "1.2", "limit": "1.1"}}},
+            "must not be larger than limit",
+        ),
         (
             {
                 "memory": {"host": {"growthBudget": "2Gi"}},
