@@ -44,8 +44,8 @@ def test_the_demo_cures_a_leak_and_no_stream_breaks(tmp_path: Path) -> None:
     assert figures["requests_failed_count"] == 0
     assert figures["texts_different_count"] == 0
     assert 0 < figures["pause_p50_s"] <= figures["pause_p99_s"]
-    off = abs(figures["memory_after_bytes"] - figures["memory_baseline_bytes"])
-    assert off <= 0.1 * figures["growth_bytes"]
+    left = figures["memory_after_bytes"] - figures["memory_baseline_bytes"]
+    assert left <= 0.1 * figures["growth_bytes"]
 
     incident = json.loads((out / "incident.json").read_text())
     assert (incident["phase"], incident["reason"]) == ("Resolved", "WorkerRestart")

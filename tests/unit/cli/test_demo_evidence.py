@@ -121,8 +121,7 @@ def test_a_cure_gives_figures_and_nothing_is_missing() -> None:
         ({"replies": [reply(0, 1.0, end=End.FAILED)]}, "1 requests failed"),
         ({"texts_different": 3}, "3 texts differ"),
         ({"memory": []}, "could not be measured"),
-        ({"memory": [*MEMORY[:30], Point(START + 65, IDLE + 30 * MIB)]}, "off the baseline"),
-        ({"memory": [*MEMORY[:30], Point(START + 65, IDLE - 30 * MIB)]}, "off the baseline"),
+        ({"memory": [*MEMORY[:30], Point(START + 65, IDLE + 30 * MIB)]}, "above the baseline"),
         ({"device": DeviceBytes(100, 101)}, "device memory is 101 bytes and was 100"),
     ],
 )
@@ -130,6 +129,11 @@ def test_what_is_missing_is_said(change: dict[str, object], expected: str) -> No
     lacks = missing(figures(replace(SEEN, **change)))  # type: ignore[arg-type]
 
     assert any(expected in line for line in lacks), lacks
+
+
+def test_memory_below_the_baseline_is_back() -> None:
+    memory = [*MEMORY[:30], Point(START + 65, IDLE - 30 * MIB)]
+    assert missing(figures(replace(SEEN, memory=memory))) == []
 
 
 def test_a_restart_that_failed_is_no_restart() -> None:
