@@ -61,6 +61,9 @@ REFUSED_BYTES, REFUSAL_BYTES = 64 << 10, 400
 """Grammars that are remembered as refused, and each of them beside its message: a digest and its
 entries in the cache's dictionaries (CPython 3.11, rounded up)."""
 
+BLANK = "\u2581"
+"""A space in the tokens of sentencepiece's tokenizers."""
+
 LIMITS = LLParserLimits(
     max_lexer_states=20_000,  # 1-2 KB each
     verbose_errors=False,  # they would tell one client of the parser's inside, at length
@@ -416,6 +419,12 @@ def _outcome(job: _Job) -> Matcher | GrammarError:
     return outcome
 
 
+def _names(merge: str | list[str]) -> tuple[str, str, str]:
+    """Return the two parts of a merge and what they make."""
+    first, second = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return first, second, first + second
+
+
 def _for_grammars(tokenizer: Tokenizer) -> tuple[str, dict[str, int]]:
     """Return ``tokenizer`` as JSON for llguidance, and the numbers of its added tokens by text.
 
@@ -432,13 +441,18 @@ def _for_grammars(tokenizer: Tokenizer) -> tuple[str, dict[str, int]]:
     named = {
         one["content"]: _unspelled(one["id"])
         for one in added
-        if one["content"].strip() and (one["special"] or spells_all)
+        if one["content"].replace(BLANK, " ").strip() and (one["special"] or spells_all)
     }
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
         model["vocab"] = {named.get(text, text): number for text, number in vocabulary.items()}
     else:
         model["vocab"] = [[named.get(text, text), *rest] for text, *rest in vocabulary]
+    if "merges" in model:
+        # A merge names its parts and its result, and Gemma has some of added tokens.
+        model["merges"] = [
+            merge for merge in model["merges"] if named.keys().isdisjoint(_names(merge))
+        ]
     if model.get("unk_token") in named:
         model["unk_token"] = named[model["unk_token"]]
     for one in added:

@@ -214,6 +214,26 @@ def test_a_vocabulary_with_gaps_matches_like_any_other(
     assert compiled.consume_token(words[last])
 
 
+def test_an_added_token_may_be_what_a_merge_makes(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """As in Gemma's tokenizer.json: its grammars were all refused."""
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((tiny_checkpoint / name).read_bytes())
+    content = json.loads((tiny_checkpoint / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    made = max(("".join(merge) for merge in content["model"]["merges"]), key=vocabulary.__getitem__)
+    content["added_tokens"].append(
+        {"id": vocabulary[made], "content": made, "special": False}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    )
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    found = Vocabulary.load(tmp_path)
+    assert found is not None
+    matcher = found.compile(Grammar("json_schema", SCHEMA))
+    text = '{"port": "Hull", "draught": 7}'
+    ids = Tokenizer.from_file(str(tiny_checkpoint / "tokenizer.json")).encode(text).ids
+    assert all(matcher.consume_token(number) for number in ids)
+
+
 def test_a_carried_request_goes_on_inside_its_grammar(
     make_engine: Any, vocabulary: Vocabulary, helpers: Any
 ) -> None:
