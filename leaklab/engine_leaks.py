@@ -20,9 +20,8 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
 
-from leaklab.mechanisms import LARGE, MIB, PAGE, Take, Tick
+from leaklab.mechanisms import LARGE, MIB, PAGE, Take, Tick, libc, pages, touch, touched
 
 LABELS, OWNED, ROW = 512, 1024, 4096
 """Bytes that an entry of a table of labels takes, an object with its finalizer, and a row."""
@@ -36,38 +35,34 @@ IPC_PRIVATE, IPC_RMID, OWNER_ONLY = 0, 0, 0o600
 SIGNAL_SET, THREAD_ATTRIBUTES = 128, 64
 """Bytes of glibc's ``sigset_t`` and ``pthread_attr_t``."""
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.malloc.restype = _libc.shmat.restype = ctypes.c_void_p
-_libc.malloc.argtypes = [ctypes.c_size_t]
-_libc.free.argtypes = [ctypes.c_void_p]
-_libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-_libc.shmget.argtypes = [ctypes.c_int, ctypes.c_size_t, ctypes.c_int]
-_libc.shmat.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
-_libc.shmctl.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
-_libc.pthread_attr_setstack.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+libc.shmat.restype = ctypes.c_void_p
+libc.shmget.argtypes = [ctypes.c_int, ctypes.c_size_t, ctypes.c_int]
+libc.shmat.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+libc.shmctl.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+libc.pthread_attr_setstack.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 
 
 # ---- leaks
 
 
 def thread_stacks() -> Take:
-    """Native threads that wait for ever, each with a stack that it has used."""
+    """Native threads that wait forever, each with a stack that it has used."""
     kept: list[object] = []
     everything = ctypes.create_string_buffer(SIGNAL_SET)
-    _libc.sigfillset(everything)
-    waits = ctypes.cast(_libc.pause, ctypes.c_void_p)
+    libc.sigfillset(everything)
+    waits = ctypes.cast(libc.pause, ctypes.c_void_p)
 
     def take(size: int) -> None:
-        stack = mmap.mmap(-1, _pages(size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        _touch(stack, 0)
+        stack = mmap.mmap(-1, pages(size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        touch(stack)
         attributes = ctypes.create_string_buffer(THREAD_ATTRIBUTES)
         address = ctypes.addressof(ctypes.c_char.from_buffer(stack))
-        _libc.pthread_attr_init(attributes)
-        _libc.pthread_attr_setstack(attributes, address, _pages(size))
+        libc.pthread_attr_init(attributes)
+        libc.pthread_attr_setstack(attributes, address, pages(size))
         # A signal that it took would not reach the engine's own threads.
-        _libc.pthread_attr_setsigmask_np(attributes, everything)
+        libc.pthread_attr_setsigmask_np(attributes, everything)
         thread = ctypes.c_ulong()
-        if _libc.pthread_create(ctypes.byref(thread), attributes, waits, None) != 0:
+        if libc.pthread_create(ctypes.byref(thread), attributes, waits, None) != 0:
             raise OSError("pthread_create: no thread could be made")
         kept.append((stack, thread))
 
@@ -80,9 +75,9 @@ def written_snapshots() -> Take:
 
     def take(size: int) -> None:
         with tempfile.TemporaryFile() as file:
-            file.truncate(_pages(size))
-            mapping = mmap.mmap(file.fileno(), _pages(size), flags=mmap.MAP_PRIVATE)
-        _touch(mapping, 0)
+            file.truncate(pages(size))
+            mapping = mmap.mmap(file.fileno(), pages(size), flags=mmap.MAP_PRIVATE)
+        touch(mapping)
         kept.append(mapping)
 
     return take
@@ -94,8 +89,8 @@ def grown_mapping() -> Take:
 
     def take(size: int) -> None:
         before = len(arena)
-        arena.resize(before + _pages(size))
-        _touch(arena, before)
+        arena.resize(before + pages(size))
+        touch(arena, before)
 
     return take
 
@@ -104,12 +99,12 @@ def sysv_segments() -> Take:
     """Segments of System V shared memory that stay attached."""
 
     def take(size: int) -> None:
-        segment = _libc.shmget(IPC_PRIVATE, _pages(size), OWNER_ONLY)
-        address = _libc.shmat(segment, None, 0) if segment >= 0 else None
+        segment = libc.shmget(IPC_PRIVATE, pages(size), OWNER_ONLY)
+        address = libc.shmat(segment, None, 0) if segment >= 0 else None
         if address is None:
             raise OSError(ctypes.get_errno(), "shmget: no segment of shared memory could be made")
-        _libc.shmctl(segment, IPC_RMID, None)
-        _libc.memset(address, 1, _pages(size))
+        libc.shmctl(segment, IPC_RMID, None)
+        libc.memset(address, 1, pages(size))
 
     return take
 
@@ -138,7 +133,7 @@ def user_vectors() -> Take:
 
 
 def abandoned_results() -> Take:
-    """Token numbers of requests that their clients left, for whoever might still ask."""
+    """Token IDs of abandoned requests, kept in case a client asks for them again."""
     kept: list[list[int]] = []
 
     def take(size: int) -> None:
@@ -162,7 +157,7 @@ def memory_database() -> Take:
 
 
 def memory_bios() -> Take:
-    """OpenSSL's buffers of connections that nobody shut down."""
+    """OpenSSL buffers of connections that were never shut down."""
     kept: list[ssl.MemoryBIO] = []
 
     def take(size: int) -> None:
@@ -228,17 +223,22 @@ def helper_heap() -> Take:
 # ---- healthy
 
 
-def prompt_cache(bound: int = 170 * MIB, fills_s: float = 50.0) -> Tick:
-    """A cache of the C heap that fills with ever fewer misses, and that nobody was told of."""
+def _fill(size: Callable[[float], float]) -> Tick:
+    """Hold as many bytes of the C heap as ``size`` says at a time."""
     held = 0
 
     def tick(t: float) -> None:
         nonlocal held
-        while held + LARGE <= bound * -math.expm1(-t / fills_s):
-            _touched(LARGE)
+        while held + LARGE <= size(t):
+            touched(LARGE)
             held += LARGE
 
     return tick
+
+
+def prompt_cache(bound: int = 170 * MIB, fills_s: float = 50.0) -> Tick:
+    """An undeclared cache on the C heap that fills ever more slowly, because it misses less."""
+    return _fill(lambda t: bound * -math.expm1(-t / fills_s))
 
 
 def large_cache() -> Tick:
@@ -248,15 +248,7 @@ def large_cache() -> Tick:
 
 def even_cache(bound: int = 110 * MIB, fills_s: float = 100.0) -> Tick:
     """A cache that fills evenly and then stops at once."""
-    held = 0
-
-    def tick(t: float) -> None:
-        nonlocal held
-        while held + LARGE <= bound * min(1.0, t / fills_s):
-            _touched(LARGE)
-            held += LARGE
-
-    return tick
+    return _fill(lambda t: bound * min(1.0, t / fills_s))
 
 
 def doubling_table(first: int = 8 * MIB, most: int = 128 * MIB, period_s: float = 18.0) -> Tick:
@@ -280,10 +272,10 @@ def high_water(most: int = 96 * MIB, period_s: float = 25.0) -> Tick:
         if t < turn * period_s:
             return
         turn += 1
-        blocks = [_touched(LARGE) for _ in range(min(most, turn * 12 * MIB) // LARGE)]
-        _touched(LARGE + PAGE)
+        blocks = [touched(LARGE) for _ in range(min(most, turn * 12 * MIB) // LARGE)]
+        touched(LARGE + PAGE)
         for block in blocks:
-            _libc.free(block)
+            libc.free(block)
 
     return tick
 
@@ -315,20 +307,3 @@ HEALTHY: dict[str, Callable[..., Tick]] = {
         prompt_cache, large_cache, even_cache, doubling_table, high_water, night_jobs,
     )
 }  # fmt: skip
-
-
-def _touched(size: int) -> int:
-    address: Any = _libc.malloc(size)
-    if not address:
-        raise MemoryError(f"malloc({size})")
-    _libc.memset(address, 1, size)
-    return int(address)
-
-
-def _touch(mapping: mmap.mmap, start: int) -> None:
-    for offset in range(start, len(mapping), PAGE):
-        mapping[offset] = 1
-
-
-def _pages(size: int) -> int:
-    return -(-size // PAGE) * PAGE

@@ -26,14 +26,14 @@ SMALL, BUFFER, LARGE = 400, 8 << 10, 64 << 10
 Take = Callable[[int], None]
 Tick = Callable[[float], None]
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.malloc.restype = ctypes.c_void_p
-_libc.malloc.argtypes = [ctypes.c_size_t]
-_libc.realloc.restype = ctypes.c_void_p
-_libc.realloc.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-_libc.free.argtypes = [ctypes.c_void_p]
-_libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-_libc.mlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc = ctypes.CDLL(None, use_errno=True)
+libc.malloc.restype = ctypes.c_void_p
+libc.malloc.argtypes = [ctypes.c_size_t]
+libc.realloc.restype = ctypes.c_void_p
+libc.realloc.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+libc.mlock.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 # ---- leaks
@@ -54,7 +54,7 @@ def heap_blocks() -> Take:
 
     def take(size: int) -> None:
         for _ in range(max(1, size // LARGE)):
-            _touched(LARGE)
+            touched(LARGE)
 
     return take
 
@@ -64,8 +64,8 @@ def fragmentation() -> Take:
     next buffer, so that the heap grows although hardly anything is in use."""
 
     def take(size: int) -> None:
-        for block in [_touched(BUFFER) for _ in range(max(1, size // BUFFER))]:
-            _libc.realloc(block, 24)
+        for block in [touched(BUFFER) for _ in range(max(1, size // BUFFER))]:
+            libc.realloc(block, 24)
 
     return take
 
@@ -86,8 +86,8 @@ def mappings() -> Take:
     kept: list[mmap.mmap] = []
 
     def take(size: int) -> None:
-        mapping = mmap.mmap(-1, _pages(size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        _touch(mapping)
+        mapping = mmap.mmap(-1, pages(size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        touch(mapping)
         kept.append(mapping)
 
     return take
@@ -99,10 +99,10 @@ def shared() -> Take:
 
     def take(size: int) -> None:
         file = os.memfd_create("plain-engine")
-        os.ftruncate(file, _pages(size))
-        mapping = mmap.mmap(file, _pages(size), flags=mmap.MAP_SHARED)
+        os.ftruncate(file, pages(size))
+        mapping = mmap.mmap(file, pages(size), flags=mmap.MAP_SHARED)
         os.close(file)
-        _touch(mapping)
+        touch(mapping)
         kept.append(mapping)
 
     return take
@@ -112,8 +112,8 @@ def locked() -> Take:
     """Memory that is locked, as pinned buffers are. OSError where that is not permitted."""
 
     def take(size: int) -> None:
-        address = _touched(_pages(size))
-        if _libc.mlock(address, _pages(size)) != 0:
+        address = touched(pages(size))
+        if libc.mlock(address, pages(size)) != 0:
             raise OSError(ctypes.get_errno(), "mlock: raise the limit of locked memory (ulimit -l)")
 
     return take
@@ -141,7 +141,7 @@ def helpers_left() -> Take:
 
     def take(size: int) -> None:
         if os.fork() == 0:
-            _touched(size)
+            touched(size)
             time.sleep(3600)
             os._exit(0)
 
@@ -240,10 +240,10 @@ def retention(height: int = 64 * MIB, period_s: float = 240.0) -> Tick:
         if t - since < period_s:
             return
         since = t
-        blocks = [_touched(LARGE) for _ in range(height // LARGE)]
-        _touched(24)
+        blocks = [touched(LARGE) for _ in range(height // LARGE)]
+        touched(24)
         for block in blocks:
-            _libc.free(block)
+            libc.free(block)
 
     return tick
 
@@ -259,7 +259,7 @@ def short_helpers(size: int = 24 * MIB, period_s: float = 45.0, life_s: float = 
             return
         since = t
         if os.fork() == 0:
-            _touched(size)
+            touched(size)
             time.sleep(life_s)
             os._exit(0)
 
@@ -297,21 +297,23 @@ def leaking(take: Take, rate: float, piece: int) -> Tick:
 # ---- parts
 
 
-def _touched(size: int) -> int:
+def touched(size: int) -> int:
     """The address of a new block of the C heap, written."""
-    address = _libc.malloc(size)
+    address = libc.malloc(size)
     if not address:
         raise MemoryError(f"malloc({size})")
-    _libc.memset(address, 1, size)
+    libc.memset(address, 1, size)
     return int(address)
 
 
-def _touch(mapping: mmap.mmap) -> None:
-    for offset in range(0, len(mapping), PAGE):
+def touch(mapping: mmap.mmap, start: int = 0) -> None:
+    """Write to each page of a mapping from ``start`` on."""
+    for offset in range(start, len(mapping), PAGE):
         mapping[offset] = 1
 
 
-def _pages(size: int) -> int:
+def pages(size: int) -> int:
+    """Round a size in bytes up to whole pages."""
     return -(-size // PAGE) * PAGE
 
 

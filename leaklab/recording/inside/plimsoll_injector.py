@@ -286,7 +286,7 @@ def device_workspaces() -> Take:
 
 
 def device_cache() -> Tick:
-    """A cache on the device that fills within 100 s, and that nobody was told of."""
+    """An undeclared cache on the device that fills within 100 s."""
     kept: list[Any] = []
 
     def tick(t: float) -> None:
