@@ -15,7 +15,7 @@ from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.prepare import PreparedBody, too_long
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
 from plimsoll_engine.api.sampling_params import SEED_MASK, prompt_logprobs, sampling, told_logprobs
-from plimsoll_engine.api.truncation import COMPLETION_TOKENS
+from plimsoll_engine.api.truncation import output_tokens
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.adapter_registry import RegisteredAdapter
 from plimsoll_engine.frontend.requests.request_log import Admission, Generation, TextRules
@@ -45,9 +45,8 @@ async def completion(
     """Read the body of ``/v1/completions`` into a batch; raise ApiError where it is wrong."""
     body = prepared.body
     check_model(engine, body.model)
-    # An echo alone needs a token, too, which the answer leaves out.
-    max_tokens = COMPLETION_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
-    return await _asked(engine, prepared, "cmpl", prepared.prompts, max_tokens, tenant)
+    most = output_tokens(body)
+    return await _asked(engine, prepared, "cmpl", prepared.prompts, most, tenant)
 
 
 async def chat(

@@ -20,13 +20,15 @@ def cut(
     if most == -1:
         if max_model_len is None:
             return ids
-        most = max(1, max_model_len - _output(body))
+        most = max(1, max_model_len - output_tokens(body))
     if most is None or len(ids) <= most:
         return ids
     return ids[:most] if body.truncation_side == "right" else ids[len(ids) - most :]
 
 
-def _output(body: CompletionRequest | ChatRequest) -> int:
+def output_tokens(body: CompletionRequest | ChatRequest) -> int:
+    """Return how many tokens of output a body asks for; one of a chat that names no number."""
+    # An echo alone needs a token, too, which the answer leaves out.
     if isinstance(body, CompletionRequest):
         return COMPLETION_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
     return body.max_completion_tokens or body.max_tokens or 1
