@@ -31,6 +31,7 @@ from plimsoll_sidecar.clients.http import EngineError
 from plimsoll_sidecar.config import ConfigError, ConfigFile
 from plimsoll_sidecar.govern.command import Command, Outcome, Result, Verb
 from plimsoll_sidecar.govern.notices import ACTIONS, ManualAction
+from plimsoll_sidecar.record.storage import read_learned
 from plimsoll_sidecar.signals.process_table import ProcessId, identify
 
 VERBS = {
@@ -272,7 +273,7 @@ def _resume(
 def _misfits(state_dir: Path, config: SupervisorConfig) -> list[str]:
     """Return which budgets do not fit; none if the journal cannot be read."""
     try:
-        return tune.misfits(tune.of_journal(state_dir / JOURNAL_FILE), config.memory)
+        return tune.misfits(read_learned(state_dir / JOURNAL_FILE), config.memory)
     except (OSError, ValueError) as error:
         log.info("budgets: %s", error)
         return []

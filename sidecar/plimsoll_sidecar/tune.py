@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import math
-import sqlite3
 from collections.abc import Iterable, Iterator
 from datetime import date, timedelta
 from pathlib import Path
@@ -33,7 +32,6 @@ from plimsoll_sidecar.govern.auto_budget import (
 )
 from plimsoll_sidecar.govern.command import Result
 from plimsoll_sidecar.govern.governor import Governor
-from plimsoll_sidecar.record import storage
 from plimsoll_sidecar.replay import engine_view, memory_policy, unknown_results
 
 EPOCH = date(1970, 1, 1)
@@ -147,25 +145,6 @@ def _days(hours: list[Hour], window_s: float, wanted: int | None) -> Iterator[Da
             incident=any(one.incident for one in found),
             spends=wanted is not None and gain > wanted,
         )
-
-
-def of_journal(path: Path) -> LearnedBudgets:
-    """Read a journal without changing it. Raises OSError and ValueError."""
-    if not path.is_file():
-        raise FileNotFoundError(2, "No such file or directory", str(path))
-    db = None
-    try:
-        db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=5.0)
-        row = db.execute("SELECT body, checksum FROM state WHERE key = 'learned'").fetchone()
-        if row is None:
-            return LearnedBudgets()
-        body, checksum = row
-        return storage.decode(body, checksum, LearnedBudgets)
-    except (sqlite3.Error, storage.Damaged) as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from None
-    finally:
-        if db is not None:
-            db.close()
 
 
 def of_trace(path: Path) -> tuple[LearnedBudgets, MemoryPolicy]:

@@ -28,7 +28,7 @@ from plimsoll_api.supervisor_config import (
 from plimsoll_sidecar.act import readiness
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record.journal import Journal
-from plimsoll_sidecar.tune import of_journal
+from plimsoll_sidecar.record.storage import read_learned
 
 HERE = Path(__file__).parent
 LIMIT_S = 90.0
@@ -197,7 +197,7 @@ def test_a_budget_that_sets_itself_reports_first_and_acts_once_it_has_learned(
         assert one.supervisor.wait(20) == 0
     finally:
         one.end()
-    learned = of_journal(one.state_dir / "journal.sqlite").host
+    learned = read_learned(one.state_dir / "journal.sqlite").host
     assert learned.budget == 128 << 20, "an eighth of the limit: no hour was healthy"
     assert learned.observed_s >= 40.0
     assert any(hour.incident for hour in learned.hours)

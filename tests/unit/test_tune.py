@@ -24,6 +24,7 @@ from plimsoll_sidecar import tune
 from plimsoll_sidecar.govern.auto_budget import LearnedBudgets
 from plimsoll_sidecar.govern.state import GovernorState
 from plimsoll_sidecar.record.journal import Journal
+from plimsoll_sidecar.record.storage import read_learned
 from plimsoll_sidecar.replay import TraceWriter, given_budget
 
 DAY_M = 24 * 60
@@ -54,7 +55,7 @@ def test_a_journal_gives_level_proposal_and_what_each_day_would_have_caused(
     tmp_path: Path,
 ) -> None:
     file = journal(tmp_path / "journal.sqlite", learned(days=5, incident_on=4))
-    (host,) = tune.tunings(tune.of_journal(file), MemoryPolicy(host=budget_of("Auto")))
+    (host,) = tune.tunings(read_learned(file), MemoryPolicy(host=budget_of("Auto")))
     assert host.level == {"1h": 200 * MIB, "6h": 200 * MIB, "24h": 200 * MIB}
     assert (host.proposal, host.limit, host.starts) == (300 * MIB, 8 * GIB, [GIB])
     assert [(day.date, day.incident) for day in host.days[:5]] == [

@@ -24,6 +24,7 @@ from plimsoll_cli.local import run_dir as folders
 from plimsoll_sidecar import replay as replaying
 from plimsoll_sidecar import tune
 from plimsoll_sidecar.detect.segments import HostSource
+from plimsoll_sidecar.record.storage import read_learned
 from plimsoll_sidecar.tune import Day as Day
 from plimsoll_sidecar.tune import Tuning as Tuning
 
@@ -67,11 +68,11 @@ def tunings(source: str, run_dir: Path | None, limit: int | None) -> list[Tuning
         elif file.suffix == ".csv":
             learned, memory = tune.of_series(file, limit), MemoryPolicy()
         elif file.is_file():
-            learned, memory = tune.of_journal(file), MemoryPolicy()
+            learned, memory = read_learned(file), MemoryPolicy()
         else:
             folder = run_dir or folders.of(source)
             memory = _config(folder / "etc" / CONFIG_FILE).memory
-            learned = tune.of_journal(folder / "state" / JOURNAL_FILE)
+            learned = read_learned(folder / "state" / JOURNAL_FILE)
     except OSError as error:
         raise UsageError(f"{error.filename or source}: {error.strerror}") from None
     except ValueError as error:

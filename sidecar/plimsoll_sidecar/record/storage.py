@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import sqlite3
 import zlib
 from pathlib import Path
 from typing import TypeVar
@@ -224,3 +225,25 @@ class RestartCopy:
         state.restarts = sorted([*state.restarts, *lacking], key=lambda restart: restart.at)
         state.exhausted = state.exhausted or spent.exhausted
         return len(lacking)
+
+
+def read_learned(path: Path) -> LearnedBudgets:
+    """Return the learned budgets of a journal, without changing it.
+
+    Raises OSError and ValueError.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+    db = None
+    try:
+        db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=5.0)
+        row = db.execute("SELECT body, checksum FROM state WHERE key = 'learned'").fetchone()
+        if row is None:
+            return LearnedBudgets()
+        body, checksum = row
+        return decode(body, checksum, LearnedBudgets)
+    except (sqlite3.Error, Damaged) as error:
+        raise ValueError(f"{path}: cannot be read: {error}") from None
+    finally:
+        if db is not None:
+            db.close()

@@ -365,21 +365,24 @@ class ExternalEngine(OwnedEngine):
 
     def _held_ratio(self) -> float | None:
         """Return the share of the KV cache in use; None if it is unknown."""
-        with self._lock:
-            self._load.refresh()
-            newest = self._load.newest()
-        return newest[0].kv_usage_ratio if newest is not None else None
+        load = self._scrape_load()
+        return load.kv_usage_ratio if load is not None else None
 
     def _count_requests(self) -> int | None:
         """Return the number of running requests; None if it is unknown."""
         if not self._profile.metrics:
             return len(socket_inodes(self._port, ESTABLISHED))
+        load = self._scrape_load()
+        if load is None:
+            return len(socket_inodes(self._port, ESTABLISHED))
+        return load.inflight or 0
+
+    def _scrape_load(self) -> Load | None:
+        """Return the load from a page that is read now; None if it cannot be read."""
         with self._lock:
             self._load.refresh()
             newest = self._load.newest()
-        if newest is None:
-            return len(socket_inodes(self._port, ESTABLISHED))
-        return newest[0].inflight or 0
+        return newest[0] if newest is not None else None
 
     def _post(self, path: str, body: bytes | None, timeout_s: float = TRIM_TIMEOUT_S) -> str | None:
         """Send a POST; return None if it succeeded, else why not."""
