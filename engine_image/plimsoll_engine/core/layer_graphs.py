@@ -193,7 +193,7 @@ class LayerGraphs:
         for pieces in (*self._pieces.values(), self._begun):
             self._reset(pieces)
         self._pieces, self._begun, self._missing = {}, [], []
-        # Whoever still holds this object holds neither the KV pool nor the model by it.
+        # A reference to this object must keep neither the KV pool nor the model alive.
         self._model = self._plan = None
         self._ids = self._positions = self._slots = self._rotary = torch.empty(0)
         self._stream = self._x = self._query = self._attended = torch.empty(0)
