@@ -1,7 +1,7 @@
 """What must not change a verdict on a recording, and what must.
 
     python -m leaklab.recording.metamorphic [NAME...]    # the recordings that may be looked at
-    python -m leaklab.recording.metamorphic --held-out   # the others
+    python -m leaklab.recording.metamorphic --drawn   # the others
 
 The same memory, sampled otherwise, gets the same verdict and is confirmed within :data:`LATER_S`;
 so does the same run in an engine that has lived before. A run whose leak is taken away is healthy,
@@ -252,10 +252,10 @@ def main() -> int:
     """Print the checks that fail."""
     parse = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parse.add_argument("names", nargs="*", metavar="NAME")
-    parse.add_argument("--held-out", action="store_true")
+    parse.add_argument("--drawn", action="store_true")
     options = parse.parse_args()
     for one in recordings():
-        if one.name in options.names or (not options.names and one.seen is not options.held_out):
+        if one.name in options.names or (not options.names and one.seen is not options.drawn):
             for check, plain, found in failures(one):
                 print(
                     one.name, one.about["mechanism"], check, tuple(plain), tuple(found), flush=True

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from leaklab.recording.labels import Labels
-from leaklab.recording.split import SEEN
+from leaklab.recording.split import DRAWN
 
 FOLDER = Path(__file__).resolve().parents[1] / "recordings"
 RUNS = FOLDER / "runs.json"
@@ -38,8 +38,8 @@ class Recording:
 
     @property
     def seen(self) -> bool:
-        """Whether it may be looked at."""
-        return bool(self.about["part"] == SEEN)
+        """Whether it may be looked at: it is not of the part that is judged once."""
+        return bool(self.about["part"] != DRAWN)
 
 
 def recordings() -> Iterator[Recording]:

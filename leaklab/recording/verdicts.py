@@ -1,7 +1,7 @@
 """What the supervisor makes of the recordings that may be looked at.
 
     python -m leaklab.recording.verdicts
-    python -m leaklab.recording.verdicts --held-out    # the others: once, at the end
+    python -m leaklab.recording.verdicts --drawn    # the others: once, at the end
 
 Each is replayed, and what is confirmed is compared with the labels. It prints a table.
 """
@@ -98,9 +98,9 @@ def table(chosen: Sequence[Recording]) -> list[str]:
 def main() -> int:
     """Print the table."""
     parse = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parse.add_argument("--held-out", action="store_true")
-    held_out = parse.parse_args().held_out
-    chosen = [one for one in recordings() if one.seen is not held_out]
+    parse.add_argument("--drawn", action="store_true")
+    drawn = parse.parse_args().drawn
+    chosen = [one for one in recordings() if one.seen is not drawn]
     sys.stdout.write("\n".join(table(chosen)) + "\n")
     return 0
 

@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 
 from bench.baselines import BASELINES
-from bench.detection_real import compared, judged, kept, summary, told, tuned
+from bench.detection_real import (
+    compared,
+    judged,
+    judged_by,
+    kept,
+    median_interval,
+    summary,
+    told,
+    tuned,
+)
 from bench.detection_real_rules import blank, curves, device_bytes, host_bytes, ruled
 from leaklab.recording.labels import Labels, Leak
 from leaklab.recording.published import Recording
@@ -134,8 +143,29 @@ def test_a_rule_is_right_after_the_leak_began_and_wrong_elsewhere(tmp_path: Path
     row.others = {name: ruled(recording, seen, BASELINES["always"], None) for name in BASELINES}
     assert summary([row])["adwin_false_events_count"] == 1
     assert told(row)["others"]["adwin"] == {"delay_s": None, "false": 1}
-    published = {"baselines": dict.fromkeys(BASELINES, ""), "recordings": [told(row)]}
-    assert kept(recording, published) == row.others
+
+
+def test_parameters_are_kept_by_what_was_published_of_them() -> None:
+    steep = BASELINES["slope_10mb_h"].choices
+    published = {"slope_10mb_h": repr(steep[1]), "slope_10mb_h_seen": repr(steep[2])}
+    choices = kept({"baselines": published})
+    assert choices == {"": {"slope_10mb_h": 1}, "_seen": {"slope_10mb_h": 2}}
+
+
+def test_a_median_has_the_interval_of_its_order_statistics() -> None:
+    assert median_interval(range(5)) is None
+    assert median_interval(range(6)) == (0, 5)
+    assert median_interval(range(20)) == (5, 14)
+
+
+def test_another_tree_judges_a_recording_in_a_process_of_its_own(tmp_path: Path) -> None:
+    recording = recorded(tmp_path, LEAKING, leak())
+    row = judged(recording)
+    row.others = {"before": judged_by(Path(__file__).parents[3], recording)}
+    assert row.others["before"] == row.verdict
+    figures = summary([row])
+    assert figures["before_confirm_p50_s"] == figures["confirm_p50_s"]
+    assert figures["before_false_actions_count"] == 0
 
 
 def test_rules_are_tuned_on_recordings_too(tmp_path: Path) -> None:

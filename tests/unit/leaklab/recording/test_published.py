@@ -8,7 +8,7 @@ import pytest
 
 from leaklab.recording import page
 from leaklab.recording.published import FOLDER, LABELS, TRACE, Recording, add, recordings
-from leaklab.recording.split import HELD_OUT, SEEN, part
+from leaklab.recording.split import DRAWN, HELD_OUT, SEEN, part
 from plimsoll_api import trace
 from plimsoll_api.assessment import Segment
 from plimsoll_api.engines import EngineType
@@ -22,7 +22,9 @@ MOST_FAILED = 0.005
 
 
 def test_each_part_has_the_files_of_its_recordings_and_no_others() -> None:
-    for folder in (SEEN, HELD_OUT):
+    folders = {one.about["part"] for one in EVERY}
+    assert {SEEN, HELD_OUT} <= folders <= {SEEN, HELD_OUT, DRAWN}
+    for folder in folders:
         mine = {one.name for one in EVERY if one.about["part"] == folder}
         due = {f"{name}{ending}" for name in mine for ending in (TRACE, LABELS)}
         assert {path.name for path in (FOLDER / folder).iterdir()} == due
@@ -110,7 +112,7 @@ def test_what_the_rig_wrote_is_added_to_its_part(
     target.mkdir()
     monkeypatch.setattr("leaklab.recording.published.FOLDER", target)
     monkeypatch.setattr("leaklab.recording.published.RUNS", target / "runs.json")
-    for name, where in (("cpu-a", SEEN), ("cpu-b", HELD_OUT)):
+    for name, where in (("cpu-a", HELD_OUT), ("cpu-b", DRAWN)):
         (rig / f"{name}.jsonl.gz").write_bytes(b"trace")
         (rig / f"{name}.labels.json").write_text('{"leaks": [], "negative": true, "note": "n"}')
         (rig / f"{name}.run.json").write_text(f'{{"part": "{where}"}}')
