@@ -117,8 +117,9 @@ def _choices(parts: list[dict[str, Any]]) -> Answer:
     whole, reasons = dict[int, str](), dict[int, str]()
     calls: dict[tuple[int, int], list[str]] = {}
     for part in parts:
-        if "error" in part:
-            return Answer(500, f"in the stream: {part['error']}")
+        if error := part.get("error"):
+            statuses = {"unavailable": 503, "internal_error": 500}
+            return Answer(statuses.get(error["code"], 400), f"in the stream: {error}")
         if usage := part.get("usage"):
             found.usage = (usage["prompt_tokens"], usage.get("completion_tokens", 0))
         if "tokens" in part or "prompt" in part:  # of /tokenize and /detokenize

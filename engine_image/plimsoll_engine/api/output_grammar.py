@@ -124,7 +124,7 @@ def _tools(body: ChatRequest, tokenizer: Tokenizer, family: str) -> Grammar | No
         number = tokenizer.added_token(text) if text in tool_families.MARKS else None
         return json.dumps(text, ensure_ascii=False) if number is None else f"<[{number}]>"
 
-    named = [(one.function.name, _parameters(one)) for one in tools]
+    named = [(one.function.name, _parameters(body, one)) for one in tools]
     try:
         template = tokenizer.template_source(tools=True)
         text = forced_calls.grammar(family, template, named, several, tag)
@@ -133,12 +133,20 @@ def _tools(body: ChatRequest, tokenizer: Tokenizer, family: str) -> Grammar | No
     return Grammar("lark", text, "tools")
 
 
-def _parameters(tool: Tool) -> dict[str, Any]:
-    """Return the schema of the arguments. One that lists none allows none, as OpenAI says."""
+def _parameters(body: ChatRequest, tool: Tool) -> dict[str, Any]:
+    """Return the schema of the arguments, which are an object whether it says so or not.
+
+    One that lists none allows none, as OpenAI says.
+    """
     schema = tool.function.parameters or {}
+    kinds = schema.get("type") or "object"
+    if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
+        place = f"tools[{(body.tools or []).index(tool)}].function.parameters.type"
+        raise invalid("the arguments of a tool are an object", place)
+    given = schema | {"type": "object"}
     if not schema or schema.get("properties") == {}:
-        return {"type": "object", "properties": {}, "additionalProperties": False} | schema
-    return schema
+        return {"type": "object", "properties": {}, "additionalProperties": False} | given
+    return given
 
 
 def _canonical(schema: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -51,7 +52,11 @@ _Result = TypeVar("_Result")
 
 
 class Lost(Exception):
-    """The process ended in the middle of a job."""
+    """The process ended in the middle of a job, or could not be started."""
+
+
+class Starved(Exception):
+    """The machine gave the process too little CPU time to blame its job for a timeout."""
 
 
 class Preparer:
@@ -156,6 +161,11 @@ class Preparer:
                     " tokenize: send less in one request",
                     code="body_too_complex",
                 ) from None
+            except Starved:
+                raise ApiError(
+                    503, f"the machine was too busy to read the body within {self._timeout_s:g} s:"
+                    " send it again", code="unavailable", retry=True,
+                ) from None  # fmt: skip
             except Lost:
                 log.error(
                     "the process that prepares bodies ended",
@@ -178,13 +188,18 @@ class Preparer:
         if self._process is None or self._process.poll() is not None:
             self._begin()
         assert self._socket is not None
+        assert self._process is not None
+        begun_s = _cpu_s(self._process.pid)
         self._socket.settimeout(self._timeout_s)
         try:
             send(self._socket, msgspec.msgpack.encode(job))
             send(self._socket, raw)
             return _OUTCOME.decode(receive(self._socket))
         except TimeoutError:
+            starved = _cpu_s(self._process.pid) - begun_s < self._timeout_s / 2
             self._restart()
+            if starved:
+                raise Starved from None
             raise
         except (EOFError, OSError):
             self._restart()
@@ -214,7 +229,11 @@ class Preparer:
                 command.append(f"--image-token={self._image}")
             if (template := self._engine.settings.api.chat_template) is not None:
                 command.append(f"--chat-template={template}")
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+            try:
+                self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+            except OSError:  # the machine has no process left
+                ours.close()
+                raise Lost from None
         self._socket = ours
         ours.settimeout(START_TIMEOUT_S)
         try:
@@ -232,6 +251,12 @@ class Preparer:
             with contextlib.suppress(OSError):
                 self._socket.close()
             self._socket = None
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the CPU time that a process has used; proc(5)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _of_ids(raw: bytearray) -> bool:

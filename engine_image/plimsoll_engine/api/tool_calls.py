@@ -190,6 +190,8 @@ class Reader:
         """
         stack: list[str] = []
         quote, escaped, taken = "", False, list[str]()
+        if (yield from self.next()) not in ("{", "["):
+            raise NoCall
         while True:
             at, end = 0, None
             while end is None and at < len(self.text):

@@ -289,13 +289,14 @@ class EngineCore:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a model raises, neighbours live on
             message = f"{type(error).__name__}: {error}"
+            lacking = isinstance(error, MemoryError | torch.OutOfMemoryError)
         else:
             self._launched(chunks)
             self._land(output)
             self._flight = flight
             return output
         self._land(output)
-        self._failed(chunks, message, output)
+        self._failed(chunks, message, "unavailable" if lacking else "error", output)
         return output
 
     def _draft(self, speculation: Speculation, chunks: list[Chunk]) -> None:
@@ -421,14 +422,14 @@ class EngineCore:
                 self._end(request)
                 output.dropped.append(_wrong(request, wrong))
 
-    def _failed(self, chunks: list[Chunk], message: str, output: StepOutput) -> None:
+    def _failed(self, chunks: list[Chunk], message: str, reason: str, output: StepOutput) -> None:
         self._check_device(message)
         requests = [chunk.request for chunk in chunks if not chunk.request.released]
         if len(chunks) == 1 and requests:
             self.counters.errors += 1
             (request,) = requests
             self._end(request)
-            output.dropped.append(Dropped(request.request_id, request.attempt, "error", message))
+            output.dropped.append(Dropped(request.request_id, request.attempt, reason, message))
             return
         log.warning("a step of %d requests failed, each is tried alone: %s", len(chunks), message)
         for request in requests:

@@ -79,6 +79,8 @@ _LARK = re.compile(
 end where it is empty (3)."""
 
 Key = tuple[str, str]
+_LACKING = (TrialFailed, OSError, MemoryError, RuntimeError)
+"""Where the machine lacks processes, files, memory or threads; the grammar is not to blame."""
 
 
 class GrammarError(ValueError):
@@ -244,7 +246,13 @@ class Grammars:
         return outcomes
 
     def refuse(self, matcher: Matcher) -> GrammarError:
-        """Refuse a grammar for good; return what its request is told."""
+        """Return what the request of a grammar that is overdue is told.
+
+        One that took its CPU time is refused for good.
+        """
+        if not self.masks.spent(matcher):
+            why = "the machine is too busy to tell which token may come next: send it again"
+            return GrammarError(matcher.field, why, unavailable=True)
         why = (
             f"it takes more than {LIMIT_CPU_S:g} s to tell which token may come next; make it"
             " smaller or less ambiguous"
@@ -309,6 +317,9 @@ class Grammars:
             before = threading.stack_size(STACK_BYTES)
             try:
                 job.future = self._threads.submit(partial(self._timed, job))
+            except RuntimeError as error:  # the machine has no thread left
+                job.future = Future()
+                job.future.set_result(GrammarError(job.grammar.field, str(error), unavailable=True))
             finally:
                 threading.stack_size(before)
             self._under_way[number] = job
@@ -338,9 +349,10 @@ class Grammars:
         except TrialsLost as error:
             return TrialsLost(str(error))
         except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
-            why = error.why if isinstance(error, GrammarError) else short(str(error))
-            unavailable = isinstance(error, TrialFailed)
-            return GrammarError(job.grammar.field, why, unavailable=unavailable)
+            if isinstance(error, GrammarError):
+                return GrammarError(job.grammar.field, error.why)
+            lacking = isinstance(error, _LACKING) and not isinstance(error, RecursionError)
+            return GrammarError(job.grammar.field, short(str(error)), unavailable=lacking)
         finally:
             job.seconds = time.monotonic() - begun
             if len(job.grammar.text) > SMALL_CHARACTERS:
@@ -352,8 +364,11 @@ class Grammars:
         key = grammar.kind, grammar.text
         compiled, size = self._compiled(key, job)
         matcher = compiled.deep_copy()
-        if not matcher.consume_tokens(job.output_ids):
-            raise GrammarError(grammar.field, "the output so far does not match the grammar")
+        for token_id in job.output_ids:
+            if matcher.is_stopped():
+                break  # the rest are ends, which may follow a text that is complete
+            if not matcher.consume_token(token_id):
+                raise GrammarError(grammar.field, "the output so far does not match the grammar")
         found = Matcher(matcher, grammar.field, size, job.tenant, key)
         if found.error is not None:  # what is too complex shows here, and not in a step
             raise GrammarError(grammar.field, found.error)

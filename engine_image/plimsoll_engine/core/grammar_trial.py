@@ -104,7 +104,13 @@ class Trial:
         with server.connect() as connection:
             try:
                 return self._run(connection, grammar)
-            except OSError:  # it is gone in the middle of a message, or over its time
+            except TimeoutError:
+                # It ends itself after CPU_S, so it was the machine that had no time for it.
+                raise TrialFailed(
+                    f"the machine is too busy to compile it within {WALL_S:g} s: send the request"
+                    " again"
+                ) from None
+            except OSError:  # it is gone in the middle of a message
                 return GrammarRefused(TOO_MUCH)
             finally:
                 self._end()

@@ -24,7 +24,7 @@ GRACE_S = 0.01
 clients write them take 0.1 to 5 ms."""
 LIMIT_CPU_S = 0.5
 LIMIT_WALL_S = 10.0
-"""For a thread that gets no CPU time at all."""
+"""For a request whose thread gets no CPU time, or that gets no thread."""
 THREADS = 2
 """Those that are at work on something fast."""
 MAX_THREADS = 8
@@ -137,13 +137,14 @@ class Masks:
         self._stack_bytes = stack_bytes
         self._threads: list[_Thread] = []
         self._idle: list[_Thread] = []
-        self._waiting: list[tuple[Matcher, int]] = []
+        self._waiting: list[tuple[Matcher, int, float]] = []
+        """With the time of their arrival."""
         self._done: SimpleQueue[_Thread] = SimpleQueue()
 
     def advance(self, matcher: Matcher, token_id: int) -> None:
         """Take the token in and compute what may follow; ``matcher.busy`` until that is done."""
         matcher.busy = True
-        self._waiting.append((matcher, token_id))
+        self._waiting.append((matcher, token_id, time.monotonic()))
         self._dispatch()
 
     def wait(self, timeout_s: float, idle: bool = False) -> None:
@@ -170,15 +171,26 @@ class Masks:
 
     def overdue(self, matcher: Matcher) -> bool:
         """Whether it had all the time that it may have; then its thread gives way to all others."""
-        thread = next((thread for thread in self._busy if thread.job is matcher), None)
+        thread = self._thread_of(matcher)
         if thread is None:
-            return False
-        used, waited = thread.cpu_s() - thread.cpu_since, time.monotonic() - thread.since
-        if used < LIMIT_CPU_S and waited < LIMIT_WALL_S:
+            waiting = next((entry for entry in self._waiting if entry[0] is matcher), None)
+            if waiting is None or time.monotonic() - waiting[2] < LIMIT_WALL_S:
+                return False
+            self._waiting.remove(waiting)
+            return True
+        if not self.spent(matcher) and time.monotonic() - thread.since < LIMIT_WALL_S:
             return False
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, thread.native_id or 0, 19)
         return True
+
+    def spent(self, matcher: Matcher) -> bool:
+        """Whether it had all the CPU time that it may have."""
+        thread = self._thread_of(matcher)
+        return thread is not None and thread.cpu_s() - thread.cpu_since >= LIMIT_CPU_S
+
+    def _thread_of(self, matcher: Matcher) -> _Thread | None:
+        return next((thread for thread in self._busy if thread.job is matcher), None)
 
     def close(self) -> None:
         """End the threads; one that is at work ends when llguidance lets it."""
@@ -206,11 +218,11 @@ class Masks:
 
     def _dispatch(self) -> None:
         """Give what waits to the threads that are free."""
-        left: list[tuple[Matcher, int]] = []
-        for matcher, token_id in self._waiting:
+        left: list[tuple[Matcher, int, float]] = []
+        for matcher, token_id, since in self._waiting:
             thread = None if self._has_enough(matcher.tenant) else self._free_thread()
             if thread is None:
-                left.append((matcher, token_id))
+                left.append((matcher, token_id, since))
             else:
                 thread.give(matcher, token_id)
         self._waiting = left
@@ -230,6 +242,8 @@ class Masks:
         before = threading.stack_size(self._stack_bytes)
         try:
             thread.start()
+        except RuntimeError:  # the machine has none left
+            return None
         finally:
             threading.stack_size(before)
         self._threads.append(thread)

@@ -443,7 +443,7 @@ class AsyncEngine:
         log.critical("engine failed", extra={"reason": message})
         if self.lifecycle.may(EngineState.FAILED):
             self.lifecycle.move(EngineState.FAILED)
-        self.requests.fail_all("error", f"the engine failed: {message}")
+        self.requests.fail_all("unavailable", f"the engine failed: {message}")
         if not self.exit_code.done():
             self.exit_code.set_result(1)
 

@@ -6,6 +6,7 @@ Tests ``api/output_grammar.py``.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -287,7 +288,7 @@ def test_schemas_that_a_form_cannot_say_are_json(
 @pytest.mark.parametrize(
     "schema",
     [
-        {"properties": {"a": {"type": "string", "enum": 5}}}, {"properties": 5}, {"type": 5},
+        {"properties": {"a": {"type": "string", "enum": 5}}}, {"properties": 5},
         {"properties": {"a": {"type": "string", "enum": []}}}, {"required": [{}]}, {"required": 5},
         {"properties": {"a": 5}}, {"properties": {"a": {"type": "string", "const": None}}},
         {"properties": {"a": {}}, "$defs": 5}, {"properties": {"": {}}},
@@ -354,6 +355,39 @@ def test_parameters_go_in_as_they_were_sent(more: dict[str, Any], ask: Ask) -> N
     assert found is not None
     assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(found.text)) == ""
     assert found.text.count(f"%json {json.dumps(parameters)}") == len(tools)
+
+
+PORT = {"properties": {"port": {"type": "string"}}, "required": ["port"]}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        PORT, PORT | {"type": None}, PORT | {"type": ["null", "object"]}, {"anyOf": [PORT]},
+        {"description": "x"}, {"$ref": "#/$defs/a", "$defs": {"a": PORT}},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("family", sorted({*tool_families.NAMES} - {*OWN_FORMS}))
+def test_arguments_are_an_object_whatever_their_schema_leaves_open(
+    parameters: dict[str, Any], family: str, ask: Ask, tokenizers: list[Tokenizer]
+) -> None:
+    """A schema without a type allows any value, and a call has none but an object."""
+    tools = [{"type": "function", "function": {"name": "tide", "parameters": parameters}}]
+    found = ask(family, tools=tools, tool_choice="required")
+    assert found is not None
+    (body,) = re.findall(r"%json .*", found.text)
+    arguments = Grammar("lark", f"start: a\na: {body}", "tools")
+    assert accepts(arguments, '{"port": "Hull"}', tokenizers[0])
+    for wrong in ('"Hull"', "5", "null", '["Hull"]', "true"):
+        assert not accepts(arguments, wrong, tokenizers[0]), wrong
+
+
+@pytest.mark.parametrize("kind", ["string", "array", ["null"], 5])
+def test_arguments_of_another_type_name_their_place(kind: Any, ask: Ask) -> None:
+    tools = [*TOOLS, {"type": "function", "function": {"name": "h", "parameters": {"type": kind}}}]
+    with pytest.raises(ApiError, match="object") as error:
+        ask(tools=tools, tool_choice="required")
+    assert (error.value.status, error.value.param) == (400, "tools[2].function.parameters.type")
 
 
 def test_parameters_that_are_nested_too_deeply_are_no_grammar(ask: Ask) -> None:

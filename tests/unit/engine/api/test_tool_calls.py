@@ -263,6 +263,20 @@ def test_a_forced_call_that_is_cut_is_given_out_as_far_as_it_came(
             assert said == text[:place]
 
 
+@pytest.mark.parametrize(("family", "template", "write"), PRESCRIBED)
+@pytest.mark.parametrize("value", ["5", '"Hull"', "null", "true", "", "}", "(1)"])
+def test_a_forced_call_whose_arguments_are_no_object_raises_nothing(
+    family: str, template: str, write: Callable[[list[Call]], str], value: str
+) -> None:
+    text = write([("tide", {"port": 7})]).replace('{"port": 7}', value)
+    for pieces in ([text], list(text)):
+        parser = forced_calls.parser(family, template, ["tide"], {}, True)
+        parsed = [*map(parser.push, pieces), parser.push("", last=True)]
+        calls = [one for parts in parsed for one in parts.calls]
+        assert [(one.name, one.arguments) for one in calls] == [("tide", "")]
+        assert value in "".join(one.text for one in parsed)
+
+
 @pytest.mark.parametrize(("family", "write"), WRITERS)
 def test_a_forced_text_of_another_form_is_read_as_the_family_writes_it(
     family: str, write: Callable[[list[Call]], str]

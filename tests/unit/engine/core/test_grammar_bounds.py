@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from plimsoll_engine.core import matcher
+from plimsoll_engine.core import grammar_trial, matcher
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.grammar import GrammarError, Grammars, Vocabulary
 from plimsoll_engine.core.grammar_trial import Passed, TrialServer
@@ -278,6 +279,76 @@ def test_a_pause_of_the_machine_makes_no_grammar_slow_for_good() -> None:
     masks.wait(5.0)
     assert not paused.busy, "a step waits for it again"
     masks.close()
+
+
+def test_a_mask_that_the_machine_is_too_busy_for_says_so_and_is_not_refused_for_good(
+    monkeypatch: pytest.MonkeyPatch, vocabulary: Vocabulary
+) -> None:
+    monkeypatch.setattr(matcher, "LIMIT_WALL_S", 0.05)
+    grammars = Grammars(vocabulary)
+    slow = matcher.Matcher(cast(Any, Pausing(0.3)), "f", 1, "tenant", ("a", "b"))
+    grammars.masks.advance(slow, 1)
+    while not grammars.masks.overdue(slow):
+        time.sleep(0.01)
+    error = grammars.refuse(slow)
+    assert error.unavailable
+    assert "busy" in error.why
+    assert grammars.bytes == Grammars(vocabulary).bytes, "it is not remembered"
+    grammars.close()
+
+
+def test_a_machine_without_threads_makes_grammars_wait_or_asks_to_send_them_again(
+    monkeypatch: pytest.MonkeyPatch, vocabulary: Vocabulary
+) -> None:
+    def none_left(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(matcher, "LIMIT_WALL_S", 0.05)
+    grammars = Grammars(vocabulary)
+    waits = matcher.Matcher(cast(Any, Pausing(0.0)), "f", 1, "tenant", ("a", "b"))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none_left)
+        grammars.begin("a", Grammar("regex", "a+"), [])
+        grammars.masks.advance(waits, 1)
+        grammars.masks.wait(0.01)
+        assert waits.busy
+        assert not grammars.masks.overdue(waits)
+        time.sleep(0.06)
+        assert grammars.masks.overdue(waits)
+        assert grammars.refuse(waits).unavailable
+    error = outcomes(grammars, 1)["a"]
+    assert isinstance(error, GrammarError)
+    assert error.unavailable
+    grammars.begin("b", Grammar("regex", "a+"), [])
+    assert isinstance(outcomes(grammars, 1)["b"], matcher.Matcher)
+    grammars.close()
+
+
+def test_a_trial_that_gets_no_time_is_no_fault_of_its_grammar(
+    monkeypatch: pytest.MonkeyPatch, vocabulary: Vocabulary
+) -> None:
+    def sleep(_: Grammar) -> Passed:
+        time.sleep(5.0)
+        return Passed(1)
+
+    monkeypatch.setattr(grammar_trial, "WALL_S", 0.2)
+    grammars = Grammars(vocabulary, trials=TrialServer.fork(sleep))
+    for name in "ab":
+        grammars.begin(name, Grammar("regex", "a"), [])
+        error = outcomes(grammars, 1)[name]
+        assert isinstance(error, GrammarError)
+        assert error.unavailable
+        assert "busy" in error.why
+    grammars.close()
+
+
+def test_what_follows_a_complete_text_is_no_mismatch(grammars: Grammars) -> None:
+    """With ``ignore_eos``, ends follow a text; a next worker reads them again."""
+    end = 0
+    grammars.begin("a", Grammar("regex", ""), [end, end, end])
+    found = outcomes(grammars, 1)["a"]
+    assert isinstance(found, matcher.Matcher), found
+    assert found.complete
 
 
 def test_a_worker_with_nothing_else_to_do_waits_for_slow_masks() -> None:

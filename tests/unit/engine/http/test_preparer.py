@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import signal
+import subprocess
 import sys
 import termios
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
+from plimsoll_engine.api import preparer
 from plimsoll_engine.api.body import Body
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.preparer import INLINE_BYTES, Preparer
@@ -51,17 +53,17 @@ async def never() -> None:
 BODY = Body(LARGE, "a", never)
 
 
-def _unread_bytes(preparer: Preparer) -> int:
+def _unread_bytes(instance: Preparer) -> int:
     """Of the job that the process has been given, what it has not read."""
-    assert preparer._socket is not None
-    size = fcntl.ioctl(preparer._socket.fileno(), termios.TIOCOUTQ, bytes(4))
+    assert instance._socket is not None
+    size = fcntl.ioctl(instance._socket.fileno(), termios.TIOCOUTQ, bytes(4))
     return int.from_bytes(size, sys.byteorder)
 
 
 @pytest.mark.parametrize(
     ("number", "timeout_s", "status", "code"),
     [
-        (signal.SIGSTOP, 0.5, 413, "body_too_complex"),
+        (signal.SIGSTOP, 0.5, 503, "unavailable"),  # it has no CPU time
         (signal.SIGKILL, 60.0, 503, "unavailable"),
     ],
 )
@@ -69,25 +71,68 @@ def test_a_process_that_hangs_or_dies_is_replaced(
     engine: Any, number: int, timeout_s: float, status: int, code: str
 ) -> None:
     async def scenario() -> None:
-        preparer = Preparer(engine, timeout_s=60)
+        instance = Preparer(engine, timeout_s=60)
         try:
-            first = await preparer.completion(BODY)
-            process = preparer._process
+            first = await instance.completion(BODY)
+            process = instance._process
             assert process is not None
-            preparer._timeout_s = timeout_s
+            instance._timeout_s = timeout_s
             os.kill(process.pid, signal.SIGSTOP)
-            job = asyncio.create_task(preparer.completion(BODY))
-            while not _unread_bytes(preparer):  # noqa: ASYNC110
+            job = asyncio.create_task(instance.completion(BODY))
+            while not _unread_bytes(instance):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             os.kill(process.pid, number)
             with pytest.raises(ApiError) as told:
                 await job
             assert (told.value.status, told.value.code) == (status, code)
-            preparer._timeout_s = 60
-            assert await preparer.completion(BODY) == first
-            assert preparer._process is not process
+            instance._timeout_s = 60
+            assert await instance.completion(BODY) == first
+            assert instance._process is not process
         finally:
-            preparer.close()
+            instance.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_body_that_takes_too_much_cpu_time_is_too_complex(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = iter([1.0, 1.3])
+
+    async def scenario() -> None:
+        instance = Preparer(engine, timeout_s=60)
+        try:
+            await instance.completion(BODY)
+            assert instance._process is not None
+            os.kill(instance._process.pid, signal.SIGSTOP)
+            instance._timeout_s = 0.5
+            monkeypatch.setattr(preparer, "_cpu_s", lambda pid: next(used))
+            with pytest.raises(ApiError) as told:
+                await instance.completion(BODY)
+            assert (told.value.status, told.value.code) == (413, "body_too_complex")
+        finally:
+            instance.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_machine_without_processes_asks_to_send_it_again(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(*args: object, **options: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    async def scenario() -> None:
+        instance = Preparer(engine, timeout_s=60)
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(subprocess, "Popen", none_left)
+                with pytest.raises(ApiError) as told:
+                    await instance.completion(BODY)
+            assert (told.value.status, told.value.code) == (503, "unavailable")
+            await instance.completion(BODY)
+        finally:
+            instance.close()
 
     asyncio.run(scenario())
 
@@ -96,38 +141,38 @@ def test_the_body_of_a_client_that_left_is_not_prepared(engine: Any) -> None:
     """It waits for its turn; the one before it hangs."""
 
     async def scenario() -> None:
-        preparer, prepared = Preparer(engine, timeout_s=60), []
-        call, begun, loop = preparer._call, asyncio.Event(), asyncio.get_running_loop()
+        instance, prepared = Preparer(engine, timeout_s=60), []
+        call, begun, loop = instance._call, asyncio.Event(), asyncio.get_running_loop()
 
         def counted(job: Any, raw: bytearray) -> Any:
             prepared.append(len(raw))
             loop.call_soon_threadsafe(begun.set)
             return call(job, raw)
 
-        preparer._call = counted  # type: ignore[method-assign]
+        instance._call = counted  # type: ignore[method-assign]
         try:
-            await preparer.completion(BODY)
-            assert preparer._process is not None
-            os.kill(preparer._process.pid, signal.SIGSTOP)
+            await instance.completion(BODY)
+            assert instance._process is not None
+            os.kill(instance._process.pid, signal.SIGSTOP)
             begun.clear()
-            hangs = asyncio.create_task(preparer.completion(BODY))
+            hangs = asyncio.create_task(instance.completion(BODY))
             await asyncio.wait_for(begun.wait(), 30)
             gone = asyncio.Event()
 
             async def left() -> None:
                 await gone.wait()
 
-            waits = asyncio.create_task(preparer.completion(Body(LARGE, "b", left)))
+            waits = asyncio.create_task(instance.completion(Body(LARGE, "b", left)))
             await asyncio.sleep(0)
             gone.set()
             with pytest.raises(ClientDisconnect):
                 await asyncio.wait_for(waits, 30)
-            os.kill(preparer._process.pid, signal.SIGCONT)
+            os.kill(instance._process.pid, signal.SIGCONT)
             await hangs
-            await preparer.completion(BODY)
+            await instance.completion(BODY)
             assert len(prepared) == 3
         finally:
-            preparer.close()
+            instance.close()
 
     asyncio.run(scenario())
 
@@ -148,14 +193,14 @@ def test_a_prompt_of_some_ids_is_prepared_without_the_process(
     """Both copies to it and back take longer than to decode the ids."""
 
     async def scenario() -> None:
-        preparer = Preparer(engine, timeout_s=60)
+        instance = Preparer(engine, timeout_s=60)
         try:
             raw = bytearray(json.dumps({"model": "tiny", "prompt": prompt}).encode())
             assert len(raw) > INLINE_BYTES
-            prepared = await preparer.completion(Body(raw, "a", never))
+            prepared = await instance.completion(Body(raw, "a", never))
             assert prepared.prompts[0]
-            assert (preparer._process is None) == here
+            assert (instance._process is None) == here
         finally:
-            preparer.close()
+            instance.close()
 
     asyncio.run(scenario())
