@@ -129,7 +129,8 @@ def kv_pool_has_its_owners_alone(engine: EngineCore, _: Ledger) -> list[str]:
     if draft is not None:
         pools.append(("draft model's KV pool", draft.forward, None))
     for name, forward, offload in pools:
-        owners = 1 + sum(part is not None for part in (forward.graphs, offload))
+        parts = forward.graphs, forward.layers, offload
+        owners = 1 + sum(part is not None for part in parts)
         kv, scales, unknown_to_others = forward.kv, forward.kv_scales, object()
         # Each has a name here; the pool has its owners on top.
         known = owners + sys.getrefcount(unknown_to_others)

@@ -90,6 +90,9 @@ class SliceKeptDefect(Defect[kinds.SliceKept]):
     def __init__(self, fault: kinds.SliceKept, engine: EngineCore) -> None:
         super().__init__(fault, engine)
         self.kept: list[torch.Tensor] = []
+        if engine.runner.layers is not None:  # captured steps do not call the model's forward
+            engine.runner.layers.close()
+            engine.runner.layers = None
         model: Any = engine.runner.model
         forward = model.forward
 

@@ -15,6 +15,7 @@ import torch
 
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.graphs import DecodeGraphs
+from plimsoll_engine.core.layer_graphs import LayerGraphs
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.process import rules
@@ -111,6 +112,18 @@ def test_a_registry_of_the_kv_pool_is_found_while_the_engine_runs(
     serve(engine, faults, helpers)
     assert rules_hit(engine) == {"kv_pool_has_its_owners_alone"}
     device.REGISTRY.clear()
+    assert rules_hit(engine) == set()
+
+
+@pytest.mark.usefixtures("served")
+def test_captured_layers_are_owners_of_the_pool(make_engine: Any) -> None:
+    """The plan of the captured pieces refers to the pool until the engine's shutdown."""
+    engine = make_engine()
+    runner = engine.runner
+    capture: Any = None  # nothing is captured before the engine asks for it
+    runner.layers = LayerGraphs(
+        runner.model, runner.kv, runner.block_size, runner.kv_scales, capture, longest=128
+    )
     assert rules_hit(engine) == set()
 
 
