@@ -19,7 +19,8 @@ from docs.tools import texts, vale
 from docs.tools.blocks import ROOT
 
 FOLDERS = (
-    ".", "docs", "docs/runbooks", "docs/decisions", "charts/plimsoll", "leaklab/recordings",
+    ".", "docs", "docs/runbooks", "docs/decisions", "charts/plimsoll",
+    "research/leaklab/recordings",
 )  # fmt: skip
 TIMEOUT_S = 600
 

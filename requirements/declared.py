@@ -25,8 +25,8 @@ FOLDERS = {
     "engine": ("engine_image",),
     "cli": ("cli", "sidecar"),
     "dev": (
-        "bench", "charts", "cli", "crds", "dashboards", "docs", "engine_image", "faults",
-        "leaklab", "operator", "requirements", "sidecar", "tests",
+        "charts", "cli", "crds", "dashboards", "docs", "engine_image", "faults", "operator",
+        "requirements", "research", "sidecar", "tests",
     ),
 }  # fmt: skip
 """Extra -> the folders that need it."""

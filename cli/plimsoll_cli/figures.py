@@ -73,7 +73,7 @@ def commit(here: Path = HERE) -> str | None:
 
     Results do not count as a change: a benchmark may have published some already.
     """
-    sources = (":/", ":(top,exclude)bench/results")
+    sources = (":/", ":(top,exclude)research/bench/results")
     try:
         head = _git(here, "rev-parse", "HEAD")
         changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", *sources)

@@ -11,7 +11,7 @@ from typing import Any
 
 DOCS = Path(__file__).resolve().parents[1]
 PAGE = DOCS / "engine.md"
-RESULTS = DOCS.parent / "bench" / "results"
+RESULTS = DOCS.parent / "research" / "bench" / "results"
 BLOCK = re.compile(r"(<!-- ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

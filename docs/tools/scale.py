@@ -10,7 +10,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "scale.md"
-RESULTS = ROOT / "bench" / "results"
+RESULTS = ROOT / "research" / "bench" / "results"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 NONE = "not measured on this commit"
 

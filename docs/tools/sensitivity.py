@@ -1,4 +1,4 @@
-"""The table of the detector's constants in docs/design, from ``bench/sensitivity.py``."""
+"""The table of the detector's constants in docs/design, from ``research/bench/sensitivity.py``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "design" / "detection.md"
-RESULTS = ROOT / "bench" / "results"
+RESULTS = ROOT / "research" / "bench" / "results"
 BLOCK = re.compile(r"(<!-- figures: sensitivity -->\n).*?(<!-- /figures -->)", re.DOTALL)
 NONE = "(not measured on this commit)"
 COUNTS = (

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MOVED = {
     "README.md": "index.md",
     "docs/README.md": "contents.md",
-    "leaklab/recordings/README.md": "recordings.md",
+    "research/leaklab/recordings/README.md": "recordings.md",
 }
 """Path in the repository -> path on the site; others keep theirs, without ``docs/``."""
 LINK = re.compile(

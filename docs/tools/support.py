@@ -12,7 +12,7 @@ from typing import Any
 from plimsoll_cli.cluster.doctor import LEAST_MINOR, NEWEST_MINOR
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "bench" / "results"
+RESULTS = ROOT / "research" / "bench" / "results"
 NOT_RUN = "not yet"
 
 

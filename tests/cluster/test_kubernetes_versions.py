@@ -1,4 +1,4 @@
-"""The operator on each supported Kubernetes: it writes ``bench/results/kubernetes.json``.
+"""The operator on each supported Kubernetes: it writes ``research/bench/results/kubernetes.json``.
 
 A control plane of the version runs the tests that depend most on it: definitions and their rules,
 admission, the webhook, ownership, leases, and the chart. ``docs/support.md`` shows what ran.

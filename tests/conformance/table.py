@@ -10,15 +10,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "bench" / "results" / "conformance.json"
+RESULTS = ROOT / "research" / "bench" / "results" / "conformance.json"
 PAGE = ROOT / "docs" / "conformance.md"
 HEAD = """# Conformance
 
 Cases that passed with real engines, run by `make test-engines`, `make test-long` (those of a
-policy, in pods of a real node) or `bench/real_engines.py`. A case that is not here did not run, or
-did not pass: the figures of those that failed are in `bench/results/real-engines.json`. Times are
-seconds from the cause to the supervisor's confirmation, or as the case says. Rows without a device
-ran on two processor cores that other programs kept busy.
+policy, in pods of a real node) or `research/bench/real_engines.py`. A case that is not here did not
+run, or did not pass: the figures of those that failed are in
+`research/bench/results/real-engines.json`. Times are seconds from the cause to the supervisor's
+confirmation, or as the case says. Rows without a device ran on two processor cores that other
+programs kept busy.
 
 | engine | version | case | seconds | | ran |
 |---|---|---|---:|---|---|

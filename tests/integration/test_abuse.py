@@ -1,4 +1,4 @@
-"""One client's abuse costs the others nothing: ``bench/abuse.py`` in small, and whole."""
+"""One client's abuse costs the others nothing: ``research/bench/abuse.py`` in small, and whole."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The leak lab with real processes: the plain engine here, our engine with each fault in the long
-runs. ``bench/leaklab.py`` plays the same cases and writes down what came out."""
+runs. ``research/bench/leaklab.py`` plays the same cases and writes down what came out."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The rig makes recordings of real engines: here of ours, two at once on the CPU.
 
-Tests ``leaklab/recording/__main__.py``, ``recorded_run.py`` and ``loads.py``.
+Tests ``research/leaklab/recording/__main__.py``, ``recorded_run.py`` and ``loads.py``.
 """
 
 from __future__ import annotations

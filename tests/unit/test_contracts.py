@@ -85,7 +85,11 @@ def test_a_constant_of_the_contracts_is_defined_once() -> None:
 def test_no_part_writes_a_text_of_the_contract_again() -> None:
     again = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.value!r}"
-        for path in [*sources(), *ROOT.glob("bench/*.py"), *ROOT.glob("leaklab/*.py")]
+        for path in [
+            *sources(),
+            *ROOT.glob("research/bench/*.py"),
+            *ROOT.glob("research/leaklab/*.py"),
+        ]
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.Constant) and node.value in LITERALS
     ]

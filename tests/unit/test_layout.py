@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TOP_FOLDERS = (
-    "operator", "sidecar", "engine_image", "crds", "cli", "probe", "faults", "charts", "tests",
+    "operator", "sidecar", "engine_image", "crds", "cli", "probe", "faults", "charts", "research",
+    "tests",
 )  # fmt: skip
 
 

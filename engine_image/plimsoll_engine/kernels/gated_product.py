@@ -30,8 +30,9 @@ WARPS, STAGES = 8, 3
 ROUNDS, FULL = 2, 0.95
 """It is computed here with more tiles than so many for each processor, if all of them have work for
 this share of the time: tiles take equally long, and the last ones may be too few for all. The
-library has tiles of other sizes to choose from. By times on an H100 (``bench/gated_product.py``):
-faster by 1 to 12 % in the 14 cases beyond both bounds, slower by 2 to 39 % in the other ten."""
+library has tiles of other sizes to choose from. By times on an H100
+(``research/bench/gated_product.py``): faster by 1 to 12 % in the 14 cases beyond both bounds,
+slower by 2 to 39 % in the other ten."""
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -36,7 +36,7 @@ TILES = {
     (True, False): Tile(4096, 4096, 4), (True, True): Tile(2048, 8192, 4),
 }  # fmt: skip
 """By whether the matrix is quantized, and whether it is large: the fastest on an H200 for the
-products of a 0.6B and an 8B model (``bench/project.py``)."""
+products of a 0.6B and an 8B model (``research/bench/project.py``)."""
 
 
 @triton.jit(do_not_specialize=["rows"])

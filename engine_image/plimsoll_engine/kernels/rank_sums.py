@@ -20,7 +20,7 @@ collectives may take."""
 WORD_ROWS = {2: 64, 4: 8}
 """By the number of ranks: so many rows at most are sent in words. A rank sends each of the others
 twice the bytes, so that the signals that it saves take less from then on. These bounds are by
-``bench/rank_sums.py`` on two and four H100s."""
+``research/bench/rank_sums.py`` on two and four H100s."""
 WHOLE_ROWS = {4: 40}
 """So many rows at most every rank sums by itself. Beyond, they are shared out: a rank then sends
 and receives its part twice, however many ranks there are, and waits twice. With two ranks these are

@@ -11,7 +11,8 @@ are specific. Memory that fills up grows slower and slower, temporary work start
 does, and so on. The probability of a leak follows from the sum over the explanations.
 
 ``python -m bench.odds_fit`` fits the weights by maximum likelihood to the labelled runs of the leak
-lab. Each suspicion counts once, so these are the odds of a suspicion (``bench/calibration.py``).
+lab. Each suspicion counts once, so these are the odds of a suspicion
+(``research/bench/calibration.py``).
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ WEIGHTS = Weights(
     load=1.61, climb=5.99,
     retained=2.37,
 )  # fmt: skip
-"""Fitted on a quarter of the runs of the first ten splits (``bench/results/odds-fit.json``). The
-weight of the size is close to 1, as expected if healthy growth ends at any share with equal
-probability."""
+"""Fitted on a quarter of the runs of the first ten splits
+(``research/bench/results/odds-fit.json``). The weight of the size is close to 1, as expected if
+healthy growth ends at any share with equal probability."""
 
 
 @dataclass(frozen=True, slots=True)

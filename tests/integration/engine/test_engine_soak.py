@@ -1,5 +1,5 @@
 """Twenty thousand short requests over HTTP, a fifth of whose clients leave: nothing is left of
-them. ``bench/soak.py`` is the million without HTTP."""
+them. ``research/bench/soak.py`` is the million without HTTP."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-BENCH = Path(__file__).parents[3] / "bench" / "result.py"
+BENCH = Path(__file__).parents[3] / "research" / "bench" / "result.py"
 
 
 def test_a_result_is_printed_and_written(

@@ -43,7 +43,10 @@ def test_only_published_results_leave_a_tree_clean(tmp_path: Path) -> None:
         named = ("-c", "user.name=test", "-c", "user.email=test@localhost")
         subprocess.run(["git", "-C", str(tmp_path), *named, *arguments], check=True, timeout=10)
 
-    published, source = tmp_path / "bench" / "results" / "restart.json", tmp_path / "source.py"
+    published, source = (
+        tmp_path / "research" / "bench" / "results" / "restart.json",
+        tmp_path / "source.py",
+    )
     published.parent.mkdir(parents=True)
     assert commit(tmp_path) is None
     git("init", "-q")

@@ -2,8 +2,8 @@
 
     python -m leaklab.recording.published FOLDER...    # adds what the rig wrote there
 
-``leaklab/recordings`` has a folder for each part, with traces and labels; ``runs.json`` says how
-each was made.
+``research/leaklab/recordings`` has a folder for each part, with traces and labels; ``runs.json``
+says how each was made.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What does the growth of the other replicas do to the stated chance of a leak?
 
-    python -m bench.peers            # writes bench/results/peers.json
+    python -m bench.peers            # writes research/bench/results/peers.json
     python -m bench.peers --quick    # a smoke test, nothing is written
 
 Services of four replicas run for two hours in virtual time, each replica with a detector of its

@@ -1,5 +1,5 @@
 """Recordings of real engines: many at once on one machine, each with what was injected into it.
 
-``python -m leaklab.recording`` makes them, and ``leaklab/recordings`` holds those that are
+``python -m leaklab.recording`` makes them, and ``research/leaklab/recordings`` holds those that are
 published.
 """

@@ -40,7 +40,7 @@ from plimsoll_sidecar.replay import ReplayLine, replay_samples
 
 STALL_TIMEOUT_S = 30.0
 NICE = 5
-PICTURES = Path(__file__).resolve().parents[1] / "docs" / "img"
+PICTURES = Path(__file__).resolve().parents[2] / "docs" / "img"
 
 
 @dataclass

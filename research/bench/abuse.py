@@ -45,7 +45,7 @@ from bench.result import publish
 from leaklab import replicas
 from leaklab.replicas import Policy
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 OF_SUPERVISORS = ("supervisor_kills", "lying_engine")
 POLICY = Policy(growth_mib=256, warmup="4s", stall="15s", interval_s=0.5)
 FLAGS = ("--max-num-seqs=32", "--max-queued=256", "--num-blocks=2048")

@@ -27,7 +27,7 @@ from plimsoll_engine.kernels.quantized import FP8
 from plimsoll_engine.models import loader
 from plimsoll_faults.models.write_fp8 import write_fp8
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 HELD_OUT = 8
 """Every so many pages one is not learned."""
 WINDOW, WINDOWS = 256, 24

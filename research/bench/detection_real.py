@@ -5,9 +5,9 @@
     python -m bench.detection_real --alone    # without the other rules; nothing is written
     python -m bench.detection_real --kept     # the other rules with the parameters published before
 
-Each recording in ``leaklab/recordings`` goes through the code of ``plimsoll replay`` in mode
-``Recover``. A leak is found when an incident of its kind is confirmed after it began. Any other
-confirmation is false, and so is a restart for it.
+Each recording in ``research/leaklab/recordings`` goes through the code of ``plimsoll replay`` in
+mode ``Recover``. A leak is found when an incident of its kind is confirmed after it began. Any
+other confirmation is false, and so is a restart for it.
 
 The other rules are those of ``baselines.py``. They see host memory and device memory of each of the
 engine's lives, and their limit is the memory of the machine. Each runs twice: with the parameters

@@ -1,6 +1,6 @@
 """How often is a slow leak seen where there is none, and how late where there is one?
 
-    python -m bench.slow_leak            # writes bench/results/slow-leak.json
+    python -m bench.slow_leak            # writes research/bench/results/slow-leak.json
     python -m bench.slow_leak --quick    # a smoke test, nothing is written
 
 The sidecar's detector judges series of ``leaklab`` in virtual time, as ``plimsoll replay`` does.

@@ -24,7 +24,7 @@ from plimsoll_cli.local import plan
 from plimsoll_cli.local.plan import Command, Plan
 from plimsoll_cli.local.runner import free_ports
 
-ROOT = Path(__file__).resolve().parents[1]
+RESEARCH = Path(__file__).resolve().parents[1]
 ALWAYS = ("PATH", "HOME", "PYTHONPATH", "LANG", "TMPDIR", "VIRTUAL_ENV")
 
 
@@ -75,7 +75,9 @@ def plain(
     module = ("-m", "leaklab.plain_engine", f"--port={made.places.port}")
     argv = (sys.executable, *module, f"--mechanism={mechanism}", *flags)
     variables = {key: value for key, value in environ.items() if key in ALWAYS}
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environ.get("PYTHONPATH")]))
+    variables["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(RESEARCH), environ.get("PYTHONPATH")])
+    )
     return replace(made, engine=Command("engine", argv, variables, made.engine.log))
 
 

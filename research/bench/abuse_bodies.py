@@ -14,7 +14,7 @@ from bench.abuse_connections import connections
 from bench.abuse_scene import Answer, Class, Played, Scene, ask, at_once, request
 
 MIB = 1 << 20
-CORPUS = Path(__file__).resolve().parents[1] / "tests" / "fuzz" / "corpus"
+CORPUS = Path(__file__).resolve().parents[2] / "tests" / "fuzz" / "corpus"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SPECIAL = 0
 """The number of the tiny model's first special token."""

@@ -1,4 +1,5 @@
-"""Writes the tables of ``leaklab/recordings/README.md``: how each was made, and what is found.
+"""Writes the tables of ``research/leaklab/recordings/README.md``: how each was made, and what
+is found.
 
 python -m leaklab.recording.page
 """

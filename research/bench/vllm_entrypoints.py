@@ -5,7 +5,8 @@
 FOLDER is vLLM's source at the version that ``make engines`` installs, by default
 ``vllm-VERSION-source`` beside the engines, which PyPI's archive fills. Its tests run in that
 version's environment, with :mod:`tests.conformance.entrypoints_plugin` in the place of its server.
-``make generate`` makes the list in ``docs/engine.md`` from ``bench/results/vllm-entrypoints.json``.
+``make generate`` makes the list in ``docs/engine.md`` from
+``research/bench/results/vllm-entrypoints.json``.
 
 A test that neither passes nor is skipped needs a line in
 :mod:`tests.conformance.entrypoints_verdicts`, which says why; without one it counts as unexplained.
@@ -44,7 +45,7 @@ NAME = "vllm-entrypoints"
 PEER = PEERS["vllm-0.32.0"]
 SOURCE = FOLDER / f"{PEER.name}-source"
 PACKAGES = ("pytest", "pytest-asyncio", "pytest-timeout", "tblib")
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SUITE_TIMEOUT_S = 7200
 TEST_TIMEOUT_S = 180
 """A test that fails may leave a task behind that its own loop then waits for."""

@@ -1,4 +1,4 @@
-"""Prints a benchmark's result and writes it to ``bench/results/NAME.json``.
+"""Prints a benchmark's result and writes it to ``research/bench/results/NAME.json``.
 
     from bench.result import publish
     publish("restart", {"pause_p50_s": 0.7}, samples=[...])
