@@ -115,7 +115,7 @@ class Runner(Forward):
         """Those of the other ranks."""
         if leader is not None:
             shared = memory is not None
-            command = rank_ipc.Pool(num_blocks, block_size, model.kv.layers, shared)
+            command = rank_ipc.CreatePool(num_blocks, block_size, model.kv.layers, shared)
             self.pools = leader.ask(command, rank_ipc.PoolMade)
 
     def block_sums(self, blocks: Sequence[int]) -> list[int]:
@@ -123,21 +123,21 @@ class Runner(Forward):
         sums = super().block_sums(blocks)
         if self._leader is None:
             return sums
-        others = self._leader.ask(rank_ipc.SumBlocks(list(blocks)), rank_ipc.BlockSums)
+        others = self._leader.ask(rank_ipc.ChecksumBlocks(list(blocks)), rank_ipc.BlockSums)
         return add_sums([sums, *(answer.sums for answer in others)])
 
     def capture_graphs(
         self, max_num_seqs: int, max_blocks: int, later: bool = False, longest: int = 0
     ) -> None:
         """Capture on every rank at the same time: the collectives are part of the graphs."""
-        with self._together(rank_ipc.Graphs(max_num_seqs, max_blocks, later, longest)):
+        with self._together(rank_ipc.PrepareGraphs(max_num_seqs, max_blocks, later, longest)):
             super().capture_graphs(max_num_seqs, max_blocks, later, longest)
 
     def capture_more(self) -> bool:
         """Do one more piece on every rank. False when none is missing."""
         if not self.incomplete:
             return False
-        with self._together(rank_ipc.Capture()):
+        with self._together(rank_ipc.CaptureGraph()):
             return super().capture_more()
 
     def _together(self, command: rank_ipc.Command) -> AbstractContextManager[None]:

@@ -17,7 +17,7 @@ from plimsoll_engine.distributed.link import CONNECT_TIMEOUT_S, SEND_TIMEOUT_S
 from plimsoll_engine.errors import LoadError, RanksLost
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.framing import FrameReader
-from plimsoll_engine.messages.zygote_ipc import meeting_place
+from plimsoll_engine.messages.zygote_ipc import rendezvous_paths
 
 ANSWER_TIMEOUT_S = 30.0
 """Longer than any answered command takes: a rank first finishes the steps before it."""
@@ -66,7 +66,7 @@ class Leader:
     def __init__(self, run_dir: str | Path, epoch: int, size: int) -> None:
         self.shard = Shard(0, size)
         self.lost = False
-        self._path, self.store = meeting_place(run_dir, epoch)
+        self._path, self.store = rendezvous_paths(run_dir, epoch)
         self._peers: dict[int, _Peer] = {}
         self._reports: dict[int, rank_ipc.RankReport] = {}
         self._asked = False
@@ -130,9 +130,9 @@ class Leader:
     def accounts(self) -> list[rank_ipc.RankReport]:
         """Return what each rank holds, as it last said; only the first call waits for it."""
         if not self._reports:
-            self.ask(rank_ipc.Account(), rank_ipc.RankReport)
+            self.ask(rank_ipc.ReportMemory(), rank_ipc.RankReport)
         elif not self._asked:
-            self.tell(rank_ipc.Account())
+            self.tell(rank_ipc.ReportMemory())
             self._asked = True
         else:
             self._listen()
@@ -148,13 +148,13 @@ class Leader:
         """As :class:`messages.Drop`, of ranks that still follow."""
         with contextlib.suppress(RanksLost, LoadError):
             if not self.lost:
-                self.ask(rank_ipc.Drop(), rank_ipc.Acknowledged)
+                self.ask(rank_ipc.ReleasePool(), rank_ipc.Acknowledged)
 
     def end(self) -> None:
         """Tell the others to give everything back; :meth:`ended` hears of it."""
         with contextlib.suppress(RanksLost):
             if not self.lost:
-                self.tell(rank_ipc.End())
+                self.tell(rank_ipc.Shutdown())
 
     def ended(self) -> list[rank_ipc.Ended] | None:
         """Return what each rank is left with; None where that is not known."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from plimsoll_engine.distributed.group import Shard
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.framing import FrameReader
-from plimsoll_engine.messages.zygote_ipc import meeting_place
+from plimsoll_engine.messages.zygote_ipc import rendezvous_paths
 
 SEND_TIMEOUT_S = 30.0
 """A peer that reads nothing for so long is hung or gone."""
@@ -32,7 +32,7 @@ class Link:
     def __init__(self, run_dir: str | Path, epoch: int, shard: Shard) -> None:
         """Connect to rank 0; raise :class:`LeaderGone` where it does not listen in time."""
         self.shard = shard
-        path, self.store = meeting_place(run_dir, epoch)
+        path, self.store = rendezvous_paths(run_dir, epoch)
         self._socket = _connect(path)
         self._socket.settimeout(SEND_TIMEOUT_S)
         self._reader = FrameReader()

@@ -82,7 +82,9 @@ class Member:
         """
         values = [free]
         if self.leader is not None:
-            values += [rank.bytes for rank in self.leader.ask(rank_ipc.Measure(), rank_ipc.Free)]
+            values += [
+                rank.bytes for rank in self.leader.ask(rank_ipc.MeasureFree(), rank_ipc.Free)
+            ]
         return min((value for value in values if value is not None), default=None)
 
     def graph_bytes(self) -> int:

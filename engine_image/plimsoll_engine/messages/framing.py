@@ -1,6 +1,6 @@
-"""Frame messages on a stream socket: a 4-byte big-endian length, then so many bytes of body.
+"""Framing of messages on a stream socket: a 4-byte big-endian length, then the body.
 
-The frontend reads with asyncio, the processes of a worker without a loop.
+The frontend reads with asyncio; the worker's processes read from a non-blocking socket.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ def framed(body: bytes) -> bytes:
 
 
 async def read_body(reader: asyncio.StreamReader) -> bytes | None:
-    """Return the next message's body; None at the end of the stream.
+    """Return the next message's body, or None at the end of the stream.
 
-    ValueError for an absurd length.
+    Raises ValueError for a body of more than :data:`MAX_MESSAGE_BYTES`.
     """
     try:
         (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
         if length > MAX_MESSAGE_BYTES:
-            raise ValueError(f"a message of {length} bytes; the most is {MAX_MESSAGE_BYTES}")
+            raise ValueError(f"a message of {length} bytes; the maximum is {MAX_MESSAGE_BYTES}")
         return await reader.readexactly(length)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
 
 
 class FrameReader:
-    """Collects what arrives until a body is whole."""
+    """Buffer that splits received bytes into message bodies."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Return the bodies that ``data`` completes.
+        """Add received bytes and yield the bodies that are complete.
 
-        ValueError for a length that no sender of ours writes.
+        Raises ValueError for a body of more than :data:`MAX_MESSAGE_BYTES`.
         """
         self._buffer += data
         while len(self._buffer) >= LENGTH.size:
             (length,) = LENGTH.unpack_from(self._buffer)
             if length > MAX_MESSAGE_BYTES:
-                raise ValueError(f"a message of {length} bytes; the most is {MAX_MESSAGE_BYTES}")
+                raise ValueError(f"a message of {length} bytes; the maximum is {MAX_MESSAGE_BYTES}")
             end = LENGTH.size + length
             if len(self._buffer) < end:
                 return

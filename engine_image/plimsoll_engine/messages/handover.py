@@ -1,11 +1,10 @@
-"""What a worker hands over to its successor: which block of the KV pool holds which tokens of whom.
+"""Handover of the KV pool from a worker to its successor: block tables with checksums.
 
-The keys and values stay where they are, in the weight server's memory. The worker that stops writes
-this message once its last step has ended, the frontend passes it on without a look inside, and the
-successor believes nothing of it that it has not checked. Whatever is wrong with it, the requests
-are computed again.
+The keys and values stay in the weight server's memory. The old worker sends this message after its
+last step, and the frontend passes it on unread. The successor verifies everything before it uses a
+block. If a check fails, the requests are computed again.
 
-Nothing here knows torch: the frontend imports it.
+This module must not import torch, because the frontend imports it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import msgspec
 MAGIC = b"plimsoKV"
 VERSION = 1
 MAX_BYTES = 64 << 20
-"""Of one message: the tables of two million blocks. A larger one is not handed over."""
+"""Maximum size of a message: the tables of two million blocks. Larger ones are not handed over."""
 DIGEST_BYTES = 32
 _HEAD = struct.Struct(f">8sH{DIGEST_BYTES}s")
 _VERSION = struct.Struct(">H")
@@ -29,33 +28,33 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 class Outcome(StrEnum):
-    """What became of the keys and values in a planned restart, and why."""
+    """Result of handing over the KV pool in a planned restart."""
 
     HANDED_OVER = "handed_over"
     NOT_ASKED = "not_asked"
-    """The restart keeps no weights, carries nothing, or found no room for a successor."""
+    """The restart keeps no weights, carries no requests, or had no room for a second worker."""
     NO_HOLDER = "no_holder"
-    """The KV pool is the worker's own and ends with it."""
+    """The worker allocated the KV pool itself, so the pool ends with it."""
     WORKER_LOST = "worker_lost"
-    """The old worker hung, crashed or lost its device: it gave no last word."""
+    """The old worker hung, crashed or lost its device before it sent the handover."""
     SUCCESSOR_LOST = "successor_lost"
     UNFENCED = "unfenced"
-    """Something in the old worker, or another worker, could still write to the pool."""
+    """The old worker or another one could still write to the pool."""
     TOO_LARGE = "too_large"
     DAMAGED = "damaged"
-    """The message is not what was written."""
+    """The checksum, or the format, of the message is wrong."""
     OTHER_VERSION = "other_version"
     OTHER_MODEL = "other_model"
     OTHER_POOL = "other_pool"
     BAD_TABLES = "bad_tables"
     BAD_CONTENTS = "bad_contents"
-    """A block does not hold what it held when the old worker stopped."""
+    """The contents of a block differ from its checksum."""
     FAILED = "failed"
-    """An unexpected error, on either side."""
+    """An unexpected error in either worker."""
 
 
 class HandoverRefused(Exception):
-    """Nothing is handed over; the requests are computed again."""
+    """The handover failed; the requests are computed again."""
 
     def __init__(self, outcome: Outcome, message: str) -> None:
         super().__init__(message)
@@ -63,17 +62,17 @@ class HandoverRefused(Exception):
 
 
 class Refusal(msgspec.Struct, array_like=True, frozen=True):
-    """:class:`HandoverRefused` on the wire."""
+    """The :class:`HandoverRefused` exception as a message."""
 
     outcome: Outcome
     message: str
 
 
 class Layout(msgspec.Struct, array_like=True, frozen=True):
-    """What the blocks' bytes mean: equal for both workers, or nothing is handed over.
+    """Layout of the KV pool; a handover requires equal layouts in both workers.
 
     ``weights`` and ``memory`` are the weight server's identities of the weights and of the memory.
-    ``shape`` is (layers, heads, dimensions of a head) of one rank.
+    ``shape`` is (layers, heads, head dimension) of one rank.
     """
 
     weights: bytes
@@ -86,13 +85,13 @@ class Layout(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Table(msgspec.Struct, array_like=True, frozen=True):
-    """The blocks of one request that ran.
+    """Block table of one running request.
 
-    ``computed`` tokens have their keys and values in ``blocks``, in this order. ``hashes`` are of
-    the full blocks, each of which covers all tokens before it; ``tail`` of the tokens in the last
-    block, where that is not full, and of all before them; empty where it is. ``sums`` are of the
-    contents of each block. ``started_at`` (CLOCK_MONOTONIC) and ``cached_tokens`` are those of the
-    request's first start.
+    ``blocks`` hold the keys and values of the first ``computed`` tokens, in order. ``hashes`` has
+    one prefix hash per full block, over all tokens up to its end. ``tail`` is the prefix hash of a
+    partly filled last block, or empty. ``sums`` has a checksum of each block's contents.
+    ``started_at`` (CLOCK_MONOTONIC seconds) and ``cached_tokens`` are those of the request's first
+    start.
     """
 
     request_id: str
@@ -106,9 +105,9 @@ class Table(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Handover(msgspec.Struct, array_like=True, frozen=True):
-    """The tables of all requests that ran.
+    """Block tables of all running requests.
 
-    ``used`` different blocks are in them, ``held`` with their repetitions.
+    ``used`` counts distinct blocks; ``held`` counts a shared block once per table.
     """
 
     layout: Layout
@@ -122,26 +121,26 @@ _decoder = msgspec.msgpack.Decoder(Handover)
 
 
 def seal(handover: Handover) -> bytes:
-    """Return the message. Raises :class:`HandoverRefused` where it would be too large."""
+    """Return the handover as a message. Raises :class:`HandoverRefused` if it is too large."""
     body = _encoder.encode(handover)
     if len(body) > MAX_BYTES - _HEAD.size:
         raise HandoverRefused(
-            Outcome.TOO_LARGE, f"the block tables take {len(body)} bytes, the most is {MAX_BYTES}"
+            Outcome.TOO_LARGE, f"block tables take {len(body)} bytes; the maximum is {MAX_BYTES}"
         )
     return _HEAD.pack(MAGIC, VERSION, _digest(VERSION, body)) + body
 
 
 def unseal(data: bytes) -> Handover:
-    """Return what :func:`seal` was given. Raises :class:`HandoverRefused` for anything else."""
+    """Return the handover in a sealed message. Raises :class:`HandoverRefused` if it is invalid."""
     if not _HEAD.size <= len(data) <= MAX_BYTES:
-        raise HandoverRefused(Outcome.DAMAGED, f"a message of {len(data)} bytes")
+        raise HandoverRefused(Outcome.DAMAGED, f"invalid length of {len(data)} bytes")
     magic, version, digest = _HEAD.unpack_from(data)
     body = data[_HEAD.size :]
     if magic != MAGIC or digest != _digest(version, body):
-        raise HandoverRefused(Outcome.DAMAGED, "its checksum is of other bytes")
+        raise HandoverRefused(Outcome.DAMAGED, "the checksum does not match")
     if version != VERSION:
         raise HandoverRefused(
-            Outcome.OTHER_VERSION, f"its version is {version}, this worker reads {VERSION}"
+            Outcome.OTHER_VERSION, f"version {version} is not supported, only {VERSION} is"
         )
     try:
         handover: Handover = _decoder.decode(body)

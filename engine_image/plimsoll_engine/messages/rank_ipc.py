@@ -1,9 +1,9 @@
-"""What rank 0 tells the other ranks of its group, and what they answer.
+"""Messages between rank 0 of a worker and its other ranks.
 
-Messages are framed as in :mod:`plimsoll_engine.messages.framing`. Every rank carries out commands
-in the order in which rank 0 gives them, and rank 0 does the same itself, so that all launch the
-same collectives in the same order. :class:`Step`, :class:`Graphs` and :class:`Capture` get no
-answer: the ranks meet in their collectives.
+Messages are framed as in :mod:`plimsoll_engine.messages.framing`. Every rank runs commands in the
+order in which rank 0 sends them. Rank 0 runs the same steps itself, so all ranks launch the same
+collectives in the same order. :class:`Step`, :class:`PrepareGraphs` and :class:`CaptureGraph` get
+no reply, because the ranks synchronise in their collectives.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Array = np.ndarray[Any, np.dtype[np.int32]]
 
 @dataclass(slots=True)
 class Inputs:
-    """The integers of a step on the host, all that a rank needs to compute it.
+    """Input arrays of a step, on the host.
 
-    ``sources`` says where a token's id is: negative for ``ids``, else a row of the tokens that the
-    step before sampled. ``last`` are the rows that get a token, ``scored`` those whose logits say
-    how likely the prompt's next token was, which ``targets`` has; ``decodes``, ``longest`` and
-    ``fresh`` are those of :class:`plimsoll_engine.kernels.step_plan.StepPlan`.
+    ``sources`` locates each token's id: negative values index ``ids``, others a row of the tokens
+    that the previous step sampled. ``last`` are the rows that sample a token. ``scored`` are the
+    rows whose logits score the next prompt token, which ``targets`` holds. ``decodes``, ``longest``
+    and ``fresh`` are those of :class:`plimsoll_engine.kernels.step_plan.StepPlan`.
     """
 
     ids: Array
@@ -44,24 +44,23 @@ class Inputs:
     scored: Array = field(default_factory=lambda: np.zeros(0, np.int32))
     targets: Array = field(default_factory=lambda: np.zeros(0, np.int32))
     most: int = 0
-    """How many of the likeliest tokens a scored row names."""
+    """Number of the likeliest tokens to return for each scored row."""
     greedy: bool = False
-    """Every row that gets a token gets the best one, and nobody asks for its logits."""
+    """True if every sampling row takes the likeliest token and no request needs logits."""
 
     @property
     def decoding(self) -> bool:
-        """Each sequence has one row, and none is scored."""
+        """True if each sequence has one row and none is scored."""
         return len(self.ids) == len(self.contexts) and not len(self.scored)
 
 
 # ---- rank 0 to the others
 
 
-class Pool(msgspec.Struct, tag="pool"):
-    """Make a KV pool of these sizes, in the weight server's memory where it is ``shared``.
+class CreatePool(msgspec.Struct, tag="pool"):
+    """Command: allocate a KV pool, or map the weight server's if ``shared``.
 
-    For the first ``layers`` of the model, which alone are computed over it. Answered by
-    :class:`PoolMade`.
+    The pool serves the first ``layers`` layers of the model. The reply is :class:`PoolMade`.
     """
 
     num_blocks: int
@@ -70,20 +69,20 @@ class Pool(msgspec.Struct, tag="pool"):
     shared: bool = False
 
 
-class SumBlocks(msgspec.Struct, tag="sum_blocks"):
-    """Sum up what these blocks hold: :class:`BlockSums`."""
+class ChecksumBlocks(msgspec.Struct, tag="sum_blocks"):
+    """Command: compute a checksum of each block. The reply is :class:`BlockSums`."""
 
     blocks: list[int]
 
 
 class Step(msgspec.Struct, tag="step"):
-    """Compute these inputs, then take the tokens that rank 0 samples."""
+    """Command: run a step on these inputs, then receive the tokens that rank 0 sampled."""
 
     inputs: Inputs
 
 
-class Graphs(msgspec.Struct, tag="graphs"):
-    """:meth:`plimsoll_engine.core.forward.Forward.capture_graphs`."""
+class PrepareGraphs(msgspec.Struct, tag="graphs"):
+    """Command: call :meth:`plimsoll_engine.core.forward.Forward.capture_graphs`."""
 
     max_num_seqs: int
     max_blocks: int
@@ -91,62 +90,64 @@ class Graphs(msgspec.Struct, tag="graphs"):
     longest: int
 
 
-class Capture(msgspec.Struct, tag="capture"):
-    """Capture the next missing graph."""
+class CaptureGraph(msgspec.Struct, tag="capture"):
+    """Command: capture the next missing CUDA graph."""
 
 
-class Drop(msgspec.Struct, tag="drop"):
-    """Let go of the KV pool and the graphs; answered by :class:`Acknowledged`."""
+class ReleasePool(msgspec.Struct, tag="drop"):
+    """Command: release the KV pool and the CUDA graphs. The reply is :class:`Acknowledged`."""
 
 
-class Measure(msgspec.Struct, tag="measure"):
-    """Say how much device memory is free: :class:`Free`."""
+class MeasureFree(msgspec.Struct, tag="measure"):
+    """Command: measure the free device memory. The reply is :class:`Free`."""
 
 
 class Freeze(msgspec.Struct, tag="freeze"):
-    """The start is over: what exists by now lives as long as the process."""
+    """Command: exempt all existing objects from garbage collection (``gc.freeze``)."""
 
 
-class Account(msgspec.Struct, tag="account"):
-    """Say what you hold: :class:`RankReport`."""
+class ReportMemory(msgspec.Struct, tag="account"):
+    """Command: report the memory of this rank. The reply is :class:`RankReport`."""
 
 
 class TrimRank(msgspec.Struct, tag="trim"):
-    """Give back what can be given back: :class:`RankTrimmed`."""
+    """Command: free cached memory. The reply is :class:`RankTrimmed`."""
 
 
-class End(msgspec.Struct, tag="end"):
-    """Give everything back, say :class:`Ended`, and exit when the connection closes."""
+class Shutdown(msgspec.Struct, tag="end"):
+    """Command: release all memory, reply :class:`Ended`, and exit when the connection closes."""
 
 
 Command = (
-    Pool | SumBlocks | Step | Graphs | Capture | Drop | Measure | Freeze | Account | TrimRank | End
-)
+    CreatePool | ChecksumBlocks | Step | PrepareGraphs | CaptureGraph | ReleasePool
+    | MeasureFree | Freeze | ReportMemory | TrimRank | Shutdown
+)  # fmt: skip
 
 
 # ---- the others to rank 0
 
 
 class Joining(msgspec.Struct, tag="joining"):
-    """First: the rank's device works, and it waits for the group to form."""
+    """First message of a rank: its device works, and it waits for the process group to form."""
 
     rank: int
     pid: int
 
 
 class Loaded(msgspec.Struct, tag="loaded"):
-    """Second: its part of the model is there, and commands are taken."""
+    """Second message of a rank: its part of the model is loaded, and it accepts commands."""
 
 
 class Acknowledged(msgspec.Struct, tag="done"):
-    """The rank has done what it was told; there is nothing to report."""
+    """Reply: the command succeeded and has no result."""
 
 
 class PoolMade(msgspec.Struct, tag="pool_made"):
-    """The rank has its KV pool.
+    """Reply: the rank has its KV pool.
 
-    ``weights`` and ``memory`` are the weight server's identities of what the rank has mapped, empty
-    where it maps nothing; ``alone`` is of :class:`plimsoll_engine.messages.weight_ipc.PoolClaimed`.
+    ``weights`` and ``memory`` are the weight server's identities of the mapped memory, or empty if
+    nothing is mapped. ``alone`` is that of
+    :class:`plimsoll_engine.messages.weight_ipc.PoolClaimed`.
     """
 
     weights: bytes = b""
@@ -155,19 +156,19 @@ class PoolMade(msgspec.Struct, tag="pool_made"):
 
 
 class BlockSums(msgspec.Struct, tag="block_sums"):
-    """One sum for each block."""
+    """Reply: one checksum per block, in the order of the command."""
 
     sums: list[int]
 
 
 class Free(msgspec.Struct, tag="free"):
-    """``bytes`` free on the device; None on a CPU."""
+    """Reply: free bytes on the device, or None on a CPU."""
 
     bytes: int | None
 
 
 class RankReport(msgspec.Struct, tag="report"):
-    """A rank's memory, in bytes, of which rank 0 knows nothing."""
+    """Reply: memory of a rank, in bytes."""
 
     memory: ProcessMemory
     devices: list[DeviceMemory]
@@ -175,15 +176,15 @@ class RankReport(msgspec.Struct, tag="report"):
 
 
 class RankTrimmed(msgspec.Struct, tag="trimmed"):
-    """What a rank gave back, by step."""
+    """Reply: bytes that the rank freed in each step."""
 
     steps: list[OperationStep]
 
 
 class Ended(msgspec.Struct, tag="ended"):
-    """Device bytes as in :class:`plimsoll_engine.messages.worker_ipc.Stopped`.
+    """Reply: device bytes as in :class:`plimsoll_engine.messages.worker_ipc.Stopped`.
 
-    ``fenced``: nothing of the rank can write to its KV pool any more.
+    ``fenced`` means that this rank can no longer write to the KV pool.
     """
 
     device_allocated: int | None
@@ -192,7 +193,7 @@ class Ended(msgspec.Struct, tag="ended"):
 
 
 class RankFailed(msgspec.Struct, tag="failed"):
-    """As :class:`plimsoll_engine.messages.worker_ipc.Failed`."""
+    """Reply: an error, as in :class:`plimsoll_engine.messages.worker_ipc.Failed`."""
 
     message: str
     permanent: bool = False
@@ -219,5 +220,5 @@ from_rank = msgspec.msgpack.Decoder(Reply)
 
 
 def frame(message: Command | Reply) -> bytes:
-    """Return the bytes that carry ``message``, length first."""
+    """Return ``message`` encoded and framed."""
     return framed(_encoder.encode(message))

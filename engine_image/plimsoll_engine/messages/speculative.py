@@ -1,4 +1,4 @@
-"""What ``--speculative-config`` asks for, in vLLM's words. Pure."""
+"""Parser of ``--speculative-config``, with vLLM's field names. Pure."""
 
 from __future__ import annotations
 
@@ -6,51 +6,49 @@ from typing import Annotated, Literal
 
 import msgspec
 
-MOST_DRAFTS = 64
-LONGEST_LOOKUP = 64
-DEFAULT_LOOKUP = 5
-"""vLLM's, where neither the longest nor the shortest is given."""
+MAX_DRAFT_TOKENS = 64
+MAX_LOOKUP_TOKENS = 64
+DEFAULT_LOOKUP_TOKENS = 5
+"""vLLM's default if neither prompt_lookup_min nor prompt_lookup_max is given."""
 
-Lookup = Annotated[int, msgspec.Meta(ge=1, le=LONGEST_LOOKUP)]
+Lookup = Annotated[int, msgspec.Meta(ge=1, le=MAX_LOOKUP_TOKENS)]
 
 
 class Speculative(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Each step verifies up to ``num_speculative_tokens`` drafts of a request.
+    """Speculative decoding: each step verifies up to ``num_speculative_tokens`` drafts per request.
 
-    ``ngram`` takes them from the request's own text, by its last ``prompt_lookup_min`` to
-    ``prompt_lookup_max`` tokens; ``draft_model`` from the smaller ``model``.
+    Method ``ngram`` looks up the last ``prompt_lookup_min`` to ``prompt_lookup_max`` tokens in the
+    request's own tokens. Method ``draft_model`` runs the smaller ``model``.
     """
 
     method: Literal["ngram", "draft_model"]
-    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=MOST_DRAFTS)]
+    num_speculative_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_DRAFT_TOKENS)]
     prompt_lookup_max: Lookup | None = None
     prompt_lookup_min: Lookup | None = None
     model: str | None = None
 
     @property
     def lookup(self) -> tuple[int, int]:
-        """The shortest and the longest run of tokens to look up; one is the other's default."""
-        longest = self.prompt_lookup_max or self.prompt_lookup_min or DEFAULT_LOOKUP
+        """Minimum and maximum n-gram length; each defaults to the other."""
+        longest = self.prompt_lookup_max or self.prompt_lookup_min or DEFAULT_LOOKUP_TOKENS
         return self.prompt_lookup_min or longest, longest
 
 
 def parse(text: str) -> Speculative:
-    """Return what the flag's JSON means; ValueError names the field that is wrong."""
+    """Return the configuration in the flag's JSON. Raises ValueError that names the wrong field."""
     try:
         found = msgspec.json.decode(text, type=Speculative)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(str(error)) from None
     if found.method == "draft_model":
         if not found.model:
-            raise ValueError("field model: missing; method draft_model needs a checkpoint")
+            raise ValueError("field model: missing; method draft_model needs a checkpoint's folder")
         for name in ("prompt_lookup_max", "prompt_lookup_min"):
             if getattr(found, name) is not None:
-                raise ValueError(f"field {name}: a draft model has none; leave it out")
+                raise ValueError(f"field {name}: not for method draft_model; leave it out")
     elif found.model is not None:
-        raise ValueError("field model: prompt lookup has none; leave it out")
+        raise ValueError("field model: not for method ngram; leave it out")
     shortest, longest = found.lookup
     if shortest > longest:
-        raise ValueError(
-            f"field prompt_lookup_min: {shortest} is more than prompt_lookup_max {longest}"
-        )
+        raise ValueError(f"field prompt_lookup_min: {shortest} exceeds prompt_lookup_max {longest}")
     return found

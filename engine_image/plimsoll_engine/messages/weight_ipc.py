@@ -1,13 +1,12 @@
-"""What the weight server and a worker say to each other, on a Unix stream socket.
+"""Messages between a worker and the weight server, on a Unix stream socket.
 
-One connection is one mapping. A worker first asks for the weights of its rank, then for the KV
-pool, which the weight server keeps as well. The mapping lasts as long as the worker uses either:
-the weight server frees nothing before every mapping has ended, and a worker whose connection breaks
-has lost its memory. A worker that is done sends :class:`Returned`; a connection that ends without
-it ended in a crash, and the weight server checks the weights before it maps them again.
+Each connection is one mapping. A worker first requests the weights of its rank, then the KV pool.
+The weight server frees no memory while a mapping exists. A worker that finishes sends
+:class:`Returned`. If the connection ends without it, the worker crashed, and the weight server
+verifies the weights before it maps them again.
 
-Before its first write to the pool a worker sends :class:`PoolClaim`. The answer says whether it is
-the only writer: only then what a predecessor left in the pool is what it left there.
+A worker sends :class:`PoolClaim` before its first write to the pool. The reply says whether it is
+the only writer. Only then are the contents still those that its predecessor left.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from plimsoll_engine.messages.framing import LENGTH, MAX_MESSAGE_BYTES, framed
 
 
 class Place(msgspec.Struct, array_like=True, frozen=True):
-    """One tensor: its first byte in the buffer, its shape, and its type by torch's name."""
+    """Location of a tensor in the buffer: byte offset, shape and torch dtype name."""
 
     offset: int
     shape: list[int]
@@ -28,16 +27,17 @@ class Place(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Every tensor by its name in the model, and the buffer's size in bytes."""
+    """Locations of all tensors by their name in the model, and the buffer's size in bytes."""
 
     places: dict[str, Place]
     nbytes: int
 
 
 class WeightsShared(msgspec.Struct, tag="weights"):
-    """``handle`` is the CUDA IPC handle; without one the message carries a descriptor.
+    """Reply: the shared weights.
 
-    ``identity`` is a hash of the weights' bytes and of how they lie.
+    ``handle`` is a CUDA IPC handle; without it, the message carries a file descriptor. ``identity``
+    is a hash of the weights' bytes and of their layout.
     """
 
     manifest: Manifest
@@ -46,9 +46,9 @@ class WeightsShared(msgspec.Struct, tag="weights"):
 
 
 class PoolShared(msgspec.Struct, tag="pool"):
-    """The KV pool; of 0 bytes and without ``identity`` where there is none yet.
+    """Reply: the shared KV pool; ``nbytes`` is 0 and ``identity`` empty if there is none yet.
 
-    ``handle`` as of :class:`WeightsShared`. ``identity`` is random, of this memory alone.
+    ``handle`` is as in :class:`WeightsShared`. ``identity`` is random and unique to this memory.
     """
 
     nbytes: int
@@ -57,13 +57,16 @@ class PoolShared(msgspec.Struct, tag="pool"):
 
 
 class PoolClaimed(msgspec.Struct, tag="claimed"):
-    """``alone``: no other worker may write to the pool any more."""
+    """Reply: the pool is claimed. ``alone`` means that no other worker can write to it."""
 
     alone: bool
 
 
 class WeightsRefused(msgspec.Struct, tag="refused"):
-    """There is no such memory. ``permanent``: the checkpoint or a setting is wrong."""
+    """Reply: the memory cannot be shared.
+
+    ``permanent`` means that the checkpoint or a setting is wrong, so a retry fails as well.
+    """
 
     message: str
     permanent: bool
@@ -73,23 +76,23 @@ Answer = WeightsShared | PoolShared | PoolClaimed | WeightsRefused
 
 
 class WeightsRequest(msgspec.Struct, tag="weights_asked"):
-    """The part of the weights that rank ``rank`` of a worker has; before all else."""
+    """First request: the weights of one rank."""
 
     rank: int
 
 
 class PoolRequest(msgspec.Struct, tag="pool_asked"):
-    """A KV pool of ``nbytes`` for the same rank; with 0 the one that there is."""
+    """Request: a KV pool of ``nbytes`` for the same rank, or the existing pool if 0."""
 
     nbytes: int
 
 
 class PoolClaim(msgspec.Struct, tag="claim"):
-    """The worker is about to write to the pool; it may until its mapping ends."""
+    """Request: permission to write to the pool until the mapping ends."""
 
 
 class Returned(msgspec.Struct, tag="returned"):
-    """The worker has unmapped everything: its mapping may end."""
+    """Message: the worker has unmapped everything, and the mapping may end."""
 
 
 Request = WeightsRequest | PoolRequest | PoolClaim | Returned
@@ -100,28 +103,28 @@ _requests = msgspec.msgpack.Decoder(Request)
 
 
 class MappingLost(ConnectionError):
-    """The other side of the mapping is gone. For a worker: its weights are gone as well."""
+    """The connection broke. A worker loses its weights and KV pool with it."""
 
 
 def send(connection: socket.socket, message: Answer | Request, fd: int | None = None) -> None:
-    """Send a message; raise :class:`MappingLost` where the other side is gone."""
+    """Send ``message``, with a file descriptor if given. Raises :class:`MappingLost`."""
     data = framed(_encoder.encode(message))
     try:
         sent = socket.send_fds(connection, [data], [] if fd is None else [fd])
-        if sent < len(data):  # the other side may have answered and closed by now
+        if sent < len(data):
             connection.sendall(data[sent:])
     except OSError as error:
         raise MappingLost(f"mapping of the weights: {error}") from None
 
 
 def receive(connection: socket.socket) -> tuple[Answer, int | None]:
-    """Return the weight server's answer and its descriptor. Raises :class:`MappingLost`."""
+    """Return the weight server's reply and file descriptor, if any. Raises :class:`MappingLost`."""
     body, fds = _read(connection)
     return _answers.decode(body), fds[0] if fds else None
 
 
 def receive_request(connection: socket.socket) -> Request:
-    """Return what a worker wants. Raises :class:`MappingLost`."""
+    """Return a worker's next request. Raises :class:`MappingLost`."""
     request: Request = _requests.decode(_read(connection)[0])
     return request
 
@@ -137,10 +140,10 @@ def _read(connection: socket.socket) -> tuple[bytes, list[int]]:
             raise MappingLost(f"mapping of the weights: {error}") from None
         fds += found
         if not part:
-            raise MappingLost("mapping of the weights: the other side has ended")
+            raise MappingLost("mapping of the weights: the other side closed the connection")
         data += part
         if len(data) >= LENGTH.size:
             wanted = LENGTH.size + LENGTH.unpack_from(data)[0]
             if wanted > MAX_MESSAGE_BYTES:
-                raise MappingLost(f"mapping of the weights: a message of {wanted} bytes")
+                raise MappingLost(f"mapping of the weights: {wanted} bytes in one message")
     return bytes(data[LENGTH.size :]), fds

@@ -1,10 +1,9 @@
-"""The messages between the frontend and its worker.
+"""Messages between the frontend and its worker, on a Unix stream socket in the run directory.
 
-A Unix stream socket in the run directory, framed as in :mod:`plimsoll_engine.messages.framing`.
-The worker connects after it was forked and says :class:`Hello` first. The frontend trusts only the
-worker of the epoch it started: it drops the connection of any other.
+They are framed as in :mod:`plimsoll_engine.messages.framing`. The worker connects after it was
+forked and sends :class:`Hello` first. The frontend drops connections from workers of other epochs.
 
-Nothing here knows torch: the frontend imports it.
+This module must not import torch, because the frontend imports it.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from plimsoll_engine.messages.handover import Refusal
 
 
 class Grammar(msgspec.Struct, array_like=True, frozen=True):
-    """What the output must match.
+    """Grammar that the output must match.
 
     ``text`` is a JSON schema for ``json_schema``, empty for ``json_object``, a regular expression
-    for ``regex``, a Lark grammar in llguidance's dialect for ``lark``. ``field`` is where the
-    client gave it, for errors; it says nothing about the match.
+    for ``regex``, or a Lark grammar in llguidance's dialect for ``lark``. ``field`` is the request
+    field that errors name.
     """
 
     kind: Literal["json_object", "json_schema", "regex", "lark"]
@@ -33,20 +32,21 @@ class Grammar(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Sampling(msgspec.Struct, array_like=True):
-    """How the next token is chosen.
+    """Sampling parameters of a request.
 
-    ``temperature`` 0 is greedy. ``seed`` is always set: the random number of token i depends on
-    (seed, i) alone, so a carried request draws on as before.
+    ``temperature`` 0 is greedy. ``seed`` is always set: the random number of token i depends only
+    on (seed, i), so a carried-over request continues with the same sequence.
 
-    ``presence_penalty`` and ``frequency_penalty`` look at the output, ``repetition_penalty`` (1 is
-    none) at prompt and output. ``logit_bias`` is added by token id. No stop token is taken before
-    there are ``min_tokens`` tokens of output. ``logprobs`` asks for that many of the likeliest
-    tokens beside the chosen one; None asks for nothing. ``prompt_logprobs`` is the same for the
-    tokens of the prompt, which come as :class:`PromptScores`. With ``logprob_token_ids``,
-    ``logprobs`` tells these tokens instead of the likeliest ones.
+    ``presence_penalty`` and ``frequency_penalty`` apply to the output, ``repetition_penalty`` (1 is
+    neutral) to prompt and output. ``logit_bias`` maps token ids to an added logit. Stop tokens are
+    suppressed until there are ``min_tokens`` output tokens.
 
-    ``allowed_token_ids`` are the only tokens that may be chosen; None allows all.
-    ``bad_words`` are sequences of tokens whose last one may not follow the others in the output.
+    ``logprobs`` is the number of likeliest tokens to return for each output token; None disables
+    log probabilities. ``prompt_logprobs`` does the same for the prompt, whose tokens come as
+    :class:`PromptScores`. ``logprob_token_ids`` replaces the likeliest tokens by these.
+
+    Only ``allowed_token_ids`` may be sampled; None allows all. Each of ``bad_words`` is a token
+    sequence that the output must not contain.
     """
 
     max_tokens: int
@@ -74,13 +74,13 @@ class Sampling(msgspec.Struct, array_like=True):
 
 
 class Media(msgspec.Struct, array_like=True):
-    """An image or a sound of a prompt, as the model's encoder takes it.
+    """Image or audio of a prompt, as the model's encoder reads it.
 
-    ``key`` is a hash of the content and of how it was processed: equal keys, equal tensors. Its
-    ``length`` placeholder tokens begin at ``start`` of the prompt; a model that attends to a sound
-    from the outside has none. ``tokens`` is what it takes of the encoder cache's budget. ``data``
-    holds the tensor of ``shape`` and ``dtype``, little-endian; None means that the worker's
-    receiver cache has it. ``keep`` tells the worker to cache it.
+    ``key`` is a hash of the content and of its processing: equal keys have equal tensors. Its
+    ``length`` placeholder tokens begin at ``start`` of the prompt; cross-attention models have
+    none. ``tokens`` is its cost in the encoder cache's budget. ``data`` holds the little-endian
+    tensor of ``shape`` and ``dtype``; None means that the worker's receiver cache has it. ``keep``
+    makes the worker cache it.
     """
 
     kind: Literal["image", "audio"]
@@ -95,17 +95,17 @@ class Media(msgspec.Struct, array_like=True):
 
 
 class Submit(msgspec.Struct, tag="submit"):
-    """A request.
+    """Command: run a request.
 
-    ``output_ids`` are the tokens that an earlier epoch already made (carry over); they count
+    ``output_ids`` are the tokens that an earlier epoch generated before a carry-over; they count
     towards ``sampling.max_tokens``.
 
-    ``priority``: lower runs first. ``tenant``: requests of one priority are admitted fairly between
-    tenants. ``arrived``: CLOCK_MONOTONIC seconds, one clock for all processes of a host; the
-    request is dropped ``deadline_s`` seconds later. ``cache_salt``: only requests with an equal one
-    share cached prefixes. ``media`` are in the order of the prompt; the receiver cache first lets
-    go of the keys in ``forget``. ``adapter`` is the number of a loaded one, 0 for none. ``attempt``
-    numbers the submissions of one request, and every answer to one bears it.
+    Lower ``priority`` runs first. Requests of equal priority are admitted fairly between tenants.
+    ``arrived`` is in CLOCK_MONOTONIC seconds, and the request is dropped ``deadline_s`` seconds
+    later. Only requests with equal ``cache_salt`` share cached prefixes. ``media`` are in the order
+    of the prompt; the receiver cache first evicts the keys in ``forget``. ``adapter`` is the number
+    of a loaded adapter, or 0. ``attempt`` numbers the submissions of a request, and each reply
+    repeats it.
     """
 
     request_id: str
@@ -124,25 +124,24 @@ class Submit(msgspec.Struct, tag="submit"):
 
 
 class Abort(msgspec.Struct, tag="abort"):
-    """End a request for whose answer nobody waits; unknown ids are ignored."""
+    """Command: cancel a request. Unknown ids are ignored."""
 
     request_id: str
 
 
 class Abandoned(msgspec.Struct, tag="abandoned"):
-    """All requests that the worker runs on for nobody, although their abort was sent long ago.
+    """All requests that the worker still runs although their abort was sent long ago.
 
-    What they hold is lost. It replaces what was said before.
+    Their memory counts as lost. Each message replaces the previous one.
     """
 
     request_ids: list[str]
 
 
 class LoadAdapter(msgspec.Struct, tag="load_adapter"):
-    """Load the LoRA adapter in the folder ``path`` under ``number``.
+    """Command: load the LoRA adapter in the folder ``path``. The reply is :class:`AdapterLoaded`.
 
-    The number is never used again for another one. Answered by :class:`AdapterLoaded`. Later
-    submissions may use it.
+    ``number`` identifies it in later submissions and is never reused for another adapter.
     """
 
     query_id: str
@@ -152,36 +151,39 @@ class LoadAdapter(msgspec.Struct, tag="load_adapter"):
 
 
 class UnloadAdapter(msgspec.Struct, tag="unload_adapter"):
-    """No further submission uses it; its memory goes with the last request that does."""
+    """Command: unload an adapter once no running request uses it.
+
+    No later submission names it.
+    """
 
     number: int
 
 
 class Trim(msgspec.Struct, tag="trim"):
-    """Give cached memory back; answered by :class:`Trimmed`."""
+    """Command: free cached memory. The reply is :class:`Trimmed`."""
 
     operation_id: str
 
 
 class AuditQuery(msgspec.Struct, tag="audit"):
-    """Check the worker's own rules; answered by :class:`AuditReport`."""
+    """Query: check the worker's invariants. The reply is :class:`AuditReport`."""
 
     query_id: str
 
 
 class DiagnosticQuery(msgspec.Struct, tag="diagnostic"):
-    """Write one diagnostic of the worker; answered by :class:`DiagnosticReport`."""
+    """Query: collect one diagnostic of the worker. The reply is :class:`DiagnosticReport`."""
 
     query_id: str
     kind: str
 
 
 class TakeOver(msgspec.Struct, tag="take_over"):
-    """The predecessor has given everything back: take the KV pool, say Ready, serve.
+    """Command: the predecessor has released its memory; claim the KV pool, send Ready and serve.
 
-    ``quick``: it has served with the same sizes, so no trial of the largest step is needed.
-    ``handover`` is what it said with :class:`Stopped`; only with ``quick``, since a trial writes to
-    the pool. The requests in it follow Ready, and :class:`Carried` follows them.
+    ``quick`` skips the trial of the largest step, because the predecessor served with the same
+    sizes. ``handover`` comes from the predecessor's :class:`Stopped`, only with ``quick``: a trial
+    writes to the pool. Its requests are submitted after Ready, followed by :class:`Carried`.
     """
 
     quick: bool = False
@@ -189,20 +191,20 @@ class TakeOver(msgspec.Struct, tag="take_over"):
 
 
 class Carried(msgspec.Struct, tag="carried"):
-    """All requests that were carried over have been submitted: answered by :class:`Adopted`.
+    """Message: all carried-over requests are submitted. The reply is :class:`Adopted`.
 
-    The blocks of others that the predecessor handed over are free from now on.
+    The worker frees all other blocks of the handover.
     """
 
     query_id: str
 
 
 class Stop(msgspec.Struct, tag="stop"):
-    """Finish the step under way, answer no more tokens, give everything back, say Stopped.
+    """Command: finish the current step, drop its tokens, release all memory and send Stopped.
 
-    The worker exits when the frontend closes the socket. With ``hand_over`` the tokens of that step
-    are answered, and a successor may go on with what is in the KV pool. ``sent``: CLOCK_MONOTONIC
-    seconds.
+    With ``hand_over``, the tokens of that step are sent, and a successor may continue from the KV
+    pool. ``sent`` is in CLOCK_MONOTONIC seconds. The worker exits when the frontend closes the
+    socket.
     """
 
     hand_over: bool = False
@@ -228,23 +230,23 @@ ToWorker = (
 
 
 class Hello(msgspec.Struct, tag="hello"):
-    """The first message of a worker on its connection."""
+    """First message of a worker on its connection."""
 
     epoch: int
     pid: int
 
 
 class Starting(msgspec.Struct, tag="starting"):
-    """The worker begins a stage of its start: a name of ``Ready.stages_s``."""
+    """Message: the worker begins a startup stage, named as in ``Ready.stages_s``."""
 
     stage: str
 
 
 class Prepared(msgspec.Struct, tag="prepared"):
-    """Context, weights and kernels are there; TakeOver is waited for.
+    """Message: context, weights and kernels are loaded, and the worker waits for TakeOver.
 
-    ``stages_s`` is how long each took, in seconds. ``memory`` is the process as it waits, and
-    ``others`` those of the other ranks.
+    ``stages_s`` has the seconds of each stage. ``memory`` is that of this process and ``others``
+    that of the other ranks.
     """
 
     epoch: int
@@ -254,11 +256,11 @@ class Prepared(msgspec.Struct, tag="prepared"):
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """The engine is warm.
+    """Message: the worker serves.
 
-    ``max_model_len`` bounds prompt and output together; ``load_s`` is the time from the fork, the
-    wait for TakeOver included; ``stages_s`` how long each stage took. ``refusal`` says why a
-    handover was not accepted; null where it was, and where there was none.
+    ``max_model_len`` limits prompt and output tokens together. ``load_s`` is the time since the
+    fork, including the wait for TakeOver, and ``stages_s`` that of each stage, in seconds.
+    ``refusal`` is the reason why a handover was refused; null if it was accepted or there was none.
     """
 
     epoch: int
@@ -271,10 +273,10 @@ class Ready(msgspec.Struct, tag="ready"):
 
 
 class Logprobs(msgspec.Struct, array_like=True):
-    """Natural logarithms of the model's own probabilities.
+    """Natural logarithms of the model's probabilities of the sampled and the likeliest tokens.
 
-    They are those before any penalty, bias, grammar or temperature: of the chosen token, and of the
-    likeliest ones in falling order.
+    They do not include penalties, bias, grammar or temperature. ``top_ids`` and ``top`` are in
+    descending order.
     """
 
     chosen: float
@@ -283,10 +285,10 @@ class Logprobs(msgspec.Struct, array_like=True):
 
 
 class Started(msgspec.Struct, array_like=True):
-    """What is known of a request when its first token is.
+    """Statistics of a request at its first token.
 
-    The seconds it waited for the batch, and how many of its prompt's tokens came from the prefix
-    cache.
+    ``queued_s`` is the time in the waiting queue in seconds. ``cached_tokens`` counts the prompt
+    tokens that came from the prefix cache.
     """
 
     queued_s: float
@@ -294,11 +296,11 @@ class Started(msgspec.Struct, array_like=True):
 
 
 class Token(msgspec.Struct, array_like=True):
-    """One new token.
+    """One generated token.
 
-    ``finish_reason`` is ``stop`` or ``length`` on the last one. ``started`` comes with the first
-    one that this worker makes. ``attempt`` is the submission's: tokens of an earlier one may still
-    be under way when a request was taken back and submitted again.
+    ``finish_reason`` is ``stop`` or ``length`` on the last token. ``started`` comes with the first
+    token from this worker. ``attempt`` is the submission's: after a resubmission, tokens of an
+    earlier attempt may still arrive.
     """
 
     request_id: str
@@ -310,19 +312,19 @@ class Token(msgspec.Struct, array_like=True):
 
 
 class Tokens(msgspec.Struct, tag="tokens"):
-    """The tokens of one step."""
+    """Message: the tokens of one step."""
 
     step: int
     tokens: list[Token]
 
 
 class PromptScores(msgspec.Struct, tag="prompt_scores"):
-    """Log probabilities of tokens of a prompt, from the one at place ``first`` (1 or more) on.
+    """Message: log probabilities of prompt tokens, from position ``first`` (1 or more) on.
 
-    Little-endian numbers of 4 bytes, token by token: float ``chosen`` and int ``ranks`` (1 is the
-    likeliest) of the token itself, int ``top_ids`` and float ``top`` of as many of the likeliest
-    ones as were asked for. They come in order, and all of them before the request's first token.
-    ``attempt`` is the submission's, as of a :class:`Token`.
+    Arrays of 4-byte little-endian numbers, token by token: float ``chosen`` and int ``ranks`` (1 is
+    the likeliest) of the token itself; int ``top_ids`` and float ``top`` of the likeliest tokens,
+    as many as requested. They come in order, and before the request's first token. ``attempt`` is
+    as in :class:`Token`.
     """
 
     request_id: str
@@ -335,10 +337,10 @@ class PromptScores(msgspec.Struct, tag="prompt_scores"):
 
 
 class Dropped(msgspec.Struct, tag="dropped"):
-    """A request that ended without a token: an error of its own, never of its neighbours.
+    """Message: a request ended without a token because of an error of its own.
 
-    ``attempt`` is the submission's, as of a :class:`Token`. ``reason``: ``invalid`` (``param``
-    names the field, where one is at fault), ``unavailable``, ``deadline`` or ``error``.
+    ``attempt`` is as in :class:`Token`. ``reason`` is ``invalid``, ``unavailable``, ``deadline`` or
+    ``error``. ``param`` names the wrong field of an invalid request, if known.
     """
 
     request_id: str
@@ -349,9 +351,9 @@ class Dropped(msgspec.Struct, tag="dropped"):
 
 
 class MediaMissing(msgspec.Struct, tag="media_missing"):
-    """The receiver cache lacks what a submission counts on: it was not begun; send all of it.
+    """Message: the receiver cache lacks media of a submission, which must be sent again in full.
 
-    ``attempt`` is the submission's, as of a :class:`Token`.
+    ``attempt`` is as in :class:`Token`.
     """
 
     request_id: str
@@ -360,11 +362,12 @@ class MediaMissing(msgspec.Struct, tag="media_missing"):
 
 
 class Report(msgspec.Struct, tag="report"):
-    """The worker's account of itself, at least once a second, also while idle.
+    """Message: load and memory of the worker, at least once a second, also while idle.
 
-    ``running`` names the requests that hold blocks. What is ``lost`` is held by nobody. Host blocks
-    are null without an offload, encoder tokens for a model without an encoder. Where the worker is
-    several ranks, ``memory`` is rank 0's, ``others`` that of the rest, and all else is of all.
+    ``running`` are the ids of requests that hold blocks. Lost blocks and tokens have no owner. Host
+    blocks are null without KV offload, encoder tokens for a model without an encoder. With several
+    ranks, ``memory`` is that of rank 0, ``others`` that of the other ranks, and all else is of the
+    whole worker.
     """
 
     load: Load
@@ -389,7 +392,7 @@ class Report(msgspec.Struct, tag="report"):
 
 
 class AdapterLoaded(msgspec.Struct, tag="adapter_loaded"):
-    """``error`` says why it was not; null where it was."""
+    """Reply: ``error`` is the reason why the adapter was not loaded, or null."""
 
     query_id: str
     number: int
@@ -397,14 +400,14 @@ class AdapterLoaded(msgspec.Struct, tag="adapter_loaded"):
 
 
 class Trimmed(msgspec.Struct, tag="trimmed"):
-    """The steps of a trim with the bytes that each gave back."""
+    """Reply: the steps of a trim with the bytes that each freed."""
 
     operation_id: str
     steps: list[OperationStep]
 
 
 class AuditReport(msgspec.Struct, tag="audited"):
-    """What the audit found; empty ``findings`` are good news only for the ``rules`` it names."""
+    """Reply: the findings of an audit, which checked only the invariants in ``rules``."""
 
     query_id: str
     idle: bool
@@ -414,16 +417,16 @@ class AuditReport(msgspec.Struct, tag="audited"):
 
 
 class DiagnosticReport(msgspec.Struct, tag="diagnosed"):
-    """The text of one diagnostic."""
+    """Reply: the text of one diagnostic."""
 
     query_id: str
     text: str
 
 
 class Adopted(msgspec.Struct, tag="adopted"):
-    """These requests go on with the keys and values of the predecessor.
+    """Reply: requests that continue with the keys and values of the predecessor.
 
-    ``refused`` says why another one that was handed over does not.
+    ``refused`` maps the ids of the other requests in the handover to a reason.
     """
 
     query_id: str
@@ -432,11 +435,12 @@ class Adopted(msgspec.Struct, tag="adopted"):
 
 
 class Stopped(msgspec.Struct, tag="stopped"):
-    """Everything was given back. Device bytes are torch's own count, exact; null on a CPU.
+    """Reply: all memory is released.
 
-    ``handover`` is of :mod:`plimsoll_engine.messages.handover`, where it was asked for; ``refusal``
-    says why there is none. ``stages_s`` is how long each stage of its end took, from the moment at
-    which Stop was sent, and ``sent`` the moment at which this is, in CLOCK_MONOTONIC seconds.
+    Device bytes are torch's own count; null on a CPU. ``handover`` is a sealed message of
+    :mod:`plimsoll_engine.messages.handover` if requested, ``refusal`` the reason if there is none.
+    ``stages_s`` has the seconds of each shutdown stage since Stop was sent. ``sent`` is in
+    CLOCK_MONOTONIC seconds.
     """
 
     device_allocated: int | None = None
@@ -448,10 +452,10 @@ class Stopped(msgspec.Struct, tag="stopped"):
 
 
 class Failed(msgspec.Struct, tag="failed"):
-    """The worker cannot go on; it exits after this.
+    """Message: the worker cannot continue, and exits.
 
-    ``message`` says what to do. ``permanent``: the settings or the checkpoint are wrong, so another
-    worker fails as well.
+    ``message`` says what to do. ``permanent`` means that the settings or the checkpoint are wrong,
+    so another worker fails as well.
     """
 
     message: str
@@ -483,5 +487,5 @@ from_worker = msgspec.msgpack.Decoder(FromWorker)
 
 
 def frame(message: ToWorker | FromWorker) -> bytes:
-    """Return the bytes that carry ``message``, length first."""
+    """Return ``message`` encoded and framed."""
     return framed(_encoder.encode(message))

@@ -1,15 +1,15 @@
-"""The messages between the frontend and the zygote, and what a zygote is started with.
+"""Messages between the frontend and the zygote, and the zygote's configuration.
 
-The zygote is started as ``python -m plimsoll_engine.worker.zygote --control-fd FD --weights-fd FD
---config JSON``. The first FD is its end of a Unix stream socketpair that it inherits, the second
-the socket at ``weights``, bound and listening; JSON is a :class:`WorkerConfig`. Each message is
-framed as in :mod:`plimsoll_engine.messages.framing`: a 4-byte big-endian length and a msgpack body.
+The command is ``python -m plimsoll_engine.worker.zygote --control-fd FD --weights-fd FD --config
+JSON``. The first FD is the zygote's end of an inherited Unix socketpair. The second is the
+listening socket of the weight server. JSON is a :class:`WorkerConfig`. Messages are framed as in
+:mod:`plimsoll_engine.messages.framing`: a 4-byte big-endian length and a msgpack body.
 
-End of file on the socket means that the frontend is gone: the zygote kills its workers, then the
-weight server, and exits. Where the zygote itself is killed they live on as the frontend's children,
-and the frontend starts another zygote.
+End of file on the socket means that the frontend has exited. The zygote then kills its workers and
+the weight server, and exits. If the zygote itself is killed, they survive as children of the
+frontend, which starts another zygote.
 
-Nothing here knows torch: the frontend imports it.
+This module must not import torch, because the frontend imports it.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ from plimsoll_engine.messages.framing import framed
 from plimsoll_engine.messages.speculative import Speculative
 
 MEDIA_CACHE_BYTES = 256 << 20
-"""Of the receiver cache and of the frontend's cache before it: some 200 images of 336 x 336 each.
-"""
+"""Size of the receiver cache, and of the frontend's matching cache: about 200 images of 336 x
+336."""
 
 
 class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """All that a worker of any epoch is told when its zygote starts.
+    """Configuration of all workers that a zygote forks.
 
     ``dtype`` is ``auto``, ``float32`` or ``bfloat16``; ``device`` is ``auto``, ``cpu`` or ``cuda``.
-    A worker is one process for each of ``tensor_parallel_size`` ranks.
-    Null leaves a size to the worker. ``socket`` is the path of the frontend's Unix server socket;
-    ``inject`` is the text of ``PLIMSOLL_INJECT``, empty without faults. ``weights`` is the path of
-    the socket at which the weight server shares them; empty, each worker loads its own.
-    ``max_loras`` 0: no adapters; ``speculative`` null: no drafts. ``kv_cache_dtype`` is ``auto``,
-    the model's, or ``fp8``.
+    A worker has one process per rank (``tensor_parallel_size``). The worker chooses sizes that are
+    null.
+
+    ``socket`` is the path of the frontend's Unix socket, ``weights`` that of the weight server's;
+    if empty, each worker loads its own weights. ``inject`` is the value of ``PLIMSOLL_INJECT``.
+    ``max_loras`` 0 disables adapters; ``speculative`` null disables drafts. ``kv_cache_dtype`` is
+    ``auto`` (the model's) or ``fp8``.
     """
 
     model: str
@@ -64,20 +65,20 @@ class WorkerConfig(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     @property
     def draft_model(self) -> str | None:
-        """The folder of the draft model, where one guesses tokens."""
+        """Folder of the draft model, or None."""
         return None if self.speculative is None else self.speculative.model
 
 
-def meeting_place(run_dir: str | Path, epoch: int) -> tuple[Path, Path]:
-    """Return where the ranks of an epoch meet: rank 0's socket, and the group's store.
+def rendezvous_paths(run_dir: str | Path, epoch: int) -> tuple[Path, Path]:
+    """Return the paths of rank 0's socket and of the process group's store.
 
-    Short names, because a socket's path holds 107 bytes (unix(7)).
+    Their names are short, because a socket's path holds at most 107 bytes (unix(7)).
     """
     return Path(run_dir) / f"r{epoch}.sock", Path(run_dir) / f"r{epoch}.store"
 
 
 def listen(path: str) -> socket.socket:
-    """Return the weight server's socket; a file that a killed predecessor left is taken over."""
+    """Return a listening socket at ``path``; replaces the file of a killed predecessor."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     Path(path).unlink(missing_ok=True)
     listener.bind(path)
@@ -90,9 +91,9 @@ def listen(path: str) -> socket.socket:
 
 
 class Fork(msgspec.Struct, tag="fork"):
-    """Fork rank ``rank`` of the worker of epoch ``number``, or the ``number``-th weight server.
+    """Command: fork rank ``rank`` of the worker of epoch ``number``, or weight server ``number``.
 
-    Rank 0 of a worker connects to the socket and says Hello with that number.
+    Rank 0 of a worker connects to the frontend's socket and sends Hello with that number.
     """
 
     number: int
@@ -107,14 +108,14 @@ ToZygote = Fork
 
 
 class ZygoteReady(msgspec.Struct, tag="ready"):
-    """Everything is imported; forks are taken from now on. ``import_s`` is how long that took."""
+    """Message: all imports are done (in ``import_s`` seconds), and the zygote accepts forks."""
 
     pid: int
     import_s: float
 
 
 class Forked(msgspec.Struct, tag="forked"):
-    """A process was forked for the start ``number``; ``pid`` is as the frontend sees it."""
+    """Reply: the process was forked. ``pid`` is in the frontend's PID namespace."""
 
     number: int
     pid: int
@@ -123,7 +124,7 @@ class Forked(msgspec.Struct, tag="forked"):
 
 
 class ForkFailed(msgspec.Struct, tag="fork_failed"):
-    """Nothing was forked: a second thread in the zygote, or no memory. ``message`` says which."""
+    """Reply: nothing was forked. ``message`` is the reason, such as lack of memory."""
 
     number: int
     message: str
@@ -131,7 +132,10 @@ class ForkFailed(msgspec.Struct, tag="fork_failed"):
 
 
 class Exited(msgspec.Struct, tag="exited"):
-    """A child is gone and reaped. ``status`` is its exit code, or minus the signal's number."""
+    """Message: a child exited and was reaped.
+
+    ``status`` is its exit code, or the negative number of the signal that killed it.
+    """
 
     number: int
     pid: int
@@ -148,5 +152,5 @@ from_zygote = msgspec.msgpack.Decoder(FromZygote)
 
 
 def frame(message: ToZygote | FromZygote) -> bytes:
-    """Return the bytes that carry ``message``, length first."""
+    """Return ``message`` encoded and framed."""
     return framed(_encoder.encode(message))

@@ -38,11 +38,13 @@ class Follower:
 
     def serve(self) -> None:
         """Obey rank 0 until it says End. Raises LeaderGone and FollowError."""
-        while not isinstance(command := self._link.receive(), rank_ipc.End):
+        while not isinstance(command := self._link.receive(), rank_ipc.Shutdown):
             try:
                 answer = self._do(command)
             except Exception as error:
-                silent = isinstance(command, rank_ipc.Step | rank_ipc.Graphs | rank_ipc.Capture)
+                silent = isinstance(
+                    command, rank_ipc.Step | rank_ipc.PrepareGraphs | rank_ipc.CaptureGraph
+                )
                 raise FollowError(f"{type(error).__name__}: {error}", not silent) from error
             if answer is not None:
                 self._link.send(answer)
@@ -55,11 +57,11 @@ class Follower:
         match command:
             case rank_ipc.Step(inputs):
                 self._pool.follow(inputs)
-            case rank_ipc.Capture():
+            case rank_ipc.CaptureGraph():
                 self._pool.capture_more()
-            case rank_ipc.Graphs(max_num_seqs, max_blocks, later, longest):
+            case rank_ipc.PrepareGraphs(max_num_seqs, max_blocks, later, longest):
                 self._pool.capture_graphs(max_num_seqs, max_blocks, later, longest)
-            case rank_ipc.Pool(num_blocks, block_size, layers, shared):
+            case rank_ipc.CreatePool(num_blocks, block_size, layers, shared):
                 self._drop()
                 model = self._lifecycle.model
                 if isinstance(model, Decoder) and layers < model.kv.layers:
@@ -69,16 +71,16 @@ class Follower:
                 memory = self._lifecycle.map_pool(nbytes) if shared else None
                 self._forward = Forward(model, num_blocks, block_size, memory, kv_dtype)
                 return self._lifecycle.claim_pool() if shared else rank_ipc.PoolMade()
-            case rank_ipc.SumBlocks(blocks):
+            case rank_ipc.ChecksumBlocks(blocks):
                 return rank_ipc.BlockSums(self._pool.block_sums(blocks))
-            case rank_ipc.Drop():
+            case rank_ipc.ReleasePool():
                 self._drop()
                 return rank_ipc.Acknowledged()
-            case rank_ipc.Measure():
+            case rank_ipc.MeasureFree():
                 return rank_ipc.Free(self._lifecycle.device_free())
             case rank_ipc.Freeze():
                 self._lifecycle.freeze()
-            case rank_ipc.Account():
+            case rank_ipc.ReportMemory():
                 return self._account()
             case rank_ipc.TrimRank():
                 return rank_ipc.RankTrimmed(trim_process(self._device, self._python))

@@ -22,7 +22,7 @@ from plimsoll_api.admin import Epoch
 from plimsoll_engine.frontend.workers.failures import WorkerLost
 from plimsoll_engine.frontend.workers.worker_link import WorkerLink
 from plimsoll_engine.messages import worker_ipc
-from plimsoll_engine.messages.zygote_ipc import Exited, meeting_place
+from plimsoll_engine.messages.zygote_ipc import Exited, rendezvous_paths
 from plimsoll_engine.process.stacks import bounded_size, stacks_path
 
 log = logging.getLogger(__name__)
@@ -185,7 +185,7 @@ class WorkerHandle:
 
     def clear(self) -> None:
         """Remove the files that killed ranks leave behind."""
-        for path in meeting_place(self._run_dir, self.epoch.number):
+        for path in rendezvous_paths(self._run_dir, self.epoch.number):
             with contextlib.suppress(OSError):  # read-only: also where there is no such file
                 path.unlink()
 

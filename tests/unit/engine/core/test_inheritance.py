@@ -492,7 +492,7 @@ def test_another_version_and_a_body_that_is_none_are_refused(
     with monkeypatch.context() as patch:
         patch.setattr(messages, "VERSION", 2)
         newer = messages.seal(handover)
-    with pytest.raises(HandoverRefused, match="its version is 2") as refused:
+    with pytest.raises(HandoverRefused, match="version 2 is not supported") as refused:
         messages.unseal(newer)
     assert refused.value.outcome is Outcome.OTHER_VERSION
     body = b"\x93\x01\x02\x03"
@@ -504,7 +504,7 @@ def test_another_version_and_a_body_that_is_none_are_refused(
 
 def test_a_message_that_is_too_large_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "MAX_BYTES", 100)
-    with pytest.raises(HandoverRefused, match="the most is 100") as refused:
+    with pytest.raises(HandoverRefused, match="the maximum is 100") as refused:
         messages.seal(sealed([], msgspec.structs.replace(LAYOUT, weights=bytes(200))))
     assert refused.value.outcome is Outcome.TOO_LARGE
 

@@ -21,7 +21,7 @@ from plimsoll_engine.distributed.member import Member
 from plimsoll_engine.errors import LoadError, RanksLost, SettingsError
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.rank_ipc import Inputs
-from plimsoll_engine.messages.zygote_ipc import WorkerConfig, meeting_place
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig, rendezvous_paths
 
 THREE = np.arange(3, dtype=np.int32)
 INPUTS = Inputs(
@@ -39,7 +39,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[Leader, Link]]:
     yield leader, link
     link.close()
     leader.close()
-    assert not any(path.exists() for path in meeting_place(tmp_path, 1))
+    assert not any(path.exists() for path in rendezvous_paths(tmp_path, 1))
 
 
 @pytest.fixture
@@ -52,10 +52,10 @@ def test_commands_come_whole_and_in_order(pair: tuple[Leader, Link]) -> None:
     leader, link = pair
     with leader.together(rank_ipc.Step(INPUTS)):
         pass
-    leader.tell(rank_ipc.Capture())
+    leader.tell(rank_ipc.CaptureGraph())
     step = link.receive()
     assert isinstance(step, rank_ipc.Step)
-    assert isinstance(link.receive(), rank_ipc.Capture)
+    assert isinstance(link.receive(), rank_ipc.CaptureGraph)
     for name in Inputs.__slots__:
         assert np.array_equal(getattr(step.inputs, name), getattr(INPUTS, name)), name
     assert step.inputs.tables.shape == (2, 5)
@@ -69,19 +69,19 @@ def test_answers_and_reports_are_distinguished(
     def follow() -> None:
         for _ in range(4):
             match link.receive():
-                case rank_ipc.Account():
+                case rank_ipc.ReportMemory():
                     memory = ProcessMemory(Role.WORKER, 7, malloc_in_use=11)
                     link.send(rank_ipc.RankReport(memory, [], 5))
-                case rank_ipc.Measure():
+                case rank_ipc.MeasureFree():
                     link.send(rank_ipc.Free(9))
 
     following = beside(follow)
     (first,) = leader.accounts()  # waits
     assert (first.memory.malloc_in_use, first.graph_bytes) == (11, 5)
     leader.accounts()  # asks anew, and waits for nothing
-    assert [free.bytes for free in leader.ask(rank_ipc.Measure(), rank_ipc.Free)] == [9]
+    assert [free.bytes for free in leader.ask(rank_ipc.MeasureFree(), rank_ipc.Free)] == [9]
     assert len(leader.accounts()) == 1
-    leader.tell(rank_ipc.Capture())
+    leader.tell(rank_ipc.CaptureGraph())
     following.result(10)
 
 
@@ -89,14 +89,14 @@ def test_a_lost_rank_and_a_local_failure_are_distinguished(pair: tuple[Leader, L
     leader, link = pair
     with (
         pytest.raises(RanksLost, match="failed on rank 0: ValueError: odd") as here,
-        leader.together(rank_ipc.Capture()),
+        leader.together(rank_ipc.CaptureGraph()),
     ):
         raise ValueError("odd")
     assert leader.lost
     assert not here.value.gone
 
     def breaks() -> None:
-        with leader.together(rank_ipc.Capture()):
+        with leader.together(rank_ipc.CaptureGraph()):
             link.close()
             raise RuntimeError("connection closed by peer")
 
@@ -105,7 +105,7 @@ def test_a_lost_rank_and_a_local_failure_are_distinguished(pair: tuple[Leader, L
     assert gone.value.gone
     assert leader.ended() is None
     with pytest.raises(RanksLost, match="rank 1: does not listen"):
-        leader.tell(rank_ipc.Capture())
+        leader.tell(rank_ipc.CaptureGraph())
 
 
 @pytest.mark.parametrize(("permanent", "kind"), [(True, LoadError), (False, RanksLost)])
