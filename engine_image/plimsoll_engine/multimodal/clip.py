@@ -1,4 +1,4 @@
-"""Images for CLIP and SigLIP towers: resize, crop the centre, scale, normalise."""
+"""Image processor for CLIP and SigLIP encoders: resize, centre crop, rescale, normalise."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from plimsoll_engine.multimodal.processor import Kind, Processed
 
 
 class ClipProcessor:
-    """The processor of LLaVA's images.
+    """Image processor of LLaVA checkpoints.
 
-    See :class:`plimsoll_engine.multimodal.processor.Processor`; UnsupportedError names a field.
+    Raises UnsupportedError that names the unsupported field.
     """
 
     kind: Kind = "image"
 
     def __init__(self, folder: Path) -> None:
         config = JsonFile(folder / "config.json")
-        own = JsonFile(folder / "preprocessor_config.json")
+        settings = JsonFile(folder / "preprocessor_config.json")
         for field in ("do_resize", "do_rescale", "do_normalize"):
-            if own.get(field, True) is not True:
-                raise own.wrong(field, "only true is supported")
-        if own.get("do_pad", False):
-            raise own.wrong("do_pad", "only false is supported")
-        self._shortest, self._exact = _size(own)
-        self._crop = _crop(own) if own.get("do_center_crop", True) else None
-        self._resample = Image.Resampling(own.get("resample", Image.Resampling.BICUBIC))
-        self._factor = float(own.get("rescale_factor", 1 / 255))
-        self._mean = np.array(own.get("image_mean"), np.float32)
-        self._std = np.array(own.get("image_std"), np.float32)
+            if settings.get(field, True) is not True:
+                raise settings.error(field, "only true is supported")
+        if settings.get("do_pad", False):
+            raise settings.error("do_pad", "only false is supported")
+        self._shortest, self._exact = _size(settings)
+        self._crop = _crop(settings) if settings.get("do_center_crop", True) else None
+        self._resample = Image.Resampling(settings.get("resample", Image.Resampling.BICUBIC))
+        self._factor = float(settings.get("rescale_factor", 1 / 255))
+        self._mean = np.array(settings.get("image_mean"), np.float32)
+        self._std = np.array(settings.get("image_std"), np.float32)
         if self._mean.shape != (3,) or self._std.shape != (3,):
-            raise own.wrong("image_mean, image_std", "expected three numbers each")
+            raise settings.error("image_mean, image_std", "expected three numbers in each")
         side = config.integer("vision_config.image_size")
         height, width = self._crop or self._exact or (0, 0)
         if (height, width) != (side, side):
-            raise own.wrong(
-                "size, crop_size", f"make no {side} x {side} (vision_config.image_size)"
+            raise settings.error(
+                "size, crop_size", f"expected {side} x {side} (vision_config.image_size)"
             )
         if self._shortest is not None and self._shortest < side:
-            raise own.wrong("size.shortest_edge", f"{self._shortest} is less than the crop")
+            raise settings.error("size.shortest_edge", f"{self._shortest} is smaller than the crop")
         self.shape = [3, side, side]
         self.placeholder: int | None = config.integer(
             "image_token_id" if config.get("image_token_id") else "image_token_index"
@@ -52,19 +52,21 @@ class ClipProcessor:
         if config.get("vision_feature_select_strategy", "default") == "full":
             self.placeholders += 1  # CLIP's class token stays
         self.tokens = self.placeholders
-        self._settings = settings_key("clip", sorted(own.content.items(), key=lambda kv: kv[0]))
+        self._settings = settings_key(
+            "clip", sorted(settings.content.items(), key=lambda kv: kv[0])
+        )
 
     def key(self, data: bytes) -> bytes:
-        """Return the content's key: it also depends on how an image is processed."""
+        """Return the cache key of an image file: a hash of its content and the processing."""
         return content_key(self._settings, data)
 
     def process(self, data: bytes) -> Processed:
-        """Pixels float32 [channels, height, width] of an encoded image. Raises MediaError."""
+        """Decode an image file and return its normalised pixels. Raises MediaError."""
         pixels = self.pixels(images.decode(data))
         return Processed("image", self.key(data), self.shape, pixels.tobytes())
 
     def pixels(self, image: Image.Image) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-        """[3, side, side], normalised."""
+        """Return normalised float32 pixels [3, side, side]."""
         width, height = image.size
         if self._shortest is None:
             assert self._exact is not None
@@ -84,17 +86,17 @@ class ClipProcessor:
         return np.ascontiguousarray(normal.transpose(2, 0, 1), dtype="<f4")
 
 
-def _size(own: JsonFile) -> tuple[int | None, tuple[int, int] | None]:
+def _size(settings: JsonFile) -> tuple[int | None, tuple[int, int] | None]:
     """Return the shortest edge, or height and width."""
-    size = own.get("size")
+    size = settings.get("size")
     if isinstance(size, int):
-        return own.integer("size"), None
-    if own.get("size.shortest_edge") and not own.get("size.longest_edge"):
-        return own.integer("size.shortest_edge"), None
-    return None, (own.integer("size.height"), own.integer("size.width"))
+        return settings.integer("size"), None
+    if settings.get("size.shortest_edge") and not settings.get("size.longest_edge"):
+        return settings.integer("size.shortest_edge"), None
+    return None, (settings.integer("size.height"), settings.integer("size.width"))
 
 
-def _crop(own: JsonFile) -> tuple[int, int]:
-    if isinstance(own.get("crop_size"), int):
-        return own.integer("crop_size"), own.integer("crop_size")
-    return own.integer("crop_size.height"), own.integer("crop_size.width")
+def _crop(settings: JsonFile) -> tuple[int, int]:
+    if isinstance(settings.get("crop_size"), int):
+        return settings.integer("crop_size"), settings.integer("crop_size")
+    return settings.integer("crop_size.height"), settings.integer("crop_size.width")

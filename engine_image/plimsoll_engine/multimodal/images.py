@@ -1,4 +1,4 @@
-"""From a file or a data URL to pixels: bounded before anything is decoded."""
+"""Image decoding: from a data URL to RGB pixels, with limits that are checked before decoding."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ from plimsoll_engine.process.addresses import without_addresses
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 MAX_BYTES = 20 << 20
-"""Of one image file, as OpenAI takes them."""
+"""Maximum file size of an image, as in OpenAI's API."""
 MAX_PIXELS = 40_000_000
-"""What one image may decode to: 160 MB as RGBA. A camera's 8K frame is 33 million."""
+"""Maximum size of an image: 160 MB as RGBA. An 8K frame has 33 million pixels."""
 MAX_RATIO = 200
-"""Of the longer side to the shorter one: beyond it the resized image is larger than the original,
-and nothing is left to see."""
+"""Maximum ratio of the longer to the shorter side. Beyond it, resizing would enlarge the image."""
 
 _DATA_URL = re.compile(r"data:image/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 
 
 def from_data_url(url: str) -> bytes:
-    """Return the file in a ``data:image/...;base64,`` URL. Raises :class:`MediaError`."""
+    """Return the bytes of a ``data:image/...;base64,`` URL. Raises :class:`MediaError`."""
     match = _DATA_URL.match(url[:100])
     if match is None:
         if re.match(r"https?://", url[:10], re.IGNORECASE):
             raise MediaError(
-                "this engine fetches no URLs: send the image as data:image/png;base64,...",
+                "remote images are not fetched: send a data URL (data:image/png;base64,...)",
                 "remote_url_refused",
             )
         raise MediaError(
-            "the image's url is no data URL of the form data:image/png;base64,...", "invalid_url"
+            "the image's url is not a data URL (data:image/png;base64,...)", "invalid_url"
         )
     if len(url) > MAX_BYTES * 4 // 3 + 200:
         raise MediaError(f"the image is larger than {MAX_BYTES} bytes", "image_too_large")
@@ -49,9 +48,9 @@ def from_data_url(url: str) -> bytes:
 
 
 def decode(data: bytes) -> Image.Image:
-    """Return the first frame as RGB, turned as its EXIF says. Raises :class:`MediaError`.
+    """Return the first frame as RGB, rotated as its EXIF data says. Raises :class:`MediaError`.
 
-    The size is checked from the file's header, before a pixel is decoded.
+    The size is checked in the file's header, before decoding.
     """
     if len(data) > MAX_BYTES:
         raise MediaError(f"the image is larger than {MAX_BYTES} bytes", "image_too_large")
@@ -63,8 +62,8 @@ def decode(data: bytes) -> Image.Image:
         raise MediaError(
             f"the image has more than {MAX_PIXELS} pixels", "image_too_large"
         ) from None
-    except UnidentifiedImageError:  # its message is the name of our buffer
-        raise _corrupt("its format is unknown") from None
+    except UnidentifiedImageError:  # its message only names the buffer
+        raise _corrupt("unknown format") from None
     except Exception as error:  # noqa: BLE001 - a broken file makes Pillow raise anything
         raise _corrupt(str(error)) from None
     with image:
@@ -80,14 +79,14 @@ def _check_size(width: int, height: int) -> None:
         raise MediaError(f"the image is {width} x {height} pixels", "invalid_image")
     if width * height > MAX_PIXELS:
         raise MediaError(
-            f"the image is {width} x {height} pixels; at most {MAX_PIXELS} are decoded: scale it"
-            " down",
+            f"the image is {width} x {height} pixels; the maximum is {MAX_PIXELS} pixels: scale"
+            " it down",
             "image_too_large",
         )
     if max(width, height) > MAX_RATIO * min(width, height):
         raise MediaError(
-            f"the image is {width} x {height} pixels; one side may be at most {MAX_RATIO} times the"
-            " other",
+            f"the image is {width} x {height} pixels; the longer side may be at most {MAX_RATIO}"
+            " times the shorter one",
             "invalid_image",
         )
 
@@ -95,6 +94,6 @@ def _check_size(width: int, height: int) -> None:
 def _corrupt(why: str) -> MediaError:
     kinds = ", ".join(FORMATS)
     return MediaError(
-        f"the image cannot be decoded ({without_addresses(why)}); formats are {kinds}",
+        f"the image cannot be decoded ({without_addresses(why)}); supported are {kinds}",
         "invalid_image",
     )

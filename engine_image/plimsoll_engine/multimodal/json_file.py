@@ -1,4 +1,4 @@
-"""The JSON files of a checkpoint that say how its media are processed."""
+"""Reader of a checkpoint's JSON files, and keys of processed media."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 KEY_BYTES = 16
-"""128 bits: a collision would show a request another one's image."""
+"""128 bits, because a collision would show a request the image of another one."""
 
 
 class UnsupportedError(Exception):
-    """The checkpoint asks for what this engine does not do; the message names file and field."""
+    """The checkpoint needs an unsupported feature. The message names the file and the field."""
 
 
 class JsonFile:
-    """A JSON object with errors that name the file and the field."""
+    """JSON object in a file; empty if the file does not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,29 +31,29 @@ class JsonFile:
         self.content: dict[str, Any] = content
 
     def get(self, field: str, default: Any = None) -> Any:
-        """Return the value at a dotted ``field``, or ``default``."""
+        """Return the value of a dotted ``field``; ``default`` if it is missing or null."""
         value: Any = self.content
         for part in field.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         return default if value is None else value
 
     def integer(self, field: str, default: int | None = None) -> int:
-        """Return a positive whole number."""
+        """Return the positive integer in ``field``. Raises UnsupportedError."""
         value = self.get(field, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise self.wrong(field, f"{value!r}: expected a positive whole number")
+            raise self.error(field, f"expected a positive integer, not {value!r}")
         return value
 
-    def wrong(self, field: str, why: str) -> UnsupportedError:
-        """Return the error that names file and field."""
+    def error(self, field: str, why: str) -> UnsupportedError:
+        """Return the error for ``field``, with the file's path."""
         return UnsupportedError(f"{self.path}: field {field}: {why}")
 
 
 def content_key(settings: bytes, data: bytes) -> bytes:
-    """Return the hash of a file's content under the processing that ``settings`` names."""
+    """Return the hash of ``data``, keyed with the processing settings."""
     return blake2b(data, digest_size=KEY_BYTES, key=settings).digest()
 
 
 def settings_key(*parts: object) -> bytes:
-    """Return a key for :func:`content_key` from everything that the processing depends on."""
+    """Return the hash of all settings that affect the processing, for :func:`content_key`."""
     return blake2b(repr(parts).encode(), digest_size=KEY_BYTES).digest()

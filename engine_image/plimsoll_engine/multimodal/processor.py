@@ -1,7 +1,7 @@
-"""What becomes of an image or a sound before the model's encoder takes it.
+"""Interfaces of media processors, which turn files into the encoder's input tensors.
 
-Everything in this package runs in the frontend, which knows no torch: numpy, Pillow and libsndfile
-do what the checkpoint's processor configs say.
+This package runs in the frontend, which has no torch: numpy, Pillow and libsndfile follow the
+checkpoint's processor configuration.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Kind = Literal["image", "audio"]
 
 
 class MediaError(Exception):
-    """The client's image or sound cannot be taken; the message says why and what is taken."""
+    """The client's image or audio is invalid or unsupported. The message says what is supported."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(message)
@@ -22,9 +22,9 @@ class MediaError(Exception):
 
 
 class Processed(NamedTuple):
-    """A tensor of ``shape`` and ``dtype`` as little-endian bytes.
+    """Input tensor of the encoder, as little-endian bytes of ``shape`` and ``dtype``.
 
-    ``key`` is a hash of the content and of how it was processed.
+    ``key`` is a hash of the content and of its processing.
     """
 
     kind: Kind
@@ -34,28 +34,32 @@ class Processed(NamedTuple):
     dtype: str = "float32"
 
     def media(self, start: int, length: int, tokens: int) -> Media:
-        """As part of a prompt: its placeholders, and its tokens of the encoder's budget."""
+        """Return the tensor as part of a prompt.
+
+        ``start`` and ``length`` are the position and number of its placeholder tokens, ``tokens``
+        its cost in the encoder cache's budget.
+        """
         return Media(self.kind, self.key, start, length, tokens, self.shape, self.dtype, self.data)
 
 
 class Processor(Protocol):
-    """One kind of media for one model."""
+    """Media processor of a model, for one kind of media."""
 
     kind: Kind
     placeholder: int | None
-    """The token that the chat template writes for one item; None where none is in the prompt."""
+    """Token id that the chat template writes for an item; None if the prompt has none."""
     placeholders: int
-    """How many tokens of the prompt one item takes."""
+    """Number of placeholder tokens that an item takes in the prompt."""
     tokens: int
-    """How many tokens of the encoder cache's budget one item takes."""
+    """Cost of an item in the encoder cache's budget, in tokens."""
 
     def key(self, data: bytes) -> bytes:
-        """Return the key of the file ``data``, without looking into it."""
+        """Return the cache key of the file ``data`` without decoding it."""
         ...
 
     def process(self, data: bytes) -> Processed:
-        """Return the tensor of the file ``data``.
+        """Return the tensor of the file ``data``. Raises :class:`MediaError`.
 
-        Raises :class:`MediaError`. Takes milliseconds: not for the event loop.
+        Takes milliseconds, so do not call it on the event loop.
         """
         ...

@@ -1,4 +1,4 @@
-"""Which processors a checkpoint needs, by its ``config.json``."""
+"""Choice of a checkpoint's media load_processors by its ``config.json``."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Processors:
-    """What the model takes beside text."""
+    """Media load_processors of a model; None for media that it does not accept."""
 
     image: ClipProcessor | None = None
     audio: WhisperProcessor | None = None
     speech: WhisperPrompt | None = None
-    """How the model is asked for a text, where it takes audio."""
+    """Builder of transcription prompts, for models that accept audio."""
 
 
-def processors(folder: Path) -> Processors:
-    """Those of the checkpoint in ``folder``; UnsupportedError names the file and field at fault.
+def load_processors(folder: Path) -> Processors:
+    """Return the load_processors of the checkpoint in ``folder``.
 
-    The libraries behind them are imported only where they are needed: a text model's frontend stays
-    as small as it was.
+    Raises UnsupportedError. Imports the media libraries only if the model needs them, to keep the
+    frontend of a text model small.
     """
     kind = JsonFile(folder / "config.json").get("model_type")
     if kind == "llava":

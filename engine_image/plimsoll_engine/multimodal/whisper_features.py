@@ -1,7 +1,8 @@
-"""Sound for Whisper: a log-mel spectrogram of one window.
+"""Audio processor for Whisper: log-mel spectrograms of fixed windows.
 
-As in the model's paper and reference code: a Hann window of ``n_fft`` samples every ``hop``, power
-spectrum, Slaney's mel filters with area normalisation, log10, at most 8 (80 dB) below the peak.
+It follows the model's paper and reference code: a Hann window of ``n_fft`` samples every ``hop``,
+power spectrum, Slaney's mel filters with area normalisation, and log10, clipped 8 (80 dB) below the
+peak.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from plimsoll_engine.multimodal.processor import Kind, Processed
 
 Floats = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 MAX_HZ = 8000.0
-FLOOR = 1e-10
-RANGE = 8.0
+MIN_POWER = 1e-10
+DYNAMIC_RANGE = 8.0
 
 
 class WhisperProcessor:
-    """From ``preprocessor_config.json`` and ``config.json`` of a checkpoint.
+    """Audio processor of Whisper checkpoints.
 
-    See :class:`plimsoll_engine.multimodal.processor.Processor`; UnsupportedError names a field.
+    Raises UnsupportedError that names the unsupported field.
     """
 
     kind: Kind = "audio"
@@ -32,19 +33,19 @@ class WhisperProcessor:
 
     def __init__(self, folder: Path) -> None:
         config = JsonFile(folder / "config.json")
-        own = JsonFile(folder / "preprocessor_config.json")
-        if own.get("do_normalize", False) or own.get("dither", 0.0):
-            raise own.wrong("do_normalize, dither", "only false and 0 are supported")
-        self.rate = own.integer("sampling_rate", 16_000)
-        self._hop = own.integer("hop_length", 160)
-        self._n_fft = own.integer("n_fft", 400)
-        self.window = own.integer("chunk_length", 30) * self.rate
-        """Samples of one window."""
-        bins = own.integer("feature_size", 80)
+        settings = JsonFile(folder / "preprocessor_config.json")
+        if settings.get("do_normalize", False) or settings.get("dither", 0.0):
+            raise settings.error("do_normalize, dither", "only false and 0 are supported")
+        self.rate = settings.integer("sampling_rate", 16_000)
+        self._hop = settings.integer("hop_length", 160)
+        self._n_fft = settings.integer("n_fft", 400)
+        self.window = settings.integer("chunk_length", 30) * self.rate
+        """Samples in a window."""
+        bins = settings.integer("feature_size", 80)
         self.tokens = config.integer("max_source_positions")
         frames = self.window // self._hop
         if bins != config.integer("num_mel_bins") or frames != 2 * self.tokens:
-            raise own.wrong(
+            raise settings.error(
                 "feature_size, chunk_length",
                 "do not fit num_mel_bins and max_source_positions of config.json",
             )
@@ -54,28 +55,28 @@ class WhisperProcessor:
         self._settings = settings_key("whisper", self.rate, self._hop, self._n_fft, self.shape)
 
     def key(self, data: bytes) -> bytes:
-        """Return the content's key: it also depends on how sound is processed."""
+        """Return the cache key of an audio file: a hash of its content and the processing."""
         return content_key(self._settings, data)
 
     def process(self, data: bytes) -> Processed:
-        """Return the features of the first window of the file."""
-        return self.window_of(audio.decode(data, self.rate)[: self.window])
+        """Return the features of the file's first window. Raises MediaError."""
+        return self.process_window(audio.decode(data, self.rate)[: self.window])
 
     def windows(self, data: bytes) -> list[tuple[float, Processed]]:
-        """Length in seconds and tensor of each window of the file, in order. Raises MediaError."""
+        """Return the seconds and the features of each window of the file. Raises MediaError."""
         samples = audio.decode(data, self.rate)
         return [
-            (len(one) / self.rate, self.window_of(one))
-            for one in audio.windows(samples, self.window, self.rate)
+            (len(piece) / self.rate, self.process_window(piece))
+            for piece in audio.split(samples, self.window, self.rate)
         ]
 
-    def window_of(self, samples: Floats) -> Processed:
-        """Return the features of at most one window of samples; the samples make the key."""
+    def process_window(self, samples: Floats) -> Processed:
+        """Return the features of at most piece window of samples; their hash is the key."""
         data = self.features(samples).tobytes()
         return Processed("audio", self.key(samples.tobytes()), self.shape, data)
 
     def features(self, samples: Floats) -> Floats:
-        """[mel bins, frames] of ``samples`` [n], with silence after them to the window's end."""
+        """Return the spectrogram [mel bins, frames] of ``samples`` [n], padded with silence."""
         padded = np.zeros(self.window, np.float32)
         padded[: len(samples)] = samples
         edge = self._n_fft // 2
@@ -83,16 +84,16 @@ class WhisperProcessor:
         frames = np.lib.stride_tricks.sliding_window_view(padded, self._n_fft)[:: self._hop]
         spectrum = np.fft.rfft(frames[: self.shape[1]] * self._hann, axis=1)
         power = (spectrum.real**2 + spectrum.imag**2).astype(np.float32)
-        mel = np.log10(np.maximum(self._mel @ power.T, FLOOR))
-        mel = np.maximum(mel, mel.max() - RANGE)
+        mel = np.log10(np.maximum(self._mel @ power.T, MIN_POWER))
+        mel = np.maximum(mel, mel.max() - DYNAMIC_RANGE)
         return np.ascontiguousarray((mel + 4.0) / 4.0, dtype="<f4")
 
 
 def mel_filters(bins: int, n_fft: int, rate: int) -> Floats:
-    """Return float [bins, n_fft // 2 + 1]: triangles on Slaney's mel scale.
+    """Return float [bins, n_fft // 2 + 1]: triangular filters on Slaney's mel scale.
 
-    The scale is linear below 1 kHz and logarithmic above; the triangles go from 0 to 8 kHz, each of
-    area 1.
+    The scale is linear below 1 kHz and logarithmic above. The filters span 0 to 8 kHz, each of area
+    1.
     """
     edges = _hertz(np.linspace(0.0, _mel(MAX_HZ), bins + 2))
     frequencies = np.linspace(0.0, rate / 2, n_fft // 2 + 1)

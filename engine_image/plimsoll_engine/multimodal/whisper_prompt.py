@@ -1,4 +1,4 @@
-"""The tokens that ask a Whisper model for the text of a sound."""
+"""Prompts that make a Whisper model transcribe audio."""
 
 from __future__ import annotations
 
@@ -10,32 +10,35 @@ DEFAULT_LANGUAGE = "en"
 
 
 class WhisperPrompt:
-    """From ``generation_config.json`` of a checkpoint; UnsupportedError names a field."""
+    """Builder of transcription prompts from a checkpoint's ``generation_config.json``.
+
+    Raises UnsupportedError that names the wrong field.
+    """
 
     def __init__(self, folder: Path) -> None:
-        own = JsonFile(folder / "generation_config.json")
-        self._start = own.integer("decoder_start_token_id")
-        self._plain = own.integer("no_timestamps_token_id")
+        settings = JsonFile(folder / "generation_config.json")
+        self._start = settings.integer("decoder_start_token_id")
+        self._plain = settings.integer("no_timestamps_token_id")
         self._task: list[int] = []
         self._languages: dict[str, int] = {}
-        if own.get("is_multilingual", False):
-            self._task = [own.integer("task_to_id.transcribe")]
-            languages = own.get("lang_to_id")
+        if settings.get("is_multilingual", False):
+            self._task = [settings.integer("task_to_id.transcribe")]
+            languages = settings.get("lang_to_id")
             if not isinstance(languages, dict) or not languages:
-                raise own.wrong("lang_to_id", "a multilingual model needs its languages")
+                raise settings.error("lang_to_id", "a multilingual model needs its languages")
             self._languages = {name.strip("<|>"): token for name, token in languages.items()}
-        suppressed = own.get("suppress_tokens", [])
+        suppressed = settings.get("suppress_tokens", [])
         if not isinstance(suppressed, list):
-            raise own.wrong("suppress_tokens", "expected a list of tokens")
+            raise settings.error("suppress_tokens", "expected a list of tokens")
         self.suppressed: list[int] = suppressed
-        """Tokens that are never text."""
+        """Token ids that never occur in a text."""
 
     @property
     def languages(self) -> list[str]:
-        """ISO 639-1 codes; an English-only model knows one."""
+        """ISO 639-1 codes of the supported languages."""
         return sorted(self._languages) or [DEFAULT_LANGUAGE]
 
     def ids(self, language: str) -> list[int]:
-        """Return the prompt for speech in ``language``, which is one of :attr:`languages`."""
+        """Return the prompt's token ids for speech in ``language``, one of :attr:`languages`."""
         spoken = [self._languages[language]] if self._languages else []
         return [self._start, *spoken, *self._task, self._plain]

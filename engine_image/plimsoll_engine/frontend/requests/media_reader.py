@@ -12,7 +12,7 @@ from plimsoll_engine.errors import UsageError
 from plimsoll_engine.frontend.requests.request_log import QueueFull
 from plimsoll_engine.multimodal.json_file import UnsupportedError
 from plimsoll_engine.multimodal.processor import Processed, Processor
-from plimsoll_engine.multimodal.processors import Processors, processors
+from plimsoll_engine.multimodal.processors import Processors, load_processors
 from plimsoll_engine.settings import Settings
 
 THREADS = 2
@@ -63,6 +63,6 @@ class MediaReader:
 def reader(settings: Settings) -> MediaReader:
     """Return the media reader of a checkpoint; UsageError names the file that is wrong."""
     try:
-        return MediaReader(processors(settings.model), settings.media_cache_bytes)
+        return MediaReader(load_processors(settings.model), settings.media_cache_bytes)
     except UnsupportedError as error:
         raise UsageError(f"--model {settings.model}: {error}") from None
