@@ -30,7 +30,7 @@ from plimsoll_api.admin_token import write_token
 from plimsoll_api.listening import bind_socket
 from plimsoll_engine.api import admin, answer_sizes, serving
 from plimsoll_engine.api.answer import error_body, overloaded
-from plimsoll_engine.api.auth import ApiKeys, Guard
+from plimsoll_engine.api.auth import ApiKeyMiddleware, ApiKeys
 from plimsoll_engine.api.body import BodyReader
 from plimsoll_engine.api.body_sizes import BodySizes
 from plimsoll_engine.api.preparer import Preparer
@@ -42,7 +42,7 @@ from plimsoll_engine.http.budget import BodyBudget
 from plimsoll_engine.http.connection import Connection
 from plimsoll_engine.http.connections import Connections
 from plimsoll_engine.http.limits import SOCKET_BUFFER_BYTES
-from plimsoll_engine.http.slices import Slices
+from plimsoll_engine.http.slices import SlicedResponses
 from plimsoll_engine.process import host_memory, stacks
 from plimsoll_engine.process.stacks import stacks_path
 from plimsoll_engine.settings import ENGINE_FILE, Settings
@@ -213,20 +213,22 @@ async def _serve(
             number, lambda: background(_terminate(engine, settings.shutdown_timeout_s), "shutdown")
         )
     sizes = BodySizes(
-        sees=engine.media.processors.image is not None,
-        hears=engine.media.processors.audio is not None,
+        accepts_images=engine.media.processors.image is not None,
+        accepts_audio=engine.media.processors.audio is not None,
         max_bytes=settings.http.max_body_bytes,
     )
     preparer = Preparer(engine, settings.http.prepare_timeout_s)
     limits = settings.http.limits(_connections(settings))
     budget = BodyBudget(
-        lambda: settings.http.body_buffer_bytes or sizes.in_work(engine.max_model_len),
+        lambda: settings.http.body_buffer_bytes or sizes.buffer_bytes(engine.max_model_len),
         limits.max_connections,
     )
-    answers = BodyBudget(lambda: answer_sizes.in_work(engine.max_model_len), limits.max_connections)
+    answers = BodyBudget(
+        lambda: answer_sizes.buffer_bytes(engine.max_model_len), limits.max_connections
+    )
     public: Any = serving.app(engine, BodyReader(limits, budget), sizes, preparer, answers)
     if keys is not None:
-        public = Guard(public, keys)
+        public = ApiKeyMiddleware(public, keys)
     public = serving.for_pages(public, settings.api.allowed_origins)
     admin_limits = settings.http.limits(ADMIN_CONNECTIONS)
     admin_budget = BodyBudget(lambda: ADMIN_BODIES_BYTES, ADMIN_CONNECTIONS)
@@ -296,7 +298,7 @@ def _connections(settings: Settings) -> int:
 def _http(app: Any, connections: Connections) -> _Server:
     return _Server(
         uvicorn.Config(
-            Slices(app),
+            SlicedResponses(app),
             http=functools.partial(Connection, connections),  # type: ignore[arg-type]
             ws="none",
             log_config=None,

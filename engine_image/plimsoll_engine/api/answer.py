@@ -20,11 +20,11 @@ from starlette.types import Receive, Scope, Send
 
 from plimsoll_engine.api import errors
 from plimsoll_engine.api.batch import Batch
-from plimsoll_engine.api.body import client_of, until_left
+from plimsoll_engine.api.body import client_key, wait_disconnect
 from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.api.error_response import error_response
 from plimsoll_engine.api.errors import ApiError
-from plimsoll_engine.api.prompt_logprobs import OfPrompts
+from plimsoll_engine.api.prompt_logprobs import PromptLogprobs
 from plimsoll_engine.api.responses import DONE, Choice, Envelope, event, usage
 from plimsoll_engine.frontend.async_engine import AsyncEngine, NotServing
 from plimsoll_engine.frontend.requests.request_log import Delta, QueueFull, RequestFailed
@@ -77,7 +77,7 @@ class Answer(Response):
         """The tokens of a chat's prompt, where the answer is to name them."""
         self.reasoning_end: int | None = None
         """The token that ends the reasoning, where the usage is to count it."""
-        self.of_prompts: OfPrompts | None = None
+        self.prompt_logprobs: PromptLogprobs | None = None
         """Where something is to be said of the prompts' tokens."""
         self.echoes_alone = False
         """Whether the answer leaves out the tokens of its choices."""
@@ -97,12 +97,12 @@ class Answer(Response):
         A client that leaves ends them.
         """
         self._answers = scope["app"].state.answers
-        self._client = client_of(Request(scope))
+        self._client = client_key(Request(scope))
         try:
             with self._engine.running(*self._batch.generations):
                 await self._until_disconnected(receive, send)
         except (ApiError, NotServing, QueueFull, RequestFailed) as error:
-            await self._fail(errors.of(error), scope, receive, send)
+            await self._fail(errors.from_exception(error), scope, receive, send)
         except Exception:
             if not self._begun:
                 raise  # the application answers it with a 500
@@ -113,7 +113,7 @@ class Answer(Response):
 
     async def _until_disconnected(self, receive: Receive, send: Send) -> None:
         answering = asyncio.create_task(self._stream_to(send) if self._stream else self._once(send))
-        leaving = asyncio.create_task(until_left(receive))
+        leaving = asyncio.create_task(wait_disconnect(receive))
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if answering.done():
@@ -141,7 +141,7 @@ class Answer(Response):
                     open_choices.discard(number)
                     if not self._begun or not open_choices:
                         raise
-                    self._failure = self._failure or errors.of(error)
+                    self._failure = self._failure or errors.from_exception(error)
                     continue
                 if delta is None:
                     continue
@@ -202,8 +202,8 @@ class Answer(Response):
             for choice, delta in await self._next(open_choices):
                 self.collect(choice, delta)
         self.warnings = [*self.warnings, *dict.fromkeys(self.unread())]
-        if self.of_prompts is not None:
-            await self.of_prompts.tell(self._batch, self._choices)
+        if self.prompt_logprobs is not None:
+            await self.prompt_logprobs.attach(self._batch, self._choices)
         encoded = self.encoded()
         with self.reserved(len(encoded)):
             await self._start(send, self.whole_type)
@@ -214,10 +214,10 @@ class Answer(Response):
         """Count ``size`` bytes that wait for their client; ApiError where there is no room."""
         with self._answers.open(self._client) as reservation:
             try:
-                reservation.announce(size)
+                reservation.reserve(size)
             except OverBudget as error:
                 raise _unread(error.client) from None
-            reservation.came(size)
+            reservation.add_held(size)
             yield
 
     whole_type = b"application/json"

@@ -1,8 +1,7 @@
-"""How large an answer may become, before its first token. Pure.
+"""Size limits of answers, checked before the first token. Pure.
 
-An answer in one piece is in memory until its last token, and a stream until its client reads it.
-What it holds is bounded by what was asked for: choices, tokens of each, log probabilities of each
-token.
+A whole answer is in memory until its last token, and a stream until its client reads it. The
+request's choices, tokens and log probabilities bound its size.
 """
 
 from __future__ import annotations
@@ -10,59 +9,59 @@ from __future__ import annotations
 from plimsoll_engine.api.errors import ApiError
 
 TOKEN_BYTES = 64
-"""Of a token of text, its number in the request log included."""
+"""Memory of a generated token, including its id in the request log."""
 LOGPROB_BYTES = 512
-"""Of one log probability: an object with the token's text, its bytes and the number, and its JSON.
+"""Memory of one log probability: an object with the token's text, bytes and number, and its JSON.
 425 bytes on CPython 3.11 (tests/unit/engine/http/test_answer_sizes.py)."""
-MAX_LOGPROBS = 21
-"""Of a token: the 20 likeliest, as OpenAI has them, and its own."""
+MAX_LOGPROBS_PER_TOKEN = 21
+"""The 20 likeliest tokens, as in OpenAI's API, and the sampled one."""
 MIN_ANSWER_BYTES = 64 << 20
-ANSWERS_IN_WORK = 4
-"""Of the largest size, written to clients at a time: one client has two."""
+BUFFERED_ANSWERS = 4
+"""Answers of maximum size in memory at the same time, two of them for one client."""
 
 
-def largest(max_model_len: int | None) -> int:
-    """Return the bytes of the largest answer.
+def max_answer_bytes(max_model_len: int | None) -> int:
+    """Return the maximum size of an answer in bytes.
 
-    One choice with all log probabilities may fill the context, or more choices with fewer.
+    One choice with all log probabilities may fill the context, or several choices with fewer.
     """
-    return max(MIN_ANSWER_BYTES, (max_model_len or 0) * _per_token(MAX_LOGPROBS))
+    return max(MIN_ANSWER_BYTES, (max_model_len or 0) * _bytes_per_token(MAX_LOGPROBS_PER_TOKEN))
 
 
-def in_work(max_model_len: int | None) -> int:
-    """Return the most bytes that all answers that wait for their clients may hold."""
-    return ANSWERS_IN_WORK * largest(max_model_len)
+def buffer_bytes(max_model_len: int | None) -> int:
+    """Return the memory budget of all answers that wait for their clients, in bytes."""
+    return BUFFERED_ANSWERS * max_answer_bytes(max_model_len)
 
 
-def size(tokens: int, logprobs: int | None) -> int:
-    """Bytes of an answer with so many tokens in all choices.
+def answer_bytes(tokens: int, logprobs: int | None) -> int:
+    """Return the bytes of an answer with ``tokens`` tokens in all choices.
 
-    ``logprobs`` is how many likeliest tokens each comes with, None for no log probabilities at all.
+    ``logprobs`` is the number of likeliest tokens for each; None means no log probabilities.
     """
-    return tokens * _per_token(0 if logprobs is None else logprobs + 1)
+    return tokens * _bytes_per_token(0 if logprobs is None else logprobs + 1)
 
 
-def check(
-    choices: int, tokens: int, logprobs: int | None, most: int, fields: str, repeated: int = 0,
-    repeated_logprobs: int | None = None,
+def check_answer_size(
+    choices: int, tokens: int, logprobs: int | None, max_bytes: int, fields: str, echoed: int = 0,
+    echoed_logprobs: int | None = None,
 ) -> None:  # fmt: skip
-    """Raise ApiError where ``tokens``, those of all ``choices``, come to more than ``most`` bytes.
+    """Raise ApiError if an answer may exceed ``max_bytes``.
 
-    ``fields`` names what the client may lower. ``repeated`` is how many tokens of prompts the
-    answer has as well, with as many likeliest ones as ``repeated_logprobs`` says.
+    ``tokens`` counts those of all ``choices``. ``fields`` names what the client may lower.
+    ``echoed`` counts prompt tokens in the answer, with ``echoed_logprobs`` likeliest tokens each.
     """
-    wanted = size(tokens, logprobs) + size(repeated, repeated_logprobs)
-    if wanted > most:
-        with_them = "" if logprobs is None else f" with {logprobs} top log probabilities each"
+    wanted = answer_bytes(tokens, logprobs) + answer_bytes(echoed, echoed_logprobs)
+    if wanted > max_bytes:
+        details = "" if logprobs is None else f" with {logprobs} top log probabilities"
         raise ApiError(
             400,
-            f"{choices} choices of {(tokens + repeated) // choices} tokens{with_them} may take"
-            f" {wanted >> 20} MiB, and this engine's context allows {most >> 20} MiB in one"
-            f" request: lower {fields}",
+            f"{choices} choices of {(tokens + echoed) // choices} tokens{details} may take"
+            f" {wanted >> 20} MiB; the limit is {max_bytes >> 20} MiB per request:"
+            f" lower {fields}",
             param=fields.replace(" ", ",").partition(",")[0],
             code="answer_too_large",
         )
 
 
-def _per_token(logprobs: int) -> int:
+def _bytes_per_token(logprobs: int) -> int:
     return TOKEN_BYTES + logprobs * LOGPROB_BYTES

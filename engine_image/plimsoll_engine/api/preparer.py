@@ -1,7 +1,6 @@
-"""Prepares bodies without holding up the streams: small ones here, all others in another process.
+"""Preparation of request bodies: small ones inline, all others in a separate process.
 
-What is small takes some milliseconds at most, less than the way to the other process and back would
-add to it under load.
+A small body takes a few milliseconds, less than the round trip to the process adds under load.
 """
 
 from __future__ import annotations
@@ -33,34 +32,34 @@ from plimsoll_engine.api.prepare_messages import (
 )
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
 from plimsoll_engine.frontend.async_engine import AsyncEngine
-from plimsoll_engine.http.turns import Turns
+from plimsoll_engine.http.fair_semaphore import FairSemaphore
 
 log = logging.getLogger(__name__)
 
 INLINE_BYTES = 4 << 10
-"""The costliest bodies of this size take 4 ms (lists of nothing, or as many tokens as bytes)."""
+"""Maximum size of an inline body. The costliest bodies of this size take 4 ms."""
 INLINE_IDS_BYTES = 16 << 10
-"""A completion of token ids, some 2,000, is decoded in less than a millisecond."""
+"""Maximum size of an inline completion of token ids: about 2,000 ids, decoded within 1 ms."""
 START_TIMEOUT_S = 60.0
-VALUES = 1 << 16
-"""Commas and brackets that any body may have, and :data:`VALUES_PER_TOKEN` for the context: a
-prompt of token ids has one a token, one of text may have some."""
-VALUES_PER_TOKEN = 4
+MIN_JSON_VALUES = 1 << 16
+"""Commas and brackets that any body may have."""
+JSON_VALUES_PER_TOKEN = 4
+"""Additional ones per token of context: a prompt of token ids has one per token."""
 
 _OUTCOME: msgspec.msgpack.Decoder[Outcome] = msgspec.msgpack.Decoder(Outcome)
 _Result = TypeVar("_Result")
 
 
-class Lost(Exception):
-    """The process ended in the middle of a job, or could not be started."""
+class PreparerLost(Exception):
+    """The process ended during a job, or could not be started."""
 
 
-class Starved(Exception):
-    """The machine gave the process too little CPU time to blame its job for a timeout."""
+class PreparerStarved(Exception):
+    """The process got too little CPU time, so its job did not cause the timeout."""
 
 
 class Preparer:
-    """``timeout_s``: of one job, in which the process is killed."""
+    """Client of the preparer process; kills it if a job takes longer than ``timeout_s`` seconds."""
 
     def __init__(self, engine: AsyncEngine, timeout_s: float) -> None:
         self._engine = engine
@@ -70,77 +69,74 @@ class Preparer:
         if image is not None:
             token = image.placeholder
             self._image = "<image>" if token is None else engine.tokenizer.decode([token])
-        self._here = Preparation(engine.tokenizer, self._image)
-        self._turns = Turns(1)
-        # One thread for one process: it lives as long as the process that dies with it.
+        self._inline = Preparation(engine.tokenizer, self._image)
+        self._slots = FairSemaphore(1)
+        # The process dies with the thread that started it (PR_SET_PDEATHSIG), so keep one thread.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prepare")
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._closed = False
 
     def start(self) -> None:
-        """Have the process ready before it is needed; its memory belongs to the baseline."""
-        self._thread.submit(self._begin)
+        """Start the process before the first request, so its memory is part of the baseline."""
+        self._thread.submit(self._start_process)
 
     def close(self) -> None:
-        """End the preparing process; requests that it still works on fail."""
+        """Stop the process; requests that it still prepares fail."""
         self._closed = True
         self._thread.shutdown(wait=False, cancel_futures=True)
-        self._end()
+        self._stop_process()
 
     async def completion(self, body: Body) -> PreparedBody[CompletionRequest]:
-        """Have a completion's body prepared.
-
-        Raises ApiError; ClientDisconnect where the client left while its body waited.
-        """
-        if len(body.raw) <= INLINE_BYTES or _of_ids(body.raw):
-            return self._here.completion(body.raw, self._context())
-        return await self._there(body, "completion", PreparedBody[CompletionRequest])
+        """Prepare the body of a completion. Raises ApiError, or ClientDisconnect while it waits."""
+        if len(body.raw) <= INLINE_BYTES or _has_only_ids(body.raw):
+            return self._inline.completion(body.raw, self._context())
+        return await self._run_in_process(body, "completion", PreparedBody[CompletionRequest])
 
     async def chat(self, body: Body) -> PreparedBody[ChatRequest]:
-        """Have a chat's body prepared; raise ApiError where it is wrong."""
+        """Prepare the body of a chat. Raises ApiError."""
         if len(body.raw) <= INLINE_BYTES:
-            return self._here.chat(body.raw, self._context())
-        return await self._there(body, "chat", PreparedBody[ChatRequest])
+            return self._inline.chat(body.raw, self._context())
+        return await self._run_in_process(body, "chat", PreparedBody[ChatRequest])
 
     async def chats(self, body: Body) -> PreparedBody[ChatRequest]:
-        """Have several chats of one body prepared; raise ApiError where it is wrong."""
+        """Prepare the body of a batch of chats. Raises ApiError."""
         if len(body.raw) <= INLINE_BYTES:
-            return self._here.chats(body.raw, self._context())
-        return await self._there(body, "chats", PreparedBody[ChatRequest])
+            return self._inline.chats(body.raw, self._context())
+        return await self._run_in_process(body, "chats", PreparedBody[ChatRequest])
 
     async def responses(self, body: Body) -> PreparedBody[ChatRequest]:
-        """Have a body of ``/v1/responses`` prepared; raise ApiError where it is wrong."""
+        """Prepare a body of ``/v1/responses``. Raises ApiError."""
         if len(body.raw) <= INLINE_BYTES:
-            return self._here.responses(body.raw, self._context())
-        return await self._there(body, "responses", PreparedBody[ChatRequest])
+            return self._inline.responses(body.raw, self._context())
+        return await self._run_in_process(body, "responses", PreparedBody[ChatRequest])
 
     async def tokenize(self, body: Body) -> Text:
-        """Have a text tokenized; raise ApiError where the body is wrong."""
+        """Tokenize the text of a body. Raises ApiError."""
         if len(body.raw) <= INLINE_BYTES:
-            return self._here.tokenize(body.raw, self._context())
-        return await self._there(body, "tokenize", Text)
+            return self._inline.tokenize(body.raw, self._context())
+        return await self._run_in_process(body, "tokenize", Text)
 
     async def detokenize(self, body: Body) -> Text:
-        """Have tokens turned into text; raise ApiError where the body is wrong."""
+        """Detokenize the tokens of a body. Raises ApiError."""
         if len(body.raw) <= INLINE_BYTES:
-            return self._here.detokenize(body.raw, self._context())
-        return await self._there(body, "detokenize", Text)
+            return self._inline.detokenize(body.raw, self._context())
+        return await self._run_in_process(body, "detokenize", Text)
 
     async def form(self, body: Body, content_type: str) -> Form:
-        """Return the file and the other fields of a multipart body. Raises ApiError."""
-        return await self._there(body, "form", Form, content_type)
+        """Return the file and the fields of a multipart body. Raises ApiError."""
+        return await self._run_in_process(body, "form", Form, content_type)
 
     def _context(self) -> Context:
         limit = self._engine.max_model_len
         settings = self._engine.settings
         api = settings.api
         return Context(
-            limit, settings.max_queued, max_values(limit), api.tool_call_parser,
+            limit, settings.max_queued, max_json_values(limit), api.tool_call_parser,
             api.strict_requests, api.skip_hosted_tools,
         )  # fmt: skip
 
-    async def _there(
+    async def _run_in_process(
         self,
         body: Body,
         kind: Kind,
@@ -150,29 +146,31 @@ class Preparer:
         raw = body.raw
         job = Job(kind, self._context(), content_type)
         loop = asyncio.get_running_loop()
-        async with self._turns.turn(body.client, body.left):
+        async with self._slots.slot(body.client, body.wait_disconnect):
             try:
                 outcome = await loop.run_in_executor(self._thread, self._call, job, raw)
             except TimeoutError:
-                log.warning("a body was given up", extra={"bytes": len(raw), "kind": kind})
+                log.warning(
+                    "preparing a request body timed out", extra={"bytes": len(raw), "kind": kind}
+                )
                 raise ApiError(
                     413,
-                    f"the body took longer than {self._timeout_s:g} s to read, template and"
-                    " tokenize: send less in one request",
+                    f"preparing the body took longer than {self._timeout_s:g} s"
+                    " (--prepare-timeout): send less in one request",
                     code="body_too_complex",
                 ) from None
-            except Starved:
+            except PreparerStarved:
                 raise ApiError(
-                    503, f"the machine was too busy to read the body within {self._timeout_s:g} s:"
-                    " send it again", code="unavailable", retry=True,
+                    503, "the machine was too busy to prepare the body within"
+                    f" {self._timeout_s:g} s: send it again", code="unavailable", retry=True,
                 ) from None  # fmt: skip
-            except Lost:
+            except PreparerLost:
                 log.error(
-                    "the process that prepares bodies ended",
+                    "the preparer process ended during a job",
                     extra={"bytes": len(raw), "kind": kind},
                 )
                 raise ApiError(
-                    503, "the request was lost while it was being read: send it again",
+                    503, "the process that prepared the request ended: send it again",
                     code="unavailable", retry=True,
                 ) from None  # fmt: skip
         if isinstance(outcome, PreparationRefused):
@@ -186,37 +184,37 @@ class Preparer:
 
     def _call(self, job: Job, raw: bytearray) -> Outcome:
         if self._process is None or self._process.poll() is not None:
-            self._begin()
+            self._start_process()
         assert self._socket is not None
         assert self._process is not None
-        begun_s = _cpu_s(self._process.pid)
+        cpu_before_s = _cpu_s(self._process.pid)
         self._socket.settimeout(self._timeout_s)
         try:
             send(self._socket, msgspec.msgpack.encode(job))
             send(self._socket, raw)
             return _OUTCOME.decode(receive(self._socket))
         except TimeoutError:
-            starved = _cpu_s(self._process.pid) - begun_s < self._timeout_s / 2
+            starved = _cpu_s(self._process.pid) - cpu_before_s < self._timeout_s / 2
             self._restart()
             if starved:
-                raise Starved from None
+                raise PreparerStarved from None
             raise
         except (EOFError, OSError):
             self._restart()
-            raise Lost from None
+            raise PreparerLost from None
 
     def _restart(self) -> None:
-        self._end()
+        self._stop_process()
         if not self._closed:
-            self._thread.submit(self._begin)
+            self._thread.submit(self._start_process)
 
-    def _begin(self) -> None:
-        """Start the process; raise :class:`Lost` where it does not come up."""
+    def _start_process(self) -> None:
+        """Start the process. Raises :class:`PreparerLost` if it does not become ready."""
         if self._process is not None and self._process.poll() is None:
             return
-        self._end()
+        self._stop_process()
         if self._closed:
-            raise Lost
+            raise PreparerLost
         ours, theirs = socket.socketpair()
         with theirs:
             command = [
@@ -233,16 +231,16 @@ class Preparer:
                 self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
             except OSError:  # the machine has no process left
                 ours.close()
-                raise Lost from None
+                raise PreparerLost from None
         self._socket = ours
         ours.settimeout(START_TIMEOUT_S)
         try:
             receive(ours)
         except (EOFError, OSError):
-            self._end()
-            raise Lost from None
+            self._stop_process()
+            raise PreparerLost from None
 
-    def _end(self) -> None:
+    def _stop_process(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -254,19 +252,18 @@ class Preparer:
 
 
 def _cpu_s(pid: int) -> float:
-    """Return the CPU time that a process has used; proc(5)."""
+    """Return the CPU seconds that a process has used; see proc(5)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _of_ids(raw: bytearray) -> bool:
-    """Whether a body has a prompt of at most so many token ids, and little else."""
+def _has_only_ids(raw: bytearray) -> bool:
     if len(raw) > INLINE_IDS_BYTES:
         return False
     rest = raw.translate(None, b"0123456789, \n")
     return b'"prompt":[]' in rest and len(rest) <= INLINE_BYTES
 
 
-def max_values(max_model_len: int | None) -> int:
-    """How many JSON values a body may have: a larger context takes more of them."""
-    return VALUES + VALUES_PER_TOKEN * (max_model_len or 0)
+def max_json_values(max_model_len: int | None) -> int:
+    """Return the maximum number of JSON values in a body, which grows with the context."""
+    return MIN_JSON_VALUES + JSON_VALUES_PER_TOKEN * (max_model_len or 0)

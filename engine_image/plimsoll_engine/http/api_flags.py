@@ -1,4 +1,4 @@
-"""What the flags say of the serving API's answers: vLLM's flags of the same names."""
+"""Flags and settings of the serving API, named as in vLLM."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from plimsoll_engine.errors import UsageError
 TOOL_CALL_PARSERS = (
     "hermes", "llama3_json", "mistral", "qwen3_coder", "glm45", "deepseek_v3", "pythonic", "openai",
 )  # fmt: skip
-"""vLLM's names of the families of tool calls."""
+"""Tool call parsers, named as in vLLM."""
 
 
 class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``chat_template`` is a file that takes the place of the checkpoint's.
+    """Settings of the serving API.
 
-    ``generation_config``: with ``auto``, requests get the sampling defaults of the checkpoint.
+    ``chat_template`` is a file that replaces the checkpoint's template. ``generation_config``
+    ``auto`` applies the checkpoint's sampling defaults.
 
-    ``return_tokens_as_token_ids`` is for requests that do not say. ``force_include_usage``: every
-    chunk of a stream has the usage so far, and the last one has that of the whole.
-    ``tokenizer_info``: there is ``/tokenizer_info``. ``tool_call_parser`` is the family whose tool
-    calls are read and prescribed; None for that of the chat template. ``strict_requests``: unknown
-    fields are refused. ``skip_hosted_tools``: tools that only OpenAI runs are left out. Web pages
-    of ``allowed_origins`` may send requests.
+    ``return_tokens_as_token_ids`` is the default for requests without this field.
+    ``force_include_usage`` adds the usage to every chunk of a stream. ``tokenizer_info`` enables
+    ``/tokenizer_info``. ``tool_call_parser`` None chooses the parser by the chat template.
+    ``strict_requests`` refuses unknown fields. ``skip_hosted_tools`` drops tools that only OpenAI
+    runs. ``allowed_origins`` are the origins that CORS allows.
     """
 
     chat_template: Path | None = None
@@ -40,33 +40,33 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags."""
+    """Add the flags of :class:`ApiSettings` to ``parser``."""
     add = parser.add_argument
     add("--chat-template", type=Path, metavar="FILE",
-        help="Jinja template of chats; default: the checkpoint's")  # fmt: skip
+        help="Jinja chat template; default: the checkpoint's")  # fmt: skip
     add("--generation-config", default="auto", choices=("auto", "vllm"),
-        help="sampling defaults: the checkpoint's, or (vllm) temperature 1 alone")  # fmt: skip
+        help="sampling defaults: the checkpoint's (auto) or vLLM's (vllm)")  # fmt: skip
     add("--return-tokens-as-token-ids", action="store_true",
-        help="write tokens of log probabilities as token_id:NUMBER")  # fmt: skip
+        help="write tokens in log probabilities as token_id:NUMBER")  # fmt: skip
     add("--enable-force-include-usage", action="store_true",
-        help="have the usage so far in every chunk of a stream, and at its end")  # fmt: skip
+        help="include usage statistics in every chunk of a stream")  # fmt: skip
     add("--enable-tokenizer-info-endpoint", action="store_true",
-        help="serve the tokenizer's settings and chat template at /tokenizer_info")  # fmt: skip
+        help="serve the tokenizer's configuration at /tokenizer_info")  # fmt: skip
     add("--strict-requests", action="store_true",
-        help="refuse requests with unknown fields; default: name them in a header")  # fmt: skip
+        help="refuse requests with unknown fields; default: warn in a header")  # fmt: skip
     add("--skip-hosted-tools", action="store_true",
-        help="leave tools that only OpenAI runs out of /v1/responses; default: refuse")  # fmt: skip
+        help="ignore tools in /v1/responses that only OpenAI runs; default: refuse")  # fmt: skip
     add("--allowed-origins", nargs="+", default=(), metavar="ORIGIN",
-        help="web pages that may send requests (CORS); * for all; default: none")  # fmt: skip
+        help="origins that CORS allows; * for all; default: none")  # fmt: skip
     add("--tool-call-parser", choices=TOOL_CALL_PARSERS,
-        help="whose tool calls the model writes; default: those of its template")  # fmt: skip
+        help="parser of the model's tool calls; default: chosen by its chat template")  # fmt: skip
 
 
 def from_flags(flags: argparse.Namespace) -> ApiSettings:
-    """Return the settings of the parsed command line; UsageError for a file that is not there."""
+    """Return the settings of the parsed command line. Raises UsageError for a missing file."""
     template: Path | None = flags.chat_template
     if template is not None and not template.is_file():
-        raise UsageError(f"--chat-template {template}: no such file, or none that can be read")
+        raise UsageError(f"--chat-template {template}: the file does not exist or cannot be read")
     return ApiSettings(
         chat_template=None if template is None else template.resolve(),
         generation_config=flags.generation_config,

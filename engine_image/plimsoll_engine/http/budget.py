@@ -1,7 +1,8 @@
-"""The memory that bodies may take while they are read and prepared: in all, and of one client.
+"""Memory budget of request bodies and answers, in total and per client.
 
-A body is announced (Content-Length) before it is read, so that it is refused before it takes
-anything. What is announced is reserved, what has come is held; the ledger tells what is held.
+A body's size is reserved from its Content-Length before the body is read, so an oversized request
+is refused before it takes memory. Reserved bytes count against the budget; held bytes are those
+already received, which the ledger reports.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from plimsoll_engine.http.limits import SMALL_BODY_BYTES
 
 
 class OverBudget(Exception):
-    """The body does not fit now.
+    """The budget has no room for this body.
 
-    ``client`` is true where this client's own bodies take its share, false where all bodies
-    together take all.
+    ``client`` is true if this client exceeds its share, false if all clients together fill the
+    budget.
     """
 
     def __init__(self, message: str, client: bool) -> None:
@@ -24,53 +25,56 @@ class OverBudget(Exception):
 
 
 class BodyBudget:
-    """``total`` gives the bytes of all bodies above the small ones; one client has half of it."""
+    """Byte budget of all bodies larger than SMALL_BODY_BYTES; a client may use half of it.
+
+    ``total`` returns its current size. ``connections`` is the maximum number of connections.
+    """
 
     def __init__(self, total: Callable[[], int], connections: int) -> None:
         self._total = total
         self._connections = connections
         self._reserved = 0
-        self._of: dict[str, int] = {}
+        self._reserved_by_client: dict[str, int] = {}
         self.held = 0
 
     @property
     def bound(self) -> int:
-        """The most that is ever held: the total, and a small body on each connection."""
+        """Maximum of ``held``: the budget, and a small body on each connection."""
         return self._total() + self._connections * SMALL_BODY_BYTES
 
     def open(self, client: str) -> Reservation:
-        """For one body of ``client``; close it when the body's bytes are gone."""
+        """Return a context manager that reserves memory for one body of ``client``."""
         return Reservation(self, client)
 
     def _reserve(self, client: str, size: int) -> None:
         total = self._total()
-        own = self._of.get(client, 0)
+        own = self._reserved_by_client.get(client, 0)
         if own + size > total // 2:
             raise OverBudget(
-                f"a body of {size} bytes: your other requests' bodies take {own} of the"
-                f" {total // 2} bytes that one client may have in work; send one after another",
+                f"no memory for a body of {size} bytes: your other requests use {own} of the"
+                f" {total // 2} bytes per client; wait for one to finish",
                 client=True,
             )
         if self._reserved + size > total:
             raise OverBudget(
-                f"a body of {size} bytes: {self._reserved} of {total} bytes for bodies in work are"
-                " taken; try again",
+                f"no memory for a body of {size} bytes: {self._reserved} of {total} bytes for"
+                " request bodies are in use; try again",
                 client=False,
             )
         self._reserved += size
-        self._of[client] = own + size
+        self._reserved_by_client[client] = own + size
 
-    def _give_back(self, client: str, size: int) -> None:
+    def _release(self, client: str, size: int) -> None:
         self._reserved -= size
-        left = self._of[client] - size
-        if left:
-            self._of[client] = left
+        rest = self._reserved_by_client[client] - size
+        if rest:
+            self._reserved_by_client[client] = rest
         else:
-            del self._of[client]
+            del self._reserved_by_client[client]
 
 
 class Reservation:
-    """A context manager: leaving it gives everything back."""
+    """Reserved memory of one body; leaving the context releases it."""
 
     def __init__(self, budget: BodyBudget, client: str) -> None:
         self._budget = budget
@@ -78,14 +82,14 @@ class Reservation:
         self._reserved = 0
         self._held = 0
 
-    def announce(self, size: int) -> None:
-        """Reserve for a body of ``size`` bytes, more than before. Raises :class:`OverBudget`."""
+    def reserve(self, size: int) -> None:
+        """Raise the reservation to ``size`` bytes. Raises :class:`OverBudget`."""
         if size > SMALL_BODY_BYTES and size > self._reserved:
             self._budget._reserve(self._client, size - self._reserved)
             self._reserved = size
 
-    def came(self, size: int) -> None:
-        """``size`` more bytes are in memory."""
+    def add_held(self, size: int) -> None:
+        """Count ``size`` more received bytes."""
         self._held += size
         self._budget.held += size
 
@@ -96,5 +100,5 @@ class Reservation:
         self._budget.held -= self._held
         self._held = 0
         if self._reserved:
-            self._budget._give_back(self._client, self._reserved)
+            self._budget._release(self._client, self._reserved)
             self._reserved = 0

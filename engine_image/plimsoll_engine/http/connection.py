@@ -1,8 +1,8 @@
-"""One connection of a server: uvicorn's, with an end for each client that keeps it waiting.
+"""HTTP connection of uvicorn with timeouts for slow or stalled clients.
 
-A client may send no header, an endless one, half a body, or take nothing of its answer; each costs
-a connection and what is buffered for it. :meth:`Connection.check`, which is called each second,
-says when it has had its time. A client that moves on, however slowly, is left alone.
+A client may send no header or an endless one, stop within a body, or stop reading its answer.
+:meth:`Connection.check` runs every second and closes connections that exceed their timeouts. A slow
+client that makes progress keeps its connection.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from plimsoll_engine.http.limits import HEADER_BYTES, LINGER_S, HttpLimits
 from plimsoll_engine.http.request_framing import StrictConnection
 
 ErrorBody = Callable[[int, str, str], bytes]
-"""Status, message and code to the body of an error in the API's own shape."""
+"""Builds the body of an error response from its status, message and code."""
 
 
-class Peers(Protocol):
-    """What a connection needs of all connections of its server."""
+class ConnectionRegistry(Protocol):
+    """Registry of a server's connections, as each connection uses it."""
 
     limits: HttpLimits
     overloaded: ASGIApp
     error_body: ErrorBody
 
     def add(self, connection: Connection) -> None:
-        """Take the connection in, or refuse it."""
+        """Register ``connection``, or refuse it."""
 
     def discard(self, connection: Connection) -> None:
-        """Give up its place."""
+        """Remove ``connection``."""
 
-    def ended(self, reason: str) -> None:
-        """Count a connection that the server ended."""
+    def count_closed(self, reason: str) -> None:
+        """Count a connection that the server closed for ``reason``."""
 
 
-class _Counted:
-    """A transport that counts what is written to it, and that asks before it closes."""
+class _CountingTransport:
+    """Transport that counts written bytes and asks ``may_close`` before it closes."""
 
     def __init__(self, transport: asyncio.Transport, may_close: Callable[[], bool]) -> None:
         self._transport = transport
@@ -53,8 +53,8 @@ class _Counted:
         self._transport.write(data)
 
     @property
-    def taken(self) -> int:
-        """Bytes that the kernel has taken: for a client that reads nothing they stand still."""
+    def sent(self) -> int:
+        """Bytes that the kernel has accepted; constant while the client does not read."""
         return self.written - self._transport.get_write_buffer_size()
 
     def close(self) -> None:
@@ -66,61 +66,59 @@ class _Counted:
 
 
 class Connection(H11Protocol):
-    """A connection that ends when its client has had its time."""
+    """Connection that closes when its client exceeds a timeout."""
 
     conn: StrictConnection
 
-    def __init__(self, peers: Peers, **of_uvicorn: Any) -> None:
-        super().__init__(**of_uvicorn)
+    def __init__(self, registry: ConnectionRegistry, **options: Any) -> None:
+        super().__init__(**options)
         self.conn = StrictConnection(h11.SERVER, HEADER_BYTES)
-        self._peers = peers
-        self.since = time.monotonic()
-        """When it began to wait for its client."""
-        self._header_since: float | None = self.since
-        self._taken = 0
-        self._taken_at = self.since
-        self._dropping = False
-        """All is said, the client still speaks."""
+        self._registry = registry
+        self.idle_since = time.monotonic()
+        """Monotonic seconds at which it began to wait for a request."""
+        self._header_since: float | None = self.idle_since
+        self._sent = 0
+        self._sent_at = self.idle_since
+        self._half_closed = False
+        """The answer is complete, but the client still sends its body."""
 
     @property
     def host(self) -> str:
-        """The client's address; empty on a Unix socket."""
+        """Client's address; empty on a Unix socket."""
         return self.client[0] if self.client else ""
 
     @property
     def working(self) -> bool:
-        """A whole request is in work; else it waits for the client."""
+        """True while a complete request is being answered."""
         cycle = self.cycle
         return cycle is not None and not cycle.response_complete and not cycle.more_body
 
     @property
     def nbytes(self) -> int:
-        """What of the answer waits for the client."""
+        """Bytes of the answer that wait in the write buffer."""
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count the connection, and put the transport in between that counts what is unsent."""
-        super().connection_made(_Counted(transport, self._may_close))  # type: ignore[arg-type]
-        self._peers.add(self)
+        """Register the connection and count what it writes."""
+        counting: Any = _CountingTransport(transport, self._may_close)
+        super().connection_made(counting)
+        self._registry.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give up the connection's place and all that its request holds."""
-        self._peers.discard(self)
+        """Remove the connection and release what its request holds."""
+        self._registry.discard(self)
         super().connection_lost(exc)
 
     def refuse(self) -> None:
-        """Answer the next request with 503: the server has as many connections as it may."""
-        self.app = self._peers.overloaded
+        """Answer the next request with 503, because the server has too many connections."""
+        self.app = self._registry.overloaded
 
     def data_received(self, data: bytes) -> None:
-        """Take in bytes of the client.
-
-        Too many behind a request that still runs end the connection.
-        """
-        if self._dropping or self.transport.is_closing():
+        """Process received bytes. Closes the connection if too many are pipelined."""
+        if self._half_closed or self.transport.is_closing():
             return
         if self.working and len(data) > HEADER_BYTES:
-            # The next requests on top of one in work would be kept in memory, counted nowhere.
+            # uvicorn would buffer pipelined requests without a limit.
             self.abort("pipelined")
             return
         if self._header_since is None and self.conn.their_state is h11.IDLE:
@@ -130,72 +128,73 @@ class Connection(H11Protocol):
             self._header_since = None
 
     def on_response_complete(self) -> None:
-        """Begin the time to wait for the next request."""
-        self.since = time.monotonic()
+        """Start the idle timeout."""
+        self.idle_since = time.monotonic()
         super().on_response_complete()
 
     @property
     def _answered_early(self) -> bool:
-        """The answer is complete and the body is not."""
+        """True if the answer was complete before the whole body arrived."""
         cycle = self.cycle
         return cycle is not None and cycle.response_complete and cycle.more_body
 
     def _may_close(self) -> bool:
-        """Close our side first.
+        """Return True to close the socket now; else shut down only the write side.
 
-        A socket that is closed while bytes come in is reset, and the client may lose the answer.
+        Closing it while bytes arrive would reset the connection, and the client could lose the
+        answer.
         """
-        if self._dropping or not self._answered_early or not self.transport.can_write_eof():
+        if self._half_closed or not self._answered_early or not self.transport.can_write_eof():
             return True
-        self._dropping = True
+        self._half_closed = True
         self.transport.write_eof()
         return False
 
     def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are no HTTP in our format of errors, and end the connection."""
-        self._last_words(400, self.conn.fault or msg, "invalid_http")
+        """Answer an invalid HTTP request with the API's error body, and close the connection."""
+        self._send_error_and_close(400, self.conn.fault or msg, "invalid_http")
 
     def check(self, now: float) -> None:
-        """End the connection if its client has had its time."""
-        limits = self._peers.limits
+        """Close the connection if its client exceeded a timeout. ``now`` is monotonic seconds."""
+        limits = self._registry.limits
         transport: Any = self.transport
-        taken = transport.taken
-        if taken != self._taken or taken == transport.written:
-            self._taken, self._taken_at = taken, now
-        elif now - self._taken_at > limits.write_timeout_s:
+        sent = transport.sent
+        if sent != self._sent or sent == transport.written:
+            self._sent, self._sent_at = sent, now
+        elif now - self._sent_at > limits.write_timeout_s:
             self.abort("write_timeout")
             return
         if transport.is_closing():
             return
         if self._answered_early:
-            if now - self.since > LINGER_S:
+            if now - self.idle_since > LINGER_S:
                 self.abort("linger_timeout")
         elif (
             self._header_since is not None
             and self.conn.their_state is h11.IDLE
             and now - self._header_since > limits.header_timeout_s
         ):
-            self._header_is_late()
+            self._time_out_header()
 
-    def _header_is_late(self) -> None:
-        self._peers.ended("header_timeout")
+    def _time_out_header(self) -> None:
+        self._registry.count_closed("header_timeout")
         if not self.conn.trailing_data[0]:
-            self.transport.close()  # it has asked for nothing
+            self.transport.close()  # no byte of a request came
             return
-        seconds = f"{self._peers.limits.header_timeout_s:g}"
+        seconds = f"{self._registry.limits.header_timeout_s:g}"
         message = f"the request's header did not arrive within {seconds} s"
-        self._last_words(408, message, "header_timeout")
+        self._send_error_and_close(408, message, "header_timeout")
 
     def abort(self, why: str) -> None:
-        """Close at once; what waits to be written is dropped."""
-        self._peers.ended(why)
+        """Close the connection at once, and drop unsent bytes. ``why`` is one of REASONS."""
+        self._registry.count_closed(why)
         self.transport.abort()
 
-    def _last_words(self, status: int, message: str, code: str) -> None:
+    def _send_error_and_close(self, status: int, message: str, code: str) -> None:
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.abort()  # in the middle of an answer
+            self.transport.abort()  # an answer has already begun
             return
-        body = self._peers.error_body(status, message, code)
+        body = self._registry.error_body(status, message, code)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),

@@ -1,4 +1,4 @@
-"""All connections of one server: at most so many, and each with an end."""
+"""Limit on the connections of a server, with eviction of idle ones."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from plimsoll_engine.http.connection import Connection, ErrorBody
 from plimsoll_engine.http.limits import HttpLimits
 from plimsoll_engine.http.slices import WAITING_BYTES
 
-SPARE = 64
-"""Above the bound, for connections whose one request is answered with 503."""
-EVICTED_AT_ONCE = 16
-"""The part of all connections that makes room together: who waits longest is looked for once for
-many newcomers."""
+REFUSED_CONNECTIONS = 64
+"""Connections beyond the limit that get a 503 answer; further ones are closed."""
+EVICTION_DIVISOR = 16
+"""An eviction closes 1/16 of the maximum connections, so that not every new one sorts the list."""
 
 REASONS = (
     "header_timeout", "write_timeout", "linger_timeout", "pipelined", "evicted", "refused",
@@ -23,10 +22,10 @@ REASONS = (
 
 
 class Connections:
-    """The connections of one server.
+    """Open connections of a server.
 
-    ``overloaded`` answers the requests of those that are too many. ``closed`` counts those that the
-    server ended, by reason.
+    ``overloaded`` answers requests on connections beyond the limit. ``closed`` counts the
+    connections that the server closed, by reason.
     """
 
     def __init__(self, limits: HttpLimits, overloaded: ASGIApp, error_body: ErrorBody) -> None:
@@ -41,40 +40,40 @@ class Connections:
 
     @property
     def nbytes(self) -> int:
-        """Parts of answers that wait for clients."""
+        """Bytes of answers that wait in write buffers."""
         return sum(connection.nbytes for connection in self._open)
 
     @property
     def bound(self) -> int:
-        """The most of them."""
-        return (self.limits.max_connections + SPARE) * WAITING_BYTES
+        """Maximum of ``nbytes``."""
+        return (self.limits.max_connections + REFUSED_CONNECTIONS) * WAITING_BYTES
 
     def add(self, connection: Connection) -> None:
-        """Take in a connection.
+        """Register ``connection``.
 
-        Where it is one too many, those make room that wait longest for a client which has most
-        connections; where all are at work it is refused.
+        At the limit, it first evicts the connections that waited longest for a request, from the
+        host with the most connections. If all are busy, the new one is refused.
         """
         if len(self._open) >= self.limits.max_connections:
             self._make_room()
         if len(self._open) >= self.limits.max_connections:
-            self.ended("refused")
-            if len(self._open) >= self.limits.max_connections + SPARE:
+            self.count_closed("refused")
+            if len(self._open) >= self.limits.max_connections + REFUSED_CONNECTIONS:
                 connection.transport.abort()
                 return
             connection.refuse()
         self._open[connection] = None
 
     def discard(self, connection: Connection) -> None:
-        """Give up the place of a connection that has ended."""
+        """Remove ``connection``."""
         self._open.pop(connection, None)
 
-    def ended(self, reason: str) -> None:
-        """Count a connection that the server ended, by ``reason``."""
+    def count_closed(self, reason: str) -> None:
+        """Count a connection that the server closed for ``reason``."""
         self.closed[reason] += 1
 
     def sweep(self) -> None:
-        """End those whose clients have had their time."""
+        """Close the connections whose clients exceeded a timeout."""
         now = time.monotonic()
         for connection in list(self._open):
             connection.check(now)
@@ -84,7 +83,7 @@ class Connections:
         if not waiting:
             return
         hosts = Counter(connection.host for connection in self._open)
-        waiting.sort(key=lambda connection: (-hosts[connection.host], connection.since))
-        for connection in waiting[: max(1, self.limits.max_connections // EVICTED_AT_ONCE)]:
+        waiting.sort(key=lambda connection: (-hosts[connection.host], connection.idle_since))
+        for connection in waiting[: max(1, self.limits.max_connections // EVICTION_DIVISOR)]:
             connection.abort("evicted")
             self.discard(connection)

@@ -1,4 +1,4 @@
-"""Who is next where many clients want one thing: each client in its turn, whatever it asked for."""
+"""Semaphore that serves waiting clients round-robin, however many requests each has."""
 
 from __future__ import annotations
 
@@ -10,65 +10,67 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect
 
-Left = Callable[[], Coroutine[Any, Any, None]]
-"""Returns once a client has left."""
+WaitDisconnect = Callable[[], Coroutine[Any, Any, None]]
+"""Coroutine function that returns once a client has disconnected."""
 
 
-class Turns:
-    """``places`` may be held at once. How many wait is the caller's to bound."""
+class FairSemaphore:
+    """Semaphore with ``slots`` slots. The caller bounds the number of waiting tasks."""
 
-    def __init__(self, places: int) -> None:
-        self._free = places
+    def __init__(self, slots: int) -> None:
+        self._free = slots
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     @contextlib.asynccontextmanager
-    async def turn(self, client: str, left: Left | None = None) -> AsyncIterator[None]:
-        """Hold a place; clients that wait get the free ones round and round.
+    async def slot(
+        self, client: str, wait_disconnect: WaitDisconnect | None = None
+    ) -> AsyncIterator[None]:
+        """Hold a slot for ``client`` within the context.
 
-        Raises ClientDisconnect where ``left`` returns before there is one.
+        Raises ClientDisconnect if ``wait_disconnect`` returns before a slot is free.
         """
-        await self._take(client, left)
+        await self._acquire(client, wait_disconnect)
         try:
             yield
         finally:
-            self._pass_on()
+            self._release()
 
-    async def _take(self, client: str, left: Left | None) -> None:
+    async def _acquire(self, client: str, wait_disconnect: WaitDisconnect | None) -> None:
         if self._free:
             self._free -= 1
             return
-        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(client, deque()).append(mine)
-        leaving = None if left is None else asyncio.ensure_future(left())
-        if leaving is not None:
-            leaving.add_done_callback(lambda _: mine.cancel())
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(client, deque()).append(future)
+        disconnect = None if wait_disconnect is None else asyncio.ensure_future(wait_disconnect())
+        if disconnect is not None:
+            disconnect.add_done_callback(lambda _: future.cancel())
         try:
-            await mine
+            await future
         except asyncio.CancelledError:
-            if mine.done() and not mine.cancelled():
-                self._pass_on()  # it had become ours meanwhile
+            if future.done() and not future.cancelled():
+                self._release()  # the slot was assigned before the cancellation
             task = asyncio.current_task()
             if (
-                leaving is not None
-                and leaving.done()
+                disconnect is not None
+                and disconnect.done()
                 and task is not None
                 and not task.cancelling()
             ):
                 raise ClientDisconnect from None
             raise
         finally:
-            if leaving is not None:
-                leaving.cancel()
+            if disconnect is not None:
+                disconnect.cancel()
 
-    def _pass_on(self) -> None:
+    def _release(self) -> None:
         while self._waiting:
             client, queue = self._waiting.popitem(last=False)
             while queue:
-                next_one = queue.popleft()
-                if next_one.done():
+                waiter = queue.popleft()
+                if waiter.done():
                     continue  # cancelled
                 if queue:
-                    self._waiting[client] = queue  # behind the others
-                next_one.set_result(None)
+                    self._waiting[client] = queue  # after the other clients
+                waiter.set_result(None)
                 return
         self._free += 1

@@ -1,4 +1,4 @@
-"""What the flags say of clients: how many, how much, how long."""
+"""Flags and settings of HTTP connections: their number, sizes and timeouts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from plimsoll_engine.http.limits import HttpLimits
 
 
 class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """All times are seconds.
+    """Settings of HTTP connections; times are in seconds.
 
-    ``max_connections`` null is twice ``--max-queued``; ``max_body_bytes`` and ``body_buffer_bytes``
-    null follow from the model (api/body_sizes.py).
+    ``max_connections`` null means twice ``--max-queued``. If ``max_body_bytes`` and
+    ``body_buffer_bytes`` are null, api/body_sizes.py derives them from the model.
     """
 
     max_connections: int | None = None
@@ -27,7 +27,7 @@ class HttpSettings(msgspec.Struct, frozen=True, kw_only=True):
     prepare_timeout_s: float = 15.0
 
     def limits(self, max_connections: int) -> HttpLimits:
-        """Return the limits of one server with so many connections."""
+        """Return the limits of a server with ``max_connections`` connections."""
         return HttpLimits(
             max_connections=max_connections,
             idle_timeout_s=self.idle_timeout_s,
@@ -41,24 +41,27 @@ Type = Callable[[str], object]
 
 
 def add_flags(parser: argparse.ArgumentParser, count: Type, size: Type, seconds: Type) -> None:
-    """``count``, ``size`` and ``seconds`` are argparse types."""
+    """Add the flags of :class:`HttpSettings`.
+
+    ``count``, ``size`` and ``seconds`` are argparse types.
+    """
     add, default = parser.add_argument, HttpSettings()
     add("--max-connections", type=count, metavar="N",
-        help="to the serving API, then 503; default: twice --max-queued")  # fmt: skip
+        help="maximum connections, then 503; default: twice --max-queued")  # fmt: skip
     add("--max-body-bytes", type=size, metavar="SIZE",
-        help="of one request, such as 8Mi; default: by the model's context and media")  # fmt: skip
+        help="maximum request body, such as 8Mi; default: derived from the model")  # fmt: skip
     add("--body-buffer-bytes", type=size, metavar="SIZE",
-        help="of all bodies read at once, half for one client; then 503 and 429")  # fmt: skip
+        help="memory for all request bodies; a client may use half; then 503 or 429")  # fmt: skip
     add("--idle-timeout", default=default.idle_timeout_s, type=seconds, metavar="S",
-        help="of a connection between two requests")  # fmt: skip
+        help="time between two requests of a connection")  # fmt: skip
     add("--header-timeout", default=default.header_timeout_s, type=seconds, metavar="S",
-        help="for a request's header, then 408")  # fmt: skip
+        help="time to receive a request's header, then 408")  # fmt: skip
     add("--body-timeout", default=default.body_timeout_s, type=seconds, metavar="S",
-        help="for a body, and longer at 16 KiB/s or more; then 408")  # fmt: skip
+        help="time to receive a body, plus 1 s per 16 KiB received; then 408")  # fmt: skip
     add("--write-timeout", default=default.write_timeout_s, type=seconds, metavar="S",
-        help="for a client that takes nothing of its answer")  # fmt: skip
+        help="time that a client may stop reading its answer")  # fmt: skip
     add("--prepare-timeout", default=default.prepare_timeout_s, type=seconds, metavar="S",
-        help="to read, template and tokenize a body above 4 KiB, then 413")  # fmt: skip
+        help="time to parse, template and tokenize a body above 4 KiB, then 413")  # fmt: skip
 
 
 def from_flags(flags: argparse.Namespace) -> HttpSettings:

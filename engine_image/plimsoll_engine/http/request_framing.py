@@ -1,8 +1,8 @@
-"""Requests whose length two servers could read differently.
+"""Refusal of requests with an ambiguous length, which allow request smuggling.
 
-h11 refuses differing ``Content-Length`` fields and any transfer coding but ``chunked``. It lets
-``Transfer-Encoding`` win over ``Content-Length``, as RFC 9112 (6.1) permits; a proxy in front that
-goes by the length instead would take the rest of the body for another client's request.
+h11 refuses conflicting ``Content-Length`` fields and any transfer coding but ``chunked``. It lets
+``Transfer-Encoding`` override ``Content-Length``, as RFC 9112 (6.1) permits. A proxy that uses the
+length instead would read the rest of the body as another client's request.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ AMBIGUOUS = "the request has both Transfer-Encoding and Content-Length: send one
 
 
 class StrictConnection(h11.Connection):
-    """Refuses a request that gives its length twice. ``fault`` then says why, for the client."""
+    """h11 connection that refuses requests with two lengths. ``fault`` tells the client."""
 
     fault: str | None = None
 
     def next_event(self) -> Any:
-        """h11's next event. Raises h11.RemoteProtocolError."""
+        """Return h11's next event. Raises h11.RemoteProtocolError."""
         event = super().next_event()
         if isinstance(event, h11.Request):
             names = {name for name, _ in event.headers}

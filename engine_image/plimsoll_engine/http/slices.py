@@ -1,7 +1,7 @@
-"""Writes an answer slice by slice, so that what waits for a client in its connection is bounded.
+"""ASGI middleware that sends response bodies in slices, to limit a connection's write buffer.
 
-uvicorn hands a body to the socket in one piece, whatever its size, and asks only before the next
-one whether the client takes anything.
+uvicorn passes a body to the socket in one piece, whatever its size. It waits for the client only
+before the next piece.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SLICE_BYTES = 64 << 10
 WAITING_BYTES = 2 * SLICE_BYTES + (16 << 10)
-"""The most that waits in a connection: a slice on top of uvicorn's high-water mark of 64 KiB, and
-headers."""
+"""Maximum bytes in a write buffer: a slice, uvicorn's high-water mark of 64 KiB, and headers."""
 
 
-class Slices:
-    """An application whose answers leave in slices of :data:`SLICE_BYTES`."""
+class SlicedResponses:
+    """ASGI application whose responses are sent in slices of :data:`SLICE_BYTES`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a long piece of an answer as slices, each after the one before has left."""
+        """Call the application; each slice is sent after the client has taken the one before."""
 
         async def sliced(message: Message) -> None:
             body = message.get("body", b"")

@@ -18,7 +18,7 @@ from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.responses import CompletionChoice
 from plimsoll_engine.frontend.requests.request_log import Delta, TokenLogprobs
-from plimsoll_engine.http.slices import SLICE_BYTES, Slices
+from plimsoll_engine.http.slices import SLICE_BYTES, SlicedResponses
 from plimsoll_engine.messages.worker_ipc import Logprobs
 
 CONTEXT = 32_768
@@ -29,19 +29,19 @@ CONTEXT = 32_768
     [(1, CONTEXT, 20), (1, CONTEXT, None), (128, CONTEXT, None), (128, 256, 20)],
 )
 def test_what_a_client_would_ask_for_is_taken(choices: int, tokens: int, top: int | None) -> None:
-    most = answer_sizes.largest(CONTEXT)
-    answer_sizes.check(choices, choices * tokens, top, most, "n")
+    most = answer_sizes.max_answer_bytes(CONTEXT)
+    answer_sizes.check_answer_size(choices, choices * tokens, top, most, "n")
 
 
 @pytest.mark.parametrize(("choices", "top"), [(128, 20), (128, 0), (2, 20)])
 def test_a_product_over_the_limit_names_what_to_lower(choices: int, top: int) -> None:
     with pytest.raises(ApiError) as told:
-        answer_sizes.check(
-            choices, choices * CONTEXT, top, answer_sizes.largest(CONTEXT), "n, max_tokens"
+        answer_sizes.check_answer_size(
+            choices, choices * CONTEXT, top, answer_sizes.max_answer_bytes(CONTEXT), "n, max_tokens"
         )
     assert (told.value.status, told.value.code, told.value.param) == (400, "answer_too_large", "n")
     assert "lower n, max_tokens" in str(told.value)
-    assert f"{answer_sizes.largest(CONTEXT) >> 20} MiB" in str(told.value)
+    assert f"{answer_sizes.max_answer_bytes(CONTEXT) >> 20} MiB" in str(told.value)
 
 
 def test_a_log_probability_takes_no_more_than_is_counted() -> None:
@@ -54,12 +54,12 @@ def test_a_log_probability_takes_no_more_than_is_counted() -> None:
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        body = logprobs.around(logprobs.chat(told, lambda token: f" token{token}"))
+        body = logprobs.chat_logprobs(logprobs.chat_entries(told, lambda token: f" token{token}"))
         encoded = msgspec.json.encode(body)
         taken = tracemalloc.get_traced_memory()[0] - before
     finally:
         tracemalloc.stop()
-    assert len(encoded) < taken <= answer_sizes.size(count, 20)
+    assert len(encoded) < taken <= answer_sizes.answer_bytes(count, 20)
 
 
 @pytest.mark.parametrize("kind", [CompletionChoice, ChatChoice])
@@ -107,7 +107,7 @@ def test_a_large_body_leaves_in_slices(size: int, more: bool) -> None:
     async def receive() -> Any:
         raise AssertionError
 
-    asyncio.run(Slices(app)({"type": "http"}, receive, send))
+    asyncio.run(SlicedResponses(app)({"type": "http"}, receive, send))
     parts = sent[1:]
     assert b"".join(part["body"] for part in parts) == body
     assert all(len(part["body"]) <= SLICE_BYTES for part in parts)

@@ -45,13 +45,13 @@ def test_each_flag_has_its_setting(tmp_path: Path) -> None:
 
 
 def test_a_template_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--chat-template .*none\.jinja: no such file"):
+    with pytest.raises(UsageError, match=r"--chat-template .*none\.jinja: the file does not exist"):
         settings(tmp_path, "--chat-template", str(tmp_path / "none.jinja"))
 
 
 def test_the_tokenizer_is_told_with_the_template_in_use(tmp_path: Path) -> None:
     tiny.write_checkpoint(tmp_path)
-    told = json.loads(tokenizer_info.of(tmp_path, "{{ messages }}"))
+    told = json.loads(tokenizer_info.read_tokenizer_info(tmp_path, "{{ messages }}"))
     assert told["chat_template"] == "{{ messages }}"
     assert told["tokenizer_class"] == "PreTrainedTokenizerFast"
     assert told["model_max_length"] == 8192

@@ -18,26 +18,26 @@ MIB = 1 << 20
 def test_one_client_has_half_and_others_the_rest() -> None:
     budget = BodyBudget(lambda: 8 * MIB, 10)
     with budget.open("a") as first, budget.open("a") as second, budget.open("b") as other:
-        first.announce(4 * MIB)
+        first.reserve(4 * MIB)
         with pytest.raises(OverBudget, match="your other requests") as refused:
-            second.announce(MIB)
+            second.reserve(MIB)
         assert refused.value.client
-        other.announce(3 * MIB)
+        other.reserve(3 * MIB)
         with budget.open("c") as third:
             with pytest.raises(OverBudget, match="try again") as refused:
-                third.announce(2 * MIB)
+                third.reserve(2 * MIB)
             assert not refused.value.client
-            third.announce(MIB)
+            third.reserve(MIB)
     with budget.open("c") as later:
-        later.announce(4 * MIB)
+        later.reserve(4 * MIB)
 
 
 def test_small_bodies_are_never_refused() -> None:
     budget = BodyBudget(lambda: MIB, 10)
     with budget.open("a") as large, budget.open("a") as small:
-        large.announce(MIB // 2)
-        small.announce(SMALL_BODY_BYTES)
-        small.came(SMALL_BODY_BYTES)
+        large.reserve(MIB // 2)
+        small.reserve(SMALL_BODY_BYTES)
+        small.add_held(SMALL_BODY_BYTES)
         assert budget.held == SMALL_BODY_BYTES <= budget.bound
 
 
@@ -48,15 +48,15 @@ def test_whatever_comes_stays_within_the_bound_and_goes(bodies: list[tuple[str, 
     for client, size in bodies:
         reservation = budget.open(client)
         try:
-            reservation.announce(size)
+            reservation.reserve(size)
         except OverBudget:
             assert size > SMALL_BODY_BYTES
         else:
-            reservation.came(size)
+            reservation.add_held(size)
         opened.append(reservation)
         assert budget.held <= budget.bound
     for reservation in opened:
         reservation.__exit__()
     assert budget.held == 0
     with budget.open("a") as whole:
-        whole.announce(2 * MIB)
+        whole.reserve(2 * MIB)

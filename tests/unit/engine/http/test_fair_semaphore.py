@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from plimsoll_engine.http.turns import Turns
+from plimsoll_engine.http.fair_semaphore import FairSemaphore
 
 
-async def _served(order: list[str], turns: Turns, client: str, done: asyncio.Event) -> None:
-    async with turns.turn(client):
+async def _served(
+    order: list[str], semaphore: FairSemaphore, client: str, done: asyncio.Event
+) -> None:
+    async with semaphore.slot(client):
         order.append(client)
         await done.wait()
 
 
 def test_who_asks_often_waits_behind_who_asks_once() -> None:
     async def scenario() -> list[str]:
-        turns, order, done = Turns(1), list[str](), asyncio.Event()
-        async with turns.turn("first"):
+        semaphore, order, done = FairSemaphore(1), list[str](), asyncio.Event()
+        async with semaphore.slot("first"):
             tasks = [
-                asyncio.create_task(_served(order, turns, client, done))
+                asyncio.create_task(_served(order, semaphore, client, done))
                 for client in ["greedy"] * 4 + ["modest"]
             ]
             await asyncio.sleep(0)
@@ -32,18 +34,19 @@ def test_who_asks_often_waits_behind_who_asks_once() -> None:
 
 def test_who_gives_up_does_not_keep_the_place() -> None:
     async def scenario() -> list[str]:
-        turns, order, done = Turns(1), list[str](), asyncio.Event()
+        semaphore, order, done = FairSemaphore(1), list[str](), asyncio.Event()
         done.set()
-        async with turns.turn("first"):
+        async with semaphore.slot("first"):
             tasks = [
-                asyncio.create_task(_served(order, turns, client, done)) for client in ("a", "b")
+                asyncio.create_task(_served(order, semaphore, client, done))
+                for client in ("a", "b")
             ]
             await asyncio.sleep(0)
             tasks[0].cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await tasks[0]
         await tasks[1]
-        async with turns.turn("later"):
+        async with semaphore.slot("later"):
             return order
 
     assert asyncio.run(scenario()) == ["b"]
@@ -51,16 +54,16 @@ def test_who_gives_up_does_not_keep_the_place() -> None:
 
 def test_a_place_that_comes_with_the_cancellation_goes_on() -> None:
     async def scenario() -> None:
-        turns, done = Turns(1), asyncio.Event()
-        holder = turns.turn("first")
+        semaphore, done = FairSemaphore(1), asyncio.Event()
+        holder = semaphore.slot("first")
         await holder.__aenter__()
-        late = asyncio.create_task(_served([], turns, "late", done))
+        late = asyncio.create_task(_served([], semaphore, "late", done))
         await asyncio.sleep(0)
         await holder.__aexit__(None, None, None)  # the place is its own now
         late.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await late
-        async with asyncio.timeout(5), turns.turn("later"):
+        async with asyncio.timeout(5), semaphore.slot("later"):
             pass
 
     asyncio.run(scenario())

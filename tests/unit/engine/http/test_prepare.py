@@ -15,11 +15,11 @@ import msgspec
 import pytest
 
 from plimsoll_engine.api import prepare
-from plimsoll_engine.api.batch import tags
+from plimsoll_engine.api.batch import parser_tags
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.prepare import Context, Preparation, PreparedBody
 from plimsoll_engine.api.prepare_messages import Done, Job, PreparationRefused
-from plimsoll_engine.api.preparer_process import perform
+from plimsoll_engine.api.preparer_process import run_job
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_faults.models import tiny
@@ -41,7 +41,7 @@ def body(**fields: Any) -> bytearray:
 def test_what_is_prepared_crosses_to_the_frontend_whole(preparation: Preparation) -> None:
     raw = body(prompt=["Hull", [5, 6]], n=2, stop="x", logit_bias={"5": 1}, seed=7)
     here = preparation.completion(raw, CONTEXT)
-    outcome = perform(preparation, Job("completion", CONTEXT), raw)
+    outcome = run_job(preparation, Job("completion", CONTEXT), raw)
     assert isinstance(outcome, Done)
     there = msgspec.msgpack.decode(outcome.result, type=PreparedBody[CompletionRequest])
     assert there == here
@@ -54,16 +54,16 @@ def test_parsers_see_their_tags_where_these_are_special_tokens(preparation: Prep
     messages = [{"role": "user", "content": "Ahoy"}]
     plain = preparation.chat(body(messages=messages), CONTEXT)
     calls = preparation.chat(body(messages=messages, tools=[tool]), CONTEXT)
-    assert tags(plain, False) == []
-    assert tags(plain, True) == ["<think>", "</think>"]
-    assert {"<tool_call>", "</tool_call>", "<think>"} <= {*tags(calls, True)}
-    assert "<think>" not in tags(calls, False)
+    assert parser_tags(plain, False) == []
+    assert parser_tags(plain, True) == ["<think>", "</think>"]
+    assert {"<tool_call>", "</tool_call>", "<think>"} <= {*parser_tags(calls, True)}
+    assert "<think>" not in parser_tags(calls, False)
 
 
 def test_a_chat_leaves_its_messages_and_tools_behind(preparation: Preparation) -> None:
     tool = {"type": "function", "function": {"name": "a", "parameters": {"x": "y" * 1000}}}
     raw = body(messages=[{"role": "user", "content": "Ahoy"}], tools=[tool], tool_choice="required")
-    outcome = perform(preparation, Job("chat", CONTEXT), raw)
+    outcome = run_job(preparation, Job("chat", CONTEXT), raw)
     assert isinstance(outcome, Done)
     there = msgspec.msgpack.decode(outcome.result, type=PreparedBody[ChatRequest])
     assert there.family == "hermes"
@@ -75,7 +75,7 @@ def test_a_chat_leaves_its_messages_and_tools_behind(preparation: Preparation) -
 def test_each_chat_of_a_batch_is_the_chat_alone(preparation: Preparation) -> None:
     chats = [[{"role": "user", "content": text}] for text in ("Ahoy", "Where to?")]
     raw = body(messages=chats, max_tokens=3, logprobs=True)
-    outcome = perform(preparation, Job("chats", CONTEXT), raw)
+    outcome = run_job(preparation, Job("chats", CONTEXT), raw)
     assert isinstance(outcome, Done)
     there = msgspec.msgpack.decode(outcome.result, type=PreparedBody[ChatRequest])
     alone = [preparation.chat(body(messages=one, max_tokens=3), CONTEXT) for one in chats]
@@ -146,7 +146,7 @@ def test_tokens_of_a_chat_have_the_turn_that_is_wanted(preparation: Preparation)
 def test_each_bound_has_an_error_that_names_it(
     preparation: Preparation, kind: Any, fields: Any, status: int, param: str | None, code: str
 ) -> None:
-    outcome = perform(preparation, Job(kind, CONTEXT), body(**fields))
+    outcome = run_job(preparation, Job(kind, CONTEXT), body(**fields))
     assert isinstance(outcome, PreparationRefused)
     assert (outcome.status, outcome.param, outcome.code) == (status, param, code)
 
@@ -176,7 +176,7 @@ def test_memory_that_runs_out_is_the_bodys_own_error(
         raise MemoryError
 
     monkeypatch.setattr(prepare, "decode", exhausted)
-    outcome = perform(preparation, Job("chat", CONTEXT), body())
+    outcome = run_job(preparation, Job("chat", CONTEXT), body())
     assert isinstance(outcome, PreparationRefused)
     assert outcome.code == "body_too_complex"
 
