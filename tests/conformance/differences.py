@@ -120,8 +120,12 @@ RULES: tuple[Rule, ...] = (
         "vLLM drops tools that only OpenAI runs in silence; here a flag does",
     ),
     (_has("previous_response_id"), BOTH, "no response is stored: 400 here, 404 there"),
-    (_refused("does not exist; the largest is"), OURS, "a number that is no token is an error"),
-    (_refused("exclude each other"), OURS, "vLLM answers two bounds of one text with a 500"),
+    (
+        _refused("is not in the vocabulary"),
+        OURS,
+        "a number that is no token is an error",
+    ),
+    (_refused("cannot be combined"), OURS, "vLLM answers two bounds of one text with a 500"),
     (
         _refused("spaces_between_special_tokens"),
         BOTH,

@@ -120,8 +120,8 @@ async def _apps(folder: Path, model: str) -> tuple[Any, Any]:
     )  # fmt: skip
     engine = AsyncEngine(settings, Tokenizer(settings.model))
     sizes = BodySizes(
-        sees=engine.media.processors.image is not None,
-        hears=engine.media.processors.audio is not None,
+        accepts_images=engine.media.processors.image is not None,
+        accepts_audio=engine.media.processors.audio is not None,
         max_bytes=None,
     )
     limits = HttpLimits(max_connections=8)

@@ -1,7 +1,4 @@
-"""LoRA adapters at run time, with vLLM's paths and bodies.
-
-Only with ``--enable-lora``: a path in a body is one of this server's folders.
-"""
+"""Loading of LoRA adapters at run time, with vLLM's paths and bodies (``--enable-lora``)."""
 
 from __future__ import annotations
 
@@ -17,16 +14,16 @@ from plimsoll_engine.frontend.requests.adapter_registry import AdapterRefused, R
 
 
 async def load(engine: AsyncEngine, body: LoadAdapterRequest) -> str:
-    """Load the adapter that a body names; raise ApiError where it cannot be."""
+    """Load the adapter in ``body`` and return vLLM's success message. Raises ApiError."""
     path = Path(body.lora_path)
     if not path.is_absolute():
         raise invalid(
-            f"lora_path {body.lora_path!r}: give the whole path of a folder on this server",
+            f"lora_path {body.lora_path!r}: give an absolute path on this server",
             "lora_path",
         )
-    if await asyncio.to_thread(_missing, path):
+    if await asyncio.to_thread(_is_missing, path):
         raise ApiError(
-            404, f"lora_path {body.lora_path!r}: this server has no such folder",
+            404, f"lora_path {body.lora_path!r}: the folder does not exist on this server",
             param="lora_path", code="adapter_not_found",
         )  # fmt: skip
     try:
@@ -34,22 +31,24 @@ async def load(engine: AsyncEngine, body: LoadAdapterRequest) -> str:
     except AdapterRefused as error:
         raise invalid(str(error), error.param) from None
     except NoAnswer as error:
-        raise ApiError(503, f"not loaded: {error}", code="unavailable", retry=True) from None
+        raise ApiError(
+            503, f"the adapter is not loaded: {error}", code="unavailable", retry=True
+        ) from None
     return f"Success: LoRA adapter '{body.lora_name}' added successfully."
 
 
-def _missing(path: Path) -> bool:
+def _is_missing(path: Path) -> bool:
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return True
-    except OSError:  # the worker says what is wrong with it
+    except OSError:  # the worker reports the error
         return False
     return False
 
 
 def unload(engine: AsyncEngine, body: UnloadAdapterRequest) -> str:
-    """Unload the adapter that a body names; raise ApiError where it is unknown."""
+    """Unload the adapter in ``body`` and return vLLM's success message. Raises ApiError."""
     if not adapter_loading.unload(engine, body.lora_name):
         raise ApiError(
             404, f"the adapter {body.lora_name!r} is not loaded", param="lora_name",
@@ -58,7 +57,7 @@ def unload(engine: AsyncEngine, body: UnloadAdapterRequest) -> str:
     return f"Success: LoRA adapter '{body.lora_name}' removed successfully."
 
 
-def card(base: dict[str, Any], adapter: RegisteredAdapter) -> dict[str, Any]:
-    """Return what ``/v1/models`` says of ``adapter``; ``base`` is the model's own."""
+def model_card(base: dict[str, Any], adapter: RegisteredAdapter) -> dict[str, Any]:
+    """Return the ``/v1/models`` entry of ``adapter``; ``base`` is that of the model."""
     parent = base["id"] if adapter.parent is None else adapter.parent
     return base | {"id": adapter.name, "root": str(adapter.path), "parent": parent}

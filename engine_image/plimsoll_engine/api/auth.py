@@ -1,7 +1,7 @@
-"""The optional API keys of ``/v1``: one a line in a mounted file (``--api-key-file``).
+"""API keys of ``/v1``: one per line in a mounted file (``--api-key-file``).
 
-The file is read again when it changes, so that a key is rotated without a restart; while it cannot
-be read or names no key, the last keys hold.
+A changed file is read again, so a key can be rotated without a restart. If the file cannot be read
+or has no key, the previous keys stay valid.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 TENANT = "plimsoll.tenant"
-"""The scope's key for whom a request is of: set where several keys tell tenants apart."""
+"""Scope key of the request's tenant; set if there are several API keys."""
 
 
 class ApiKeys:
-    """The keys in ``file``; UsageError where there are none at the start."""
+    """API keys in ``file``. Raises UsageError if it has none at startup."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -35,22 +35,22 @@ class ApiKeys:
         except (OSError, ValueError) as error:
             raise UsageError(f"--api-key-file {file}: cannot be read: {error}") from None
         if not self._keys:
-            raise UsageError(f"--api-key-file {file}: no key in it; write one a line")
+            raise UsageError(f"--api-key-file {file}: the file has no key; write one per line")
 
     def tenant(self, authorization: bytes) -> str | None:
-        """Whose key it is, empty where there is only one; None for no key of ours.
+        """Return the tenant of a key: "" if there is only one key, or None for an invalid key.
 
-        Takes the same time wherever the key is wrong, and however long it is.
+        The time it takes depends on neither the position of a wrong character nor the key's length.
         """
         self._refresh()
-        scheme, _, given = authorization.partition(b" ")
-        if scheme.lower() == b"bearer":  # its case means nothing (RFC 9110, section 11.1)
-            authorization = b"Bearer " + given.strip()
-        found = None
+        scheme, _, token = authorization.partition(b" ")
+        if scheme.lower() == b"bearer":  # case-insensitive (RFC 9110, section 11.1)
+            authorization = b"Bearer " + token.strip()
+        tenant = None
         for number, key in enumerate(self._keys, 1):
             if key.equals(authorization):
-                found = f"key {number}"
-        return "" if found is not None and len(self._keys) == 1 else found
+                tenant = f"key {number}"
+        return "" if tenant is not None and len(self._keys) == 1 else tenant
 
     def _refresh(self) -> None:
         try:
@@ -69,26 +69,23 @@ class ApiKeys:
         self._keys = keys or self._keys
 
 
-class Guard:
-    """Answers 401 to a request without a key; lets probes and metrics through."""
+class ApiKeyMiddleware:
+    """ASGI middleware that answers 401 without a valid key, except for probes and metrics."""
 
     def __init__(self, inner: ASGIApp, keys: ApiKeys) -> None:
         self._inner = inner
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through whose key is known or whose path is open.
-
-        Its tenant is in the scope.
-        """
-        # A browser asks with OPTIONS and without a key whether it may send a request.
-        asks = scope["type"] == "http" and scope["method"] != "OPTIONS"
-        if asks and scope["path"] not in OPEN_PATHS:
-            given = next((v for k, v in scope["headers"] if k == b"authorization"), b"")
-            tenant = self._keys.tenant(given)
+        """Pass on requests with a valid key or an open path, with their tenant in the scope."""
+        # Browsers send CORS preflight requests (OPTIONS) without a key.
+        needs_key = scope["type"] == "http" and scope["method"] != "OPTIONS"
+        if needs_key and scope["path"] not in OPEN_PATHS:
+            token = next((v for k, v in scope["headers"] if k == b"authorization"), b"")
+            tenant = self._keys.tenant(token)
             if tenant is None:
                 error = ApiError(
-                    401, "the API key is missing or wrong: send it as a bearer token",
+                    401, "the API key is missing or invalid: send it as a bearer token",
                     code="invalid_api_key",
                 )  # fmt: skip
                 await error_response(error)(scope, receive, send)

@@ -1,4 +1,4 @@
-"""From a prepared body to its generations: model, room and sampling, each checked."""
+"""Generations of a prepared request body: checks of model, context and answer size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from plimsoll_engine.api import answer_sizes, chat_images, priority, reasoning, 
 from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.prepare import PreparedBody, too_long
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
-from plimsoll_engine.api.sampling_params import SEED_MASK, prompt_logprobs, sampling, told_logprobs
+from plimsoll_engine.api.sampling_params import (
+    SEED_MASK,
+    num_logprobs,
+    num_prompt_logprobs,
+    sampling_params,
+)
 from plimsoll_engine.api.truncation import output_tokens
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.adapter_registry import RegisteredAdapter
@@ -22,14 +27,14 @@ from plimsoll_engine.frontend.requests.request_log import Admission, Generation,
 from plimsoll_engine.messages.worker_ipc import Media
 
 PARAMS = {"cmpl": "prompt", "chatcmpl": "messages", "resp": "input"}
-"""The field that has the prompt, by the prefix of the request's id."""
+"""Field with the prompt, by the prefix of the request id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The generations of one body, prompt by prompt, ``n`` choices of each; they share ``wake``.
+    """Generations of one request: ``n`` choices per prompt, which share the event ``wake``.
 
-    ``model`` is the name that they were asked of.
+    ``model`` is the name in the request.
     """
 
     request_id: str
@@ -39,50 +44,51 @@ class Batch:
     model: str
 
 
-async def completion(
+async def completion_batch(
     engine: AsyncEngine, prepared: PreparedBody[CompletionRequest], tenant: str = ""
 ) -> Batch:
-    """Read the body of ``/v1/completions`` into a batch; raise ApiError where it is wrong."""
+    """Return the generations of a completion. Raises ApiError."""
     body = prepared.body
     check_model(engine, body.model)
-    most = output_tokens(body)
-    return await _asked(engine, prepared, "cmpl", prepared.prompts, most, tenant)
+    max_bytes = output_tokens(body)
+    return await _build_batch(engine, prepared, "cmpl", prepared.prompts, max_bytes, tenant)
 
 
-async def chat(
+async def chat_batch(
     engine: AsyncEngine,
     prepared: PreparedBody[ChatRequest],
     tenant: str = "",
     prefix: str = "chatcmpl",
 ) -> Batch:
-    """Read the body of one chat, or of several, into a batch; raise ApiError where it is wrong.
+    """Return the generations of a chat, or of several. Raises ApiError.
 
-    ``prefix`` is that of its id: ``resp`` for ``/v1/responses``.
+    ``prefix`` begins the request id; it is ``resp`` for ``/v1/responses``.
     """
     body = prepared.body
     check_model(engine, body.model)
     prompts, media = prepared.prompts, list[Media]()
-    if (sees := engine.media.processors.image) is not None:
-        # Only a chat alone has images; the others must have no placeholder.
+    if (processor := engine.media.processors.image) is not None:
+        # Only a single chat may have images; without them, prompts must have no placeholder.
         placed = [
-            await chat_images.place(engine.media, sees, ids, prepared.images) for ids in prompts
+            await chat_images.place(engine.media, processor, ids, prepared.images)
+            for ids in prompts
         ]
         prompts = [ids for ids, _ in placed]
         media = placed[0][1]
     max_tokens = body.max_completion_tokens or body.max_tokens
-    return await _asked(engine, prepared, prefix, prompts, max_tokens, tenant, media)
+    return await _build_batch(engine, prepared, prefix, prompts, max_tokens, tenant, media)
 
 
-def tags(prepared: PreparedBody[Any], parses_reasoning: bool) -> list[str]:
-    """Return the tags that the parsers of a text must see, although they may be special tokens."""
-    found = list(tool_families.MARKS if prepared.family else ())
+def parser_tags(prepared: PreparedBody[Any], parses_reasoning: bool) -> list[str]:
+    """Return the tags that the output parsers need, even if they are special tokens."""
+    tags = list(tool_families.MARKS if prepared.family else ())
     if parses_reasoning and prepared.reasons:
-        found += (reasoning.OPEN, reasoning.CLOSE)
-    return found
+        tags += (reasoning.OPEN, reasoning.CLOSE)
+    return tags
 
 
 def check_model(engine: AsyncEngine, model: str) -> RegisteredAdapter | None:
-    """Return the adapter of this name, None for the model itself; ApiError where it is neither."""
+    """Return the adapter named ``model``, or None for the served model. Raises ApiError."""
     served = engine.settings.served_model_name
     if model in ("", served):
         return None
@@ -90,20 +96,22 @@ def check_model(engine: AsyncEngine, model: str) -> RegisteredAdapter | None:
         return adapter
     raise ApiError(
         404,
-        f"the model {model!r} does not exist; this engine serves {served!r}",
+        f"the model {model!r} does not exist; use {served!r}",
         param="model",
         code="model_not_found",
     )
 
 
 def check_ids(engine: AsyncEngine, ids: list[int], param: str) -> None:
-    """Raise ApiError for a token that the vocabulary lacks."""
+    """Raise ApiError for a token id that is not in the vocabulary."""
     largest = engine.tokenizer.vocab_size - 1
     if ids and max(ids) > largest:
-        raise invalid(f"token {max(ids)} does not exist; the largest is {largest}", param)
+        raise invalid(
+            f"token id {max(ids)} is not in the vocabulary; the maximum is {largest}", param
+        )
 
 
-async def _asked(
+async def _build_batch(
     engine: AsyncEngine,
     prepared: PreparedBody[CompletionRequest] | PreparedBody[ChatRequest],
     prefix: str,
@@ -116,36 +124,36 @@ async def _asked(
     param = PARAMS[prefix]
     stops = [body.stop] if isinstance(body.stop, str) else (body.stop or [])
     text = TextRules(stops, body.include_stop_str_in_output)
-    # A request is of its API key where several tell tenants apart, else of the user it names.
+    # The tenant is the API key if there are several, else the user that the request names.
     admission = Admission(
-        priority=priority.allowed(engine.settings, body.priority, tenant),
+        priority=priority.check_priority(engine.settings, body.priority, tenant),
         tenant=tenant or body.user or "",
         deadline_s=body.deadline_s,
         cache_salt=body.cache_salt or "",
-        adapter=check_model(engine, body.model),  # again: it may be gone meanwhile
+        adapter=check_model(engine, body.model),  # checked again: it may have been unloaded
     )
     name = f"{prefix}-{secrets.token_hex(12)}"
     batch = Batch(name, body.n or 1, [], asyncio.Event(), body.model)
-    rooms = [room(engine, ids, max_tokens, param) for ids in prompts]
-    told = prepared.echoes or body.return_token_ids or body.prompt_logprobs is not None
-    echoed = sum(map(len, prompts)) if told else 0
-    _check_size(engine, body, rooms, batch.n, echoed, param)
-    shown = tags(prepared, engine.settings.reasoning_parser is not None)
-    for ids, tokens in zip(prompts, rooms, strict=True):
+    limits = [output_limit(engine, ids, max_tokens, param) for ids in prompts]
+    repeats = prepared.echoes or body.return_token_ids or body.prompt_logprobs is not None
+    echoed = sum(map(len, prompts)) if repeats else 0
+    _check_answer_size(engine, body, limits, batch.n, echoed, param)
+    tags = parser_tags(prepared, engine.settings.reasoning_parser is not None)
+    for ids, tokens in zip(prompts, limits, strict=True):
         tokenizer = engine.tokenizer
-        how = sampling(
+        params = sampling_params(
             body, tokens, tokenizer.eos_ids, tokenizer.vocab_size, prepared.grammar,
             prepared.bad_words, tokenizer.checkpoint.defaults,
         )  # fmt: skip
-        detokenizer = tokenizer.continuations(ids, body.skip_special_tokens, shown)
-        await asyncio.sleep(0)  # a thousand prompts must not hold up the streams
+        detokenizer = tokenizer.continuations(ids, body.skip_special_tokens, tags)
+        await asyncio.sleep(0)  # yield, because a thousand prompts would block the streams
         for choice in range(batch.n):
-            # The first choice is that of a request for one; as in vLLM the others count on. What
-            # is said of the prompt is the same for all.
+            # As in vLLM, each further choice increments the seed. The first one also scores the
+            # prompt for all.
             seeded = msgspec.structs.replace(
-                how,
-                seed=(how.seed + choice) & SEED_MASK,
-                prompt_logprobs=None if choice else how.prompt_logprobs,
+                params,
+                seed=(params.seed + choice) & SEED_MASK,
+                prompt_logprobs=None if choice else params.prompt_logprobs,
             )
             name = f"{batch.request_id}-{len(batch.generations)}"
             batch.generations.append(
@@ -154,48 +162,45 @@ async def _asked(
     return batch
 
 
-def _check_size(
+def _check_answer_size(
     engine: AsyncEngine,
     body: CompletionRequest | ChatRequest,
-    rooms: list[int],
+    limits: list[int],
     n: int,
     echoed: int,
     param: str,
 ) -> None:
-    """Raise ApiError where the answer to all prompts, ``rooms`` tokens each, is too large.
+    """Raise ApiError if the answer may become too large.
 
-    ``echoed`` is the tokens of all prompts where each choice repeats its own, as text or by number,
-    else 0.
+    ``limits`` are the output tokens of each prompt. ``echoed`` counts the prompt tokens that each
+    choice repeats.
     """
     limit = engine.max_model_len
     if limit is None:
-        return  # nothing is served before the first worker says its context
-    logprobs = told_logprobs(body)
+        return  # no answer starts before the first worker reports its context
+    logprobs = num_logprobs(body)
     if isinstance(body, ChatRequest):
-        lower = "max_output_tokens" if param == "input" else "n, max_completion_tokens"
-        fields = f"{lower} or top_logprobs"
+        field = "max_output_tokens" if param == "input" else "n, max_completion_tokens"
+        fields = f"{field} or top_logprobs"
     else:
         fields = "n, max_tokens, logprobs or the number of prompts"
-    choices, tokens = n * len(rooms), n * sum(rooms)
-    most = answer_sizes.largest(limit)
-    scores = prompt_logprobs(body)
-    answer_sizes.check(choices, tokens, logprobs, most, fields, n * echoed, scores)
+    choices, tokens = n * len(limits), n * sum(limits)
+    max_bytes = answer_sizes.max_answer_bytes(limit)
+    scores = num_prompt_logprobs(body)
+    answer_sizes.check_answer_size(choices, tokens, logprobs, max_bytes, fields, n * echoed, scores)
 
 
-def room(engine: AsyncEngine, ids: list[int], max_tokens: int | None, param: str) -> int:
-    """Return the most tokens of output.
-
-    ApiError where the prompt leaves less than was asked for.
-    """
+def output_limit(engine: AsyncEngine, ids: list[int], max_tokens: int | None, param: str) -> int:
+    """Return the maximum number of output tokens. Raises ApiError if the prompt is too long."""
     if not ids:
-        raise invalid(f"{param} has no token", param, "empty_prompt")
+        raise invalid(f"{param} has no tokens", param, "empty_prompt")
     check_ids(engine, ids, param)
     limit = engine.max_model_len
     if limit is None:
-        # The first worker is still loading; it ends the text at the context's end.
+        # The first worker is still loading; it enforces its own context limit.
         return 1 << 31 if max_tokens is None else max_tokens
     if len(ids) >= limit:
         raise too_long(f"a prompt of {len(ids)} tokens", limit, param)
     if max_tokens is not None and len(ids) + max_tokens > limit:
-        raise too_long(f"{len(ids)} tokens of prompt and {max_tokens} of output", limit, param)
+        raise too_long(f"{len(ids)} prompt tokens and {max_tokens} output tokens", limit, param)
     return max_tokens or limit - len(ids)

@@ -1,8 +1,8 @@
-"""How large a body may be: what the model could make of it. Pure.
+"""Size limits of request bodies, derived from the model. Pure.
 
-A text fills the context with some 4 bytes a token; escaped Chinese takes 9, token ids take 8. At 32
-there is no prompt that fits and is refused. Media come on top, where the model takes them, with
-base64's third.
+Text takes about 4 bytes per token, escaped Chinese 9 and token ids 8. With 32 bytes per token,
+every prompt that fits the context is accepted. Media are added if the model accepts them, with
+base64's overhead of a third.
 """
 
 from __future__ import annotations
@@ -13,47 +13,47 @@ MIB = 1 << 20
 
 BYTES_PER_TOKEN = 32
 MIN_TEXT_BYTES = MIB
-"""Tools, schemas and prompts of a batch, whatever the context."""
+"""Minimum for tools, schemas and batches of prompts, whatever the context."""
 MEDIA_BYTES = 32 * MIB
-"""All images of a request: one of the largest (20 MiB), or many of usual size."""
+"""Images of a request: one of maximum size (20 MiB), or many of usual size."""
 FORM_BYTES = 26 * MIB
-"""A sound file (25 MiB, as OpenAI takes them) and the fields around it."""
-MIN_IN_WORK_BYTES = 64 * MIB
-BODIES_IN_WORK = 4
-"""Of the largest size, read and prepared at a time: one client has two."""
+"""Audio file (25 MiB, as in OpenAI's API) and the fields of its form."""
+MIN_BUFFER_BYTES = 64 * MIB
+BUFFERED_BODIES = 4
+"""Bodies of maximum size in memory at the same time, two of them from one client."""
 
 
 @dataclass(frozen=True, slots=True)
 class BodySizes:
-    """The largest body of each path.
+    """Maximum body size of each path.
 
-    ``sees`` and ``hears`` are the model's; ``max_bytes`` is ``--max-body-bytes``, which holds
-    instead of what is derived.
+    ``accepts_images`` and ``accepts_audio`` describe the model. ``max_bytes``
+    (``--max-body-bytes``) overrides the derived sizes.
     """
 
-    sees: bool
-    hears: bool
+    accepts_images: bool
+    accepts_audio: bool
     max_bytes: int | None = None
 
     def text(self, max_model_len: int | None) -> int:
-        """Return the largest size of a body without media, in bytes."""
+        """Return the maximum size of a body without media, in bytes."""
         derived = max(MIN_TEXT_BYTES, BYTES_PER_TOKEN * (max_model_len or 0))
         return derived if self.max_bytes is None else self.max_bytes
 
     def chat(self, max_model_len: int | None) -> int:
-        """Return the largest size of a body that may hold images, in bytes."""
-        if self.max_bytes is not None or not self.sees:
+        """Return the maximum size of a body that may have images, in bytes."""
+        if self.max_bytes is not None or not self.accepts_images:
             return self.text(max_model_len)
         return self.text(max_model_len) + MEDIA_BYTES
 
     @property
     def form(self) -> int:
-        """Return the largest size of a body with a sound, in bytes."""
+        """Maximum size of a form with an audio file, in bytes."""
         if self.max_bytes is not None:
             return self.max_bytes
-        return FORM_BYTES if self.hears else MIB
+        return FORM_BYTES if self.accepts_audio else MIB
 
-    def in_work(self, max_model_len: int | None) -> int:
-        """Return the largest size of all bodies together, in bytes."""
+    def buffer_bytes(self, max_model_len: int | None) -> int:
+        """Return the memory budget of all bodies together, in bytes."""
         largest = max(self.chat(max_model_len), self.form)
-        return max(MIN_IN_WORK_BYTES, BODIES_IN_WORK * largest)
+        return max(MIN_BUFFER_BYTES, BUFFERED_BODIES * largest)

@@ -97,7 +97,7 @@ class ChatChoice:
             self._arguments[-1].append(call.arguments)
         if self._ids is not None:
             self._ids += delta.token_ids
-        self._logprobs += logprobs.chat(delta.logprobs, self._text_of, self._bytes_of)
+        self._logprobs += logprobs.chat_entries(delta.logprobs, self._text_of, self._bytes_of)
         self._finish_reason = delta.finish_reason
         self._stop_reason = stop_reason(delta, self._stop_ids)
 
@@ -120,7 +120,7 @@ class ChatChoice:
         return {
             "index": self.index,
             "message": message,
-            "logprobs": logprobs.around(self._logprobs),
+            "logprobs": logprobs.chat_logprobs(self._logprobs),
             "finish_reason": self._reason(self._finish_reason),
             "stop_reason": self._stop_reason,
             "token_ids": self._ids,
@@ -158,7 +158,9 @@ class ChatChoice:
         chunk: dict[str, Any] = {
             "index": self.index,
             "delta": delta,
-            "logprobs": logprobs.around(logprobs.chat(tokens, self._text_of, self._bytes_of)),
+            "logprobs": logprobs.chat_logprobs(
+                logprobs.chat_entries(tokens, self._text_of, self._bytes_of)
+            ),
             "finish_reason": None if end is None else self._reason(end.finish_reason),
         }
         if end is not None:

@@ -77,7 +77,7 @@ async def place(
     except MediaError as error:
         raise invalid(str(error), "messages", error.code) from None
     except QueueFull as error:
-        raise errors.of(error) from None
+        raise errors.from_exception(error) from None
     prompt: list[int] = []
     media: list[Media] = []
     for token in ids:

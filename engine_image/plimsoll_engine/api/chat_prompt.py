@@ -145,8 +145,8 @@ class ChatPrompt:
         plain: Plain = {"role": message.role}
         try:
             content = self._content(message)
-            if content is None and isinstance(message.more.get("refusal"), str):
-                content = message.more["refusal"]
+            if content is None and isinstance(message.extra.get("refusal"), str):
+                content = message.extra["refusal"]
             if content is not None:
                 plain["content"] = content
             if message.name:
@@ -158,7 +158,7 @@ class ChatPrompt:
         except ApiError as error:
             error.param = f"{error.param}[{number}]" if error.param == "messages" else error.param
             raise
-        return _as_sent(message.more, plain)
+        return _as_sent(message.extra, plain)
 
     def _content(self, message: Message) -> str | list[dict[str, Any]] | None:
         content = message.content
@@ -222,16 +222,16 @@ def _spelled(plain: list[Plain], text: str) -> bool:
     )
 
 
-def _as_sent(more: Plain, known: Plain) -> Plain:
+def _as_sent(extra: Plain, known: Plain) -> Plain:
     """Return all fields in the order in which they were sent, without nulls."""
-    return {name: value for name, value in (more | known).items() if value is not None}
+    return {name: value for name, value in (extra | known).items() if value is not None}
 
 
 def _function(tool: Tool) -> Plain:
     """Return a tool as the client wrote it. ``strict`` is for the engine, not for the model."""
     given = tool.function
     known = {name: getattr(given, name) for name in ("name", "description", "parameters")}
-    return _as_sent(tool.more, {"type": tool.type, "function": _as_sent(given.more, known)})
+    return _as_sent(tool.extra, {"type": tool.type, "function": _as_sent(given.extra, known)})
 
 
 def _mark(message: Plain) -> None:

@@ -1,4 +1,4 @@
-"""From the bytes of a body to its struct; ApiError names the field that is wrong. Pure."""
+"""Decoding of request bodies. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from plimsoll_engine.api.protocol import (
 )
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
-# A field's name may be empty: then what holds it is named. A key of a map is "at `key` in `$.map`".
+# Matches the field in msgspec's messages. For a map key ("at `key` in `$.map`") it is the map.
 _FIELD = re.compile(
     r"unknown field `([^`]+)`|missing required field `([^`]+)`|(?:at|in) `\$\.?([^`]+)`"
 )
@@ -32,18 +32,18 @@ def decode(
     strict: bool = False,
     warnings: list[str] | None = None,
 ) -> _Body:
-    """Return the request in ``body``; null stands for a field's default.
+    """Return the request in ``body``. A null field has its default.
 
-    A field that is not known is named in ``warnings``, or refused where ``strict``. Raises
-    ApiError 400 that names the field, or else the body.
+    Unknown fields are added to ``warnings``, or refused if ``strict``. Raises ApiError 400 that
+    names the wrong field, if known.
     """
     try:
         given = msgspec.json.decode(body, type=_FIELDS)
-        unknown = _without_unknown(given, kind)
+        unknown = _remove_unknown(given, kind)
         request = msgspec.json.decode(msgspec.json.encode(given), type=kind)
         for name in ("messages", "tools"):
             if name in given:
-                _keep_more(getattr(request, name), msgspec.json.decode(given[name]))
+                _keep_extra_fields(getattr(request, name), msgspec.json.decode(given[name]))
     except msgspec.ValidationError as error:
         match = _FIELD.search(str(error))
         if match is None:
@@ -59,22 +59,22 @@ def decode(
         raise invalid(f"the body: unknown field `{unknown[0]}`", unknown[0].rstrip(".") or None)
     if unknown and warnings is not None:
         named = ", ".join(one.encode("ascii", "replace").decode()[:64] for one in unknown[:8])
-        warnings.append(f"unknown fields are without effect: {named}")
+        warnings.append(f"unknown fields are ignored: {named}")
     if isinstance(request, CompletionRequest | ChatRequest | BatchChatRequest):
         check(request)
     return request
 
 
 _FIELDS = dict[str, msgspec.Raw]
-HARMLESS = frozenset(
+IGNORED_FIELDS = frozenset(
     {
         "client_metadata", "include_obfuscation", "prediction", "prompt_cache_key",
         "prompt_cache_retention", "request_id", "safety_identifier", "service_tier", "store",
         "user", "verbosity",
     }
 )  # fmt: skip
-"""Fields of clients that ask for nothing of the text: taken in silence."""
-UNSUPPORTED = frozenset(
+"""Fields of other APIs that do not affect the text; ignored without a warning."""
+REFUSED_FIELDS = frozenset(
     {
         "audio", "chat_template", "dry_multiplier", "ebnf", "function_call", "functions", "grammar",
         "guided_choice", "guided_grammar", "guided_json", "guided_regex", "json_schema",
@@ -83,40 +83,40 @@ UNSUPPORTED = frozenset(
         "web_search_options",
     }
 )  # fmt: skip
-"""Fields of other engines, and of OpenAI, that would change the answer."""
-LENIENT = ("stream_options", "text", "reasoning")
-"""Fields that are objects, and in which unknown fields are of no weight either."""
+"""Fields of other engines and of OpenAI that would change the answer; refused."""
+LENIENT_OBJECTS = ("stream_options", "text", "reasoning")
+"""Object fields whose unknown fields are ignored as well."""
 
 
-def _without_unknown(given: dict[str, msgspec.Raw], kind: type[Any], inner: str = "") -> list[str]:
-    """Take nulls and unknown fields out of ``given``, and return the names of the latter."""
+def _remove_unknown(given: dict[str, msgspec.Raw], kind: type[Any], inner: str = "") -> list[str]:
+    """Remove nulls and unknown fields from ``given``, and return the names of the unknown ones."""
     fields = _fields(kind)  # type: ignore[arg-type]
     unknown = []
     for name, value in list(given.items()):
         if bytes(memoryview(value)[:8]).strip() == b"null":
             del given[name]
         elif name not in fields:
-            if name in UNSUPPORTED or (name == "modalities" and b"audio" in bytes(value)):
-                message = f"{name} is not supported by this engine: leave it out"
+            if name in REFUSED_FIELDS or (name == "modalities" and b"audio" in bytes(value)):
+                message = f"{name} is not supported by this engine: omit it"
                 raise ApiError(400, message, param=inner + name, code="unsupported_value")
-            if name not in HARMLESS and name != "modalities":
+            if name not in IGNORED_FIELDS and name != "modalities":
                 unknown.append(inner + name)
             del given[name]
-        elif name in LENIENT and (struct := _struct(fields[name].type)) is not None:
+        elif name in LENIENT_OBJECTS and (struct := _struct(fields[name].type)) is not None:
             try:
                 parts = msgspec.json.decode(value, type=_FIELDS)
             except msgspec.ValidationError:
-                continue  # it is no object: decoding the whole says so
-            unknown += _without_unknown(parts, struct, f"{name}.")
+                continue  # not an object: decoding the request reports it
+            unknown += _remove_unknown(parts, struct, f"{name}.")
             given[name] = msgspec.Raw(msgspec.json.encode(parts))
     return unknown
 
 
 @cache
 def _fields(kind: type[Any]) -> dict[str, Any]:
-    """Return the fields of ``kind`` by their names in JSON.
+    """Return the fields of ``kind`` by their JSON names.
 
-    Once for all bodies: msgspec evaluates each annotation again, which takes a millisecond or two.
+    Cached, because msgspec evaluates the annotations again on each call, which takes 1 to 2 ms.
     """
     return {field.encode_name: field for field in msgspec.structs.fields(kind)}
 
@@ -126,19 +126,19 @@ def _struct(annotation: Any) -> type[Any] | None:
     return next((one for one in kinds if isinstance(one, type(msgspec.Struct))), None)
 
 
-def _keep_more(found: Any, given: Any) -> None:
-    """Give messages and tools the fields that only chat templates know, and the order of all."""
+def _keep_extra_fields(found: Any, given: Any) -> None:
+    """Add all fields that were sent to messages and tools, for chat templates."""
     if isinstance(found, list):
         for one, fields in zip(found, given, strict=True):
-            _keep_more(one, fields)
+            _keep_extra_fields(one, fields)
     elif isinstance(found, Message | Tool | Function):
         known = found.__struct_encode_fields__
-        found.more = {name: None if name in known else value for name, value in given.items()}
+        found.extra = {name: None if name in known else value for name, value in given.items()}
         if isinstance(found, Tool):
-            _keep_more(found.function, given["function"])
+            _keep_extra_fields(found.function, given["function"])
 
 
-# Field, the values that ask for nothing.
+# Fields and their values that have no effect.
 _NEUTRAL: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("best_of", (None, 1)),
     ("suffix", (None, "")),
@@ -157,15 +157,15 @@ _NEUTRAL_IN_BATCH: tuple[tuple[str, tuple[Any, ...]], ...] = (
 
 
 def check(request: CompletionRequest | ChatRequest | BatchChatRequest) -> None:
-    """Raise ApiError for what the types cannot say."""
+    """Raise ApiError for invalid values that the types cannot express."""
     batch = isinstance(request, BatchChatRequest)
     for field, neutral in _NEUTRAL + (_NEUTRAL_IN_BATCH if batch else ()):
         if field == "spaces_between_special_tokens" and request.skip_special_tokens:
-            continue  # there are none to be between
+            continue  # no special tokens, so no spaces between them
         if getattr(request, field, None) not in neutral:
             where = "in a batch" if (field, neutral) in _NEUTRAL_IN_BATCH else "by this engine"
             named = [msgspec.json.encode(one).decode() for one in neutral[1:]]
-            allowed = " or give ".join(["leave it out", *named])
+            allowed = " or give ".join(["omit it", *named])
             raise ApiError(
                 400,
                 f"{field} is not supported {where}: {allowed}",
@@ -173,17 +173,19 @@ def check(request: CompletionRequest | ChatRequest | BatchChatRequest) -> None:
                 code="unsupported_value",
             )
     if request.stream_options is not None and not request.stream:
-        raise invalid("stream_options is for streams: set stream to true", "stream_options")
+        raise invalid("stream_options requires stream: set it to true", "stream_options")
     if request.stream and request.prompt_logprobs is not None:
-        raise invalid("prompt_logprobs is for answers in one piece: no stream", "prompt_logprobs")
+        raise invalid(
+            "prompt_logprobs is not supported with stream: set it to false", "prompt_logprobs"
+        )
     if request.truncation_side is not None and request.truncate_prompt_tokens is None:
-        raise invalid("truncation_side needs truncate_prompt_tokens", "truncation_side")
+        raise invalid("truncation_side requires truncate_prompt_tokens", "truncation_side")
     if isinstance(request, CompletionRequest):
         _check_completion(request)
         return
     for field in ("top_logprobs", "logprob_token_ids"):
         if getattr(request, field) and not request.logprobs:
-            raise invalid(f"{field} needs logprobs: set it to true", field)
+            raise invalid(f"{field} requires logprobs: set it to true", field)
     check_turn(request.add_generation_prompt, request.continue_final_message)
     if isinstance(request, BatchChatRequest):
         for number, conversation in enumerate(request.messages):
@@ -192,36 +194,33 @@ def check(request: CompletionRequest | ChatRequest | BatchChatRequest) -> None:
     _check_contents(request.messages, "messages")
     _check_tools(request)
     if request.echo and request.messages[-1].role != "assistant":
-        raise invalid("echo repeats the assistant's message, which must be the last one", "echo")
+        raise invalid("echo requires that the last message is the assistant's", "echo")
 
 
 def check_turn(add_generation_prompt: bool | None, continue_final_message: bool) -> None:
-    """Raise ApiError where the assistant is both to begin a message and to continue one."""
+    """Raise ApiError if both fields are true: a new message and the continuation of one."""
     if add_generation_prompt and continue_final_message:
         raise invalid(
-            "continue_final_message and add_generation_prompt exclude each other: set one to false",
+            "continue_final_message and add_generation_prompt cannot be combined: set one to false",
             "continue_final_message",
         )
 
 
 def _check_completion(request: CompletionRequest) -> None:
     if request.max_tokens == 0 and not request.echo:
-        raise invalid("0 is for echo alone: give 1 or more, or set echo", "max_tokens")
+        raise invalid("max_tokens 0 requires echo: give 1 or more, or set echo", "max_tokens")
     if request.logprob_token_ids and request.logprobs is None:
-        raise invalid("logprob_token_ids needs logprobs: give a number", "logprob_token_ids")
+        raise invalid("logprob_token_ids requires logprobs: give a number", "logprob_token_ids")
     if request.stream and request.echo and request.logprobs is not None:
-        raise invalid("echo with logprobs is for answers in one piece: no stream", "echo")
+        raise invalid("echo with logprobs is not supported with stream: set it to false", "echo")
 
 
 def _check_contents(messages: list[Message], param: str) -> None:
-    """Raise ApiError for a message without content.
-
-    An assistant may have called tools alone, and a tool may have nothing to say.
-    """
+    """Raise ApiError for a message without content, unless it has tool calls or a tool's result."""
     for number, message in enumerate(messages):
         if message.content is None and message.role not in ("assistant", "tool", "function"):
             raise invalid(
-                f"content of a message of role {message.role} is null: give text",
+                f"the content of a message of role {message.role} is null: give text",
                 f"{param}[{number}].content",
             )
 
@@ -233,6 +232,6 @@ def _check_tools(request: ChatRequest) -> None:
             raise invalid(f"two tools have the name {name!r}", "tools")
     choice = request.tool_choice
     if choice not in (None, "none", "auto") and not names:
-        raise invalid("tool_choice needs tools", "tool_choice")
+        raise invalid("tool_choice requires tools", "tool_choice")
     if isinstance(choice, NamedTool) and choice.function.name not in names:
         raise invalid(f"no tool has the name {choice.function.name!r}", "tool_choice")

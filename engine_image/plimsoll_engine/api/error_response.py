@@ -1,4 +1,4 @@
-"""An error as an HTTP response. Apart from the errors: the preparing process has no server."""
+"""Conversion of API errors to HTTP responses. The preparer process does not import it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from plimsoll_engine.api.errors import ApiError
 
 
 def error_response(error: ApiError) -> Response:
-    """Return the error in OpenAI's JSON.
-
-    Its headers tell a client whether to try again.
-    """
+    """Return the error as a response, with headers that tell clients whether to retry."""
     return Response(
         error.body(), error.status, headers=error.headers(), media_type="application/json"
     )

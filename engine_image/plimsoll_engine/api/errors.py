@@ -1,4 +1,4 @@
-"""Errors of the serving API in OpenAI's shape, each with a type and a code that are stable."""
+"""Errors from_exception the serving API in OpenAI's format, with stable types and codes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ RETRY_AFTER_S = 1
 
 
 class ApiError(Exception):
-    """An answer other than 200.
+    """Error response; ``param`` names the wrong field.
 
-    ``param`` names the field that is wrong. Whatever library the message is from, it tells no
-    address.
+    Memory addresses are removed from the message.
     """
 
     def __init__(
@@ -34,7 +33,7 @@ class ApiError(Exception):
         self.retry = retry
 
     @property
-    def kind(self) -> str:
+    def error_type(self) -> str:
         """OpenAI's error type for the status."""
         if self.status == 401:
             return "authentication_error"
@@ -49,32 +48,35 @@ class ApiError(Exception):
         return "invalid_request_error" if self.status < 500 else "server_error"
 
     def body(self) -> bytes:
-        """OpenAI's error object in JSON."""
+        """Return OpenAI's error object as JSON."""
         error = {
             "message": str(self),
-            "type": self.kind,
+            "type": self.error_type,
             "param": self.param,
             "code": self.code,
         }
         return msgspec.json.encode({"error": error})
 
     def headers(self) -> dict[str, str]:
-        """``retry-after`` where trying again may help.
+        """Return headers for retries.
 
-        Where it would not, a header that tells the clients of OpenAI not to.
+        They have ``retry-after`` if a retry may help. For 504, they stop OpenAI's clients from
+        retrying.
         """
         if self.status == 504:
-            return {"x-should-retry": "false"}  # OpenAI's clients would: the time is spent
+            return {
+                "x-should-retry": "false"
+            }  # OpenAI's clients would retry, but the deadline has passed
         return {"retry-after": str(RETRY_AFTER_S)} if self.retry else {}
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
-    """Return a request that cannot be carried out as it is: status 400, at the field ``param``."""
+    """Return an error with status 400 for the field ``param``."""
     return ApiError(400, message, param=param, code=code)
 
 
-def of(error: Exception) -> ApiError:
-    """Return the answer that an engine's refusal or a request's failure gets."""
+def from_exception(error: Exception) -> ApiError:
+    """Return the API error for an engine's refusal or a request's failure."""
     match error:
         case ApiError():
             return error

@@ -1,4 +1,4 @@
-"""A multipart body that is in memory already, and stays there."""
+"""Parser of multipart forms, in memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MAX_FIELDS = 16
 
 
 class Form(msgspec.Struct):
-    """The content of the field ``file``, and the other fields."""
+    """Content of the field ``file``, and the other fields."""
 
     file: bytes
     fields: dict[str, str]
 
 
 async def parse(raw: bytes | bytearray, content_type: str) -> Form:
-    """Return the fields and the file of a form; raise ApiError where it is wrong."""
+    """Return the file and the fields of a form. Raises ApiError."""
     if not content_type.lower().startswith("multipart/form-data"):
         raise invalid("send multipart/form-data with the fields file and model")
 
@@ -31,7 +31,7 @@ async def parse(raw: bytes | bytearray, content_type: str) -> Form:
 
     headers = Headers({"content-type": content_type})
     parser = MultiPartParser(headers, whole(), max_files=1, max_fields=MAX_FIELDS)
-    parser.spool_max_size = len(raw) + 1  # never on a disk: the container's may be read-only
+    parser.spool_max_size = len(raw) + 1  # never spool to disk, which may be read-only
     try:
         form = await parser.parse()
     except MultiPartException as error:
@@ -39,9 +39,7 @@ async def parse(raw: bytes | bytearray, content_type: str) -> Form:
     try:
         file = form.get("file")
         if not isinstance(file, UploadFile):
-            raise invalid(
-                "the field file is missing: it must contain the audio", "file", "missing_field"
-            )
+            raise invalid("the field file is missing: send the audio file", "file", "missing_field")
         content = await file.read()
     finally:
         await form.close()

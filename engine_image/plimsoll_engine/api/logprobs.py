@@ -1,7 +1,7 @@
-"""Log probabilities as the two APIs of OpenAI write them. Pure.
+"""Log probabilities in the formats of OpenAI's two APIs. Pure.
 
-What grows with the number of likeliest tokens is encoded as soon as a token is there: an answer in
-one piece would otherwise encode all of it at its end, which took seconds and held every stream.
+The likeliest tokens are encoded as soon as their token arrives. Encoding a whole answer at its end
+took seconds and blocked all streams.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from plimsoll_engine.frontend.requests.request_log import TokenLogprobs
 TokenText = Callable[[int], str]
 TokenBytes = Callable[[int], bytes]
 
-LOWEST = -9999.0
-"""Instead of minus infinity, which JSON lacks; OpenAI's own value."""
+MIN_LOGPROB = -9999.0
+"""OpenAI's value for minus infinity, which JSON lacks."""
 
 
-def name_of(token_id: int) -> str:
-    """Return what stands for a token's text where the client wants ids (vLLM's form)."""
+def token_id_text(token_id: int) -> str:
+    """Return ``token_id:ID``, vLLM's form for clients that want ids instead of texts."""
     return f"token_id:{token_id}"
 
 
-def chat(
+def chat_entries(
     tokens: Iterable[TokenLogprobs], text_of: TokenText, bytes_of: TokenBytes | None = None
 ) -> list[msgspec.Raw]:
-    """Entries of a chat's ``logprobs.content``, one a token.
+    """Return the entries of a chat's ``logprobs.content``, one per token.
 
-    ``bytes_of`` gives the bytes of a token, which may be part of a character; None for those of its
-    text. A token without a text has none, so that the bytes of all are those of the answer.
+    ``bytes_of`` returns the bytes of a token, which may end within a character; None encodes its
+    text. Tokens that are not in the text have no bytes, so the joined bytes equal the answer.
     """
 
-    def entry(token_id: int, logprob: float, shown: bool = True) -> dict[str, Any]:
+    def entry(token_id: int, logprob: float, is_in_text: bool = True) -> dict[str, Any]:
         text = text_of(token_id)
         data = text.encode() if bytes_of is None else bytes_of(token_id)
-        data = data if shown else b""
-        return {"token": text, "logprob": max(logprob, LOWEST), "bytes": list(data)}
+        data = data if is_in_text else b""
+        return {"token": text, "logprob": max(logprob, MIN_LOGPROB), "bytes": list(data)}
 
     return [
         _encoded(
-            entry(token_id, logprobs.chosen, shown)
+            entry(token_id, logprobs.chosen, is_in_text)
             | {
                 "top_logprobs": [
                     entry(top_id, value)
@@ -51,52 +51,52 @@ def chat(
                 ]
             }
         )
-        for token_id, logprobs, _, shown in tokens
+        for token_id, logprobs, _, is_in_text in tokens
     ]
 
 
-def prompt(
-    ids: Sequence[int], scores: PromptScores, most: int, places: range, text_of: TokenText
+def prompt_entries(
+    ids: Sequence[int], scores: PromptScores, num_top: int, positions: range, text_of: TokenText
 ) -> list[msgspec.Raw]:
-    """Entries of ``prompt_logprobs`` (vLLM's) for the tokens of a prompt ``ids`` at ``places``.
+    """Return vLLM's ``prompt_logprobs`` of the prompt tokens at ``positions``.
 
-    By token: the prompt's own one and ``most`` of the likeliest. The first place has none.
+    Each entry has the prompt's own token and ``num_top`` of the likeliest. Position 0 is null.
     """
     found = []
-    for place in places:
-        if not place:
+    for position in positions:
+        if not position:
             found.append(msgspec.Raw(b"null"))
             continue
-        score = scores.of(place)
-        named = {ids[place]: (score.logprob, score.rank)}
-        for number in range(min(most, len(score.top_ids))):
-            named.setdefault(score.top_ids[number], (score.top[number], number + 1))
+        score = scores.of(position)
+        by_id = {ids[position]: (score.logprob, score.rank)}
+        for number in range(min(num_top, len(score.top_ids))):
+            by_id.setdefault(score.top_ids[number], (score.top[number], number + 1))
         found.append(
             _encoded(
                 {
                     str(token_id): {
-                        "logprob": max(logprob, LOWEST),
+                        "logprob": max(logprob, MIN_LOGPROB),
                         "rank": rank,
                         "decoded_token": text_of(token_id),
                     }
-                    for token_id, (logprob, rank) in named.items()
+                    for token_id, (logprob, rank) in by_id.items()
                 }
             )
         )
     return found
 
 
-def around(entries: list[msgspec.Raw]) -> dict[str, Any] | None:
-    """``logprobs`` of a chat's choice or chunk."""
+def chat_logprobs(entries: list[msgspec.Raw]) -> dict[str, Any] | None:
+    """Return the ``logprobs`` object of a chat's choice or chunk; None without entries."""
     return {"content": entries, "refusal": None} if entries else None
 
 
-def completion(
+def completion_logprobs(
     tokens: Sequence[TokenLogprobs], text_of: TokenText, offset: int
 ) -> dict[str, list[Any]]:
-    """Return ``logprobs`` of a completion's chunk.
+    """Return the ``logprobs`` object of a completion's chunk.
 
-    The text that the tokens count their offsets in begins ``offset`` characters after the choice's.
+    ``offset`` is added to the tokens' text offsets.
     """
     body: dict[str, list[Any]] = {
         "tokens": [],
@@ -104,20 +104,20 @@ def completion(
         "top_logprobs": [],
         "text_offset": [],
     }
-    for token_id, logprobs, place, _ in tokens:
+    for token_id, logprobs, position, _ in tokens:
         text = text_of(token_id)
         top = zip(logprobs.top_ids, logprobs.top, strict=True)
-        # The chosen token is among them, as with OpenAI: there may be one more than asked for. It
-        # is the first one, as with vLLM. Of tokens with one text the others go by their numbers.
-        named = {text: max(logprobs.chosen, LOWEST)}
+        # As in OpenAI's API, the sampled token is included even if it is not among the likeliest.
+        # As in vLLM, it comes first. If tokens share a text, the later ones are named by their id.
+        by_id = {text: max(logprobs.chosen, MIN_LOGPROB)}
         for top_id, value in top:
             if top_id != token_id:
                 other = text_of(top_id)
-                named[name_of(top_id) if other in named else other] = max(value, LOWEST)
+                by_id[token_id_text(top_id) if other in by_id else other] = max(value, MIN_LOGPROB)
         body["tokens"].append(text)
-        body["token_logprobs"].append(max(logprobs.chosen, LOWEST))
-        body["top_logprobs"].append(_encoded(named))
-        body["text_offset"].append(max(0, offset + place))
+        body["token_logprobs"].append(max(logprobs.chosen, MIN_LOGPROB))
+        body["top_logprobs"].append(_encoded(by_id))
+        body["text_offset"].append(max(0, offset + position))
     return body
 
 

@@ -37,7 +37,7 @@ def of(body: CompletionRequest | ChatRequest, tokenizer: Tokenizer, family: str)
         return None
     if len(given) > 1:
         fields = " and ".join(one.field.partition(".")[0] for one in given)
-        raise invalid(f"{fields} exclude each other", given[1].field)
+        raise invalid(f"{fields} cannot be combined", given[1].field)
     (grammar,) = given
     if len(grammar.text) > (most := MAX_CHARACTERS[grammar.kind]):
         raise invalid(f"{len(grammar.text)} characters, the most are {most}", grammar.field)

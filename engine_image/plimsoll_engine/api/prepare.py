@@ -127,7 +127,7 @@ class Preparation:
                 if isinstance(prompt, str)
                 else prompt
             )
-            cut = truncation.cut(one, body, of.max_model_len)
+            cut = truncation.truncate(one, body, of.max_model_len)
             _fits(cut, of, "prompt")
             ids.append(cut)
             if body.echo:
@@ -206,7 +206,7 @@ class Preparation:
         for number, conversation in enumerate(conversations):
             text = self._rendered(body, conversation, tools, variables, of, warnings)
             ids = self._encode(text, of, param, special=bool(body.add_special_tokens))
-            ids = truncation.cut(ids, body, of.max_model_len)
+            ids = truncation.truncate(ids, body, of.max_model_len)
             _fits(ids, of, param)
             prompts.append(ids)
             last = text_of(conversation[-1])
@@ -317,7 +317,9 @@ class Preparation:
         """Return what ``ids`` stand for, special tokens included."""
         largest = self._tokenizer.vocab_size - 1
         if ids and max(ids) > largest:
-            raise invalid(f"token {max(ids)} does not exist; the largest is {largest}", param)
+            raise invalid(
+                f"token id {max(ids)} is not in the vocabulary; the maximum is {largest}", param
+            )
         return self._tokenizer.decode(ids)
 
 

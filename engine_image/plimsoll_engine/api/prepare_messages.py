@@ -1,7 +1,7 @@
-"""What frontend and preparing process say to each other over a Unix stream socket.
+"""Messages between the frontend and the preparer process, on a Unix stream socket.
 
-A message is a length (8 bytes, big-endian) and so many bytes. The frontend sends a :class:`Job` and
-the raw body, the process answers with one :data:`Outcome`.
+A message is an 8-byte big-endian length and a body. The frontend sends a :class:`Job` and then the
+raw request body. The process replies with one :data:`Outcome`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Kind = Literal["completion", "chat", "chats", "responses", "tokenize", "detokeni
 
 
 class Job(msgspec.Struct, frozen=True):
-    """``content_type`` is a form's."""
+    """Job of the preparer process; ``content_type`` is set for forms."""
 
     kind: Kind
     context: Context
@@ -28,7 +28,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class PreparationRefused(msgspec.Struct, tag=True):
-    """The fields of ApiError."""
+    """Reply: an ApiError, field by field."""
 
     status: int
     message: str
@@ -38,7 +38,7 @@ class PreparationRefused(msgspec.Struct, tag=True):
 
 
 class Done(msgspec.Struct, tag=True):
-    """``result`` is the msgpack of what the kind of job makes."""
+    """Reply: the job's result, encoded as msgpack."""
 
     result: msgspec.Raw
 
@@ -47,13 +47,13 @@ Outcome = PreparationRefused | Done
 
 
 def send(connection: socket.socket, data: bytes | bytearray) -> None:
-    """Send ``data`` behind its length. Raises OSError when the other side is gone."""
+    """Send ``data`` after its length. Raises OSError if the connection is closed."""
     connection.sendall(LENGTH.pack(len(data)))
     connection.sendall(data)
 
 
 def receive(connection: socket.socket) -> bytearray:
-    """Return the next message; raise EOFError where the other side is gone."""
+    """Return the next message. Raises EOFError if the connection is closed."""
     (length,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
     return _exactly(connection, length)
 
@@ -64,6 +64,6 @@ def _exactly(connection: socket.socket, length: int) -> bytearray:
     while view:
         count = connection.recv_into(view)
         if not count:
-            raise EOFError("the other side is gone")
+            raise EOFError("the connection is closed")
         view = view[count:]
     return data

@@ -1,7 +1,7 @@
-"""Prepare bodies for the frontend: ``python -m plimsoll_engine.api.preparer_process``.
+"""Process that prepares request bodies: ``python -m plimsoll_engine.api.preparer_process``.
 
-Whatever a body makes of it, slow, large or dead, it is not the process that holds the streams: the
-frontend kills it at a job's time limit and starts another.
+A body that makes it slow, large or crash does not affect the frontend's streams. The frontend kills
+it at a job's timeout and starts another one.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.process import host_memory
 from plimsoll_engine.process.parent_death import die_with_parent
 
-ROOM_BYTES = 1 << 30
-"""Address space for a job, above what the process has when it begins."""
-KEPT_BYTES = 64 << 20
-"""Growth over its beginning at which the process ends; the frontend starts another."""
-LARGE_BYTES = 1 << 20
-"""After a body of this size malloc's free pages go back at once."""
+JOB_BYTES = 1 << 30
+"""Address space that a job may add to that of the idle process."""
+MAX_GROWTH_BYTES = 64 << 20
+"""Growth since startup at which the process exits; the frontend starts another."""
+TRIM_BYTES = 1 << 20
+"""After a body of this size, malloc returns its free pages to the kernel."""
 
 
 def main() -> None:
-    """Prepare one body after the other until the frontend closes the socket."""
+    """Run one job after the other until the frontend closes the socket."""
     parser = argparse.ArgumentParser(
         prog="plimsoll_engine.api.preparer_process", description=__doc__
     )
@@ -57,8 +57,8 @@ def main() -> None:
     preparation = Preparation(tokenizer, flags.image_token)
     gc.collect()
     gc.freeze()
-    _bound_memory()
-    begun = host_memory.rss_anon()
+    _limit_memory()
+    baseline = host_memory.rss_anon()
     with socket.socket(fileno=flags.fd) as frontend:
         send(frontend, b"ready")
         while True:
@@ -68,19 +68,19 @@ def main() -> None:
             except (EOFError, OSError):
                 return
             size = len(raw)
-            outcome = perform(preparation, job, raw)
+            outcome = run_job(preparation, job, raw)
             del raw
             send(frontend, msgspec.msgpack.encode(outcome))
             del outcome
-            if size >= LARGE_BYTES:
+            if size >= TRIM_BYTES:
                 host_memory.malloc_trim()
                 now = host_memory.rss_anon()
-                if begun is not None and now is not None and now - begun > KEPT_BYTES:
+                if baseline is not None and now is not None and now - baseline > MAX_GROWTH_BYTES:
                     return
 
 
-def perform(preparation: Preparation, job: Job, raw: bytearray) -> Outcome:
-    """Never raises: what goes wrong is the job's outcome."""
+def run_job(preparation: Preparation, job: Job, raw: bytearray) -> Outcome:
+    """Run a job and return its outcome, which is a refusal if it raises ApiError or MemoryError."""
     work: dict[str, Callable[[], Any]] = {
         "completion": lambda: preparation.completion(raw, job.context),
         "chat": lambda: preparation.chat(raw, job.context),
@@ -98,14 +98,14 @@ def perform(preparation: Preparation, job: Job, raw: bytearray) -> Outcome:
         return PreparationRefused(error.status, str(error), error.param, error.code, error.retry)
     except MemoryError:
         return PreparationRefused(
-            413, "the body takes more memory than one request may", None, "body_too_complex", False
+            413, "preparing the body takes too much memory", None, "body_too_complex", False
         )
 
 
-def _bound_memory() -> None:
+def _limit_memory() -> None:
     with open("/proc/self/statm") as statm:
         pages = int(statm.read().split()[0])
-    bound = pages * resource.getpagesize() + ROOM_BYTES
+    bound = pages * resource.getpagesize() + JOB_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
 
 

@@ -1,7 +1,7 @@
-"""Who may ask for which priority. Pure.
+"""Check of requested priorities. Pure.
 
-A priority orders the requests of one tenant alone, but where clients are not told apart they are
-one tenant. So without flags a request may step back behind others, and not ahead of them.
+A priority orders the requests of one tenant, but clients without API keys of their own are one
+tenant. So by default a request may only lower its priority.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.settings import Settings
 
 
-def allowed(settings: Settings, priority: int, tenant: str) -> int:
-    """``priority``, where a request of ``tenant`` may have it. Raises ApiError."""
+def check_priority(settings: Settings, priority: int, tenant: str) -> int:
+    """Return ``priority`` if a request of ``tenant`` may have it. Raises ApiError."""
     if priority == 0:
         return priority
     keys = settings.priority_keys
     if keys is not None and tenant not in {f"key {number}" for number in keys}:
         raise ApiError(
             403,
-            "this API key may not set a priority (--priority-keys): leave the field out",
+            "this API key may not set a priority (--priority-keys): omit the field",
             param="priority",
             code="priority_not_allowed",
         )
     lowest, highest = settings.priority_range
     if not lowest <= priority <= highest:
         raise invalid(
-            f"{priority} is outside of the range of this engine, {lowest} to {highest}"
-            " (--priority-range); lower numbers go first",
+            f"{priority} is not in the range {lowest} to {highest} (--priority-range); lower"
+            " numbers run first",
             "priority",
         )
     return priority

@@ -1,4 +1,4 @@
-"""What an answer says of its prompts' tokens: ``prompt_logprobs``, and ``logprobs`` of an echo."""
+"""Log probabilities of prompts: ``prompt_logprobs``, and ``logprobs`` of an echoed prompt."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from plimsoll_engine.frontend.requests.prompt_scores import PromptScores
 from plimsoll_engine.frontend.requests.request_log import RequestFailed, TokenLogprobs
 from plimsoll_engine.messages.worker_ipc import Logprobs
 
-PLACES = 32
-"""Written at once: some 2 ms with 20 log probabilities each. Streams go on between them."""
+TOKENS_PER_SLICE = 32
+"""Tokens encoded between two turns of the event loop: about 2 ms with 20 log probabilities each."""
 
 
 @dataclass(frozen=True, slots=True)
-class OfPrompts:
-    """How many of the likeliest tokens each of the two says; None where it is not asked for."""
+class PromptLogprobs:
+    """Numbers of likeliest tokens for ``prompt_logprobs`` and for the echo, or None."""
 
     prompt_logprobs: int | None
     echo: int | None
     text_of: TokenText
     decoder: Callable[[], Detokenizer]
-    """Of a text from its beginning on, special tokens included."""
+    """Creates a detokenizer that includes special tokens."""
 
-    async def tell(self, batch: Batch, choices: Sequence[Choice]) -> None:
-        """Give each of ``choices`` what is said of its prompt.
+    async def attach(self, batch: Batch, choices: Sequence[Choice]) -> None:
+        """Add the log probabilities of its prompt to each of ``choices``.
 
-        Raises RequestFailed where a worker left some of it out.
+        Raises RequestFailed if the worker did not report all of them.
         """
         for number in range(0, len(choices), batch.n):
             generation = batch.generations[number]
@@ -46,56 +46,57 @@ class OfPrompts:
             mine = choices[number : number + batch.n]
             first = mine[0]
             length = len(first.echo) if isinstance(first, CompletionChoice) else 0
-            entries, echo = await self._written(generation.prompt_ids, scores, length)
+            entries, echo = await self._encode(generation.prompt_ids, scores, length)
             for choice in mine:
                 choice.prompt_logprobs = entries
                 if isinstance(choice, CompletionChoice) and self.echo is not None:
                     choice.before = echo
 
-    async def _written(
+    async def _encode(
         self, ids: list[int], scores: PromptScores, length: int
     ) -> tuple[list[msgspec.Raw] | None, dict[str, list[Any]]]:
-        """Return the entries of both; the echo is a text of ``length`` characters."""
+        """Return the entries of both fields. ``length`` is that of the echo, in characters."""
         entries: list[msgspec.Raw] = []
         echo: dict[str, list[Any]] = {
             "tokens": [self.text_of(ids[0])], "token_logprobs": [None], "top_logprobs": [None],
             "text_offset": [0],
         }  # fmt: skip
         offsets = await self._offsets(ids, length) if self.echo is not None else []
-        for start in range(0, len(ids), PLACES):
-            places = range(start, min(start + PLACES, len(ids)))
+        for start in range(0, len(ids), TOKENS_PER_SLICE):
+            positions = range(start, min(start + TOKENS_PER_SLICE, len(ids)))
             if self.prompt_logprobs is not None:
-                most = self.prompt_logprobs
-                entries += logprobs.prompt(ids, scores, most, places, self.text_of)
+                num_top = self.prompt_logprobs
+                entries += logprobs.prompt_entries(ids, scores, num_top, positions, self.text_of)
             if self.echo is not None:
                 tokens = [
-                    _token(ids, scores, place, self.echo, offsets[place])
-                    for place in places
-                    if place
+                    _token_logprobs(ids, scores, position, self.echo, offsets[position])
+                    for position in positions
+                    if position
                 ]
-                for name, values in logprobs.completion(tokens, self.text_of, 0).items():
+                for name, values in logprobs.completion_logprobs(tokens, self.text_of, 0).items():
                     echo[name] += values
             await asyncio.sleep(0)
         return None if self.prompt_logprobs is None else entries, echo
 
     async def _offsets(self, ids: list[int], length: int) -> list[int]:
-        """Return where each token's text begins in the echo of ``length`` characters.
+        """Return the offset of each token's text in the echo of ``length`` characters.
 
-        Both end together: a token that the tokenizer put before a prompt is no text of the echo.
+        Text and echo are aligned at their ends, because the tokenizer may prepend a token without
+        text.
         """
         decoder, offsets, offset = self.decoder(), [], 0
         for number, token in enumerate(ids):
             offsets.append(offset)
             offset += len(decoder.push(token))
-            if number % PLACES == 0:
+            if number % TOKENS_PER_SLICE == 0:
                 await asyncio.sleep(0)
         offset += len(decoder.finish())
-        return [max(0, one + length - offset) for one in offsets]
+        return [max(0, start + length - offset) for start in offsets]
 
 
-def _token(
-    ids: list[int], scores: PromptScores, place: int, most: int, offset: int
+def _token_logprobs(
+    ids: list[int], scores: PromptScores, position: int, num_top: int, offset: int
 ) -> TokenLogprobs:
-    score = scores.of(place)
-    found = Logprobs(score.logprob, score.top_ids[:most], score.top[:most])
-    return TokenLogprobs(ids[place], found, offset)
+    score = scores.of(position)
+    found = Logprobs(score.logprob, score.top_ids[:num_top], score.top[:num_top])
+    return TokenLogprobs(ids[position], found, offset)

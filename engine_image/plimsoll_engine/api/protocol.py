@@ -1,7 +1,7 @@
-"""The bodies that the serving API takes.
+"""Request bodies of the serving API.
 
-A known field whose wish this engine would not fulfil is an error. What becomes of an unknown one is
-said in :mod:`plimsoll_engine.api.decoding`.
+A known field with an unsupported value is an error. :mod:`plimsoll_engine.api.decoding` handles
+unknown fields.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TopK = Annotated[int, msgspec.Meta(ge=-1, le=1_000_000)]
 MaxTokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
 MinTokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 Seed = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-# OpenAI's bounds of penalties, bias, n and top_logprobs; vLLM's of repetition_penalty, tightened.
+# Bounds are OpenAI's; repetition_penalty is narrower than vLLM's.
 Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 Repetition = Annotated[float, msgspec.Meta(ge=0.01, le=100)]
 Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
@@ -27,11 +27,11 @@ LogitBias = Annotated[dict[str, Bias], msgspec.Meta(max_length=1024)]
 Choices = Annotated[int, msgspec.Meta(ge=1, le=128)]
 TopLogprobs = Annotated[int, msgspec.Meta(ge=0, le=20)]
 StopText = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
-# OpenAI takes four; clients of other engines send more.
+# OpenAI allows 4; clients of other engines send extra.
 StopTexts = Annotated[list[StopText], msgspec.Meta(max_length=16)]
 TokenId = Annotated[int, msgspec.Meta(ge=0)]
 TokenIds = Annotated[list[TokenId], msgspec.Meta(min_length=1, max_length=4096)]
-# As many entries as logit_bias has at most would come to far less than the answer's own bound.
+# Each token adds log probabilities, which answer_sizes bounds.
 NamedTokens = Annotated[list[TokenId], msgspec.Meta(max_length=128)]
 BadWord = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 BadWords = Annotated[list[BadWord], msgspec.Meta(max_length=128)]
@@ -39,29 +39,29 @@ Truncation = Annotated[int, msgspec.Meta(ge=-1, le=1 << 31)]
 Name = Annotated[str, msgspec.Meta(max_length=512)]
 Salt = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 AdapterName = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-# No path of Linux has it.
+# Linux paths cannot contain NUL.
 NO_NUL = r"^[^\x00]*$"
 Priority = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
-# What a client may count up: far above what agents with long histories send.
+# Bounds far above what agents with long histories send.
 Part = Annotated[dict[str, Any], msgspec.Meta(max_length=64)]
 Parts = Annotated[list[Part], msgspec.Meta(max_length=1024)]
 ToolCalls = Annotated[list[Part], msgspec.Meta(max_length=128)]
 Documents = Annotated[list[Part], msgspec.Meta(max_length=1024)]
 TemplateVariables = Annotated[dict[str, Any], msgspec.Meta(max_length=64)]
-# OpenAI's is 16 pairs.
+# OpenAI allows 16 pairs.
 Metadata = Annotated[dict[str, str], msgspec.Meta(max_length=64)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """OpenAI's ``stream_options``; with vLLM's second one, each chunk has the usage so far."""
+    """OpenAI's ``stream_options``, and vLLM's ``continuous_usage_stats``: usage in every chunk."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
 class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """vLLM's field of this name. One of them is given."""
+    """vLLM's ``structured_outputs``. Exactly one field must be set."""
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -73,9 +73,8 @@ class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Fields of both APIs.
 
-    The second group is vLLM's, and so are ``priority`` and ``cache_salt``; ``deadline_s`` is our
-    own. The last group says nothing about the text and is let through. Without ``model`` it is the
-    one that is served.
+    The second group, ``priority`` and ``cache_salt`` are vLLM's; ``deadline_s`` is Plimsoll's.
+    ``metadata`` has no effect. An empty ``model`` means the served model.
     """
 
     model: str = ""
@@ -123,9 +122,9 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class CompletionRequest(_Common, kw_only=True):
-    """The body of ``/v1/completions``."""
+    """Body of ``/v1/completions``."""
 
-    # One text or list of token ids, or a list of them.
+    # A text, a list of token ids, or a list of either.
     prompt: str | list[str | TokenId | list[TokenId]]
     max_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 31)] | None = None
     logprobs: TopLogprobs | None = None
@@ -134,20 +133,19 @@ class CompletionRequest(_Common, kw_only=True):
     suffix: str | None = None
 
 
-def _more() -> Any:
-    # Decoding replaces what a client may send under this name.
-    return msgspec.field(default_factory=dict, name="\ue000more")
+def _extra() -> Any:
+    # A name that no client sends; decoding fills the field.
+    return msgspec.field(default_factory=dict, name="\ue000extra")
 
 
 Role = Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """One message of a conversation; ``content`` may hold images where the model sees.
+    """Message of a conversation; ``content`` may have images if the model accepts them.
 
-    Which roles there are is the chat template's matter, and so are ``more``: all other fields, by
-    name (``reasoning_content``). It has the names of the known ones, too, so that all keep the
-    order in which they were sent.
+    The chat template decides which roles exist. ``extra`` has all other fields by name, such as
+    ``reasoning_content``. Known fields are None in it, to keep the order in which all were sent.
     """
 
     role: Role
@@ -155,44 +153,44 @@ class Message(msgspec.Struct, kw_only=True):
     name: str | None = None
     tool_calls: ToolCalls | None = None
     tool_call_id: str | None = None
-    more: Any = _more()
+    extra: Any = _extra()
 
 
 Messages = Annotated[list[Message], msgspec.Meta(min_length=1, max_length=4096)]
 
 
 class Function(msgspec.Struct, kw_only=True):
-    """A function that the model may call; ``parameters`` is its JSON schema.
+    """Function that the model may call; ``parameters`` is its JSON schema.
 
-    ``more`` is as in messages.
+    ``extra`` is as in :class:`Message`.
     """
 
     name: Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    more: Any = _more()
+    extra: Any = _extra()
 
 
 class Tool(msgspec.Struct, kw_only=True):
-    """OpenAI's wrapper of a function; ``more`` is as in messages."""
+    """OpenAI's wrapper of a function; ``extra`` is as in :class:`Message`."""
 
     type: Literal["function"]
     function: Function
-    more: Any = _more()
+    extra: Any = _extra()
 
 
 Tools = Annotated[list[Tool], msgspec.Meta(max_length=128)]
 
 
 class FunctionName(msgspec.Struct, kw_only=True):
-    """The function that ``tool_choice`` names."""
+    """Name of the function in ``tool_choice``."""
 
     name: str
 
 
 class NamedTool(msgspec.Struct, kw_only=True):
-    """A ``tool_choice`` that forces one function."""
+    """Value of ``tool_choice`` that forces one function."""
 
     type: Literal["function"]
     function: FunctionName
@@ -202,7 +200,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ChatBody(_Common, kw_only=True):
-    """The fields of a chat beside its messages. The last group is vLLM's."""
+    """Fields of a chat other than its messages. The last group is vLLM's."""
 
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
@@ -223,7 +221,7 @@ class ChatBody(_Common, kw_only=True):
 
 
 class ChatRequest(ChatBody, kw_only=True):
-    """The body of ``/v1/chat/completions``."""
+    """Body of ``/v1/chat/completions``."""
 
     messages: Messages
 
@@ -232,13 +230,13 @@ Conversations = Annotated[list[Messages], msgspec.Meta(min_length=1, max_length=
 
 
 class BatchChatRequest(ChatBody, kw_only=True):
-    """The body of ``/v1/chat/completions/batch``, vLLM's: each conversation gets a choice."""
+    """Body of vLLM's ``/v1/chat/completions/batch``: one choice per conversation."""
 
     messages: Conversations
 
 
 class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """vLLM's. A prompt or messages."""
+    """Body of vLLM's ``/tokenize``, with either a prompt or messages."""
 
     model: str | None = None
     prompt: str | None = None
@@ -252,36 +250,36 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of ``/detokenize``, as vLLM has it."""
+    """Body of vLLM's ``/detokenize``."""
 
     model: str | None = None
     tokens: list[TokenId]
 
 
 class LoadAdapterRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """vLLM's. ``lora_path`` is a local folder."""
+    """Body of vLLM's ``/v1/load_lora_adapter``. ``lora_path`` is a local folder."""
 
     lora_name: AdapterName
     lora_path: Annotated[str, msgspec.Meta(min_length=1, max_length=4096, pattern=NO_NUL)]
 
 
 class UnloadAdapterRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The body of ``/v1/unload_lora_adapter``, as vLLM has it."""
+    """Body of vLLM's ``/v1/unload_lora_adapter``."""
 
     lora_name: AdapterName
 
 
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
-"""Types of parts that are texts, in chats and in ``/v1/responses``."""
+"""Types of content parts that are text, in chats and in ``/v1/responses``."""
 
 
 def part_text(part: dict[str, Any]) -> str:
-    """Return the text of a part; raise ApiError where it is of another type."""
+    """Return the text of a content part. Raises ApiError if it is not text."""
     kind = part.get("type")
     text = part.get("refusal" if kind == "refusal" else "text")
     if kind not in TEXT_PARTS or not isinstance(text, str):
         raise invalid(
-            f"content of type {kind!r} is not supported: this model reads text",
+            f"content of type {kind!r} is not supported: this model accepts only text",
             "messages",
             "unsupported_value",
         )

@@ -106,7 +106,7 @@ class CompletionChoice:
     def _told(self, tokens: Sequence[TokenLogprobs]) -> dict[str, list[Any]]:
         if not tokens:
             return {}
-        return logprobs.completion(tokens, self._text_of, len(self.echo))
+        return logprobs.completion_logprobs(tokens, self._text_of, len(self.echo))
 
     def _choice(self, text: str, entry: dict[str, list[Any]], end: Delta | None) -> dict[str, Any]:
         finish_reason = None if end is None else end.finish_reason

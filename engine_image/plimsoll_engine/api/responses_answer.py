@@ -160,7 +160,7 @@ class Output:
         if parsed.text or (delta.logprobs and answers):
             yield from self._close_thoughts("completed")
             yield from self._write(
-                parsed.text, logprobs.chat(delta.logprobs, self._text_of, self._bytes_of)
+                parsed.text, logprobs.chat_entries(delta.logprobs, self._text_of, self._bytes_of)
             )
         for call in parsed.calls:
             yield from self._close_thoughts("completed")

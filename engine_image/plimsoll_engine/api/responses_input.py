@@ -50,8 +50,8 @@ def _add(messages: list[Message], item: dict[str, Any], field: str) -> None:
         messages.append(Message(role="tool", tool_call_id=name, content=content))
     elif kind == "reasoning":
         if thought := _thought(item):
-            more = {"reasoning_content": thought}
-            messages.append(Message(role="assistant", more=more))
+            extra = {"reasoning_content": thought}
+            messages.append(Message(role="assistant", extra=extra))
     else:
         raise invalid(
             f"an item of type {str(kind)[:64]!r} is not supported: this engine takes message,"
@@ -63,7 +63,7 @@ def _add(messages: list[Message], item: dict[str, Any], field: str) -> None:
 
 def _only_thinks(message: Message) -> bool:
     """Whether it is reasoning whose answer is still to come."""
-    return bool(message.more) and message.content is None and not message.tool_calls
+    return bool(message.extra) and message.content is None and not message.tool_calls
 
 
 def _thought(item: dict[str, Any]) -> str:

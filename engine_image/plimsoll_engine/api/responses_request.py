@@ -38,7 +38,7 @@ from plimsoll_engine.api.protocol import (
     TopP,
 )
 from plimsoll_engine.api.responses_input import messages
-from plimsoll_engine.api.sampling_params import chosen
+from plimsoll_engine.api.sampling_params import value_or_default
 
 ITEMS = 4096
 LOGPROBS = "message.output_text.logprobs"
@@ -224,8 +224,8 @@ def echoed(body: ResponsesRequest, defaults: Mapping[str, float]) -> dict[str, A
         "tools": told["tools"] or [],
         "tool_choice": msgspec.to_builtins(body.tool_choice) or "auto",
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "temperature": chosen(body.temperature, defaults, "temperature", 1.0),
-        "top_p": chosen(body.top_p, defaults, "top_p", 1.0),
+        "temperature": value_or_default(body.temperature, defaults, "temperature", 1.0),
+        "top_p": value_or_default(body.top_p, defaults, "top_p", 1.0),
         "text": {"format": _format_echo(body.text)},
         "truncation": "disabled",
         "store": False,

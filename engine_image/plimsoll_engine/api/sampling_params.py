@@ -1,4 +1,4 @@
-"""From a body's fields to how tokens are chosen. Pure."""
+"""Conversion of request fields to sampling parameters. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plimsoll_engine.messages.worker_ipc import Grammar, Sampling
 SEED_MASK = (1 << 63) - 1
 
 
-def sampling(
+def sampling_params(
     body: CompletionRequest | ChatRequest,
     max_tokens: int,
     eos_ids: list[int],
@@ -22,14 +22,14 @@ def sampling(
     bad_words: list[list[int]],
     defaults: Mapping[str, float] = MappingProxyType({}),
 ) -> Sampling:
-    """Return how a body wants its tokens chosen; raise ApiError where a field is wrong.
+    """Return the sampling parameters of ``body``. Raises ApiError.
 
-    ``bad_words`` are its own as tokens. ``defaults`` are the checkpoint's for fields that it leaves
-    out; where there is none, OpenAI's: every token at temperature 1.
+    ``bad_words`` are its bad words as tokens. ``defaults`` are the checkpoint's values for missing
+    fields; after them come OpenAI's, which sample every token at temperature 1.
     """
     if (body.min_tokens or 0) > max_tokens:
         raise invalid(
-            f"min_tokens {body.min_tokens} are more than the {max_tokens} tokens of output allowed",
+            f"min_tokens {body.min_tokens} exceeds the limit of {max_tokens} output tokens",
             "min_tokens",
         )
     stop_ids = list(body.stop_token_ids or [])
@@ -38,53 +38,57 @@ def sampling(
         stop_ids += [eos for eos in eos_ids if eos not in stop_ids]
     return Sampling(
         max_tokens=max_tokens,
-        temperature=chosen(body.temperature, defaults, "temperature", 1.0),
-        top_k=max(0, int(chosen(body.top_k, defaults, "top_k", 0))),
-        top_p=chosen(body.top_p, defaults, "top_p", 1.0),
-        min_p=chosen(body.min_p, defaults, "min_p", 0.0),
+        temperature=value_or_default(body.temperature, defaults, "temperature", 1.0),
+        top_k=max(0, int(value_or_default(body.top_k, defaults, "top_k", 0))),
+        top_p=value_or_default(body.top_p, defaults, "top_p", 1.0),
+        min_p=value_or_default(body.min_p, defaults, "min_p", 0.0),
         seed=secrets.randbits(63) if body.seed is None else body.seed & SEED_MASK,
         stop_token_ids=stop_ids,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
-        repetition_penalty=chosen(body.repetition_penalty, defaults, "repetition_penalty", 1.0),
-        logit_bias=_bias(body.logit_bias or {}, vocab_size),
+        repetition_penalty=value_or_default(
+            body.repetition_penalty, defaults, "repetition_penalty", 1.0
+        ),
+        logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
         min_tokens=body.min_tokens or 0,
-        logprobs=_logprobs(body),
+        logprobs=_top_logprobs(body),
         grammar=grammar,
-        prompt_logprobs=prompt_logprobs(body),
-        allowed_token_ids=_allowed(body.allowed_token_ids, vocab_size, grammar),
+        prompt_logprobs=num_prompt_logprobs(body),
+        allowed_token_ids=_allowed_tokens(body.allowed_token_ids, vocab_size, grammar),
         bad_words=bad_words,
-        logprob_token_ids=_named(body.logprob_token_ids, vocab_size),
+        logprob_token_ids=_logprob_tokens(body.logprob_token_ids, vocab_size),
     )
 
 
-def chosen(
-    asked: float | None, defaults: Mapping[str, float], name: str, otherwise: float
+def value_or_default(
+    requested: float | None, defaults: Mapping[str, float], name: str, otherwise: float
 ) -> float:
-    """Return what a request asks for, else the checkpoint's default, else ``otherwise``."""
-    return defaults.get(name, otherwise) if asked is None else asked
+    """Return the requested value, else the checkpoint's default, else ``otherwise``."""
+    return defaults.get(name, otherwise) if requested is None else requested
 
 
-def _allowed(ids: list[int] | None, vocab_size: int, grammar: Grammar | None) -> list[int] | None:
+def _allowed_tokens(
+    ids: list[int] | None, vocab_size: int, grammar: Grammar | None
+) -> list[int] | None:
     if ids is None:
         return None
     _check_ids(ids, vocab_size, "allowed_token_ids")
-    if grammar is not None:  # together they may allow nothing at all
+    if grammar is not None:  # together they may allow no token
         field = grammar.field.partition(".")[0]
-        raise invalid(f"allowed_token_ids and {field} exclude each other", "allowed_token_ids")
+        raise invalid(f"allowed_token_ids and {field} cannot be combined", "allowed_token_ids")
     return ids
 
 
-def _named(ids: list[int] | None, vocab_size: int) -> list[int]:
+def _logprob_tokens(ids: list[int] | None, vocab_size: int) -> list[int]:
     found = list(dict.fromkeys(ids or []))
     _check_ids(found, vocab_size, "logprob_token_ids")
     return found
 
 
-def prompt_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
-    """Return how many of the likeliest tokens are wanted for each token of the prompt.
+def num_prompt_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
+    """Return the number of likeliest tokens for each prompt token, or None.
 
-    None where nothing is wanted of it. An echo has the log probabilities of its tokens, too.
+    An echo with ``logprobs`` needs them too.
     """
     wanted = [body.prompt_logprobs]
     if isinstance(body, CompletionRequest) and body.echo:
@@ -92,23 +96,23 @@ def prompt_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
     return max((one for one in wanted if one is not None), default=None)
 
 
-def told_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
-    """Return how many log probabilities each token comes with; None for none at all."""
-    wanted = _logprobs(body)
+def num_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
+    """Return the number of log probabilities for each output token, or None."""
+    wanted = _top_logprobs(body)
     return len(body.logprob_token_ids) if body.logprob_token_ids else wanted
 
 
-def _logprobs(body: CompletionRequest | ChatRequest) -> int | None:
+def _top_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
     if isinstance(body, CompletionRequest):
         return body.logprobs
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
-def _bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
+def _logit_bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
     wrong = [key for key in given if not (key.isascii() and key.isdigit())]
     if wrong:
         names = ", ".join(repr(key[:32]) for key in wrong[:8])
-        raise invalid(f"logit_bias: not a token id: {names}", "logit_bias")
+        raise invalid(f"logit_bias: these keys are not token ids: {names}", "logit_bias")
     bias = {int(key[:20]): value for key, value in given.items()}
     _check_ids(bias, vocab_size, "logit_bias")
     return bias
@@ -117,5 +121,5 @@ def _bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
 def _check_ids(ids: list[int] | dict[int, float], vocab_size: int, param: str) -> None:
     if ids and max(ids) >= vocab_size:
         raise invalid(
-            f"{param}: token {max(ids)} does not exist; the largest is {vocab_size - 1}", param
+            f"token id {max(ids)} is not in the vocabulary; the maximum is {vocab_size - 1}", param
         )

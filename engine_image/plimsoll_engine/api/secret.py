@@ -1,4 +1,4 @@
-"""A secret that a client must know, compared in a time that tells nothing of it."""
+"""Comparison of secrets in constant time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from hashlib import blake2b
 
 
 class Secret:
-    """A secret, kept and compared as a digest under a key of this process.
+    """Secret that is stored and compared as a keyed digest.
 
-    ``compare_digest`` alone ends at once where the lengths differ, which tells the length.
+    ``compare_digest`` alone returns at once for values of different length, which reveals the
+    length.
     """
 
     _key = secrets.token_bytes(32)
@@ -20,9 +21,9 @@ class Secret:
 
     @classmethod
     def digest(cls, value: bytes) -> bytes:
-        """Return the keyed digest that stands for ``value``, 32 bytes whatever its length."""
+        """Return the 32-byte digest of ``value`` under this process's random key."""
         return blake2b(value, key=cls._key, digest_size=32).digest()
 
     def equals(self, value: bytes) -> bool:
-        """Whether ``value`` is the secret, in a time that depends on neither."""
+        """Return whether ``value`` is the secret, in constant time."""
         return hmac.compare_digest(self._digest, self.digest(value))

@@ -33,16 +33,16 @@ from plimsoll_engine.api.body_sizes import BodySizes
 from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.api.error_response import error_response
 from plimsoll_engine.api.errors import ApiError
-from plimsoll_engine.api.logprobs import TokenText, name_of
+from plimsoll_engine.api.logprobs import TokenText, token_id_text
 from plimsoll_engine.api.prepare import PreparedBody, Text
 from plimsoll_engine.api.preparer import Preparer
-from plimsoll_engine.api.prompt_logprobs import OfPrompts
+from plimsoll_engine.api.prompt_logprobs import PromptLogprobs
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
 from plimsoll_engine.api.reasoning import CLOSE, ReasoningParser
 from plimsoll_engine.api.responses import Choice, CompletionChoice
 from plimsoll_engine.api.responses_answer import ResponsesAnswer
 from plimsoll_engine.api.responses_request import FIELDS
-from plimsoll_engine.api.sampling_params import prompt_logprobs
+from plimsoll_engine.api.sampling_params import num_prompt_logprobs
 from plimsoll_engine.api.tool_calls import ToolCallParser
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.observability.metrics import CONTENT_TYPE
@@ -130,7 +130,7 @@ def _generation(
         async with _read(bodies, request, sizes.text(engine.max_model_len)) as body:
             prepared = await preparer.completion(body)
         prepared.body.model = prepared.body.model or engine.settings.served_model_name
-        made = await batch.completion(engine, prepared, _tenant(request))
+        made = await batch.completion_batch(engine, prepared, _tenant(request))
         text_of, ids = _token_text(engine, prepared.body), bool(prepared.body.return_token_ids)
         echoes = [echo for echo in prepared.echoes for _ in range(made.n)]
         echoes = echoes or [""] * len(made.generations)
@@ -165,7 +165,7 @@ def _generation(
             prepared = await preparer.responses(body)
         prepared.body.model = prepared.body.model or engine.settings.served_model_name
         try:
-            made = await batch.chat(engine, prepared, _tenant(request), "resp")
+            made = await batch.chat_batch(engine, prepared, _tenant(request), "resp")
         except ApiError as error:
             error.param = FIELDS.get(error.param or "", error.param)
             raise
@@ -189,7 +189,7 @@ async def _chats(engine: AsyncEngine, prepared: PreparedBody[ChatRequest], tenan
     """Return the answer to a chat, or to a batch of them with one choice each."""
     body = prepared.body
     body.model = body.model or engine.settings.served_model_name
-    made = await batch.chat(engine, prepared, tenant)
+    made = await batch.chat_batch(engine, prepared, tenant)
     text_of, ids = _token_text(engine, body), bool(body.return_token_ids)
     parses = engine.settings.reasoning_parser is not None
     choices = [
@@ -199,7 +199,7 @@ async def _chats(engine: AsyncEngine, prepared: PreparedBody[ChatRequest], tenan
             hidden=not body.include_reasoning,
             echo=prepared.echoes[i // made.n] if prepared.echoes else "",
             stop_ids=_stop_ids(body),
-            bytes_of=None if text_of is name_of else engine.tokenizer.token_bytes,
+            bytes_of=None if text_of is token_id_text else engine.tokenizer.token_bytes,
         )
         for i in range(len(made.generations))
     ]  # fmt: skip
@@ -243,7 +243,9 @@ def _text(
             return answered(await preparer.tokenize(body))
 
     if engine.settings.api.tokenizer_info:
-        info = tokenizer_info.of(engine.settings.model, engine.tokenizer.chat_template)
+        info = tokenizer_info.read_tokenizer_info(
+            engine.settings.model, engine.tokenizer.chat_template
+        )
 
         @api.api_route("/tokenizer_info", methods=["GET", "HEAD"])
         async def about_tokenizer() -> Response:
@@ -274,13 +276,13 @@ def _models(api: FastAPI, engine: AsyncEngine) -> None:
     @api.api_route("/v1/models", methods=["GET", "HEAD"])
     async def models() -> dict[str, Any]:
         base = card()
-        loaded = [adapter_routes.card(base, adapter) for adapter in engine.adapters.listed()]
+        loaded = [adapter_routes.model_card(base, adapter) for adapter in engine.adapters.listed()]
         return {"object": "list", "data": [base, *loaded]}
 
     @api.api_route("/v1/models/{name:path}", methods=["GET", "HEAD"])
     async def model(name: str) -> dict[str, Any]:
         adapter = batch.check_model(engine, name)
-        return card() if adapter is None else adapter_routes.card(card(), adapter)
+        return card() if adapter is None else adapter_routes.model_card(card(), adapter)
 
 
 def _adapters(api: FastAPI, engine: AsyncEngine, bodies: BodyReader) -> None:
@@ -385,7 +387,7 @@ def _token_text(engine: AsyncEngine, body: CompletionRequest | ChatRequest) -> T
     wanted = body.return_tokens_as_token_ids
     if wanted is None:
         wanted = engine.settings.api.return_tokens_as_token_ids
-    return name_of if wanted else engine.tokenizer.token_text
+    return token_id_text if wanted else engine.tokenizer.token_text
 
 
 def _stop_ids(body: CompletionRequest | ChatRequest) -> frozenset[int]:
@@ -409,10 +411,10 @@ def _answer(
     answer = Answer(engine, batch, choices, stream=bool(body.stream), usage=usage)
     continuous = options is not None and options.continuous_usage_stats
     answer.continuous = forced or (usage and continuous)
-    if prompt_logprobs(body) is not None:
+    if num_prompt_logprobs(body) is not None:
         echoes = isinstance(body, CompletionRequest) and body.echo
         echo = body.logprobs if echoes else None
-        answer.of_prompts = OfPrompts(
+        answer.prompt_logprobs = PromptLogprobs(
             body.prompt_logprobs,
             echo,
             _token_text(engine, body),

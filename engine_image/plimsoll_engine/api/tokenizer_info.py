@@ -1,4 +1,4 @@
-"""What ``/tokenizer_info`` tells: the checkpoint's settings of its tokenizer, as in vLLM."""
+"""Response read_tokenizer_info ``/tokenizer_info``: the tokenizer's configuration, as in vLLM."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import msgspec
 from plimsoll_engine.checkpoint import read_json
 
 
-def of(model: Path, chat_template: str | None) -> bytes:
-    """Return the JSON object of ``tokenizer_config.json``, with the chat template in use.
-
-    Raises UsageError where the file cannot be read.
-    """
+def read_tokenizer_info(model: Path, chat_template: str | None) -> bytes:
+    """Return ``tokenizer_config.json`` and the chat template in use as JSON. Raises UsageError."""
     settings = read_json(model / "tokenizer_config.json")
     told = {"tokenizer_class": "PreTrainedTokenizerFast"} | settings
     return msgspec.json.encode(told | {"chat_template": chat_template})

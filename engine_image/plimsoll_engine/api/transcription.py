@@ -80,7 +80,7 @@ async def answer(engine: AsyncEngine, data: bytes, fields: dict[str, str], tenan
     except MediaError as error:
         raise invalid(str(error), "file", error.code) from None
     except QueueFull as error:
-        raise errors.of(error) from None
+        raise errors.from_exception(error) from None
     if len(windows) > engine.settings.max_queued:
         raise invalid(
             f"the audio has {len(windows)} windows; this engine takes {engine.settings.max_queued}"
@@ -91,7 +91,7 @@ async def answer(engine: AsyncEngine, data: bytes, fields: dict[str, str], tenan
     ids = speech.ids(language)
     tokenizer = engine.tokenizer
     how = Sampling(
-        max_tokens=batch.room(engine, ids, None, "file"),
+        max_tokens=batch.output_limit(engine, ids, None, "file"),
         temperature=temperature,
         seed=secrets.randbits(63),
         stop_token_ids=list(tokenizer.eos_ids),

@@ -1,34 +1,34 @@
-"""A prompt that is cut to the length that its client allows (vLLM's fields). Pure."""
+"""Truncation of prompts (vLLM's fields). Pure."""
 
 from __future__ import annotations
 
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
 
-COMPLETION_TOKENS = 16
-"""Of output, where a completion names no number: OpenAI's default."""
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default of ``max_tokens`` for completions."""
 
 
-def cut(
+def truncate(
     ids: list[int], body: CompletionRequest | ChatRequest, max_model_len: int | None
 ) -> list[int]:
-    """Return the last ``truncate_prompt_tokens`` of ``ids``, or the first ones where that is asked.
+    """Return the last ``truncate_prompt_tokens`` of ``ids``, or the first ones for side ``right``.
 
-    -1 leaves room in the context for the output: of ``max_tokens``, or of one token for a chat
-    that names no number.
+    -1 leaves room for ``max_tokens`` of output in the context, or for one token in a chat without a
+    limit.
     """
-    most = body.truncate_prompt_tokens
-    if most == -1:
+    limit = body.truncate_prompt_tokens
+    if limit == -1:
         if max_model_len is None:
             return ids
-        most = max(1, max_model_len - output_tokens(body))
-    if most is None or len(ids) <= most:
+        limit = max(1, max_model_len - output_tokens(body))
+    if limit is None or len(ids) <= limit:
         return ids
-    return ids[:most] if body.truncation_side == "right" else ids[len(ids) - most :]
+    return ids[:limit] if body.truncation_side == "right" else ids[len(ids) - limit :]
 
 
 def output_tokens(body: CompletionRequest | ChatRequest) -> int:
-    """Return how many tokens of output a body asks for; one of a chat that names no number."""
-    # An echo alone needs a token, too, which the answer leaves out.
+    """Return the requested number of output tokens; 1 for a chat without a limit."""
+    # max_tokens 0 (echo only) still generates a token, which the answer omits.
     if isinstance(body, CompletionRequest):
-        return COMPLETION_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
+        return DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else max(1, body.max_tokens)
     return body.max_completion_tokens or body.max_tokens or 1

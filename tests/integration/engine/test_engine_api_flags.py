@@ -164,4 +164,4 @@ def test_unknown_fields_are_named_in_a_header(engine: Any) -> None:
                              content_type="application/json")  # fmt: skip
     assert status == 200
     warning = headers["x-plimsoll-warning"]
-    assert warning == "unknown fields are without effect: wings, stream_options.sails"
+    assert warning == "unknown fields are ignored: wings, stream_options.sails"

@@ -69,7 +69,7 @@ def test_unknown_fields_are_named_and_null_is_a_default() -> None:
     assert found.stream_options is not None
     assert found.stream_options.include_usage
     assert found.ignore_eos is False
-    assert warnings == ["unknown fields are without effect: wings, ?, stream_options.sails"]
+    assert warnings == ["unknown fields are ignored: wings, ?, stream_options.sails"]
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_messages_keep_the_fields_of_their_template() -> None:
     body = {"messages": [{"role": "user", "content": "a", "weather": [1], "name": None}]}
     (message,) = decode(json.dumps(body).encode(), ChatRequest).messages
     sent = {"role": None, "content": None, "weather": [1], "name": None}
-    assert message.more == sent
-    assert list(message.more) == list(sent)
+    assert message.extra == sent
+    assert list(message.extra) == list(sent)
     batch = {"messages": [body["messages"], body["messages"]]}
     found = decode(json.dumps(batch).encode(), BatchChatRequest).messages
-    assert [one.more for messages in found for one in messages] == [sent] * 2
+    assert [one.extra for messages in found for one in messages] == [sent] * 2

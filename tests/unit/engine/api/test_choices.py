@@ -20,7 +20,7 @@ from plimsoll_engine.api import tool_families
 from plimsoll_engine.api.answer import UNREAD, Answer
 from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.chat_choice import ChatChoice
-from plimsoll_engine.api.logprobs import completion
+from plimsoll_engine.api.logprobs import completion_logprobs
 from plimsoll_engine.api.reasoning import ReasoningParser
 from plimsoll_engine.api.responses import CompletionChoice, usage
 from plimsoll_engine.frontend.observability.metrics import Metrics
@@ -147,7 +147,9 @@ def test_channels_of_gpt_oss_are_thoughts_a_call_and_an_answer() -> None:
 
 def test_candidates_with_one_text_do_not_merge() -> None:
     given = TokenLogprobs(7, Logprobs(-0.1, [7, 8, 9], [-0.1, -2.0, -3.0]), 0)
-    (top,) = completion([given], lambda token: "�" if token < 9 else "x", 0)["top_logprobs"]
+    (top,) = completion_logprobs([given], lambda token: "�" if token < 9 else "x", 0)[
+        "top_logprobs"
+    ]
     assert msgspec.json.decode(top) == {"�": -0.1, "token_id:8": -2.0, "x": -3.0}
 
 

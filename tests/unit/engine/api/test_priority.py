@@ -20,17 +20,17 @@ def settings(lowest: int, highest: int, keys: list[int] | None = None) -> Settin
 
 def test_by_default_a_request_may_step_back_and_not_ahead() -> None:
     by_default = Settings(model=Path("m"), served_model_name="m", run_dir=Path("r"))
-    assert priority.allowed(by_default, 7, "") == 7
+    assert priority.check_priority(by_default, 7, "") == 7
     with pytest.raises(ApiError, match="--priority-range") as refused:
-        priority.allowed(by_default, -1, "")
+        priority.check_priority(by_default, -1, "")
     assert (refused.value.status, refused.value.param) == (400, "priority")
 
 
 def test_the_range_and_the_keys_are_configuration() -> None:
     asked = settings(-3, 3, [2])
-    assert priority.allowed(asked, -3, "key 2") == -3
-    assert priority.allowed(asked, 0, "key 1") == 0
+    assert priority.check_priority(asked, -3, "key 2") == -3
+    assert priority.check_priority(asked, 0, "key 1") == 0
     for value, tenant, status in ((-4, "key 2", 400), (1, "key 1", 403), (1, "", 403)):
         with pytest.raises(ApiError) as refused:
-            priority.allowed(asked, value, tenant)
+            priority.check_priority(asked, value, tenant)
         assert refused.value.status == status

@@ -142,7 +142,7 @@ def test_reasoning_belongs_to_the_answer_or_call_behind_it() -> None:
     summary = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "So."}]}
     answer = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
     messages = chat(input=[thought, CALL, OUTPUT, summary, answer]).messages
-    assert [(one.role, one.more) for one in messages] == [
+    assert [(one.role, one.extra) for one in messages] == [
         ("assistant", {"reasoning_content": "Hm."}), ("tool", {}),
         ("assistant", {"reasoning_content": "So."}),
     ]  # fmt: skip
