@@ -301,6 +301,6 @@ def test_a_tool_is_written_as_the_client_sent_it(written: Any) -> None:
 
 def test_fields_keep_their_order(written: Any) -> None:
     sent = {"tool_call_id": "c", "weather": 1, "content": "a", "role": "tool", "more": 2}
-    more = {"\ue000more": 2}  # our own name, which no template knows
-    found = json.loads(written("{{ messages[0] | tojson }}", sent | more)[0])
+    hidden = {"\ue000extra": 2}  # a name of ours, which no template knows
+    found = json.loads(written("{{ messages[0] | tojson }}", sent | hidden)[0])
     assert list(found.items()) == list(sent.items())
