@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
-from leaklab import healthy
-from leaklab.cases import LIMIT, Case, Split, leaks, negatives, stalls
-from leaklab.series import Series
+from leaklab.cases import Case, leaks, negatives, stalls
+from leaklab.series import LIMIT, Series
+from leaklab.splits import Split
 from leaklab.triggered import triggers
 from plimsoll_api.trace import Sample
 
@@ -19,7 +19,7 @@ SAMPLES = 300
 
 @cache
 def healthy_cases(split: Split = Split.TEST) -> list[Case]:
-    return negatives(split, RUNS, healthy.FAMILIES)
+    return negatives(split, RUNS)
 
 
 def one_of_each_family() -> list[Case]:

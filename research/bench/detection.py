@@ -31,8 +31,9 @@ from bench.detection_figures import all_stated, report, summary
 from bench.detection_run import Run
 from bench.detection_score import Verdict, f1
 from bench.result import publish
-from leaklab import healthy, recorded
-from leaklab.cases import Case, Split, leaks, named, negatives, saturation, stalls
+from leaklab import recorded
+from leaklab.cases import Case, leaks, named, negatives, saturation, stalls
+from leaklab.splits import Split
 from leaklab.triggered import triggers
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.supervision import Action, Mode, Stall, Supervision
@@ -122,7 +123,7 @@ class Job:
 
 
 def cases_of(split: Split, quick: bool) -> list[Case]:
-    cases = [*leaks(split, 1), *negatives(split, 1 if quick else 6, healthy.FAMILIES)]
+    cases = [*leaks(split, 1), *negatives(split, 1 if quick else 6)]
     if quick:
         return [*cases[::9], *stalls(split)[:1]]
     cases += [*named(split), *recorded.slow(split), *stalls(split), *triggers(split)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from bench.detection_score import Verdict
-from leaklab.cases import LIMIT, Case
-from leaklab.series import GIB
+from leaklab.cases import Case
+from leaklab.series import GIB, LIMIT
 from plimsoll_api.trace import Sample
 
 DEVICE_LIMIT = 80.0 * GIB

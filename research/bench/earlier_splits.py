@@ -17,8 +17,10 @@ from typing import Any
 from bench.detection import Job, examine_all
 from bench.detection_score import Verdict, figures
 from bench.result import publish
-from leaklab import healthy
-from leaklab.cases import EDITIONS, Case, Split, Watched, leaks, negatives, stalls
+from leaklab import splits
+from leaklab.cases import Case, leaks, negatives, stalls
+from leaklab.editions import Watched
+from leaklab.splits import EDITIONS, Split
 
 EARLIEST, *LATER = EDITIONS[Split.SEEN]
 SPLITS = {
@@ -30,7 +32,7 @@ SPLITS = {
 def split_of(case: Case) -> str:
     """The number of the test split that a leak or a healthy run was written for."""
     if case.starts is None:
-        build = healthy.FAMILIES[Split.SEEN][case.family]
+        build = splits.FAMILIES[Split.SEEN][case.family]
         return SPLITS[build.edition.name if isinstance(build, Watched) else EARLIEST.name]
     mechanism = case.family.removeprefix("leak ")
     of = (edition for edition in LATER if any(m.name == mechanism for m in edition.mechanisms))
@@ -42,7 +44,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few cases, nothing is written")
     parser.add_argument("--jobs", type=int, default=2, choices=range(1, 65), metavar="1..64")
     options = parser.parse_args()
-    growth = [*leaks(Split.SEEN, 1), *negatives(Split.SEEN, 6, healthy.FAMILIES)]
+    growth = [*leaks(Split.SEEN, 1), *negatives(Split.SEEN, 6)]
     hangs = stalls(Split.SEEN)
     if options.quick:
         growth, hangs = growth[::150], hangs[:1]

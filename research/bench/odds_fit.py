@@ -28,7 +28,8 @@ from scipy.special import expit, logsumexp
 
 from bench.detection import cases_of
 from bench.result import publish
-from leaklab.cases import Case, Split
+from leaklab.cases import Case
+from leaklab.splits import Split
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.detect.odds import MAX_LOG_ODDS, REUSABLE, WEIGHTS, Evidence, Weights
 

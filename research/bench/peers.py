@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 
 from bench.result import publish
-from leaklab.cases import DAY, HOUR, LIMIT, WARMUP_S
-from leaklab.series import MIB, Curve, Series, saturating, steady
+from leaklab.cases import WARMUP_S
+from leaklab.series import DAY, HOUR, LIMIT, MIB, Curve, Series, saturating, steady
 from plimsoll_api.assessment import Assessment
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.peers import Peer, PeerGrowth

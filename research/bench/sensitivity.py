@@ -31,7 +31,8 @@ from bench.detection import NICE, cases_of, ours
 from bench.detection_run import Run
 from bench.result import publish
 from bench.sensitivity_runs import Outcome, Score, score, subset
-from leaklab.cases import Case, Split
+from leaklab.cases import Case
+from leaklab.splits import Split
 
 SPLITS = (Split.DEVELOPMENT, Split.SEEN)
 FACTORS = (1.3, 0.7)

@@ -22,9 +22,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 
 from bench.result import publish
-from leaklab import healthy, recorded
-from leaklab.cases import DAY, HOUR, LIMIT, WARMUP_S, Split, negatives
-from leaklab.series import MIB, Curve, Series, diurnal, saturating, steady
+from leaklab import recorded
+from leaklab.cases import WARMUP_S, negatives
+from leaklab.series import DAY, HOUR, LIMIT, MIB, Curve, Series, diurnal, saturating, steady
+from leaklab.splits import Split
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_cli.figures import percentile
 from plimsoll_sidecar.detect.detector import Detector
@@ -99,7 +100,7 @@ def plays(quick: bool) -> list[Play]:
 
 def _families(quick: bool) -> Iterator[Play]:
     for split, seeds in SEEDS.items():
-        for case in negatives(split, 1 if quick else seeds, healthy.FAMILIES):
+        for case in negatives(split, 1 if quick else seeds):
             yield Play(case.name, split.value, case.series, case.policy)
 
 

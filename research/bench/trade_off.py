@@ -21,8 +21,8 @@ from bench.detection import NICE, ours
 from bench.detection_run import Run
 from bench.detection_score import Verdict, figures
 from bench.result import publish
-from leaklab import healthy
-from leaklab.cases import Case, Split, leaks, named, negatives
+from leaklab.cases import Case, leaks, named, negatives
+from leaklab.splits import Split
 from plimsoll_sidecar.detect import thresholds
 
 FACTORS = {"1/1000": 1e-3, "1/100": 1e-2, "1/30": 1 / 30, "1/10": 0.1, "1/3": 1 / 3, "1": 1.0}
@@ -53,9 +53,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, choices=range(1, 65), metavar="1..64")
     options = parser.parse_args()
     # Series are made of functions without a name: a case travels by its number.
-    _cases.extend(
-        [*leaks(Split.TEST, 1), *negatives(Split.TEST, 6, healthy.FAMILIES), *named(Split.TEST)]
-    )
+    _cases.extend([*leaks(Split.TEST, 1), *negatives(Split.TEST, 6), *named(Split.TEST)])
     numbers = range(0, len(_cases), 40 if options.quick else 1)
     told: dict[str, float | int | None] = {}
     rows = []

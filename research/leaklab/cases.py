@@ -1,50 +1,38 @@
-"""The cases of the leak lab: labelled series, split by mechanism into development and test.
-
-The detector's constants may be chosen on the development split, and on what was seen: the earlier
-test splits, which are no test any more since they were looked at, and are kept for their figures.
-No mechanism is in two splits: a family such as "garbage collection" has another one in each.
-"""
+"""The cases of the leak lab: labelled series of each split."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Any
 
-from leaklab import editions, hangs_causes, hangs_seen, hangs_unseen
-from leaklab.editions import Edition
-from leaklab.leaks_known import Mechanism
-from leaklab.origins import Origin, origin_of
+from leaklab.editions import Edition, Watched
+from leaklab.hangs import causes, requests, signs
+from leaklab.leaks.basics import Mechanism
+from leaklab.origins import Origin
 from leaklab.series import (
-    GIB,
+    DAY,
+    HOUR,
+    LIMIT,
     MIB,
     Curve,
     Series,
+    base_of,
     bursty,
     diurnal,
     flat,
     saturating,
+    seed_of,
     square_load,
     steady,
 )
 from leaklab.shapes import SHARES
-from leaklab.views import HANGS_S, begins, habits, interval_of, viewed
+from leaklab.splits import EDITIONS, FAMILIES, LEAKS, Split
+from leaklab.views import HANGS_S, begins, habits, interval_of
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 
-HOUR = 3600.0
-DAY = 24 * HOUR
 WARMUP_S = 60.0
-LIMIT = 6 * GIB
 MAX_SAMPLES = 4000
 """Of one leak until its budget is spent: a slow leak is sampled less often, up to 30 s apart."""
-
-
-class Split(StrEnum):
-    DEVELOPMENT = "development"
-    SEEN = "seen"
-    TEST = "test"
 
 
 @dataclass
@@ -73,15 +61,6 @@ class Case:
         )
 
 
-EDITIONS = {
-    Split.DEVELOPMENT: (editions.DEVELOPMENT,),
-    Split.SEEN: (editions.EARLIER, editions.NINTH, editions.TENTH),
-    Split.TEST: (editions.ELEVENTH,),
-}
-LEAKS = {
-    split: tuple(mechanism for edition in of for mechanism in edition.mechanisms)
-    for split, of in EDITIONS.items()
-}
 REACHED = 1.25
 """The share of its budget that a leak has spent at the end of its run. Where runs are alike each
 one has done so to the byte or more; in earlier editions some have spent a little less."""
@@ -121,7 +100,7 @@ def _leak(
 ) -> Case:
     budget, spent = 512 * MIB, edition.spent_s[rate]
     name = f"{mechanism.name}-{rate}-{shape}-{seed}"
-    drawn = _seed(edition.name, mechanism.name, rate, shape, seed)
+    drawn = seed_of(edition.name, mechanism.name, rate, shape, seed)
     starts = 300.0 if shape != "late" else 300.0 + 2 * max(spent, 600.0)
     if edition.alike:
         starts = begins(drawn, spent, shape == "late")
@@ -191,7 +170,7 @@ def named(split: Split) -> list[Case]:
                 noise=noise,
                 segment=mechanism.segment,
                 role=mechanism.role,
-                seed=_seed(EDITIONS[split][0].name, "named", name, seed),
+                seed=seed_of(EDITIONS[split][0].name, "named", name, seed),
             )
             cases.append(
                 Case(
@@ -211,10 +190,6 @@ USUAL_PAUSE_S = 6.0
 """One step in a hundred or so takes this long in the services that hang."""
 
 
-HANGS = {
-    split: {name for edition in of for name in edition.hangs} for split, of in EDITIONS.items()
-}
-"""Their names."""
 WOKEN_S = 45.0
 """From the end of its sleep until a woken engine hangs."""
 FLAPS_S, FLAP_S = 330.0, 18.0
@@ -228,7 +203,7 @@ def stalls(split: Split) -> list[Case]:
     collective, for one rank sleeps on. A scheduler starves that counts blocks as taken which nobody
     has: all requests wait and none is run. Behind a kernel that never ends requests pile up, until
     as many clients give up as come. A link that flaps is lost for seconds at a time, and at last
-    for good. Later ones are in ``hangs_seen``, ``hangs_causes`` and ``hangs_unseen``."""
+    for good. Later ones are in ``hangs/``."""
     met: Counter[str] = Counter()
     cases = []
     for edition in EDITIONS[split]:
@@ -245,7 +220,7 @@ def _stall(split: Split, edition: Edition, name: str, at: float, seed: int) -> C
     series = Series(
         duration=at + 500,
         paused=lambda t: t % 100 < USUAL_PAUSE_S,
-        seed=_seed(edition.name, "hang", name, seed),
+        seed=seed_of(edition.name, "hang", name, seed),
     )
     if edition.alike:
         series = replace(
@@ -255,7 +230,7 @@ def _stall(split: Split, edition: Edition, name: str, at: float, seed: int) -> C
             fine=True,
             interval=HANGS_S[(seed + len(name)) % len(HANGS_S)],
         )
-    for kinds in (hangs_seen, hangs_causes, hangs_unseen):
+    for kinds in (requests, signs, causes):
         if name in kinds.TIMES:
             series = kinds.hanging(series, name, at, seed)
     if name == "few":
@@ -297,57 +272,14 @@ def saturation() -> Case:
     return Case("saturation", "saturation", Split.TEST, series)
 
 
-def base_of(seed: int) -> float:
-    """Engines fill very different shares of their limit."""
-    return (2.0, 3.2, 4.2)[seed % 3] * GIB
-
-
-def _seed(*parts: Any) -> int:
-    """The same in every process, unlike hash()."""
-    return sum((place + 1) * 31 * ord(c) for place, c in enumerate("/".join(map(str, parts))))
-
-
-Build = Callable[[int], Series]
-"""A negative series from its seed."""
-
-
-@dataclass(frozen=True)
-class Watched:
-    """A family whose runs are watched in several ways in turn, from that of its ``place`` in its
-    edition on."""
-
-    build: Build
-    edition: Edition
-    place: int
-
-    def __call__(self, seed: int) -> Series:
-        return self.build(seed)
-
-    def seed(self, name: str, number: int) -> int:
-        return _seed(self.edition.name, name, number)
-
-    def run(self, name: str, number: int) -> Series:
-        return viewed(self.build(self.seed(name, number)), self.place + number)
-
-    def origin(self, name: str, number: int) -> Origin | None:
-        return origin_of(self.seed(name, number)) if self.edition.observed else None
-
-
-def watched(edition: Edition, families: dict[str, Build]) -> dict[str, Build]:
-    """The same families, watched alike with the leaks of their edition."""
-    return {
-        name: Watched(build, edition, place) for place, (name, build) in enumerate(families.items())
-    }
-
-
-def negatives(split: Split, seeds: int, families: dict[Split, dict[str, Build]]) -> list[Case]:
-    """Each family's runs."""
+def negatives(split: Split, seeds: int) -> list[Case]:
+    """Each healthy family's runs."""
     cases = []
-    for name, build in families[split].items():
+    for name, build in FAMILIES[split].items():
         for seed in range(seeds):
             if isinstance(build, Watched):
                 series, origin = build.run(name, seed), build.origin(name, seed)
             else:
-                series, origin = build(_seed(split, name, seed)), None
+                series, origin = build(seed_of(split, name, seed)), None
             cases.append(Case(f"{name}-{seed}", name, split, series, origin=origin))
     return cases

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from functools import cache
 from itertools import accumulate
 
-from leaklab.demand import DAY
-from leaklab.views import HOUR
+from leaklab.series import DAY, HOUR
 
 MINUTE = 60.0
 Rhythm = Callable[[float], float]

@@ -6,10 +6,8 @@ import math
 import random
 from bisect import bisect_right
 
-from leaklab.series import Curve
-from leaklab.views import HOUR, LONGEST
-
-DAY = 24 * HOUR
+from leaklab.series import HOUR, Curve
+from leaklab.views import LONGEST
 
 
 def between_steps(points: list[float], step: float) -> Curve:

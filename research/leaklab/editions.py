@@ -9,21 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from leaklab import (
-    hangs_causes,
-    hangs_seen,
-    hangs_unseen,
-    leaks_busy,
-    leaks_known,
-    leaks_seen,
-    leaks_unseen,
-    leaks_varied,
-    unseen_shapes,
-)
-from leaklab.leaks_known import Mechanism
-from leaklab.series import MIB
-
-HOUR = 3600.0
+from leaklab.hangs import causes, requests, signs
+from leaklab.leaks import basics, busy, daily, unsettled, varied
+from leaklab.leaks.basics import Mechanism
+from leaklab.origins import Origin, origin_of
+from leaklab.series import HOUR, MIB, Build, Series, seed_of
+from leaklab.views import viewed
 
 
 @dataclass(frozen=True)
@@ -47,6 +38,35 @@ class Edition:
     observed: bool = False
 
 
+@dataclass(frozen=True)
+class Watched:
+    """A family whose runs are watched in several ways in turn, from that of its ``place`` in its
+    edition on."""
+
+    build: Build
+    edition: Edition
+    place: int
+
+    def __call__(self, seed: int) -> Series:
+        return self.build(seed)
+
+    def seed(self, name: str, number: int) -> int:
+        return seed_of(self.edition.name, name, number)
+
+    def run(self, name: str, number: int) -> Series:
+        return viewed(self.build(self.seed(name, number)), self.place + number)
+
+    def origin(self, name: str, number: int) -> Origin | None:
+        return origin_of(self.seed(name, number)) if self.edition.observed else None
+
+
+def watched(edition: Edition, families: dict[str, Build]) -> dict[str, Build]:
+    """The same families, watched alike with the leaks of their edition."""
+    return {
+        name: Watched(build, edition, place) for place, (name, build) in enumerate(families.items())
+    }
+
+
 _SPENT_S = {
     "fast": 512 * MIB / (400e6 / 60),
     "minutes": 900.0,
@@ -58,7 +78,7 @@ _HANGS = {"new": 420.0, "known": 2020.0, "frontend": 1220.0}
 
 DEVELOPMENT = Edition(
     "development",
-    mechanisms=leaks_known.DEVELOPMENT,
+    mechanisms=basics.DEVELOPMENT,
     spent_s=_SPENT_S,
     hangs=_HANGS,
     shapes=_SHAPES,
@@ -68,7 +88,7 @@ DEVELOPMENT = Edition(
 )
 EARLIER = Edition(
     "seen",
-    mechanisms=(*leaks_known.SEEN, *leaks_seen.MECHANISMS),
+    mechanisms=(*basics.SEEN, *unsettled.MECHANISMS),
     spent_s=_SPENT_S,
     hangs=_HANGS
     | {"few": 2620.0, "woken": 1620.0}
@@ -94,7 +114,7 @@ EARLIER = Edition(
 """The first eight."""
 NINTH = Edition(
     "test",
-    mechanisms=leaks_busy.MECHANISMS,
+    mechanisms=busy.MECHANISMS,
     spent_s={
         "fast": 100.0,
         "brisk": 560.0,
@@ -102,14 +122,14 @@ NINTH = Edition(
         "hours": 4.7 * HOUR,
         "slow": 14 * HOUR,
     },
-    hangs={"known": 2230.0, "frontend": 1340.0} | hangs_seen.TIMES,
+    hangs={"known": 2230.0, "frontend": 1340.0} | requests.TIMES,
     shapes=(*_SHAPES, "tokens", "prompts", "errors", "jittered", "crowds", "escalating"),
     bursts=(9, 0.45),
     swells=(3, 15, 7),
 )
 TENTH = Edition(
     "tenth",
-    mechanisms=leaks_varied.MECHANISMS,
+    mechanisms=varied.MECHANISMS,
     spent_s={
         "fast": 92.0,
         "brisk": 700.0,
@@ -117,14 +137,14 @@ TENTH = Edition(
         "hours": 3.6 * HOUR,
         "slow": 14.8 * HOUR,
     },
-    hangs=hangs_causes.TIMES,
+    hangs=signs.TIMES,
     shapes=(*_SHAPES, "telegraph", "settling", "humps", "jobs", "compounding", "prefixes"),
     bursts=(6, 0.2),
     swells=(3, 16, 5),
 )
 ELEVENTH = Edition(
     "eleventh",
-    mechanisms=leaks_unseen.MECHANISMS,
+    mechanisms=daily.MECHANISMS,
     spent_s={
         "fast": 94.0,
         "brisk": 480.0,
@@ -132,8 +152,8 @@ ELEVENTH = Edition(
         "hours": 5.6 * HOUR,
         "slow": 15 * HOUR,
     },
-    hangs=hangs_unseen.TIMES,
-    shapes=(*_SHAPES, *unseen_shapes.SHARES),
+    hangs=causes.TIMES,
+    shapes=(*_SHAPES, "overflow", "walk", "gaps", "clock", "weekdays"),
     bursts=(7, 0.3),
     swells=(2, 18, 6),
     observed=True,

@@ -12,9 +12,8 @@ from bisect import bisect_right
 from collections.abc import Callable
 from itertools import accumulate
 
-from leaklab.cases import DAY, HOUR, base_of
 from leaklab.demand import between_steps
-from leaklab.series import MIB, Curve, Series
+from leaklab.series import DAY, HOUR, MIB, Curve, Series, base_of
 
 
 def long(seed: int, **changes: object) -> Series:

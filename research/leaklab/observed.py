@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from leaklab.cases import DAY, Build
 from leaklab.days import MINUTE, Days
 from leaklab.demand import between_steps
 from leaklab.healthy_runs import levels, long
 from leaklab.heights import BUDGET, any_height
 from leaklab.origins import TIMES_LEVEL, Origin, origin_of
-from leaklab.series import Curve, Series
+from leaklab.series import DAY, Build, Curve, Series
 from leaklab.views import LONGEST, habits
 
 MOST = 0.96

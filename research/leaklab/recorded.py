@@ -10,8 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from leaklab.cases import HOUR, Case, Split
-from leaklab.series import MIB, Curve, Series, steady
+from leaklab.cases import Case
+from leaklab.series import HOUR, MIB, Curve, Series, steady
+from leaklab.splits import Split
 
 RECORDINGS = Path(__file__).resolve().parents[1] / "bench" / "results" / "leaklab-noise.json"
 ROW_S = 5.0

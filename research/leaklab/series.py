@@ -10,6 +10,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from plimsoll_api.trace import (
     Device,
@@ -24,8 +25,22 @@ from plimsoll_api.trace import (
 
 MIB = 1 << 20
 GIB = 1 << 30
+HOUR = 3600.0
+DAY = 24 * HOUR
+LIMIT = 6 * GIB
+"""Of the host's memory of each engine."""
 
 Curve = Callable[[float], float]
+
+
+def base_of(seed: int) -> float:
+    """Engines fill very different shares of their limit."""
+    return (2.0, 3.2, 4.2)[seed % 3] * GIB
+
+
+def seed_of(*parts: Any) -> int:
+    """The same in every process, unlike hash()."""
+    return sum((place + 1) * 31 * ord(c) for place, c in enumerate("/".join(map(str, parts))))
 
 
 def flat(value: float) -> Curve:
@@ -275,3 +290,7 @@ class Series:
             total=80 * GIB,
             torch=Torch(allocated=int(allocated), reserved=int(reserved)),
         )
+
+
+Build = Callable[[int], Series]
+"""A healthy series from its seed."""

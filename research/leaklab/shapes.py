@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from itertools import accumulate, pairwise
 
-from leaklab import seen_shapes, unseen_shapes
+from leaklab import rhythms
 from leaklab.series import Curve
 
 
@@ -265,6 +265,5 @@ SHARES: dict[str, Callable[[int], Curve]] = {
     "jittered": _jittered,
     "crowds": _in_crowds,
     "escalating": _escalating,
-    **seen_shapes.SHARES,
-    **unseen_shapes.SHARES,
+    **rhythms.SHARES,
 }

@@ -14,10 +14,10 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from leaklab import editions
-from leaklab.cases import EDITIONS, REACHED, Case, Split, base_of
+from leaklab.cases import REACHED, Case
 from leaklab.editions import Edition
-from leaklab.series import MIB, Curve, Series, bursty
-from leaklab.unseen_totals import by_contagion
+from leaklab.series import MIB, Curve, Series, base_of, bursty
+from leaklab.splits import EDITIONS, Split
 from leaklab.views import habits, interval_of
 from plimsoll_sidecar.detect.attribution import FIELDS, TIME
 
@@ -85,7 +85,7 @@ def in_cascades(rate: float, length: float, rng: random.Random) -> Curve:
 
 
 MOMENTS = 600
-"""Of a run, between which a drifting rate is level."""
+"""Of a run, between which a rate is level."""
 
 
 def drifting(rate: float, length: float, rng: random.Random) -> Curve:
@@ -189,6 +189,26 @@ def by_sources(rate: float, length: float, rng: random.Random) -> Curve:
 
     each = rate * length / come(length)
     return lambda t: each * come(t)
+
+
+def by_contagion(rate: float, length: float, rng: random.Random) -> Curve:
+    """A total of which each part brings others: who has heard of something tells it. Waves rise
+    from nothing, grow for as long as chance has it, and die away."""
+    step, brings = length / MOMENTS, rng.uniform(0.75, 0.93)
+    fades, even = math.exp(-1 / rng.uniform(3, 25)), rng.uniform(0.15, 0.4)
+    excited, totals = rng.uniform(0, 2), [0.0]
+    for _ in range(MOMENTS + 1):
+        expected = even + excited
+        come = rng.gammavariate(0.35 * expected, 1 / 0.35)
+        excited = fades * excited + (1 - fades) * brings * come
+        totals.append(totals[-1] + 0.1 * even + come)
+    each = rate * length / totals[MOMENTS]
+
+    def curve(t: float) -> float:
+        place = min(MOMENTS, int(t / step))
+        return each * (totals[place] + (t / step - place) * (totals[place + 1] - totals[place]))
+
+    return curve
 
 
 Vary = Callable[[float, float, random.Random], Curve]

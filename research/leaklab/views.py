@@ -8,9 +8,8 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from leaklab.series import MIB, Series
+from leaklab.series import HOUR, MIB, Series
 
-HOUR = 3600.0
 LONGEST = 72 * HOUR
 """Of a healthy run, and of one whose mechanism takes seconds."""
 BRIEF = 8 * HOUR

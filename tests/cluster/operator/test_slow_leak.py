@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from leaklab.cases import HOUR
-from leaklab.series import GIB, MIB, Series, steady
+from leaklab.series import GIB, HOUR, MIB, Series, steady
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.names import METRICS_PORT
 from plimsoll_cli.cluster.top import row_of

@@ -12,8 +12,9 @@ import pytest
 from bench import calibration
 from bench.calibration import Claim, Listener, Stated, bins, expected_error
 from bench.calibration_plot import NAME, draw
-from leaklab.cases import Case, Split
+from leaklab.cases import Case
 from leaklab.series import MIB, Series, saturating, steady
+from leaklab.splits import Split
 from plimsoll_api.incident_record import Attribution
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy

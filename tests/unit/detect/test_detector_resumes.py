@@ -5,8 +5,7 @@ Tests ``detect/detector.py``.
 
 from __future__ import annotations
 
-from leaklab.cases import HOUR
-from leaklab.series import GIB, MIB, Series, steady
+from leaklab.series import GIB, HOUR, MIB, Series, steady
 from plimsoll_api.assessment import Assessment
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy

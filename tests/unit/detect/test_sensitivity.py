@@ -18,7 +18,7 @@ from bench.constants_source import bindings, codes, modules_of, tree_of, unnamed
 from bench.detection import cases_of
 from bench.detection_score import Verdict
 from bench.sensitivity_runs import Outcome, cost, score, subset
-from leaklab.cases import Split
+from leaklab.splits import Split
 
 NAME = "plimsoll_sidecar.moved_in_a_test"
 SOURCE = '''

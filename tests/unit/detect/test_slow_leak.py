@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leaklab.cases import HOUR
-from leaklab.series import GIB, MIB
+from leaklab.series import GIB, HOUR, MIB
 from plimsoll_api.assessment import Segment
 from plimsoll_api.memory_policy import MemoryBudget
 from plimsoll_api.trace import Device, Host, Sample

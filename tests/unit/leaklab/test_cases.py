@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from leaklab.cases import REACHED, Split, named
+from leaklab.cases import REACHED, named
 from leaklab.series import MIB
+from leaklab.splits import Split
 from tests.leak_cases import sizes, strata, thinned, within_the_limit
 
 

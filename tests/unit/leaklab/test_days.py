@@ -8,7 +8,7 @@ from statistics import mean
 import pytest
 
 from leaklab.days import MINUTE, MOST_ASKED, RHYTHMS, Days, Rhythm, worked_off
-from leaklab.demand import DAY
+from leaklab.series import DAY
 from leaklab.views import LONGEST
 
 

@@ -6,9 +6,9 @@ from statistics import mean
 
 import pytest
 
-from leaklab.demand import DAY, beating, between_steps, drifting, rushes, two_humps
-from leaklab.series import Curve
-from leaklab.views import HOUR, LONGEST
+from leaklab.demand import beating, between_steps, drifting, rushes, two_humps
+from leaklab.series import DAY, HOUR, Curve
+from leaklab.views import LONGEST
 
 PATTERNS: dict[str, Curve] = {
     "two humps": two_humps(3, 15, 4 * HOUR),

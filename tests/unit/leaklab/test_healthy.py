@@ -1,12 +1,12 @@
-"""Healthy runs of the test split, in ``leaklab/healthy.py``: they stay below their budget and
+"""Healthy runs of the test split, in ``leaklab/splits.py``: they stay below their budget and
 within their limit, and do not stand still."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from leaklab import unseen_turns, unseen_waits
 from leaklab.cases import Case
+from leaklab.healthy.steps import pauses, turns
 from leaklab.healthy_runs import levels
 from leaklab.observed import MOST
 from leaklab.origins import TIMES_LEVEL, Origin
@@ -23,7 +23,7 @@ from tests.leak_cases import (
 )
 
 STILL_S = 30.0
-HANG_LIKE = unseen_waits.FAMILIES | unseen_turns.FAMILIES
+HANG_LIKE = pauses.FAMILIES | turns.FAMILIES
 
 
 def share_of_budget(case: Case) -> float:

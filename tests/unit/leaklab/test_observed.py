@@ -7,7 +7,6 @@ import random
 
 import pytest
 
-from leaklab.cases import DAY
 from leaklab.days import Days
 from leaklab.heights import BUDGET
 from leaklab.observed import (
@@ -21,6 +20,7 @@ from leaklab.observed import (
     observed_range,
 )
 from leaklab.origins import TIMES_LEVEL, Origin, origin_of
+from leaklab.series import DAY
 from leaklab.views import LONGEST
 
 OBSERVED = [seed for seed in range(60) if origin_of(seed) is Origin.OBSERVED]

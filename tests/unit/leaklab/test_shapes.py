@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from leaklab import seen_shapes, unseen_shapes
+from leaklab import rhythms
 from leaklab.shapes import SHARES
 
-NAMES = ["uneven", "regimes", "adopted", *seen_shapes.SHARES, *unseen_shapes.SHARES]
+NAMES = ["uneven", "regimes", "adopted", *rhythms.SHARES]
 
 
 @pytest.mark.parametrize("shape", NAMES)

@@ -1,4 +1,4 @@
-"""The splits of ``leaklab/cases.py``, ``leaklab/healthy.py`` and ``leaklab/triggered.py``: none
+"""The splits of ``leaklab/cases.py``, ``leaklab/splits.py`` and ``leaklab/triggered.py``: none
 shares a family with another, and none changes once it is judged."""
 
 from __future__ import annotations
@@ -9,23 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from leaklab import editions, healthy, seen_kernels, unseen_turns, unseen_waits
-from leaklab.cases import (
-    EDITIONS,
-    HANGS,
-    HOUR,
-    LEAKS,
-    Build,
-    Case,
-    Split,
-    Watched,
-    leaks,
-    named,
-    negatives,
-    stalls,
-)
-from leaklab.editions import Edition
-from leaklab.series import MIB
+from leaklab import editions, splits
+from leaklab.cases import Case, leaks, named, negatives, stalls
+from leaklab.editions import Edition, Watched
+from leaklab.healthy.host import kernels
+from leaklab.healthy.steps import pauses, turns
+from leaklab.series import HOUR, MIB, Build
+from leaklab.splits import EDITIONS, HANGS, LEAKS, Split
 from leaklab.triggered import triggers
 from leaklab.views import HOURS
 from tests.leak_cases import RUNS, hanging_cases, healthy_cases, leaking_cases, strata
@@ -41,14 +31,15 @@ def cases_of(edition: Edition) -> list[Case]:
     split = next(split for split, of in EDITIONS.items() if edition in of)
     families: dict[str, Build] = {
         name: build
-        for name, build in healthy.FAMILIES[split].items()
+        for name, build in splits.FAMILIES[split].items()
         if isinstance(build, Watched) and build.edition == edition
     }
     grows = {f"leak {mechanism.name}" for mechanism in edition.mechanisms}
     with pytest.MonkeyPatch.context() as only:
         only.setitem(EDITIONS, split, (edition,))
+        only.setitem(splits.FAMILIES, split, families)
         return [
-            *negatives(split, RUNS, {split: families}),
+            *negatives(split, RUNS),
             *(case for case in leaks(split, 1) if case.family in grows),
             *triggers(split),
             *stalls(split),
@@ -76,16 +67,16 @@ def test_an_edition_is_frozen_and_moves_sample_for_sample(edition: Edition) -> N
 
 def test_no_family_is_in_two_splits() -> None:
     for one, other in itertools.combinations(Split, 2):
-        assert not healthy.FAMILIES[one].keys() & healthy.FAMILIES[other].keys()
+        assert not splits.FAMILIES[one].keys() & splits.FAMILIES[other].keys()
         assert not (HANGS[one] & HANGS[other]) - {"new", "known", "frontend"}
     mechanisms = [mechanism.name for split in Split for mechanism in LEAKS[split]]
     assert len(mechanisms) == len(set(mechanisms))
 
 
 def test_the_test_split_is_as_large_as_its_figures_need() -> None:
-    assert len(healthy.FAMILIES[Split.TEST]) >= 40
+    assert len(splits.FAMILIES[Split.TEST]) >= 40
     assert sum(case.series.duration for case in healthy_cases()) >= 8000 * HOUR
-    assert len(unseen_waits.FAMILIES | unseen_turns.FAMILIES) >= 8
+    assert len(pauses.FAMILIES | turns.FAMILIES) >= 8
     assert len(LEAKS[Split.TEST]) >= 15
     assert len(leaks(Split.TEST, 1)) >= 250
     assert len(triggers(Split.TEST)) >= 40
@@ -126,8 +117,8 @@ def test_an_edition_that_moves_keeps_its_seeds() -> None:
         "eleventh",
     ]
     assert sum(case.name == "hang-known-5" for case in stalls(Split.SEEN)) == 1
-    family = next(iter(seen_kernels.FAMILIES))
-    moved = healthy.FAMILIES[Split.SEEN][family]
+    family = next(iter(kernels.FAMILIES))
+    moved = splits.FAMILIES[Split.SEEN][family]
     assert isinstance(moved, Watched)
     assert (moved.edition, moved.place) == (ninth, 0)
     one, other = moved.run(family, 1), moved.run(family, 2)
@@ -146,7 +137,7 @@ def test_each_mechanism_rate_and_shape_is_among_the_strata() -> None:
 
 def test_a_case_is_the_same_each_time_it_is_made() -> None:
     again = [
-        *negatives(Split.TEST, 1, healthy.FAMILIES),
+        *negatives(Split.TEST, 1),
         *leaks(Split.TEST, 1),
         *triggers(Split.TEST),
         *stalls(Split.TEST),

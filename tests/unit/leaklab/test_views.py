@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from statistics import mean
 
-from leaklab.series import MIB, Series
-from leaklab.views import HOUR, HOURS, INTERVALS, MOMENTS, begins, habits, interval_of, viewed
+from leaklab.series import HOUR, MIB, Series
+from leaklab.views import HOURS, INTERVALS, MOMENTS, begins, habits, interval_of, viewed
 
 SAMPLES = 9000
 """The most of a run: more would make the split slow to judge."""
