@@ -48,15 +48,15 @@ NEXT = {
     " kubectl logs {pod} -c {container} --previous",
     "PodGone": "nothing: someone else deleted or replaced the pod.",
     "ManualTrim": "nothing.",
-    "ManualDrain": "put it back into service when you are done: plimsoll resume {pod}",
+    "ManualDrain": "put it back into service when you are done: plimsoll resume {replica}",
     "ManualRestart": "nothing: the restart counts against the replica's restart budget.",
     "ManualResume": "nothing.",
     "Failed": "the message above says why; the engine's log may say more: kubectl logs {pod}"
     " -c {container}",
     "NewEpoch": "nothing: someone else restarted the engine.",
     "Observed": "set spec.supervision.mode: Recover to let the supervisor act, or act manually:"
-    " plimsoll restart {pod}",
-    "RestartBudgetExhausted": "find the cause, then: plimsoll resume {pod}",
+    " plimsoll restart {replica}",
+    "RestartBudgetExhausted": "find the cause, then: plimsoll resume {replica}",
     "LadderExhausted": "allow more in spec.supervision.ladder, or replace the pod:"
     " kubectl delete pod {pod}",
     "PartlyReturned": "look for memory outside the engine (segments shared and orphan).",
@@ -66,8 +66,8 @@ NEXT = {
 }
 WAITS = {
     "ServiceRestartBudgetExhausted": "find the cause. Restarts resume as the window passes, or"
-    " after: plimsoll resume {pod} --service",
-    "ReplicaRestartBudgetExhausted": "find the cause, then: plimsoll resume {pod}",
+    " after: plimsoll resume {replica} --service",
+    "ReplicaRestartBudgetExhausted": "find the cause, then: plimsoll resume {replica}",
     "SlotHeld": "wait: another replica of the service restarts. To see which one:"
     " kubectl get leases -l {slots}",
     "SlotConflict": "wait: another replica took the slot at the same moment.",
@@ -77,13 +77,13 @@ WAITS = {
     "LastReadyReplica": "wait until another replica is ready, or add one.",
     "MaintenanceWindow": "wait: it restarts in spec.supervision.maintenanceWindow, or earlier if"
     " memory would run out before.",
-    "ManuallyDrained": "end your maintenance, then: plimsoll resume {pod}",
+    "ManuallyDrained": "end your maintenance, then: plimsoll resume {replica}",
     "Subsided": "nothing now: the growth looks less like a leak than when it was confirmed. The"
     " incident ends with the growth. It acts if the odds rise again.",
     "APIServerUnreachable": "check that the pod can reach the API server: kubectl logs {pod}"
     " -c supervisor",
     "RestartCountUnreadable": "someone else edited the slot Lease. Clear its counts:"
-    " plimsoll resume {pod} --service",
+    " plimsoll resume {replica} --service",
 }
 BY_KIND = {
     "OutOfMemoryKill": "raise the memory limit of {container}, or find out what grew before:"
@@ -91,12 +91,26 @@ BY_KIND = {
     "CrashLoop": "its last log says why: kubectl logs {pod} -c {container} --previous",
 }
 """For kinds that no action of the supervisor cures, whatever phase they are in."""
+LOG_HERE = "the engine's output says more."
+HERE = {
+    "Observed": "let the supervisor act: plimsoll watch --recover -- COMMAND, or"
+    " spec.supervision.mode: Recover in the service's manifest.",
+    "LadderExhausted": "restart the engine yourself, or allow more in spec.supervision.ladder of"
+    " its manifest.",
+    "ContainerRestarted": LOG_HERE,
+    "WorkerRestarted": LOG_HERE,
+    "Recovered": "nothing at once: the engine is ready again. " + LOG_HERE,
+    "Failed": "the message above says why. " + LOG_HERE,
+    "Refused": LOG_HERE,
+}
+"""In place of :data:`NEXT` for an engine on this machine, which has no pod."""
 
 
 def next_step(incident: IncidentView) -> str:
     """Say what a person does now."""
     spec, status = incident.spec, incident.status
-    known = NEXT.get(status.outcome or incident.story.phase, "see the message above.")
+    key, here = status.outcome or incident.story.phase, not incident.namespace
+    known = (HERE if here and key in HERE else NEXT).get(key, "see the message above.")
     if spec.kind in BY_KIND and status.outcome not in ("Recovered", "PodGone"):
         known = BY_KIND[spec.kind]
     elif status.waiting_reason is not None:
@@ -107,7 +121,11 @@ def next_step(incident: IncidentView) -> str:
         else (SERVICE_LABEL, spec.workload_ref.name)
     )
     return known.format(
-        pod=spec.pod, target=target(incident), container=spec.container, slots="=".join(slots)
+        pod=spec.pod,
+        replica=f"{spec.pod} --local" if here else spec.pod,
+        target=f"{target(incident)} --local" if here else target(incident),
+        container=spec.container,
+        slots="=".join(slots),
     )
 
 

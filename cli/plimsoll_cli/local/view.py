@@ -20,6 +20,7 @@ from plimsoll_api.assessment import (
 )
 from plimsoll_api.incident_story import story_of_record
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.state import View
 from plimsoll_api.units import format_bytes, format_span
 from plimsoll_cli.incident_view import incident_lines
 from plimsoll_cli.local.status import Snapshot
@@ -70,7 +71,7 @@ def render(screen: Screen, width: int, plain: bool = False) -> RenderableType:
         parts.extend(_slow_leaks(view.assessment))
         parts.append(_segments(screen, view.assessment, width, plain))
         parts.extend(_suspicions(view.assessment))
-    parts.extend(_load(screen))
+        parts.extend(_load(screen, view))
     if screen.traffic is not None:
         parts.append(_traffic(screen.traffic))
     if view is not None:
@@ -85,7 +86,7 @@ def render(screen: Screen, width: int, plain: bool = False) -> RenderableType:
 
 def _header(screen: Screen, plain: bool) -> Text:
     view, status = screen.snapshot.view, screen.snapshot.status
-    known = status.state.value if status else view.engine_state if view else None
+    known = status.state.value if status else view.engine_state if view else "?"
     state = known or "not answering"
     epoch = status.epoch if status else (view.epoch if view else None)
     pieces = [
@@ -187,12 +188,11 @@ def _suspicions(seen: Assessment) -> list[Text]:
     return lines
 
 
-def _load(screen: Screen) -> list[Text]:
+def _load(screen: Screen, view: View) -> list[Text]:
     """Return a line on the engine's load; none for an engine that only its supervisor asks."""
     status, rate = screen.snapshot.status, screen.snapshot.tokens_per_s
     if status is None:
-        view = screen.snapshot.view
-        if view is not None and view.engine_state is not None:
+        if view.engine_state is not None:
             return []
         return [Text("load: the engine does not answer", style="yellow")]
     load = status.load

@@ -206,4 +206,4 @@ class Lines:
             story = story_of_record(incident)
             if self._phases.get(incident.name) != story.phase:
                 self._phases[incident.name] = story.phase
-                self._say(f"incident {incident.name}: {incident.kind.value}, {story.phase}")
+                self._say(f"incident {incident.name} {story.state}: {story.headline}")

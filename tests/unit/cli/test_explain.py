@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from typing import Any
 
 import pytest
@@ -98,6 +99,16 @@ def test_every_ending_wait_and_kind_says_what_to_do() -> None:
     assert {reason.value for reason in Reason} | told_by_operator <= set(explain.NEXT)
     assert {reason.value for reason in WaitReason} == set(explain.WAITS)
     assert {kind.value for kind in IncidentKind} == set(explain.WHAT)
+
+
+@pytest.mark.parametrize("reason", sorted(set(Reason) - {Reason.SLOT_TIMEOUT}))
+def test_an_incident_of_this_machine_needs_no_cluster(reason: Reason) -> None:
+    """Restart slots alone, and so the end of a wait for one, are a cluster's."""
+    item = INCIDENT | {"metadata": {"name": "vllm-8000-1a2b3c4d"}}
+    incident = of_object(item | {"status": {"phase": "Resolved", "outcome": reason.value}})
+    told = explain.next_step(incident)
+    assert "kubectl" not in told
+    assert not re.search(r"plimsoll (resume|restart) (?!\S+ --local)", told)
 
 
 def test_a_wait_names_its_reason_and_not_another_replica() -> None:
