@@ -10,7 +10,8 @@
 #   make docs       the documents as a site in site/: SITE=...
 #   make docs-check links, commands, manifests, tables, dashboards and alerts of the documents
 #   make images     the images, with docker, podman or buildah: REGISTRY=... TAG=... [PUSH=1]
-#   make release    the files of a release in dist/: VERSION=... (needs helm and kubectl)
+#   make release    the files of a release in dist/: VERSION=... [ARCHIVES="operator supervisor"]
+#                   (needs helm and kubectl; for archives of images also a builder)
 #   make cluster    a real one-node Kubernetes for a person (root, Debian)
 
 PYTHON ?= python3
@@ -106,8 +107,11 @@ image-%:
 	@test -n "$(BUILDER)" || { echo "images: install docker, podman or buildah"; exit 1; }
 	$(call build,$*)
 
-release: $(READY)
-	$(BIN)/python requirements/release.py $(VERSION)
+ARCHIVES ?=
+DOWNLOADS ?=
+release: $(READY) $(addprefix image-,$(ARCHIVES))
+	$(BIN)/python requirements/release.py $(VERSION) $(foreach part,$(ARCHIVES),$(call name,$(part))) \
+	  --builder="$(BUILDER)" $(if $(DOWNLOADS),--downloads=$(DOWNLOADS))
 
 ACTIONLINT := go run github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 check: $(READY)

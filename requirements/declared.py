@@ -33,6 +33,7 @@ FOLDERS = {
 FIRST_PARTY = (
     "plimsoll_api", "plimsoll_cli", "plimsoll_engine", "plimsoll_faults", "plimsoll_operator",
     "plimsoll_probe", "plimsoll_sidecar", "bench", "dashboards", "docs", "leaklab", "tests",
+    "audit",
 )  # fmt: skip
 MODULES = {
     "grafana-foundation-sdk": "grafana_foundation_sdk",

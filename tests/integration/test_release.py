@@ -20,6 +20,7 @@ from tests.lab.errors import MissingError
 ROOT = Path(__file__).parents[2]
 VERSION = "9.9.9"
 NO_INDEX = "error sending request"
+KREW = "sigs.k8s.io/krew/cmd/krew@v0.4.3"
 
 
 @pytest.mark.long
@@ -37,7 +38,7 @@ def test_a_release_has_one_version_and_lists_its_packages(tmp_path: Path) -> Non
         re.sub(r'^version = ".*"', f'version = "{VERSION}"', project.read_text(), flags=re.M)
     )
     changelog = tree / "CHANGELOG.md"
-    changelog.write_text(changelog.read_text().replace("## [Unreleased]", f"## [{VERSION}]"))
+    changelog.write_text(re.sub(r"(?m)^## \[.*", f"## [{VERSION}]", changelog.read_text(), count=1))
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         path = f"{Path(helm).parent}{os.pathsep}{os.environ['PATH']}"
@@ -61,6 +62,7 @@ def test_a_release_has_one_version_and_lists_its_packages(tmp_path: Path) -> Non
     assert names >= {
         f"plimsoll-{VERSION}-py3-none-any.whl", f"plimsoll-{VERSION}.tar.gz",
         f"plimsoll-{VERSION}.tgz", "plimsoll.yaml", "plimsoll-crds.yaml", "NOTES.md", "SHA256SUMS",
+        "kubectl-plimsoll.tar.gz", "plimsoll.krew.yaml",
     }  # fmt: skip
     for line in (dist / "SHA256SUMS").read_text().splitlines():
         digest, name = line.split()
@@ -74,4 +76,35 @@ def test_a_release_has_one_version_and_lists_its_packages(tmp_path: Path) -> Non
     for part, lock in (("operator", "operator"), ("supervisor", "sidecar"), ("engine", "engine")):
         listed = json.loads((dist / f"plimsoll-{part}.cdx.json").read_text())["components"]
         locked = re.findall(r"^(\S+)==", (tree / f"requirements/{lock}.txt").read_text(), re.M)
-        assert {one["name"] for one in listed} == set(locked)
+        assert {one["name"] for one in listed} == {*locked, "plimsoll"}
+    krew = yaml.safe_load((dist / "plimsoll.krew.yaml").read_text())
+    (platform,) = krew["spec"]["platforms"]
+    archive = dist / platform["uri"].rpartition("/")[2]
+    assert f"/v{VERSION}/" in platform["uri"]
+    assert hashlib.sha256(archive.read_bytes()).hexdigest() == platform["sha256"]
+    krew_takes_it(dist, tmp_path)
+
+
+def krew_takes_it(dist: Path, home: Path) -> None:
+    """Install the plugin from the files, and run it beside a command line that is already here."""
+    go = shutil.which("go")
+    if go is None:
+        return
+    tools = home / "tools"
+    tools.mkdir()
+    (tools / "uvx").write_text('#!/bin/sh\necho "uvx $@"\n')
+    (tools / "uvx").chmod(0o755)
+    environment = os.environ | {
+        "KREW_ROOT": str(home / "krew"), "CGO_ENABLED": "0",
+        "PATH": f"{tools}{os.pathsep}{home}/krew/bin{os.pathsep}{os.environ['PATH']}",
+    }  # fmt: skip
+    files = f"--manifest={dist}/plimsoll.krew.yaml", f"--archive={dist}/kubectl-plimsoll.tar.gz"
+    done = subprocess.run(
+        [go, "run", KREW, "install", *files], env=environment, capture_output=True, text=True,
+        timeout=900,
+    )  # fmt: skip
+    assert "Installed plugin: plimsoll" in done.stderr, done.stderr
+    told = subprocess.run(
+        ["kubectl", "plimsoll", "top"], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert told.stdout == f"uvx --quiet --from plimsoll[cli]=={VERSION} plimsoll top\n", told.stderr

@@ -16,6 +16,8 @@ from docs import check
 from docs.tools import blocks, commands, executed, links, manifests
 from plimsoll_cli.cluster.doctor import LEAST_MINOR
 
+PROJECT = tomllib.loads((blocks.ROOT / "pyproject.toml").read_text())["project"]
+
 
 @pytest.mark.parametrize("name", ["links", "commands", "commands that a test runs", "manifests"])
 def test_documents_are_right(name: str) -> None:
@@ -65,15 +67,14 @@ def test_all_pages_name_the_version_of_kubernetes_that_doctor_asks_for() -> None
 
 def test_the_changelog_begins_with_what_a_user_notices_next() -> None:
     newest = (blocks.ROOT / "CHANGELOG.md").read_text().split("\n## ")[1]
-    assert newest.startswith("[Unreleased]")
+    assert newest.startswith(f"[{PROJECT['version']}] - ")
     assert re.findall(r"(?m)^### (\w+)", newest) == ["Added", "Changed", "Fixed", "Removed"]
     assert len(newest.splitlines()) < 120, "move details to docs/history.md"
 
 
 def test_the_version_is_written_in_one_place() -> None:
     """Chart and manifests have it from there, by ``charts/generate.py``."""
-    project = tomllib.loads((blocks.ROOT / "pyproject.toml").read_text())["project"]
-    pattern = re.compile(rf"\b{re.escape(project['version'])}\b")
+    pattern = re.compile(rf"\b{re.escape(PROJECT['version'])}\b")
     others = [
         *blocks.documents(), blocks.ROOT / "Makefile", blocks.ROOT / "Dockerfile",
         *(blocks.ROOT / "charts" / "plimsoll").glob("values*"),
