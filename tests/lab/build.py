@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -118,18 +119,44 @@ def _base() -> str:
 
 
 def _build(target: str, name: str) -> None:
-    base = _base()
     with tempfile.TemporaryDirectory() as folder:
-        # This machine's way to its package index is the build's alone: nothing of it is kept.
-        pip = Path(folder) / "pip.conf"
-        pip.write_text(_pip_conf())
-        certificates = os.environ.get("SSL_CERT_FILE", "/etc/ssl/certs/ca-certificates.crt")
-        _buildah(
-            "build", "--isolation=chroot", "--pull-never", "--layers", *_policy(),
-            f"--build-arg=BASE={base}", f"--target={target}", f"--tag={name}",
-            f"--volume={certificates}:{CERTIFICATES}:ro", f"--volume={pip}:/etc/pip.conf:ro",
-            str(ROOT),
-        )  # fmt: skip
+        _buildah("build", *_build_flags(Path(folder)), f"--target={target}", f"--tag={name}",
+                 str(ROOT))  # fmt: skip
+
+
+def _build_flags(folder: Path) -> list[str]:
+    """What a build on this machine needs; ``folder`` gets files for it."""
+    base = _base()
+    # This machine's way to its package index is the build's alone: nothing of it is kept.
+    pip = folder / "pip.conf"
+    pip.write_text(_pip_conf())
+    certificates = os.environ.get("SSL_CERT_FILE", "/etc/ssl/certs/ca-certificates.crt")
+    return [
+        "--isolation=chroot", "--pull-never", "--layers", *_policy(), f"--build-arg=BASE={base}",
+        f"--volume={certificates}:{CERTIFICATES}:ro", f"--volume={pip}:/etc/pip.conf:ro",
+    ]  # fmt: skip
+
+
+def builder(folder: Path) -> Path:
+    """A program in ``folder`` that is buildah with the store and the settings of this lab.
+
+    For ``make images``. Raises :class:`MissingError` where images cannot be built.
+    """
+    if (why := missing()) is not None:
+        raise MissingError(why)
+    build, program = shlex.join(_build_flags(folder)), folder / "lab-buildah"
+    program.write_text(
+        f"""#!/bin/sh
+verb=$1; shift
+case $verb in
+build) set -- {build} "$@" ;;
+push) set -- {shlex.join(_policy())} "$@" ;;
+esac
+exec flock {_folder()}/lock buildah {shlex.join(_storage())} "$verb" "$@"
+"""
+    )
+    program.chmod(0o755)
+    return program
 
 
 def _pip_conf() -> str:
@@ -149,9 +176,12 @@ def _policy() -> tuple[str]:
 
 
 def _buildah(verb: str, *arguments: str) -> str:
+    return _run("buildah", *_storage(), verb, *arguments)
+
+
+def _storage() -> tuple[str, ...]:
     folder = _folder()
-    storage = (f"--root={folder}/storage", f"--runroot={folder}/run", "--storage-driver=overlay")
-    return _run("buildah", *storage, verb, *arguments)
+    return f"--root={folder}/storage", f"--runroot={folder}/run", "--storage-driver=overlay"
 
 
 def _run(*command: str) -> str:

@@ -62,10 +62,10 @@ def test_the_chart_and_the_examples_work_as_they_are(
     assert operator["spec"]["containers"][0]["image"].startswith("localhost/plimsoll-operator")
 
 
-def adopt(kube: Kube, release: Helm) -> None:
+def adopt(kube: Kube, release: Helm, chart: Path = CHART) -> None:
     """docs/adopt.md on this cluster, from its webhook to the supervised stand-in."""
     flags = ("--reset-then-reuse-values", "--set=webhook.enabled=true", "--wait", "--timeout=2m")
-    release("upgrade", "--install", RELEASE, str(CHART), *flags)
+    release("upgrade", "--install", RELEASE, str(chart), *flags)
     standin = ROOT / "tests" / "integration" / "standin_external.py"
     kube("create", "configmap", "standin", f"--from-file={standin}")
     kube("apply", "-f", str(ROOT / "examples" / "standin-vllm.yaml"))
