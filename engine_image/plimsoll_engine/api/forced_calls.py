@@ -14,14 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from plimsoll_engine.api import tool_families
-from plimsoll_engine.api.tool_calls import Reader, Steps, ToolCallParser, new_id
-from plimsoll_engine.api.tool_families import (
-    ARGS,
-    CHANNEL,
-    CONSTRAIN,
-    DEEPSEEK,
-    DEEPSEEK_CALL,
-    DEEPSEEK_SEPARATOR,
+from plimsoll_engine.api.tool_arguments import (
     END_FUNCTION,
     END_HERMES,
     END_KEY,
@@ -30,11 +23,20 @@ from plimsoll_engine.api.tool_families import (
     FUNCTION,
     HERMES,
     KEY,
-    MESSAGE,
-    MISTRAL,
     PARAMETER,
     VALUE,
     Texts,
+)
+from plimsoll_engine.api.tool_calls import Reader, Steps, ToolCallParser, new_id
+from plimsoll_engine.api.tool_families import (
+    ARGS,
+    CHANNEL,
+    CONSTRAIN,
+    DEEPSEEK,
+    DEEPSEEK_CALL,
+    DEEPSEEK_SEPARATOR,
+    MESSAGE,
+    MISTRAL,
 )
 
 Tag = Callable[[str], str]
@@ -121,8 +123,7 @@ def parser(
 ) -> ToolCallParser:
     """Return a parser of a text that matches the grammar of calls of tools with these ``names``.
 
-    The arguments come in pieces where they are written in JSON. Another text is read as the family
-    writes its calls freely.
+    Another text is read as the family writes its calls freely.
     """
     free = tool_families.reader(family, texts)
     if family in _OWN:
@@ -138,7 +139,7 @@ def parser(
             yield from free(text)
             return
         head = head.removeprefix(begin)
-        while head and (yield from text.prescribed(heads[head], new())):
+        while head and (yield from text.streams(heads[head], new())):
             yield from text.drops(tail)
             if not (yield from text.follows(*(shape.between + head for head in heads))):
                 break

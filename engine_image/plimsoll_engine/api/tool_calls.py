@@ -2,13 +2,12 @@
 
 What a family of models writes is in :mod:`plimsoll_engine.api.tool_families`. The rules for all:
 
-- A call is given out once it is whole, also where its closing tag is missing. One that a grammar
-  prescribes needs no repair: its arguments are given out as they come in, as the model wrote them.
+- A call is given out once its name came and its arguments begin; these follow as they come in
+  (:mod:`plimsoll_engine.api.json_pieces`). Where they are before the name, or written as a text, it
+  is given out once it is whole.
 - A tag inside a string of a call's arguments is part of the string.
-- Repaired are raw line breaks in strings, missing or spare closing brackets before a closing tag,
-  arguments that are an object written as a text, and numbers that JSON lacks (NaN becomes null).
-- Whatever else only looks like a call stays text, so that nothing is lost. Behind a tag, this is
-  noted, and told in a header of an answer in one piece.
+- Whatever only looks like a call stays text, so that nothing is lost. Behind a tag, this is noted,
+  and told in a header of an answer in one piece.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+from plimsoll_engine.api.json_pieces import JsonPieces
 from plimsoll_engine.frontend.requests.detokenize import overlap
 
 _T = TypeVar("_T")
@@ -156,9 +156,16 @@ class Reader:
             self.take(len(self.text))
         self.forget()
 
-    def back(self) -> None:
-        """Undo the last :meth:`take`."""
-        self.text = self._raw.pop() + self.text
+    def back(self, count: int = 1) -> None:
+        """Undo the last :meth:`take`, or so many of them."""
+        taken = self._raw[len(self._raw) - count :]
+        del self._raw[len(self._raw) - count :]
+        self.text = "".join(taken) + self.text
+
+    @property
+    def taken(self) -> int:
+        """How often the call under way has taken something."""
+        return len(self._raw)
 
     def forget(self) -> None:
         """Leave out what was taken: it is neither text nor part of a call."""
@@ -180,17 +187,15 @@ class Reader:
             taken.append(self.take(len(self.text) - keep))
             yield
 
-    def bracketed(
-        self, python: bool = False, tell: Callable[[str], None] | None = None
-    ) -> Steps[tuple[str, str]]:
-        """Take a JSON object or array, or a list of calls in Python.
+    def bracketed(self, python: bool = False) -> Steps[tuple[str, str]]:
+        """Take a JSON object or array, or what has brackets in Python.
 
         Returns its text, and the brackets that it lacks before a tag. Raises NoCall where the text
-        ends first. ``tell`` gets each piece of it at once.
+        ends first.
         """
         stack: list[str] = []
         quote, escaped, taken = "", False, list[str]()
-        if (yield from self.next()) not in ("{", "["):
+        if (yield from self.next()) not in ("{", "[", "(" if python else "["):
             raise NoCall
         while True:
             at, end = 0, None
@@ -217,45 +222,88 @@ class Reader:
                     stack.pop()
                     end = None if stack else at
             taken.append(self.take(len(self.text) if end is None else end))
-            if tell is not None:
-                tell(taken[-1])
             if end is not None:
                 return "".join(taken), "".join(reversed(stack))
             if self.ended:
                 raise NoCall
             yield
 
-    def prescribed(self, name: str, id_: str) -> Steps[bool]:
-        """Give out a call of which a grammar makes certain that its arguments are an object.
-
-        Returns whether it came whole. The text may end before.
-        """
+    def opens(self, name: str, id_: str = "") -> None:
+        """Give out the beginning of a call; :meth:`adds` gives its arguments."""
         self._raw, self._tagged = [], False
         self._blank, self._layout = "", True
-        self.out.calls.append(ToolCall(id_, name, "", more=True))
+        self.out.calls.append(ToolCall(id_ or new_id(), name, "", more=True))
 
-        def tell(piece: str) -> None:
-            begun = self.out.calls[-1] if self.out.calls else ToolCall("", "", "", more=True)
-            if piece:
-                self.out.calls[-1:] = [begun._replace(arguments=begun.arguments + piece)]
+    def adds(self, piece: str, more: bool = True) -> None:
+        """Give out the next part of the arguments of the call that is open, or the last one."""
+        if not piece:
+            return
+        if not self.out.calls:
+            self.out.calls.append(ToolCall("", "", ""))
+        part = self.out.calls[-1]
+        self.out.calls[-1] = part._replace(arguments=part.arguments + piece, more=more)
 
-        try:
-            yield from self.bracketed(tell=tell)
-        except NoCall:
+    def streams(self, name: str, id_: str = "") -> Steps[bool]:
+        """Give out a call whose arguments come next, an object in JSON.
+
+        Returns whether it came whole; the text may end before.
+        """
+        self.opens(name, id_)
+        pieces = JsonPieces()
+        if (yield from self.next()) != "{":
             return False
-        finally:
-            self._raw = []
-        self.out.calls[-1] = self.out.calls[-1]._replace(more=False)
-        return True
+        self.forget()
+        while True:
+            piece, self.text = pieces.push(self.text, self.ended)
+            self.adds(piece, more=not pieces.whole)
+            if pieces.whole or self.ended:
+                return pieces.whole
+            yield
 
-    def attempt(self, reading: Steps[list[ToolCall]]) -> Steps[bool]:
-        """Emit the calls that ``reading`` returns, or what it consumed as text if it finds none.
+    def argument(self) -> Steps[tuple[str, str]]:
+        """Take an argument of a call in Python; return it, and the comma or bracket that ends it.
+
+        Raises NoCall where the text ends first.
+        """
+        closers, quote, escaped, taken = [")"], "", False, list[str]()
+        while True:
+            end = None
+            for at, sign in enumerate(self.text):
+                if escaped:
+                    escaped = False
+                elif quote:
+                    escaped = sign == "\\"
+                    quote = "" if sign == quote else quote
+                elif sign in "\"'":
+                    quote = sign
+                elif sign in _CLOSERS:
+                    closers.append(_CLOSERS[sign])
+                elif sign in ")]}":
+                    closers.pop()
+                if not quote and (not closers or (sign == "," and len(closers) == 1)):
+                    end = at
+                    break
+            taken.append(self.take(len(self.text) if end is None else end))
+            if end is not None:
+                return "".join(taken), self.take(1)
+            if self.ended:
+                raise NoCall
+            yield
+
+    def gives(self, calls: list[ToolCall]) -> None:
+        """Give out calls that are whole."""
+        self._raw, self._tagged = [], False
+        self._blank, self._layout = "", True
+        self.out.calls += calls
+
+    def attempt(self, reading: Steps[None]) -> Steps[bool]:
+        """Follow ``reading``, which gives out calls, or emit as text what it consumed since.
 
         If it consumed the rest of the text, all but its first piece is parsed again: a call may
         follow there.
         """
         try:
-            found = yield from reading
+            yield from reading
         except NoCall:
             self.unread |= self._tagged
             self._tagged = False
@@ -267,9 +315,6 @@ class Reader:
             self._say(first + rest)
             return False
         self._raw, self._tagged = [], False
-        if found:
-            self._blank, self._layout = "", True
-            self.out.calls += found
         return True
 
 
@@ -309,8 +354,11 @@ class ToolCallParser:
                 self._steps = None
         found, self._reader.out = self._reader.out, Parsed()
         if not self._parallel:
-            found.calls = found.calls[: max(0, 1 - self._given)]
-        self._given += len(found.calls)
+            for at, one in enumerate(found.calls):
+                self._given += bool(one.id)
+                if self._given > 1:
+                    del found.calls[at:]
+                    break
         return found
 
 
@@ -320,17 +368,26 @@ def call(name: object, arguments: object, id_: str = "") -> ToolCall:
         arguments = {}
     if isinstance(arguments, str):
         arguments = load(arguments)
-    if not isinstance(arguments, dict) or not isinstance(name, str) or not name.strip():
+    if not isinstance(arguments, dict) or not isinstance(name, str):
         raise NoCall
-    if not _valid(name):
-        raise NoCall
+    return ToolCall(id_ or new_id(), checked(name), written(arguments))
+
+
+def written(value: Any) -> str:
+    """Return a value in JSON; raise NoCall where it is nested too deeply."""
     try:
-        written = json.dumps(arguments, ensure_ascii=False)
-        if not _valid(written):  # half a character stays the escape that the model wrote
-            written = json.dumps(arguments)
+        told = json.dumps(value, ensure_ascii=False)
+        # Half a character stays the escape that the model wrote.
+        return told if _valid(told) else json.dumps(value)
     except RecursionError:
         raise NoCall from None
-    return ToolCall(id_ or new_id(), name.strip(), written)
+
+
+def checked(name: str) -> str:
+    """Return the name of a tool without blanks around it; raise NoCall where it is none."""
+    if not name.strip() or not _valid(name):
+        raise NoCall
+    return name.strip()
 
 
 def new_id() -> str:

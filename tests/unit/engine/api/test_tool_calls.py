@@ -1,6 +1,7 @@
 """Tool calls come out of a text the same however it is cut, and nothing else is lost.
 
-Tests ``api/tool_calls.py`` and ``api/tool_families.py``.
+Tests ``api/tool_calls.py``, ``api/tool_families.py``, ``api/tool_arguments.py`` and
+``api/json_pieces.py``.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from plimsoll_engine.api import forced_calls, tool_families
+from plimsoll_engine.api.tool_arguments import END_HERMES, HERMES
+from plimsoll_engine.api.tool_calls import Parsed, ToolCall
 from plimsoll_engine.api.tool_families import (
     DEEPSEEK,
     DEEPSEEK_CALL,
     DEEPSEEK_SEPARATOR,
-    END_HERMES,
-    HERMES,
 )
 from plimsoll_engine.http.api_flags import TOOL_CALL_PARSERS
 
@@ -140,27 +141,46 @@ def parse(family: str, pieces: list[str], texts: Any = None) -> tuple[str, str, 
     parser = tool_families.parser(family, texts or {})
     found = [parser.push(piece) for piece in pieces] + [parser.push("", last=True)]
     assert parser.push("", last=True).text == ""
-    calls = [(one.name, json.loads(one.arguments)) for parsed in found for one in parsed.calls]
     return (
-        "".join(one.text for one in found), "".join(one.reasoning for one in found), calls
-    )  # fmt: skip
+        "".join(one.text for one in found),
+        "".join(one.reasoning for one in found),
+        [(one.name, loaded(one.arguments)) for one in joined(found)],
+    )
+
+
+def joined(found: list[Parsed]) -> list[ToolCall]:
+    """Return the calls whose parts these are."""
+    calls: list[ToolCall] = []
+    for part in (one for parsed in found for one in parsed.calls):
+        if part.id:
+            assert part.name
+            calls.append(part)
+        else:
+            assert calls[-1].more, "a part of a call that had ended"
+            given = calls[-1].arguments + part.arguments
+            calls[-1] = calls[-1]._replace(arguments=given, more=part.more)
+    return calls
+
+
+def loaded(arguments: str) -> Any:
+    """Return arguments, or their text where it is no JSON."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
 
 
 def parse_forced(family: str, template: str, pieces: list[str]) -> tuple[str, list[Call], int]:
     """Return text, calls, and in how many parts they came."""
     parser = forced_calls.parser(family, template, FUNCTIONS, {}, True)
-    text, calls, parts = "", list[list[str]](), 0
-    for parsed in [*map(parser.push, pieces), parser.push("", last=True)]:
-        text += parsed.text
-        for one in parsed.calls:
-            parts += 1
-            if one.id:
-                assert one.name
-                calls.append([one.name, "", ""])
-            calls[-1][1] += one.arguments
-            calls[-1][2] = "" if one.more else "whole"
-    assert all(one[2] for one in calls), "none is left open"
-    return text, [(name, json.loads(given)) for name, given, _ in calls], parts
+    found = [*map(parser.push, pieces), parser.push("", last=True)]
+    calls = joined(found)
+    assert not any(one.more for one in calls), "none is left open"
+    return (
+        "".join(one.text for one in found),
+        [(one.name, loaded(one.arguments)) for one in calls],
+        sum(len(one.calls) for one in found),
+    )
 
 
 def cut(text: str, places: list[int]) -> list[str]:
@@ -184,9 +204,9 @@ def value(rng: random.Random, depth: int = 0) -> Any:
 def test_no_call_is_lost_however_the_text_is_cut(
     family: str, write: Callable[[list[Call]], str]
 ) -> None:
-    """Simple, nested, parallel, several functions, none needed: 2,000 calls of all families."""
-    rng, count = random.Random(family + write.__name__), 0
-    while count < 230:
+    """Simple, nested, parallel, several functions, none needed: 2,000 texts of all families."""
+    rng = random.Random(family + write.__name__)
+    for _ in range(200):
         calls = [
             (
                 rng.choice(FUNCTIONS),
@@ -204,7 +224,6 @@ def test_no_call_is_lost_however_the_text_is_cut(
         ):  # a name is text in one call and a number in another: no schema
             calls = [calls[0]]
             texts = {calls[0][0]: [k for k, one in calls[0][1].items() if isinstance(one, str)]}
-        count += len(calls)
         text = write(calls)
         whole = parse(family, [text], texts)
         assert whole[2] == calls, text
@@ -213,6 +232,18 @@ def test_no_call_is_lost_however_the_text_is_cut(
             places = [rng.randrange(len(text)) for _ in range(rng.randrange(1, 40))]
             assert parse(family, cut(text, places), texts) == whole
         assert parse(family, list(text), texts) == whole
+        parser = tool_families.parser(family, texts)
+        parts = [one for letter in text for one in parser.push(letter).calls]
+        assert [one.name for one in parts if one.id] == [name for name, _ in calls]
+        if family in ("pythonic", "qwen3_coder", "glm45"):  # which must see the end of a value
+            assert len(parts) >= sum(len(given) for _, given in calls)
+        else:
+            assert len(parts) >= letters(calls)
+
+
+def letters(calls: list[Call]) -> int:
+    """Return the length of the texts among the arguments."""
+    return sum(len(one) for _, given in calls for one in given.values() if isinstance(one, str))
 
 
 @pytest.mark.parametrize(("family", "template", "write"), PRESCRIBED)
@@ -238,7 +269,7 @@ def test_arguments_of_forced_calls_come_in_pieces(
         assert parse_forced(family, template, [text]) == ("", calls, len(calls))
         said, listed, parts = parse_forced(family, template, list(text))
         assert (said, listed) == ("", calls)
-        assert parts >= sum(len(json.dumps(given, ensure_ascii=False)) for _, given in calls)
+        assert parts > letters(calls)
 
 
 @pytest.mark.parametrize(("family", "template", "write"), PRESCRIBED)
@@ -342,6 +373,18 @@ WHOLE = '{"name": "f", "arguments": {"a": 1}}'
         (HERMES + '{"name": "f", "arguments": null}' + END_HERMES, [{}]),
         (HERMES + '{"function": {"name": "f", "parameters": {"a": 1}}}', [{"a": 1}]),
         (HERMES + '{"name": "broken", "arg' + HERMES + WHOLE, [{"a": 1}]),
+        (HERMES + '{"name": "f", "arguments": {"a": [1, {"b": 2}\n' + END_HERMES,
+         [{"a": [1, {"b": 2}]}]),
+        (HERMES + '{"name": "f", "arguments": {"a": [1}, "b": 2]}}' + END_HERMES,
+         [{"a": [1]}]),
+        (HERMES + '{"name": "f", "arguments": {"a": [1, ], "b": 2, }}' + END_HERMES,
+         [{"a": [1], "b": 2}]),
+        (HERMES + '{"name": "f", "arguments": {"a": True, "b": None, "c": -Infinity}}',
+         [{"a": True, "b": None, "c": None}]),
+        (HERMES + '{"name": "f", "arguments": {"a": "it\\\'s C:\\data \\u12"}}' + END_HERMES,
+         [{"a": "it's C:\\data \\u12"}]),
+        (HERMES + '{"arguments": {"a": 1}, "name": "f"}' + END_HERMES, [{"a": 1}]),
+        (HERMES + '{"name": "f", "arguments": {"a": 1}, "id": "x"}' + END_HERMES, [{"a": 1}]),
     ],
 )  # fmt: skip
 def test_what_models_get_wrong_is_repaired(text: str, arguments: list[dict[str, Any]]) -> None:
@@ -349,18 +392,43 @@ def test_what_models_get_wrong_is_repaired(text: str, arguments: list[dict[str, 
         assert [given for _, given in parse("hermes", pieces)[2]] == arguments
 
 
+@pytest.mark.parametrize(("family", "write"), WRITERS)
+def test_a_call_that_is_cut_is_given_out_as_far_as_it_came(
+    family: str, write: Callable[[list[Call]], str]
+) -> None:
+    given = {"port": "say </tool_call> {", "hours": [1, 2]}
+    text = write([("tide", given)])
+    whole = json.dumps(given)
+    for place in range(1, len(text)):
+        found = []
+        for pieces in ([text[:place]], list(text[:place])):
+            parser = tool_families.parser(family, {"tide": ["port"]})
+            parsed = [*map(parser.push, pieces), parser.push("", last=True)]
+            said = "".join(one.text for one in parsed)
+            found.append(([(one.arguments, one.more) for one in joined(parsed)], said))
+        assert found[0] == found[1]
+        calls, said = found[0]
+        for arguments, more in calls:
+            # Where no closing tag follows a value, the call may be whole.
+            assert whole.startswith(arguments if more else arguments.removesuffix("}"))
+            assert more or loaded(arguments).keys() <= given.keys()
+        if not calls and family != "openai":
+            assert said == text[:place], "nothing is lost"
+
+
 def test_half_a_character_stays_the_escape_that_the_model_wrote() -> None:
     parser = tool_families.parser("hermes", {})
     text = HERMES + '{"name": "f", "arguments": {"a": "\\ud83d"}}' + END_HERMES
-    assert [one.arguments for one in parser.push(text).calls] == ['{"a": "\\ud83d"}']
+    assert [one.arguments for one in joined([parser.push(text)])] == ['{"a": "\\ud83d"}']
     name = HERMES + '{"name": "\\ud83d", "arguments": {}}' + END_HERMES
     assert parse("hermes", [name])[2] == []
 
 
 def test_only_the_first_call_is_given_out_where_one_is_wanted() -> None:
     parser = tool_families.parser("hermes", {}, parallel=False)
-    found = [parser.push(one) for one in hermes([("a", {}), ("b", {})])]
-    assert [one.name for parsed in found for one in parsed.calls] == ["a"]
+    found = [parser.push(one) for one in hermes([("a", {"c": 1}), ("b", {})])]
+    (call,) = joined(found)
+    assert (call.name, call.arguments, call.more) == ("a", '{"c": 1}', False)
 
 
 def test_what_only_looks_like_a_call_stays_text() -> None:
