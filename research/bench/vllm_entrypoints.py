@@ -33,6 +33,7 @@ from tests.conformance.entrypoints_verdicts import (
     LEFT_OUT,
     NOT,
     NOT_BUILT,
+    REASONS,
     SUITES,
     Row,
     verdict,
@@ -131,20 +132,23 @@ def rows_of(outcomes: dict[str, dict[str, str]]) -> list[Row]:
 
 
 def judge() -> None:
-    """Look at the rows of the result that failed again, with the verdicts as they are now."""
+    """Look at the rows of the result again, with the verdicts as they are now."""
     file = RESULTS / f"{NAME}.json"
     result = json.loads(file.read_text())
     rows = [Row(**test) for test in result["samples"]["tests"]]
-    rows = [
-        verdict(row.test, "failed", row.why) if row.verdict in ("failed", "unexplained") else row
-        for row in rows
-    ]
+    rows = [_again(row) for row in rows]
     left = left_out()
     known = {row.test for row in left}
     rows = sorted([*left, *(row for row in rows if row.test not in known)])
     result["samples"]["tests"] = [row._asdict() for row in rows]
     result["figures"] = figures(rows)
     file.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def _again(row: Row) -> Row:
+    """Return the verdict on a test that did not pass; one that was skipped stays what it is."""
+    judged = row.verdict in ("failed", "unexplained") or row.why in REASONS
+    return verdict(row.test, "failed", row.why) if judged else row
 
 
 def figures(rows: list[Row]) -> dict[str, int]:
