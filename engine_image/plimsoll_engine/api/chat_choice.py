@@ -208,12 +208,15 @@ class AnswerParts:
                 found = found._replace(reasoning=found.reasoning + rest.reasoning)
         if self._calls is None:
             return Parsed(found.content, reasoning=found.reasoning)
-        parsed = self._calls.push(found.content, last)
+        # A stop string cuts the text; where the stop reason is none, the model ended it.
+        finished = delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str)
+        parsed = self._calls.push(found.content, last, finished)
         if not closed:
             self._thoughts.append(found.reasoning)
         if not closed and delta.finish_reason == "stop":
             # It never came to its answer: then a call among its thoughts is meant.
-            parsed.calls += self._calls.again().push("".join(self._thoughts), last=True).calls
+            thoughts = "".join(self._thoughts)
+            parsed.calls += self._calls.again().push(thoughts, True, finished).calls
         parsed.reasoning = found.reasoning + parsed.reasoning
         return parsed
 

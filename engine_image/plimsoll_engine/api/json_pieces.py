@@ -47,6 +47,11 @@ class JsonPieces:
             found.append(written)
         return "".join(found), text[at:]
 
+    def end(self, text: str) -> str:
+        """Return what the last ``text`` adds, and the brackets that it lacks outside a text."""
+        closers = "" if self._in_text else "".join(reversed(self._closers))
+        return self.push(text + closers, last=True)[0]
+
     def _text(self, text: str, at: int, last: bool) -> tuple[str, int] | None:
         mark = _IN_TEXT.search(text, at)
         if mark is None:

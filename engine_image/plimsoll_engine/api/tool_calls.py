@@ -73,6 +73,8 @@ class Reader:
     def __init__(self) -> None:
         self.text = ""
         self.ended = False
+        self.finished = False
+        """Whether the model itself ended the text."""
         self.skipped = ""
         """What the last :meth:`next` skipped."""
         self.out = Parsed()
@@ -254,8 +256,11 @@ class Reader:
             return False
         self.forget()
         while True:
-            piece, self.text = pieces.push(self.text, self.ended)
+            piece, self.text = pieces.push(self.text, self.ended and not self.finished)
             self.adds(piece, more=not pieces.whole)
+            if self.finished and not pieces.whole:
+                piece, self.text = pieces.end(self.text), ""
+                self.adds(piece, more=not pieces.whole)
             if pieces.whole or self.ended:
                 return pieces.whole
             yield
@@ -343,10 +348,14 @@ class ToolCallParser:
         """Return a parser like this one for another text."""
         return ToolCallParser(self._family, self._parallel)
 
-    def push(self, piece: str, last: bool = False) -> Parsed:
-        """Return what ``piece`` makes certain, and all that is left where it is the ``last``."""
+    def push(self, piece: str, last: bool = False, finished: bool = False) -> Parsed:
+        """Return what ``piece`` makes certain, and all that is left where it is the ``last``.
+
+        ``finished``: the model ended the text, so brackets that are open are missing.
+        """
         self._reader.text += piece
         self._reader.ended |= last
+        self._reader.finished |= finished
         if self._steps is not None:
             try:
                 next(self._steps)

@@ -416,6 +416,30 @@ def test_a_call_that_is_cut_is_given_out_as_far_as_it_came(
             assert said == text[:place], "nothing is lost"
 
 
+@pytest.mark.parametrize(
+    ("begun", "arguments"),
+    [
+        ('{"a": [1, {"b": 2', '{"a": [1, {"b": 2}]}'),
+        ('{"a": tru', '{"a": tru}'),
+        ('{"a": 1, ', '{"a": 1 }'),
+        ('{"a": NaN', '{"a": null}'),
+        ("{", "{}"),
+        ('{"a": "in a text', None),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_brackets_that_the_model_left_open_are_closed(
+    begun: str, arguments: str | None, step: int
+) -> None:
+    text = HERMES + '{"name": "f", "arguments": ' + begun
+    parser = tool_families.parser("hermes", {})
+    pieces = [text[at : at + step] for at in range(0, len(text), step)]
+    found = [*map(parser.push, pieces[:-1]), parser.push(pieces[-1], True, finished=True)]
+    (call,) = joined(found)
+    assert call.arguments == (begun if arguments is None else arguments)
+    assert call.more is (arguments is None)
+
+
 def test_half_a_character_stays_the_escape_that_the_model_wrote() -> None:
     parser = tool_families.parser("hermes", {})
     text = HERMES + '{"name": "f", "arguments": {"a": "\\ud83d"}}' + END_HERMES
