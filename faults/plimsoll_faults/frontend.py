@@ -86,9 +86,9 @@ class RequestSeries(Metrics):
 
     per_request: Counter
 
-    def ended(self, generation: Generation, reason: str) -> None:
+    def count_finished(self, generation: Generation, reason: str) -> None:
         """Count a request that ended, also in its own series."""
-        super().ended(generation, reason)
+        super().count_finished(generation, reason)
         series = self.per_request.labels(self._model, generation.request_id)
         series.inc(len(generation.output_ids))
 

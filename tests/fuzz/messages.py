@@ -90,9 +90,9 @@ def _frontend(folder: Path) -> Callable[[bytes], None]:
     engine = loop.run_until_complete(make_engine())
 
     def take(data: bytes) -> None:
-        engine._received(worker_ipc.from_worker.decode(data))
+        engine._handle(worker_ipc.from_worker.decode(data))
         engine.metrics.render()
         engine.load()
-        engine.owners()
+        engine.ledger_entries()
 
     return take

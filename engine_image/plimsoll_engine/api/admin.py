@@ -140,7 +140,7 @@ def app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
                 f"the engine was started with --standby-worker {engine.settings.standby_worker}:"
                 f" only {StandbyPolicy.ON_SUSPICION} takes leases",
             )
-        if engine.lifecycle.ended or engine.lifecycle.state is EngineState.STOPPING:
+        if engine.lifecycle.has_ended or engine.lifecycle.state is EngineState.STOPPING:
             raise _not_now(engine, "prepare a standby worker")
         engine.manager.standby.lease(body.lease_s)
         return _json(statuses.read())
@@ -250,8 +250,8 @@ def _begin(
 
 def _possible(engine: AsyncEngine, state: EngineState | None) -> bool:
     if state is None:
-        return not engine.lifecycle.ended
-    return engine.lifecycle.state is state or engine.lifecycle.may(state)
+        return not engine.lifecycle.has_ended
+    return engine.lifecycle.state is state or engine.lifecycle.can_move_to(state)
 
 
 def _shutdown(

@@ -258,7 +258,7 @@ class Answer(Response):
 
     async def _break_off(self, send: Send, error: ApiError) -> None:
         """End a stream with an event of ``error``: its status is gone out."""
-        self._engine.metrics.stream_failed()
+        self._engine.metrics.count_stream_error()
         await last(send, self.failed(error))
 
     def failed(self, error: ApiError) -> bytes:

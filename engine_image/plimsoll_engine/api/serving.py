@@ -338,14 +338,14 @@ def _probes(api: FastAPI, engine: AsyncEngine) -> None:
         So a client that waits for it waits for no kernel, and a liveness probe behind a startup
         probe ends no engine that restarts its worker or drains.
         """
-        if engine.lifecycle.warming:
+        if engine.lifecycle.is_warming:
             return JSONResponse({"status": "warming", "doing": engine.stage}, 503)
         return JSONResponse({"status": "alive"})
 
     @api.api_route("/ready", methods=["GET", "HEAD"])
     async def ready() -> JSONResponse:
         state = str(engine.lifecycle.state)
-        return JSONResponse({"state": state}, 200 if engine.lifecycle.ready else 503)
+        return JSONResponse({"state": state}, 200 if engine.lifecycle.is_ready else 503)
 
     @api.api_route("/metrics", methods=["GET", "HEAD"])
     async def metrics() -> Response:

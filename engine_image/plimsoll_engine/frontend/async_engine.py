@@ -1,7 +1,7 @@
-"""The engine as its two APIs see it: requests in, text out, one worker behind.
+"""Engine facade of the two APIs: it takes requests, returns text, and hides the worker.
 
-Everything here runs on one event loop. A worker's messages arrive in
-:meth:`AsyncEngine._received`, an unexpected end in :meth:`AsyncEngine._lost`. The long calls are in
+Everything here runs on one event loop. :meth:`AsyncEngine._handle` receives a worker's messages,
+:meth:`AsyncEngine._on_worker_lost` its unexpected end. Long admin calls are in
 :mod:`plimsoll_engine.frontend.admin`; ``workers/worker_manager.py`` keeps a worker running.
 """
 
@@ -49,20 +49,20 @@ Reply = TypeVar(
 )
 
 
-# The worker notices a passed deadline within 50 ms and a step.
+# The worker notices a passed deadline after at most 50 ms and one step.
 DEADLINE_GRACE_S = 0.5
 
 
 class NotServing(Exception):
-    """The engine takes no new requests; another replica does."""
+    """The engine accepts no new requests; another replica may."""
 
 
 class NoAnswer(Exception):
-    """The worker did not answer in time, or is not there."""
+    """The worker did not answer in time, or is not running."""
 
 
 class AsyncEngine:
-    """``exit_code`` resolves when the process is to end."""
+    """Frontend of one engine process. ``exit_code`` resolves when the process should exit."""
 
     def __init__(self, settings: Settings, tokenizer: Tokenizer) -> None:
         self.settings = settings
@@ -80,7 +80,7 @@ class AsyncEngine:
         self.media = media_reader.reader(settings)
         self.ledger = FrontendLedger(self.requests, tokenizer, self.media.cache)
         self.workers = WorkerProcesses(
-            settings.worker_config(), self.epochs, self.failures, self._received, self._lost
+            settings.worker_config(), self.epochs, self.failures, self._handle, self._on_worker_lost
         )
         self.manager = WorkerManager(
             self.workers,
@@ -97,7 +97,7 @@ class AsyncEngine:
                 lambda: self.lifecycle.state,
                 self.load,
                 self.injections,
-                self.owners,
+                self.ledger_entries,
                 self.kv_usage,
             )
         )
@@ -107,13 +107,13 @@ class AsyncEngine:
         self._holding = False
         self.ready: worker_ipc.Ready | None = None
         self.stage = "processes"
-        """What the newest worker did last in its start: ``processes`` until there is one, then a
-        name of its ``stages_s``."""
+        """Last start-up stage of the newest worker: ``processes``, then a key of its ``stages_s``.
+        """
         self.kv_handover: str | None = None
-        """What became of the keys and values in the last planned restart."""
+        """Outcome of the KV handover in the last planned restart."""
         self.report: worker_ipc.Report | None = None
         self._counts = self._new_counts()
-        self._abandoned = AbandonedTracker(self._waits_for)
+        self._abandoned = AbandonedTracker(self._has_client)
         self._report_at: float | None = None
         self._replies: dict[str, asyncio.Future[worker_ipc.FromWorker]] = {}
         self.collections = FullCollections()
@@ -125,11 +125,11 @@ class AsyncEngine:
 
     @contextmanager
     def running(self, *generations: Generation) -> Iterator[None]:
-        """Admit the choices of a request; whatever happens inside, each ends in one release.
+        """Admit the choices of a request, and release each of them at the end of the block.
 
-        Raises :class:`NotServing` and QueueFull, both before anything was done.
+        Raises :class:`NotServing` or QueueFull before anything is admitted.
         """
-        if not self.lifecycle.admits:
+        if not self.lifecycle.is_admitting:
             raise NotServing(f"the engine is {self.lifecycle.state}: it takes no new requests")
         deadline_s = min(
             (d for g in generations if (d := g.admission.deadline_s) is not None), default=None
@@ -142,13 +142,15 @@ class AsyncEngine:
         try:
             if deadline_s is not None:
                 timer = asyncio.get_running_loop().call_later(
-                    deadline_s + DEADLINE_GRACE_S, self._too_late, generations
+                    deadline_s + DEADLINE_GRACE_S, self._fail_late, generations
                 )
             for _, group in groupby(generations, lambda generation: id(generation.prompt_ids)):
-                choices = list(group)  # hashing a long prompt for each would hold the loop
-                self._counts.admitted(choices[0].prompt_ids, choices[0].media, len(choices))
+                choices = list(
+                    group
+                )  # hash each prompt only once: a long one blocks the event loop
+                self._counts.count_admitted(choices[0].prompt_ids, choices[0].media, len(choices))
             for generation in generations:
-                self.metrics.admitted(generation)
+                self.metrics.count_admitted(generation)
             if self.ready is not None and not self._holding:
                 for generation in generations:
                     self._submit(generation)
@@ -159,8 +161,8 @@ class AsyncEngine:
             for generation in generations:
                 self._release(generation)
 
-    def _too_late(self, generations: tuple[Generation, ...]) -> None:
-        """Fail late requests that the worker has not ended: it hangs, or there is none."""
+    def _fail_late(self, generations: tuple[Generation, ...]) -> None:
+        """Fail requests past their deadline that a hung or lost worker did not end."""
         for generation in generations:
             generation.fail(RequestFailed("deadline", "the deadline passed"))
 
@@ -169,7 +171,7 @@ class AsyncEngine:
         self.workers.send(generation.submission())
 
     def withdraw(self, generation: Generation) -> None:
-        """Tell the worker that it need not go on with this request."""
+        """Abort this request in the worker, if it is there."""
         if generation.with_worker and self.ready is not None:
             self.workers.send(worker_ipc.Abort(generation.request_id))
         generation.with_worker = False
@@ -188,19 +190,22 @@ class AsyncEngine:
             self._counts.aborted += 1
         else:
             reason = generation.finish_reason
-        self.metrics.ended(generation, reason)
+        self.metrics.count_finished(generation, reason)
         if not len(self.requests):
             self.idle.set()
             if self.lifecycle.state is EngineState.DRAINING and self.operations.current is None:
                 self.lifecycle.move(EngineState.DRAINED)  # a drain whose deadline had passed
 
     def unload(self, message: worker_ipc.UnloadAdapter | None) -> None:
-        """Pass on that an adapter is not needed any more; a next worker will not know it."""
+        """Send ``message``, if any, to the serving worker.
+
+        A later worker never loads that adapter.
+        """
         if message is not None and self.ready is not None:
             self.workers.send(message)
 
     def resubmit(self) -> int:
-        """Hand every running request to the present worker; how many those were."""
+        """Submit every carried request to the serving worker. Return their number."""
         if self.ready is None:
             return 0
         carried = [g for g in self.requests.to_resubmit() if not g.with_worker]
@@ -210,29 +215,29 @@ class AsyncEngine:
         return len(carried)
 
     def _try_next(self) -> None:
-        """Submit the next request of the quarantine, where none of it is computed."""
+        """Submit the next quarantined request, unless another one runs."""
         if self.ready is not None and (generation := self.failures.requests.next()) is not None:
             self._submit(generation)
 
     # ---- the worker
 
-    def hold(self) -> None:
+    def hold_requests(self) -> None:
         """Let new requests wait for the next worker."""
         self._holding = True
 
-    def when_draining(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` each time the engine begins to drain."""
+    def on_draining(self, callback: Callable[[], None]) -> None:
+        """Set the ``callback`` that runs each time the engine starts to drain."""
         self._on_draining = callback
 
-    def epoch_begun(self, ready: worker_ipc.Ready, reason: str) -> None:
-        """Count from zero: a worker is ready."""
+    def on_epoch_started(self, ready: worker_ipc.Ready, reason: str) -> None:
+        """Reset the counts of the epoch and load the adapters into the new worker."""
         self.ready = ready
         self._holding = False
         self.report = None
         self._report_at = None
         self._counts = self._new_counts()
-        self._abandoned = AbandonedTracker(self._waits_for)
-        self.metrics.worker_started(reason)
+        self._abandoned = AbandonedTracker(self._has_client)
+        self.metrics.count_worker_start(reason)
         for adapter in self.adapters.known():  # before any request that uses it
             self.workers.send(adapter.loading())
         log.info(
@@ -250,8 +255,8 @@ class AsyncEngine:
     def _new_counts(self) -> load.EpochCounts:
         return load.EpochCounts(adapters=0 if self.settings.max_loras else None)
 
-    def epoch_ended(self) -> None:
-        """No worker takes requests from now on; they wait in the log."""
+    def on_epoch_ended(self) -> None:
+        """Stop submitting requests; they wait in the request log."""
         self.ready = None
         for generation in self.requests.unfinished():
             generation.with_worker = False
@@ -262,7 +267,7 @@ class AsyncEngine:
     async def ask(
         self, message: worker_ipc.ToWorker, reply_id: str, reply: type[Reply], timeout_s: float
     ) -> Reply:
-        """Send a question and wait for its answer. Raises :class:`NoAnswer`."""
+        """Send a query to the worker and return its reply. Raises :class:`NoAnswer`."""
         if self.ready is None:
             raise NoAnswer("no worker is ready")
         waiting: asyncio.Future[worker_ipc.FromWorker] = asyncio.get_running_loop().create_future()
@@ -279,43 +284,43 @@ class AsyncEngine:
             raise NoAnswer(f"the worker answered with a {type(answer).__name__}")
         return answer
 
-    def _received(self, message: worker_ipc.FromWorker) -> None:
+    def _handle(self, message: worker_ipc.FromWorker) -> None:
         match message:
             case worker_ipc.Starting(stage=stage):
                 self.stage = stage
             case worker_ipc.Tokens(tokens=tokens):
                 self._tokens(tokens)
             case worker_ipc.PromptScores():
-                if (generation := self._under_way(message)) is not None:
+                if (generation := self._find_current(message)) is not None:
                     generation.score(message)
             case worker_ipc.Dropped(reason=reason, message=why, param=param):
-                if (generation := self._under_way(message)) is not None:
+                if (generation := self._find_current(message)) is not None:
                     generation.with_worker = False
                     generation.fail(RequestFailed(reason, why or reason, param))
                 self._try_next()
             case worker_ipc.MediaMissing(keys=keys):
                 self.workers.media_lost(keys)
-                if (generation := self._under_way(message)) is not None:
+                if (generation := self._find_current(message)) is not None:
                     self._submit(generation)
             case worker_ipc.Report():
                 self.report = message
                 self._report_at = time.monotonic()
-                self.metrics.reported(message)
-                self.manager.reported(message)
+                self.metrics.add_report(message)
+                self.manager.on_report(message)
                 abandoned = self._abandoned.update(message.running)
                 if abandoned is not None and self.ready is not None:
                     self.workers.send(worker_ipc.Abandoned(abandoned))
             case worker_ipc.AdapterLoaded(query_id=reply_id):
                 self._adapter_loaded(message)
-                self._answered(reply_id, message)
+                self._resolve_reply(reply_id, message)
             case worker_ipc.Trimmed(operation_id=reply_id):
-                self._answered(reply_id, message)
+                self._resolve_reply(reply_id, message)
             case (
                 worker_ipc.AuditReport(query_id=reply_id)
                 | worker_ipc.DiagnosticReport(query_id=reply_id)
                 | worker_ipc.Adopted(query_id=reply_id)
             ):
-                self._answered(reply_id, message)
+                self._resolve_reply(reply_id, message)
 
     def _adapter_loaded(self, answer: worker_ipc.AdapterLoaded) -> None:
         if self._counts.adapters is not None and answer.error is None:
@@ -326,16 +331,16 @@ class AsyncEngine:
         if adapter.required:
             self.fail(f"--lora-modules {adapter.name}={adapter.path}: {answer.error}")
 
-    def _waits_for(self, request_id: str) -> bool:
+    def _has_client(self, request_id: str) -> bool:
         generation = self.requests.get(request_id)
         return generation is not None and generation.with_worker
 
-    def _answered(self, reply_id: str, message: worker_ipc.FromWorker) -> None:
+    def _resolve_reply(self, reply_id: str, message: worker_ipc.FromWorker) -> None:
         waiting = self._replies.get(reply_id)
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
 
-    def _under_way(
+    def _find_current(
         self,
         answer: (
             worker_ipc.Token
@@ -344,10 +349,10 @@ class AsyncEngine:
             | worker_ipc.MediaMissing
         ),
     ) -> Generation | None:
-        """Return the request that the worker means, if it is still at work on that submission.
+        """Return the request that ``answer`` belongs to, if that submission is still running.
 
-        None where the request was released or parked while the answer was under way, or was also
-        submitted again since: the answer to that submission is still to come.
+        None if the request was released, parked or submitted again since the worker sent
+        ``answer``.
         """
         generation = self.requests.get(answer.request_id)
         if generation is None or not generation.with_worker or generation.done:
@@ -357,54 +362,54 @@ class AsyncEngine:
     def _tokens(self, tokens: list[worker_ipc.Token]) -> None:
         now = time.monotonic()
         for token in tokens:
-            if (generation := self._under_way(token)) is None:
+            if (generation := self._find_current(token)) is None:
                 continue
             if generation.started is None and token.started is not None:
                 generation.started = token.started
-                self.metrics.started(token.started)
+                self.metrics.observe_queue_time(token.started)
             generation.push(token.token_id, token.finish_reason, token.logprobs)
             generation.losses = 0
             self._counts.generation_tokens += 1
-            self.metrics.token(generation, now)
+            self.metrics.observe_token(generation, now)
             if token.finish_reason is not None:
                 generation.with_worker = False
             elif generation.done:
-                self.withdraw(generation)  # a stop string: the worker does not know it
+                self.withdraw(generation)  # the worker does not know stop strings
         self._try_next()
 
-    def _lost(self, reason: str) -> None:
+    def _on_worker_lost(self, reason: str) -> None:
         log.error("worker lost", extra={"epoch": str(self.epochs.current), "reason": reason})
         self.failures.requests.worker_lost(self.requests.unfinished())
-        self.epoch_ended()
-        if not self.lifecycle.ended and self.lifecycle.state is not EngineState.STOPPING:
+        self.on_epoch_ended()
+        if not self.lifecycle.has_ended and self.lifecycle.state is not EngineState.STOPPING:
             recovery = self.manager.recover(reason, self.epochs.current)
             self._recovery = asyncio.create_task(recovery, name="recovery")
-            self._recovery.add_done_callback(self._recovered)
+            self._recovery.add_done_callback(self._on_recovery_done)
 
-    def _recovered(self, recovery: asyncio.Task[None]) -> None:
+    def _on_recovery_done(self, recovery: asyncio.Task[None]) -> None:
         if not recovery.cancelled() and (error := recovery.exception()) is not None:
             log.critical("recovery failed", exc_info=error)
             self.fail(f"the worker cannot be replaced: {error!r}")
 
-    # ---- the whole
+    # ---- the engine as a whole
 
     def load(self) -> Load:
-        """Return the frontend's own counts, with the worker's from its newest report."""
+        """Return the frontend's own counts, merged with the worker's latest report."""
         reported = None if self.report is None else self.report.load
         usage = load.Usage() if self.report is None else load.Usage.of(self.report)
         return load.merge(reported, self._counts, len(self.requests), usage, self.report_age_s)
 
-    def owners(self) -> list[LedgerEntry]:
-        """Every owner of memory: the frontend's, and the worker's by its last report."""
+    def ledger_entries(self) -> list[LedgerEntry]:
+        """Return all ledger entries: the frontend's, and the worker's from its latest report."""
         reported = [] if self.report is None else self.report.ledger
         return self.ledger.entries() + reported + self.manager.standby.ledger()
 
     def kv_usage(self) -> float | None:
-        """Share of the KV blocks in use; None before a worker has reported."""
+        """Return the share of KV blocks in use, 0 to 1; None before the first report."""
         return None if self.report is None else load.Usage.of(self.report).kv
 
     def injections(self) -> list[str]:
-        """Return the names of the faults switched on, known before a worker reports them."""
+        """Return the names of the injected faults, also before the worker reports them."""
         if self.report is not None and self.report.injections:
             return [*self.hooks.names, *self.report.injections]
         parts = (part.partition(":")[0].strip() for part in self.settings.inject.split(";"))
@@ -412,18 +417,18 @@ class AsyncEngine:
 
     @property
     def report_age_s(self) -> float | None:
-        """Seconds since the worker's newest report; None before the first."""
+        """Seconds since the worker's latest report; None before the first."""
         return None if self._report_at is None else time.monotonic() - self._report_at
 
     @property
     def max_model_len(self) -> int | None:
-        """Tokens of prompt and output together; None before the first worker says it."""
+        """Maximum tokens of prompt and output together; None until a worker reports it."""
         return self.settings.max_model_len if self.ready is None else self.ready.max_model_len
 
     async def start(self) -> None:
-        """Start the first worker. On failure the engine is failed and ``exit_code`` is set.
+        """Start the first worker. Return when it serves, has failed, or the engine is shut down.
 
-        A shutdown ends the start, however far it is.
+        On failure the engine enters the state ``failed`` and ``exit_code`` is set.
         """
         self.lifecycle.move(EngineState.WARMING)
         first = asyncio.create_task(self.manager.first_start(), name="first start")
@@ -439,17 +444,20 @@ class AsyncEngine:
         self.collections.start()
 
     def fail(self, message: str) -> None:
-        """Give up: every request gets an error, the process ends with status 1."""
+        """Fail every request and let the process exit with status 1."""
         log.critical("engine failed", extra={"reason": message})
-        if self.lifecycle.may(EngineState.FAILED):
+        if self.lifecycle.can_move_to(EngineState.FAILED):
             self.lifecycle.move(EngineState.FAILED)
         self.requests.fail_all("unavailable", f"the engine failed: {message}")
         if not self.exit_code.done():
             self.exit_code.set_result(1)
 
     async def shutdown(self, deadline_s: float) -> None:
-        """End: running requests have ``deadline_s`` seconds or get an error; then exit 0."""
-        if not self.lifecycle.may(EngineState.STOPPING):
+        """Stop the engine: let running requests finish for ``deadline_s`` seconds, then exit.
+
+        The exit status is 0.
+        """
+        if not self.lifecycle.can_move_to(EngineState.STOPPING):
             return
         self.lifecycle.move(EngineState.STOPPING)
         for generation in self.requests.unfinished():
@@ -468,7 +476,7 @@ class AsyncEngine:
         async with self.manager.replacing:
             await self.manager.standby.end()
             stop = await self.workers.stop()
-            self.epoch_ended()
+            self.on_epoch_ended()
         if stop.stopped is not None:
             log.info(
                 "worker stopped",

@@ -1,4 +1,4 @@
-"""The present epoch and its fence."""
+"""Current epoch of the engine, and the check of calls against it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from plimsoll_api.admin import Epoch
 
 
 class StaleEpoch(Exception):
-    """A call that was decided on another epoch."""
+    """The call names an epoch that is not the current one."""
 
 
 class Epochs:
-    """Number 0 means that no worker was started yet.
+    """Current epoch and epoch numbers. Number 0 means that no worker has started yet.
 
-    A number is reserved for each worker that is forked and never used again; the epoch begins when
-    that worker takes over. A successor that fails while it prepares has no epoch.
+    Each forked worker reserves a number, which is never reused. Its epoch begins when it takes
+    over, so a successor that fails during preparation has no epoch.
     """
 
     def __init__(self, boot_id: str | None = None) -> None:
@@ -28,13 +28,16 @@ class Epochs:
         return Epoch(self.current.boot_id, self._reserved)
 
     def enter(self, epoch: Epoch) -> None:
-        """``epoch`` begins. ValueError for one that is not later than the present one."""
+        """Make ``epoch`` the current one. Raises ValueError if it is not later."""
         if epoch <= self.current:
             raise ValueError(f"epoch {epoch} is not later than {self.current}")
         self.current = epoch
 
     def check(self, expected: str) -> None:
-        """Raise :class:`StaleEpoch` unless ``expected`` is now, ValueError if it is no epoch."""
+        """Raise :class:`StaleEpoch` unless ``expected`` is the current epoch.
+
+        ValueError if malformed.
+        """
         if Epoch.parse(expected) != self.current:
             raise StaleEpoch(
                 f"the call is for epoch {expected}, but the engine is in epoch {self.current}: "

@@ -1,4 +1,4 @@
-"""Where a package of faults may change the frontend. Without one nothing changes."""
+"""Extension points for fault injection in the frontend. They change nothing by default."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 
 
 class FrontendHooks:
-    """Called once, while the frontend is put together. ``names`` are those of the faults."""
+    """Factories that a fault package overrides, each called once at start-up.
+
+    ``names`` lists the injected faults.
+    """
 
     names: Sequence[str] = ()
 

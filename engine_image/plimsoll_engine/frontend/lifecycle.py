@@ -1,4 +1,4 @@
-"""The engine's state machine: which state may follow which, and who is let in."""
+"""State machine of the engine: allowed transitions, and what each state admits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from plimsoll_api.admin import EngineState as S
 
-FOLLOWS: dict[S, frozenset[S]] = {
+TRANSITIONS: dict[S, frozenset[S]] = {
     S.STARTING: frozenset({S.WARMING, S.STOPPING, S.FAILED}),
     S.WARMING: frozenset({S.SERVING, S.STOPPING, S.FAILED}),
     S.SERVING: frozenset({S.DRAINING, S.RESTARTING, S.STOPPING, S.FAILED}),
@@ -23,46 +23,52 @@ READY = frozenset({S.SERVING, S.RESTARTING})
 
 
 class IllegalTransition(Exception):
-    """A state that cannot follow the present one."""
+    """The new state cannot follow the current one."""
 
 
 class Lifecycle:
-    """Where the engine stands. A restart of the worker ends in ``serving``, also after a drain."""
+    """Current state of the engine. A worker restart ends in ``serving``, even after a drain."""
 
     def __init__(self, on_change: Callable[[S, S], None] = lambda before, after: None) -> None:
         self.state = S.STARTING
         self._on_change = on_change
 
     def move(self, state: S) -> None:
-        """Enter ``state``; the same state again does nothing."""
+        """Enter ``state``, or raise :class:`IllegalTransition`.
+
+        No effect if it is the current state.
+        """
         before = self.state
         if state is before:
             return
-        if state not in FOLLOWS[before]:
+        if state not in TRANSITIONS[before]:
             raise IllegalTransition(f"an engine in state {before} cannot change to {state}")
         self.state = state
         self._on_change(before, state)
 
-    def may(self, state: S) -> bool:
-        """Whether ``state`` can follow the present one."""
-        return state in FOLLOWS[self.state]
+    def can_move_to(self, state: S) -> bool:
+        """Report whether ``state`` can follow the current one."""
+        return state in TRANSITIONS[self.state]
 
     @property
-    def admits(self) -> bool:
-        """New requests are taken in."""
+    def is_admitting(self) -> bool:
+        """Whether new requests are accepted."""
         return self.state in ADMITS
 
     @property
-    def ready(self) -> bool:
-        """The service may route here. A worker restart does not take the replica out."""
+    def is_ready(self) -> bool:
+        """Whether the Service may route here.
+
+        A worker restart does not make the replica unready.
+        """
         return self.state in READY
 
     @property
-    def warming(self) -> bool:
-        """No worker has served yet: a request would wait for the whole start."""
+    def is_warming(self) -> bool:
+        """Whether no worker has served yet, so a request would wait for the whole start."""
         return self.state in WARMING
 
     @property
-    def ended(self) -> bool:
-        """Whether no state can follow."""
-        return not FOLLOWS[self.state]
+    def has_ended(self) -> bool:
+        """Whether the current state is final."""
+        return not TRANSITIONS[self.state]

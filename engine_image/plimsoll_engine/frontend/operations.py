@@ -1,4 +1,4 @@
-"""Long calls of the admin API: idempotent by their id, fenced by epoch, one at a time."""
+"""Long admin operations: idempotent by id, fenced by epoch, one at a time."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from plimsoll_engine.frontend.epochs import Epochs
 
 log = logging.getLogger(__name__)
 
-# A supervisor asks for the operation it began a moment ago; older ones are in its journal.
+# A supervisor polls the operation that it just started; older ones are in its journal.
 HISTORY = 64
 
 
 class Busy(Exception):
-    """Another operation is under way, or the id was used for something else."""
+    """Another operation is running, or the id belongs to an operation of another kind."""
 
 
 class OperationFailed(Exception):
-    """The operation ended without its purpose; the message becomes the operation's error."""
+    """The operation did not reach its goal. The message becomes the operation's error."""
 
 
 class Recorder:
-    """Writes an operation's steps while it runs."""
+    """Recorder of an operation's steps."""
 
     def __init__(self, operation: Operation) -> None:
         self.operation = operation
 
     @contextmanager
     def step(self, name: str) -> Iterator[OperationStep]:
-        """Time a step. It is recorded also when it fails."""
+        """Time a step and record it, even if it fails."""
         step = OperationStep(name=name, duration_s=0.0)
         began = time.monotonic()
         try:
@@ -43,7 +43,7 @@ class Recorder:
             self.operation.steps.append(step)
 
     def add(self, steps: list[OperationStep]) -> None:
-        """Append steps that the worker has timed itself."""
+        """Append steps that the worker timed itself."""
         self.operation.steps.extend(steps)
 
 
@@ -51,7 +51,7 @@ Work = Callable[[Recorder], Awaitable[None]]
 
 
 class Operations:
-    """The operations of this engine process, the last :data:`HISTORY` of them."""
+    """The last :data:`HISTORY` operations of this engine process."""
 
     def __init__(self, epochs: Epochs) -> None:
         self._epochs = epochs
@@ -60,15 +60,15 @@ class Operations:
         self.current: Operation | None = None
 
     def get(self, operation_id: str) -> Operation | None:
-        """Return the operation of that id; None where it is unknown or forgotten."""
+        """Return the operation with that id; None if it is unknown or too old."""
         return self._known.get(operation_id)
 
     def begin(self, operation_id: str, kind: str, expected_epoch: str, work: Work) -> Operation:
-        """Start ``work``, or return what this id already started.
+        """Start ``work``, or return the operation that this id already started.
 
-        Raises StaleEpoch, ValueError (no epoch at all) and :class:`Busy`. The id comes before the
-        fence: a caller that repeats its call after a lost answer must find its own operation,
-        although that operation has moved the epoch on.
+        Raises StaleEpoch, ValueError for a malformed epoch, and :class:`Busy`. The id is checked
+        before the epoch: a caller that repeats its call after a lost reply must find its own
+        operation, which may have changed the epoch.
         """
         known = self._known.get(operation_id)
         if known is not None:
@@ -78,7 +78,7 @@ class Operations:
         self._epochs.check(expected_epoch)
         if self.current is not None:
             raise Busy(
-                f"operation {self.current.id} ({self.current.kind}) is under way: "
+                f"operation {self.current.id} ({self.current.kind}) is running: "
                 f"wait for it at /admin/v1/operations/{self.current.id}"
             )
         operation = Operation(
@@ -94,14 +94,14 @@ class Operations:
         self.current = operation
         log.info("operation begun", extra={"operation": operation_id, "kind": kind})
         self._task = asyncio.create_task(_run(work, Recorder(operation)), name=f"operation {kind}")
-        # Not in the task itself: one that is cancelled before its first step runs none of its code.
+        # Not in the task itself: a task that is cancelled before its first step runs no code.
         self._task.add_done_callback(lambda task: self._ended(operation, task))
         return operation
 
     def _ended(self, operation: Operation, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if task.cancelled():
-            operation.error = "cancelled: a resume or the engine's end came first"
+            operation.error = "cancelled by a resume or by the engine's shutdown"
         elif isinstance(error, OperationFailed):
             operation.error = str(error)
         elif error is not None:
@@ -123,7 +123,7 @@ class Operations:
         )
 
     async def cancel(self) -> None:
-        """End the operation under way, if any."""
+        """Cancel the running operation, if any."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task], timeout=5)

@@ -173,7 +173,7 @@ def test_a_hung_worker_is_replaced_and_its_streams_go_on(
     assert operation["kv_handover"] == engine.status()["kv_handover"] == "worker_lost"
     assert operation["carried_kv_requests"] == 0
     assert operation["carried_prefill_tokens"] > 0
-    assert "gave no last word" in step(operation, "resubmit")["detail"]
+    assert "sent no final message" in step(operation, "resubmit")["detail"]
     name = 'plimsoll_engine_kv_handovers_total{model_name="tiny",outcome="worker_lost"} 1.0'
     assert name in engine.get("/metrics")[1].splitlines()
     assert "killed by" in step(operation, "stop_worker")["detail"]

@@ -1,4 +1,4 @@
-"""Load a LoRA adapter into the running engine, and take one away."""
+"""Loading and unloading of LoRA adapters while the engine runs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from plimsoll_engine.messages import worker_ipc
 
 log = logging.getLogger(__name__)
 
-# Gigabytes from a slow disk, on a worker that computes beside it.
+# Enough for gigabytes from a slow disk, while the worker also runs requests.
 TIMEOUT_S = 60.0
 
 
 async def load(engine: AsyncEngine, name: str, path: Path) -> None:
-    """Load an adapter, which requests can name afterwards.
+    """Load an adapter, so that requests can name it.
 
-    Raises AdapterRefused and NoAnswer; nothing is left then.
+    Raises AdapterRefused or NoAnswer. Nothing remains loaded then.
     """
     async with engine.adapter_changes:
         if name == engine.settings.served_model_name:
@@ -42,7 +42,7 @@ async def load(engine: AsyncEngine, name: str, path: Path) -> None:
 
 
 def unload(engine: AsyncEngine, name: str) -> bool:
-    """No new request can name it; those that use it run on. False where there is none."""
+    """Hide an adapter from new requests; running ones keep it. Return False if it is unknown."""
     adapter = engine.adapters.find(name)
     if adapter is None:
         return False

@@ -1,4 +1,4 @@
-"""Take no new requests, see the running ones to their end; and serve again."""
+"""Drain and resume: stop admitting requests, end the running ones, and serve again."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from plimsoll_api.admin import DrainMode, DrainRequest, EngineState
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.operations import OperationFailed, Recorder
 
-# Requests that were given an error only have to be answered.
+# Time to send the error responses of aborted requests.
 ANSWER_TIMEOUT_S = 5.0
 
 
 async def drain(engine: AsyncEngine, recorder: Recorder, request: DrainRequest) -> None:
-    """Take no more requests, and see off those that run.
+    """Stop admitting requests, and end the running ones.
 
-    ``finish`` waits, ``abort`` answers with an error, ``carry`` parks what runs until a resume or a
-    restart. A deadline that passes fails the operation and breaks no request: the engine stays
-    ``draining`` and becomes ``drained`` with the last one.
+    ``finish`` waits for them, ``abort`` fails them, ``carry`` parks them until a resume or a
+    restart. If the deadline passes, the operation fails but no request does: the engine stays
+    ``draining`` and becomes ``drained`` with the last request.
     """
     engine.lifecycle.move(EngineState.DRAINING)
     unfinished = engine.requests.unfinished()
@@ -35,11 +35,11 @@ async def drain(engine: AsyncEngine, recorder: Recorder, request: DrainRequest) 
         if request.mode is DrainMode.ABORT:
             deadline_s = max(deadline_s, ANSWER_TIMEOUT_S)
         with recorder.step("finish"):
-            await _until_idle(engine, deadline_s)
+            await _wait_until_idle(engine, deadline_s)
     engine.lifecycle.move(EngineState.DRAINED)
 
 
-async def _until_idle(engine: AsyncEngine, deadline_s: float) -> None:
+async def _wait_until_idle(engine: AsyncEngine, deadline_s: float) -> None:
     try:
         async with asyncio.timeout(deadline_s):
             await engine.idle.wait()
@@ -51,7 +51,7 @@ async def _until_idle(engine: AsyncEngine, deadline_s: float) -> None:
 
 
 def resume(engine: AsyncEngine) -> None:
-    """Serve again; parked requests go on where they were."""
+    """Serve again. Parked requests continue where they stopped."""
     engine.lifecycle.move(EngineState.SERVING)
     for generation in engine.requests.unfinished():
         generation.parked = False

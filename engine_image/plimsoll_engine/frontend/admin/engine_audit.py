@@ -1,4 +1,4 @@
-"""Every ledger against every other: the worker's own rules, and the frontend's beside them."""
+"""Audit of the whole engine: the worker's rules and the frontend's, checked against each other."""
 
 from __future__ import annotations
 
@@ -29,29 +29,30 @@ RULES = [
 
 
 async def audit(engine: AsyncEngine) -> Audit:
-    """``idle`` is true where neither frontend nor worker held a request before and after."""
+    """Check all rules and return the findings.
+
+    ``idle`` is true if neither the frontend nor the worker held a request before and after.
+    """
     before = len(engine.requests)
     sender = engine.workers.sender
     changes = None if sender is None else sender.changes
     try:
         query_id = f"audit-{secrets.token_hex(8)}"
-        # The question follows every abort on the same socket, so an idle frontend's worker has
-        # ended its requests by the time that it answers.
+        # The query follows every abort on the same socket, so the worker of an idle frontend has
+        # ended its requests before it answers.
         worker = await engine.ask(
             worker_ipc.AuditQuery(query_id), query_id, worker_ipc.AuditReport, TIMEOUT_S
         )
     except NoAnswer as error:
-        findings = [AuditFinding(ANSWERS, str(error)), *_own(engine)]
+        findings = [AuditFinding(ANSWERS, str(error)), *_audit_frontend(engine)]
         return Audit(str(engine.epochs.current), False, RULES, findings)
     idle = before == 0 and len(engine.requests) == 0
-    findings = [*worker.findings, *_own(engine)]
-    # Only where nothing with media was sent around the question: else either may be ahead.
+    findings = [*worker.findings, *_audit_frontend(engine)]
+    # Only if no media was sent meanwhile: otherwise one side may be ahead of the other.
     if sender is not None and sender is engine.workers.sender and sender.changes == changes:
-        findings += mirror(sender, set(worker.receiver_keys))
+        findings += compare_receiver_cache(sender, set(worker.receiver_keys))
     if idle and not worker.idle:
-        findings.append(
-            AuditFinding(IDLE_WORKER, "the worker holds requests that no client waits for")
-        )
+        findings.append(AuditFinding(IDLE_WORKER, "the worker holds requests that have no client"))
     if idle and engine.workers.unsent:
         findings.append(AuditFinding(IDLE_OUTBOX, f"{engine.workers.unsent} messages unsent"))
     return Audit(
@@ -59,8 +60,8 @@ async def audit(engine: AsyncEngine) -> Audit:
     )
 
 
-def mirror(sender: Sender, held: set[bytes]) -> list[AuditFinding]:
-    """Check that the worker's receiver cache holds what the frontend believes, no less, no more."""
+def compare_receiver_cache(sender: Sender, held: set[bytes]) -> list[AuditFinding]:
+    """Compare the worker's receiver cache with the frontend's view of it."""
     details = sender.problems()
     if lacking := len(sender.keys() - held):
         details.append(f"{lacking} media that were sent are not in the worker")
@@ -69,7 +70,7 @@ def mirror(sender: Sender, held: set[bytes]) -> list[AuditFinding]:
     return [AuditFinding(RECEIVER, detail) for detail in details]
 
 
-def _own(engine: AsyncEngine) -> list[AuditFinding]:
+def _audit_frontend(engine: AsyncEngine) -> list[AuditFinding]:
     findings = [
         AuditFinding(LEDGER_BOUNDS, f"{e.owner} holds {e.bytes} bytes, its bound is {e.bound}")
         for e in engine.ledger.entries()

@@ -1,4 +1,4 @@
-"""What a person wants to see of a sick engine; each answer is text and comes within seconds."""
+"""Diagnostics of a faulty engine for a person: text, returned within seconds."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.process.allocations import TOP
 
 WORKER_TIMEOUT_S = 10.0
-# The tail of a stacks file: the last dump, not those of hours ago.
+# Only the tail of a stacks file is shown: the last dump, not older ones.
 STACKS_BYTES = 256 << 10
 
 
 async def diagnose(engine: AsyncEngine, kind: Diagnostic) -> str:
-    """Frontend first, then the worker. What the worker cannot say is said so."""
-    own = _own(engine, kind)
+    """Return the diagnostics of the frontend and of the worker as text.
+
+    The worker's part says ``unknown`` and why if the worker does not answer.
+    """
+    own = _frontend_text(engine, kind)
     if kind is Diagnostic.STACKS:
         worker = await _worker_stacks(engine)
     else:
-        worker = await _ask(engine, kind)
+        worker = await _worker_text(engine, kind)
     return f"== frontend\n{own}\n== worker, epoch {engine.epochs.current}\n{worker}\n"
 
 
-async def _ask(engine: AsyncEngine, kind: Diagnostic) -> str:
+async def _worker_text(engine: AsyncEngine, kind: Diagnostic) -> str:
     query_id = f"diagnostic-{secrets.token_hex(8)}"
     query = worker_ipc.DiagnosticQuery(query_id, str(kind))
     try:
@@ -42,12 +45,12 @@ async def _ask(engine: AsyncEngine, kind: Diagnostic) -> str:
 
 
 async def _worker_stacks(engine: AsyncEngine) -> str:
-    """By a signal, not by a message: a hung worker reads none."""
+    """Return the worker's stack traces. Uses a signal, because a hung worker reads no messages."""
     path = await engine.workers.dump_stacks()
     if path is None:
         return (
-            "unknown: the worker is not there, hangs in the kernel, or has no room for its stacks"
-            " in the run directory; without a writable one they go to its log"
+            "unknown: the worker is not running, hangs in the kernel, or cannot write its stacks"
+            " to the run directory; without a writable directory they go to its log"
         )
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - STACKS_BYTES))
@@ -55,7 +58,7 @@ async def _worker_stacks(engine: AsyncEngine) -> str:
 
 
 def _stacks() -> str:
-    # In memory: the disk may be what is sick.
+    # In memory, because the disk may be the problem.
     with open(os.memfd_create("stacks"), "w+") as file:
         faulthandler.dump_traceback(file=file, all_threads=True)
         file.seek(0)
@@ -72,7 +75,7 @@ def _objects() -> str:
     return "\n".join([f"gc counts {gc.get_count()}, garbage {len(gc.garbage)}", *lines]) + "\n"
 
 
-def _own(engine: AsyncEngine, kind: Diagnostic) -> str:
+def _frontend_text(engine: AsyncEngine, kind: Diagnostic) -> str:
     match kind:
         case Diagnostic.STACKS:
             return _stacks()
@@ -81,4 +84,4 @@ def _own(engine: AsyncEngine, kind: Diagnostic) -> str:
         case Diagnostic.TRACEMALLOC:
             return engine.allocations.report()
         case Diagnostic.TORCH:
-            return "the frontend holds no torch"
+            return "the frontend does not use torch"

@@ -1,4 +1,4 @@
-"""Give back what can be given back without disturbing a request: here, then in the worker."""
+"""Trim: free memory in the frontend and the worker without disturbing requests."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from plimsoll_engine.frontend.operations import OperationFailed, Recorder
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.process import host_memory
 
-# malloc_trim of a heap of tens of GiB takes seconds, a full collection as well.
+# malloc_trim of a heap of tens of GiB takes seconds, as does a full garbage collection.
 WORKER_TIMEOUT_S = 30.0
 
 
 async def trim(engine: AsyncEngine, recorder: Recorder) -> None:
-    """Give back what both processes can spare, the frontend's steps first.
+    """Free the caches and unused heap of both processes, the frontend first.
 
-    Fails where the worker does not answer.
+    Raises OperationFailed if the worker does not answer.
     """
     with recorder.step("processor_cache_flush") as step:
         step.before_bytes = engine.media.cache.nbytes

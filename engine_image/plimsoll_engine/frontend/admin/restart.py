@@ -1,11 +1,12 @@
-"""A planned restart of the worker, in two phases.
+"""Planned restart of the worker, in two phases.
 
-The successor is forked and gets its context, the weights and its kernels while the old worker still
-serves. Only then the old one stops, the successor takes the KV pool and goes on with what ran.
-Whichever of the two dies on the way, one worker serves in the end, or the operation says why not.
+First, the successor is forked and loads its context, weights and kernels while the old worker
+serves. Then the old worker stops, and the successor takes over the KV pool and the running
+requests. If either worker dies meanwhile, one worker still serves in the end, or the operation
+reports why not.
 
-The old one hands its block tables over, so that the keys and values of what ran stay in the pool.
-Where that fails, the requests are computed again, and the operation says why.
+The old worker hands over its block tables, so the keys and values of running requests stay in the
+pool. If that fails, the requests are prefilled again, and the operation reports why.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from plimsoll_api.admin import EngineState, RestartRequest
 from plimsoll_engine.frontend.async_engine import AsyncEngine, NoAnswer
 from plimsoll_engine.frontend.operations import OperationFailed, Recorder
 from plimsoll_engine.frontend.requests.request_log import RequestFailed
-from plimsoll_engine.frontend.workers.failures import GaveUp, WorkerLost
+from plimsoll_engine.frontend.workers.failures import WorkerLost, WorkerUnrecoverable
 from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle
 from plimsoll_engine.frontend.workers.worker_processes import STOP_GRACE_S
 from plimsoll_engine.messages import worker_ipc
@@ -29,15 +30,15 @@ from plimsoll_engine.messages.handover import Outcome, Refusal
 log = logging.getLogger(__name__)
 
 ADOPTED_TIMEOUT_S = 10.0
-"""Longer than the successor's first step, after which it answers."""
+"""Timeout for the successor's answer, which follows its first step."""
 CANCEL_GRACE_S = 10.0
-"""How long an engine that is to end waits for the next worker, so that requests can finish."""
+"""Time that an engine in shutdown waits for the next worker, so that requests can finish."""
 DETAIL_LENGTH = 500
 SHOWN_S = 0.0005
 
 
 async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: RestartRequest) -> None:
-    """End the worker, healthy or hung, start the next epoch and go on with what was running."""
+    """Replace the worker, healthy or hung, and continue the running requests in a new epoch."""
     async with engine.manager.replacing:
         successor = await _prepare(engine, recorder) if request.keep_weights else None
         if successor is None:
@@ -59,7 +60,7 @@ async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: Resta
         try:
             await asyncio.shield(replacing)
         except asyncio.CancelledError:
-            # The old worker is stopped: what is to finish before the engine ends needs the next.
+            # The old worker is stopped, so requests need the next one to finish before the exit.
             await asyncio.wait({replacing}, timeout=CANCEL_GRACE_S)
             if not replacing.done():
                 replacing.cancel()
@@ -69,14 +70,14 @@ async def restart_worker(engine: AsyncEngine, recorder: Recorder, request: Resta
             elif not replacing.cancelled() and (failure := replacing.exception()) is not None:
                 log.warning("worker not replaced", extra={"reason": str(failure)})
             raise
-        except GaveUp as error:
+        except WorkerUnrecoverable as error:
             raise OperationFailed(str(error)) from None
 
 
 async def _replace(
     engine: AsyncEngine, recorder: Recorder, request: RestartRequest, successor: WorkerHandle | None
 ) -> None:
-    """Stop the old worker and let the next one go on. Raises :class:`GaveUp`."""
+    """Stop the old worker and let the next one serve. Raises :class:`WorkerUnrecoverable`."""
     handover = await _stop(engine, recorder, request, request.carry and successor is not None)
     with recorder.step("start_worker"):
         ready = await engine.manager.replace(
@@ -90,7 +91,7 @@ async def _replace(
 
 
 async def _carry_over(engine: AsyncEngine, recorder: Recorder, refusal: Refusal | None) -> None:
-    """Submit what runs to the new worker, which has its keys and values without a ``refusal``."""
+    """Submit the running requests to the new worker. ``refusal`` says why it has no KV blocks."""
     operation = recorder.operation
     with recorder.step("resubmit") as step:
         computed = {g.request_id: g.computed_tokens for g in engine.requests.to_resubmit()}
@@ -99,7 +100,7 @@ async def _carry_over(engine: AsyncEngine, recorder: Recorder, refusal: Refusal 
             engine.lifecycle.move(EngineState.SERVING)
         if refusal is None:
             try:
-                # It follows the submissions on the same socket, with no turn of the loop between.
+                # The query follows the submissions on the same socket, without a step between.
                 query_id = f"carried-{secrets.token_hex(8)}"
                 adopted = await engine.ask(
                     worker_ipc.Carried(query_id), query_id, worker_ipc.Adopted, ADOPTED_TIMEOUT_S
@@ -118,20 +119,20 @@ async def _carry_over(engine: AsyncEngine, recorder: Recorder, refusal: Refusal 
             step.detail = f"{refusal.outcome}: {refusal.message}"
             log.log(
                 logging.INFO if refusal.outcome is Outcome.NOT_ASKED else logging.WARNING,
-                "keys and values are computed again",
+                "keys and values are recomputed",
                 extra={"outcome": str(refusal.outcome), "reason": refusal.message},
             )
         outcome = Outcome.HANDED_OVER if refusal is None else refusal.outcome
         operation.kv_handover = engine.kv_handover = str(outcome)
         operation.carried_prefill_tokens = sum(computed.values())
-        engine.metrics.carried(outcome, operation.carried_prefill_tokens)
+        engine.metrics.count_restart(outcome, operation.carried_prefill_tokens)
 
 
 async def _prepare(engine: AsyncEngine, recorder: Recorder) -> WorkerHandle | None:
-    """Return the successor.
+    """Return the prepared successor.
 
-    None where it can only be had once the old worker is gone, for example for lack of memory.
-    Raises OperationFailed where no worker could be started: the old one serves on.
+    None if it needs the old worker to stop first, for example for lack of memory. Raises
+    OperationFailed if no worker could be started; the old one keeps serving.
     """
     with recorder.step("prepare_worker") as step:
         standby, error = engine.manager.standby, engine.manager.standby.error
@@ -139,12 +140,14 @@ async def _prepare(engine: AsyncEngine, recorder: Recorder) -> WorkerHandle | No
             successor, waited = await engine.manager.prepare()
             if waited:
                 step.detail = "the standby worker"
-            elif standby.wanted:
-                step.detail = f"no standby worker: {standby.error or error or 'not begun yet'}"
+            elif standby.is_wanted:
+                step.detail = f"no standby worker: {standby.error or error or 'not started yet'}"
             return successor
         except WorkerLost as error:
             step.detail = str(error)
-            log.warning("no successor beside the worker", extra={"reason": str(error)})
+            log.warning(
+                "cannot prepare a successor while the worker runs", extra={"reason": str(error)}
+            )
             if error.permanent and engine.ready is not None:
                 raise OperationFailed(f"{error}; the worker keeps serving") from None
             return None
@@ -153,13 +156,13 @@ async def _prepare(engine: AsyncEngine, recorder: Recorder) -> WorkerHandle | No
 async def _stop(
     engine: AsyncEngine, recorder: Recorder, request: RestartRequest, hand_over: bool
 ) -> bytes | Refusal:
-    """Return what the worker hands over, or why it does not."""
+    """Stop the old worker. Return its handover, or the reason why there is none."""
     with recorder.step("stop_worker") as step:
         grace_s = min(STOP_GRACE_S, max(0.1, request.deadline_s))
         stop = await engine.workers.stop(grace_s, hand_over)
-        engine.epoch_ended()
+        engine.on_epoch_ended()
         step.detail = "stopped" if not stop.signals else f"killed by {stop.signals[-1]}"
-        if stop.stopped is not None and (stages := told(stop.stopped.stages_s)):
+        if stop.stopped is not None and (stages := format_stages(stop.stopped.stages_s)):
             step.detail += f" ({stages})"
         if stop.stacks is not None:
             step.detail += f", stacks in {stop.stacks}"
@@ -172,24 +175,24 @@ async def _stop(
     if not hand_over:
         return Refusal(
             Outcome.NOT_ASKED,
-            "nothing is carried over, or there was no successor beside the worker",
+            "no request is carried over, or no successor was prepared",
         )
     if stop.stopped is None:
-        return Refusal(Outcome.WORKER_LOST, "the old worker gave no last word")
+        return Refusal(Outcome.WORKER_LOST, "the old worker sent no final message")
     if stop.stopped.handover is None:
-        return stop.stopped.refusal or Refusal(Outcome.FAILED, "the old worker does not say why")
+        return stop.stopped.refusal or Refusal(Outcome.FAILED, "the old worker gave no reason")
     return stop.stopped.handover
 
 
-def told(stages_s: Mapping[str, float]) -> str:
-    """Return how long each stage of the worker's end took, without those that took no time."""
+def format_stages(stages_s: Mapping[str, float]) -> str:
+    """Format the duration of each stage of the worker's stop, without negligible ones."""
     return ", ".join(f"{name} {took:.3f} s" for name, took in stages_s.items() if took >= SHOWN_S)
 
 
 async def _finish(engine: AsyncEngine, deadline_s: float) -> str:
-    """Let what the worker has run to its end; new requests wait for the next one."""
+    """Let the worker's requests finish while new ones wait. Return a summary of the result."""
     with_worker = [g for g in engine.requests.unfinished() if g.with_worker]
-    engine.hold()
+    engine.hold_requests()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(deadline_s):
             for generation in with_worker:

@@ -1,4 +1,4 @@
-"""The engine's whole account of itself, put together when asked; never waits for the worker."""
+"""Status of the engine for the admin API. Reading it never waits for the worker."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ VERSION = version()
 
 
 class StatusReader:
-    """Holds the one measurement that is made once: the mean size of a Python object."""
+    """Reader of the status. It measures the mean size of a Python object once."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine
         self._python = PythonObjects()
 
     def read(self) -> Status:
-        """Return the body of ``GET /status`` at this instant.
+        """Return the current body of ``GET /status``.
 
-        What the worker has not reported is null.
+        Values that no worker has reported are null.
         """
         engine = self._engine
         report = engine.report
@@ -37,7 +37,7 @@ class StatusReader:
             load=engine.load(),
             processes=self._processes(),
             devices=[] if report is None else report.devices,
-            ledger=engine.owners(),
+            ledger=engine.ledger_entries(),
             capabilities=self._capabilities(),
             injections=engine.injections(),
             worker_starts=engine.workers.starts,
@@ -58,7 +58,7 @@ class StatusReader:
             processes.append(ProcessMemory(role=Role.ZYGOTE, pid=workers.zygote_pid))
         report = self._engine.report
         if workers.weight_server_pid is not None:
-            shared = None if report is None else _held_in_host_memory(report.ledger)
+            shared = None if report is None else _weight_server_host_bytes(report.ledger)
             processes.append(
                 ProcessMemory(role=Role.WEIGHT_SERVER, pid=workers.weight_server_pid, shared=shared)
             )
@@ -69,8 +69,8 @@ class StatusReader:
         return processes + self._engine.manager.standby.processes
 
 
-def _held_in_host_memory(ledger: list[LedgerEntry]) -> int:
-    """Return what the worker declares for the weight server, which says nothing of itself."""
+def _weight_server_host_bytes(ledger: list[LedgerEntry]) -> int:
+    """Return the host memory of the weight server, which the worker declares on its behalf."""
     return sum(
         entry.bytes
         for entry in ledger

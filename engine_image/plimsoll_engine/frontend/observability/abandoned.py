@@ -1,7 +1,7 @@
-"""Requests that the worker runs on for nobody.
+"""Abandoned requests: the worker still runs them, but no client waits for them.
 
-Their client was answered or left, and their abort was never heard. A worker cannot tell them from
-others; what they hold is lost until they end.
+The client was answered or disconnected, and the abort was lost. A worker cannot tell such requests
+from others; their memory is lost until they end.
 """
 
 from __future__ import annotations
@@ -9,28 +9,36 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 REPORTS = 10
-"""An abort is read between two steps, and reports are half a second apart or a step where that is
-longer: one that is under way is never so late, however long the steps."""
+"""Reports until a request without a client counts as abandoned.
+
+The worker reads aborts between two steps, and reports every 0.5 s or after a longer step. An abort
+that was not lost therefore takes fewer reports, however long the steps are.
+"""
 
 
 class AbandonedTracker:
-    """Track one worker's abandoned requests; ``waited_for`` tells if a client still waits."""
+    """Tracker of one worker's abandoned requests.
 
-    def __init__(self, waited_for: Callable[[str], bool]) -> None:
-        self._waited_for = waited_for
+    ``has_client`` reports whether a client still waits for a request ID.
+    """
+
+    def __init__(self, has_client: Callable[[str], bool]) -> None:
+        self._has_client = has_client
         self._seen: dict[str, int] = {}
-        self._told: list[str] = []
+        self._last: list[str] = []
 
     def update(self, running: Iterable[str]) -> list[str] | None:
-        """Take in the requests of one report; return those that are abandoned by now.
+        """Record the running requests of one report.
 
-        None where they are the same as before.
+        Return the sorted IDs of all abandoned requests.
+
+        None if they are the same as before.
         """
         self._seen = {
-            name: self._seen.get(name, 0) + 1 for name in running if not self._waited_for(name)
+            name: self._seen.get(name, 0) + 1 for name in running if not self._has_client(name)
         }
         found = sorted(name for name, reports in self._seen.items() if reports > REPORTS)
-        if found == self._told:
+        if found == self._last:
             return None
-        self._told = found
+        self._last = found
         return found

@@ -1,4 +1,4 @@
-"""What the frontend itself holds, beside the worker's ledger."""
+"""Ledger of the frontend's own memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 
 
 class FrontendLedger:
-    """Owners of frontend memory, counted when asked."""
+    """Owners of frontend memory, counted on request."""
 
     def __init__(self, requests: RequestLog, tokenizer: Tokenizer, media: ProcessorCache) -> None:
         self._requests = requests
@@ -22,11 +22,11 @@ class FrontendLedger:
     def register(
         self, owner: str, count: Callable[[], int], bound: Callable[[], int] | None = None
     ) -> None:
-        """Add an owner of host memory; ``count`` gives its bytes now, ``bound`` the most."""
+        """Add an owner of host memory. ``count`` returns its bytes, ``bound`` their maximum."""
         self._more.append((owner, count, bound))
 
     def entries(self) -> list[LedgerEntry]:
-        """Return what this process holds, in bytes with bounds, for the engine's ledger."""
+        """Return the frontend's ledger entries, in bytes."""
         return [
             LedgerEntry(
                 owner="request_log",

@@ -1,4 +1,4 @@
-"""Metrics of the HTTP servers' connections: how many there are, and which the server ended."""
+"""Metrics of HTTP connections: open ones, and those that the server closed."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from plimsoll_engine.http.connections import Connections
 
 
 class HttpConnections(Collector):
-    """The open connections of each server that was added."""
+    """Collector of the connection metrics of all servers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._servers: dict[str, Connections] = {}
         registry.register(self)
 
     def add(self, name: str, connections: Connections) -> None:
-        """Show the server's connections from now on, with the label ``server`` set to ``name``."""
+        """Export the connections of a server, with the label ``server`` set to ``name``."""
         self._servers[name] = connections
 
     def collect(self) -> Iterable[Metric]:
-        """Open connections, their limit, and how many were ended and why, for each server."""
+        """Yield open connections, their limit, and closed connections by reason."""
         opened = GaugeMetricFamily(
             PREFIX + "http_connections", "Connections that are open.", labels=["server"]
         )
         bound = GaugeMetricFamily(
-            PREFIX + "http_connections_limit", "The most connections.", labels=["server"]
+            PREFIX + "http_connections_limit", "Maximum number of connections.", labels=["server"]
         )
         closed = CounterMetricFamily(
             PREFIX + "http_connections_closed",
-            "Connections that the server ended: header_timeout, write_timeout and linger_timeout"
-            " (the client was too slow), pipelined, evicted (it waited longest when there were too"
-            " many), refused (503: all were at work).",
+            "Connections that the server closed: header_timeout, write_timeout and linger_timeout"
+            " (the client was too slow), pipelined, evicted (idle for longest at the limit),"
+            " refused (503: all others were busy).",
             labels=["server", "reason"],
         )
         for name, server in self._servers.items():

@@ -1,6 +1,6 @@
-"""Metrics of what the engine holds: its ledger, the fill of its KV pool, faults switched on.
+"""Metrics of the ledger, the KV cache usage and the injected faults.
 
-Owners are named by the engine's own code, so that their number is bounded. What a worker has not
+Owner names come from the engine's code, so their number is bounded. A value that no worker has
 reported in this epoch is an absent series, never zero.
 """
 
@@ -16,8 +16,8 @@ from plimsoll_api.admin import LedgerEntry
 PREFIX = "plimsoll_engine_"
 
 
-class Holdings(Collector):
-    """Its callables are asked at each scrape."""
+class MemoryMetrics(Collector):
+    """Collector of memory metrics. It calls the given functions at each scrape."""
 
     def __init__(
         self,
@@ -30,9 +30,9 @@ class Holdings(Collector):
         self._ledger, self._kv_usage = ledger, kv_usage
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the ledger's entries in bytes with their bounds, and the faults switched on."""
+        """Yield the injected faults, the ledger in bytes, and the KV cache usage."""
         faults = InfoMetricFamily(
-            PREFIX + "injections", "Faults that were switched on for a test.", labels=["name"]
+            PREFIX + "injections", "Faults that are injected for a test.", labels=["name"]
         )
         for name in self._injections():
             faults.add_metric([name], {})
@@ -50,10 +50,10 @@ class Holdings(Collector):
     def _owners(self) -> Iterable[Metric]:
         labels = ["model_name", "owner", "kind", "process"]
         held = GaugeMetricFamily(
-            PREFIX + "ledger_bytes", "Memory that an owner says it holds.", labels=labels
+            PREFIX + "ledger_bytes", "Memory that an owner declares.", labels=labels
         )
         bound = GaugeMetricFamily(
-            PREFIX + "ledger_bound_bytes", "The most that an owner will ever hold.", labels=labels
+            PREFIX + "ledger_bound_bytes", "Declared maximum of an owner's memory.", labels=labels
         )
         for entry in self._ledger():
             values = [self._model, entry.owner, entry.kind.value, entry.process.value]

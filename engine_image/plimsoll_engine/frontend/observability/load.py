@@ -1,4 +1,4 @@
-"""What the frontend counts of its own work in one epoch."""
+"""Load figures of one epoch, from the frontend and the worker."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from plimsoll_api.admin import Load
 from plimsoll_engine.messages.worker_ipc import Media, Report
 
 KNOWN_PROMPTS = 4096
-"""Prompts that are remembered, each by its hash in the place that the hash names: 32 KiB."""
+"""Slots of the prompt hash table, which is 32 KiB large."""
 
 
 @dataclass(slots=True)
 class EpochCounts:
-    """The counts of one epoch, all zero when it begins.
+    """The frontend's counts of one epoch.
 
-    ``adapters`` is unknown where the engine takes none. A carried request counts in the epoch that
+    ``adapters`` is None if the engine takes no adapters. A carried request counts in the epoch that
     admitted it.
     """
 
@@ -35,10 +35,12 @@ class EpochCounts:
     generation_tokens: int = 0
     _prompts: array[int] = field(default_factory=lambda: array("q", bytes(8 * KNOWN_PROMPTS)))
 
-    def admitted(self, prompt_ids: Sequence[int], media: Iterable[Media], choices: int = 1) -> None:
-        """Count ``choices`` requests with these tokens, which are looked at once.
+    def count_admitted(
+        self, prompt_ids: Sequence[int], media: Iterable[Media], choices: int = 1
+    ) -> None:
+        """Count ``choices`` requests that share this prompt. Hashes the prompt once.
 
-        A prompt that was pushed out of its place counts again.
+        A prompt whose hash slot was overwritten counts as distinct again.
         """
         self.requests += choices
         self.prompt_tokens += choices * len(prompt_ids)
@@ -55,7 +57,7 @@ class EpochCounts:
 
 
 class Usage(NamedTuple):
-    """Shares of a worker's capacity, from 0 to 1; None where it has none or has not reported."""
+    """Shares of a worker's capacity, 0 to 1; None if it has none or has not reported."""
 
     kv: float | None = None
     kv_lost: float | None = None
@@ -64,22 +66,22 @@ class Usage(NamedTuple):
 
     @classmethod
     def of(cls, report: Report) -> Usage:
-        """Return the shares that the worker reports; None where a pool has no size."""
+        """Return the shares in ``report``; None for pools without a size."""
         return cls(
-            kv=_share(report.kv_blocks_used, report.kv_blocks_total),
-            kv_lost=_share(report.kv_blocks_lost, report.kv_blocks_total),
-            offload_lost=_share(report.host_blocks_lost, report.host_blocks_total),
-            encoder_lost=_share(report.encoder_tokens_lost, report.encoder_tokens_total),
+            kv=_ratio(report.kv_blocks_used, report.kv_blocks_total),
+            kv_lost=_ratio(report.kv_blocks_lost, report.kv_blocks_total),
+            offload_lost=_ratio(report.host_blocks_lost, report.host_blocks_total),
+            encoder_lost=_ratio(report.encoder_tokens_lost, report.encoder_tokens_total),
         )
 
 
-def _share(part: int | None, whole: int | None) -> float | None:
-    # Outputs that no ledger knows can be more than the whole budget.
+def _ratio(part: int | None, whole: int | None) -> float | None:
+    # Lost outputs can exceed the whole budget.
     return min(1.0, part / whole) if part is not None and whole else None
 
 
 REPORT_FRESH_S = 5.0
-"""A worker reports twice a second; one that has not for so long may hang."""
+"""Age of a report above which the worker may hang; it reports twice a second."""
 
 
 def merge(
@@ -91,9 +93,9 @@ def merge(
 ) -> Load:
     """Return the engine's load.
 
-    What only the worker knows (running, waiting, steps, preemptions) is from its last report,
-    frozen while it hangs; everything else from the frontend, which goes on counting. What a worker
-    that may hang said of its compilations is unknown: they are no excuse for it.
+    The worker's latest report provides what only it knows: running, waiting, steps and preemptions.
+    These values stay frozen while it hangs. All others come from the frontend. ``compiling`` is
+    unknown once the report is old, because it must not excuse a hang.
     """
     fresh = reported is not None and report_age_s is not None and report_age_s <= REPORT_FRESH_S
     return msgspec.structs.replace(

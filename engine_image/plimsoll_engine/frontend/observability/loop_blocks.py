@@ -1,8 +1,8 @@
-"""How long the event loop was blocked: while it is, no stream moves and no probe is answered.
+"""Time that the event loop was blocked: no stream and no probe moves meanwhile.
 
-A beat is due every :data:`BEAT_S`; how much later it comes is how long something kept the loop.
-Lateness is counted in wall-clock time, which on a busy node includes time that other processes had
-the processor. The CPU time that this process used meanwhile bounds what of it was its own doing.
+A beat is due every :data:`BEAT_S`; its delay is the time that something blocked the loop. Delay is
+wall-clock time, which on a busy node includes the CPU time of other processes. The CPU time of this
+process in the same interval bounds its own share.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ from prometheus_client.registry import Collector
 from plimsoll_engine.frontend.observability.ledger_metrics import PREFIX
 
 BEAT_S = 0.02
-"""A block can look shorter by as much. 50 beats a second cost about a thousandth of a core."""
+"""Interval of beats, and maximum error of a measured block.
+
+50 beats a second cost about a thousandth of a core.
+"""
 WINDOW_S = 60.0
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class LoopBlocks(Collector):
-    """How long the event loop was blocked, between :meth:`start` and :meth:`stop`.
+    """Collector of event loop blocks between :meth:`start` and :meth:`stop`.
 
-    The longest block of the present and the last minute is told besides the histogram.
+    It exports a histogram, and the longest block of the last one to two minutes.
     """
 
     def __init__(self, model: str, registry: CollectorRegistry) -> None:
         self._model = model
         self._histogram = Histogram(
             PREFIX + "event_loop_block_seconds",
-            "How late the event loop came to a beat that is due every 20 ms.",
+            "Delay of the event loop's beats, which are due every 20 ms.",
             ["model_name"],
             registry=registry,
             buckets=BUCKETS_S,
@@ -44,41 +47,41 @@ class LoopBlocks(Collector):
         self._window_ends = 0.0
 
     def start(self) -> None:
-        """Begin to measure the running event loop."""
+        """Start measuring the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._window_ends = time.monotonic() + WINDOW_S
-        self._next()
+        self._schedule()
 
     def stop(self) -> None:
-        """Measure no more; what was found stays."""
+        """Stop measuring. Collected values stay."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def longest_s(self) -> tuple[float, float]:
-        """Wall-clock and CPU seconds."""
+        """Return the longest block in wall-clock seconds and in CPU seconds."""
         wall, cpu = zip(*self._windows, strict=True)
         return max(wall), max(cpu)
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the longest block of the last windows, in seconds of wall clock and of CPU time."""
+        """Yield the longest recent block, in seconds of wall-clock and of CPU time."""
         longest = GaugeMetricFamily(
             PREFIX + "event_loop_block_max_seconds",
-            "The longest block of the event loop in the last one to two minutes; clock=cpu: what of"
-            " it this process was computing.",
+            "Longest block of the event loop in the last one to two minutes; clock=cpu is the CPU"
+            " time of this process in it.",
             labels=["model_name", "clock"],
         )
         for clock, value in zip(("wall", "cpu"), self.longest_s(), strict=True):
             longest.add_metric([self._model, clock], value)
         yield longest
 
-    def _next(self) -> None:
-        # The loop's own time stands still while a callback runs.
+    def _schedule(self) -> None:
+        # loop.time() can be stale: some loops cache it while a callback runs.
         self._due = time.monotonic() + BEAT_S
         self._cpu = time.process_time()
-        self._timer = self._loop.call_later(BEAT_S, self._beat)
+        self._timer = self._loop.call_later(BEAT_S, self._on_beat)
 
-    def _beat(self) -> None:
+    def _on_beat(self) -> None:
         now = time.monotonic()
         late = max(0.0, now - self._due)
         self._histogram.observe(late)
@@ -88,4 +91,4 @@ class LoopBlocks(Collector):
         wall, cpu = self._windows[0]
         used = min(late, time.process_time() - self._cpu)
         self._windows[0] = max(wall, late), max(cpu, used)
-        self._next()
+        self._schedule()

@@ -1,7 +1,7 @@
-"""Prometheus metrics of the serving API. Names follow vLLM's, with our prefix.
+"""Prometheus metrics of the serving API, named after vLLM's, with Plimsoll's prefix.
 
-Counters here live as long as the process, across workers; those of the admin API begin anew with
-each epoch.
+These counters live as long as the process, across workers. Those of the admin API restart with each
+epoch.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from prometheus_client import (
 
 from plimsoll_api.admin import EngineState, LedgerEntry, Load
 from plimsoll_engine.frontend.observability.http_metrics import HttpConnections
-from plimsoll_engine.frontend.observability.ledger_metrics import PREFIX, Holdings
+from plimsoll_engine.frontend.observability.ledger_metrics import PREFIX, MemoryMetrics
 from plimsoll_engine.frontend.observability.loop_blocks import LoopBlocks
 from plimsoll_engine.frontend.requests.request_log import Generation
 from plimsoll_engine.messages.handover import Outcome
 from plimsoll_engine.messages.worker_ipc import Report, Started
 
-# A sample a series that nothing reads, and scrapes are parsed by a sidecar with little memory.
+# Nothing reads the _created series, and a sidecar with little memory parses the scrapes.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -46,7 +46,7 @@ _E2E_S = (
 
 
 class Metrics:
-    """``state``, ``load``, ``injections``, ``ledger`` and ``kv_usage`` are asked at each scrape."""
+    """Metrics of one engine. The functions that it is given are called at each scrape."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.loop = LoopBlocks(model, self.registry)
         self.http = HttpConnections(self.registry)
-        self.registry.register(Holdings(model, injections, ledger, kv_usage))
+        self.registry.register(MemoryMetrics(model, injections, ledger, kv_usage))
         self._gauges(model, state, load)
         self._prompt_tokens = self._counter(model, "prompt_tokens", "Prompt tokens received.")
         self._tokens = self._counter(model, "generation_tokens", "Tokens generated.")
@@ -72,16 +72,18 @@ class Metrics:
             model, "prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
         )
         self._drafts = self._counter(
-            model, "spec_decode_num_drafts", "Steps of a request that verified drafts."
+            model,
+            "spec_decode_num_drafts",
+            "Steps of requests that verified draft tokens.",
         )
         self._draft_tokens = self._counter(
-            model, "spec_decode_num_draft_tokens", "Drafts of tokens that were verified."
+            model, "spec_decode_num_draft_tokens", "Draft tokens verified."
         )
         self._accepted_tokens = self._counter(
-            model, "spec_decode_num_accepted_tokens", "Drafts of tokens that were right."
+            model, "spec_decode_num_accepted_tokens", "Draft tokens accepted."
         )
         self._failed_streams = self._counter(
-            model, "stream_errors", "Streams that ended with an error event after a part of a text."
+            model, "stream_errors", "Streams that ended with an error event after part of the text."
         )
         self._ttft = self._histogram(
             model, "time_to_first_token_seconds", "Time from admission to the first token.", _TTFT_S
@@ -100,7 +102,7 @@ class Metrics:
         )
         self._requests = Counter(
             PREFIX + "requests",
-            "Requests by how they ended: stop, length, abort, error.",
+            "Requests by finish reason: stop, length, abort, error.",
             ["model_name", "finished_reason"],
             registry=self.registry,
         )
@@ -112,7 +114,7 @@ class Metrics:
         )
         self._handovers = Counter(
             PREFIX + "kv_handovers",
-            "Planned restarts by what became of the keys and values.",
+            "Planned restarts, by the outcome of their KV handover.",
             ["model_name", "outcome"],
             registry=self.registry,
         )
@@ -129,22 +131,22 @@ class Metrics:
         self._last: Report | None = None
 
     def render(self) -> bytes:
-        """Everything in Prometheus' text format, for ``/metrics``."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def worker_started(self, reason: str) -> None:
-        """Count the start; the new worker's counters begin at zero."""
+    def count_worker_start(self, reason: str) -> None:
+        """Count a worker start. The new worker's counters begin at zero."""
         self._starts.labels(self._model, reason).inc()
         self._last = None
 
-    def carried(self, outcome: Outcome, prefill_tokens: int | None) -> None:
-        """Count a planned restart, and the tokens that are computed again, where known."""
+    def count_restart(self, outcome: Outcome, prefill_tokens: int | None) -> None:
+        """Count a planned restart, and its recomputed tokens; None if they are unknown."""
         self._handovers.labels(self._model, outcome).inc()
         self._carried_prefill.inc(prefill_tokens or 0)
 
-    def reported(self, report: Report) -> None:
-        """Add what a worker's counters gained since its last report."""
-        self._speculated(report)
+    def add_report(self, report: Report) -> None:
+        """Add the growth of a worker's counters since its previous report."""
+        self._add_speculation(report)
         last = self._last
         gained = (report.load.preemptions_total or 0) - (
             (last.load.preemptions_total or 0) if last else 0
@@ -156,7 +158,7 @@ class Metrics:
         self._queries.inc(max(0, queried))
         self._last = report
 
-    def _speculated(self, report: Report) -> None:
+    def _add_speculation(self, report: Report) -> None:
         last = self._last
         for counter, name in (
             (self._drafts, "drafts_total"),
@@ -166,18 +168,18 @@ class Metrics:
             before = 0 if last is None else getattr(last, name)
             counter.inc(max(0, getattr(report, name) - before))
 
-    def admitted(self, generation: Generation) -> None:
-        """Count the prompt of a request that was admitted."""
+    def count_admitted(self, generation: Generation) -> None:
+        """Count the prompt tokens of an admitted request."""
         self._prompt_tokens.inc(len(generation.prompt_ids))
 
-    def started(self, started: Started) -> None:
-        """Take in how long a request waited for its first step."""
+    def observe_queue_time(self, started: Started) -> None:
+        """Observe the queue time of a request."""
         self._queue.observe(started.queued_s)
 
-    def token(self, generation: Generation, now: float) -> None:
-        """Take in one token at ``now`` (monotonic seconds).
+    def observe_token(self, generation: Generation, now: float) -> None:
+        """Observe the latency of one token at ``now`` (monotonic seconds).
 
-        It is the first, or counts the time since the one before.
+        It counts as time to first token or as inter-token latency.
         """
         times = generation.times
         self._tokens.inc()
@@ -187,13 +189,13 @@ class Metrics:
             self._itl.observe(now - times.last_token)
         times.last_token = now
 
-    def ended(self, generation: Generation, reason: str) -> None:
-        """Count the request by its reason; its duration counts only if the model ended it."""
+    def count_finished(self, generation: Generation, reason: str) -> None:
+        """Count a request by ``reason``. Observe its duration only if the model ended it."""
         self._requests.labels(self._model, reason).inc()
         if generation.times.last_token is not None and reason in ("stop", "length"):
             self._e2e.observe(generation.times.last_token - generation.times.arrived)
 
-    def stream_failed(self) -> None:
+    def count_stream_error(self) -> None:
         """Count a stream that ended with an error event."""
         self._failed_streams.inc()
 
@@ -219,7 +221,7 @@ class Metrics:
               lambda: nan if (n := load().running) is None else n)  # fmt: skip
         gauge("num_requests_waiting", "Requests that wait for the batch.",
               lambda: nan if (n := load().waiting) is None else n)  # fmt: skip
-        gauge("num_requests_compiling", "Waiting requests that only wait for their grammar.",
+        gauge("num_requests_compiling", "Waiting requests whose grammar is being compiled.",
               lambda: nan if (n := load().compiling) is None else n)  # fmt: skip
         gauge("num_requests_inflight", "Requests accepted and not yet answered.",
               lambda: load().inflight or 0)  # fmt: skip

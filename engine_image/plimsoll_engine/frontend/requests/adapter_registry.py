@@ -1,7 +1,7 @@
-"""The LoRA adapters that requests can name, as every worker is to have them. Pure.
+"""Registry of the LoRA adapters that every worker must load. Pure.
 
-An adapter that is unloaded leaves the list at once; it is known until the last request that uses it
-was released, so that such a request can be carried over to another worker.
+Unloading hides an adapter at once. It stays registered until the last request that uses it is
+released, so that this request can be carried over to another worker.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from plimsoll_engine.messages.lora_modules import LoraModule
 
 
 class AdapterRefused(Exception):
-    """An adapter that cannot be loaded; ``param`` names the field that is wrong."""
+    """The adapter cannot be loaded; ``param`` names the request field that is wrong."""
 
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
@@ -24,10 +24,10 @@ class AdapterRefused(Exception):
 
 @dataclass(slots=True, eq=False)
 class RegisteredAdapter:
-    """``number`` is that of its loading.
+    """A LoRA adapter that requests can name.
 
-    ``users`` are the requests admitted and not released. ``required``: the engine was started with
-    it and has not had it yet.
+    ``number`` identifies this loading of it. ``users`` counts the admitted requests that use it.
+    ``required`` means that the engine was started with it and has not loaded it yet.
     """
 
     name: str
@@ -37,20 +37,23 @@ class RegisteredAdapter:
     users: int = 0
     required: bool = False
     parent: str | None = None
-    """The name of the model that it changes, where it is not the served one."""
+    """Name of its base model, if that is not the served model."""
 
     def loading(self) -> worker_ipc.LoadAdapter:
-        """Return what has a worker load it."""
+        """Return the message that lets a worker load it."""
         return worker_ipc.LoadAdapter(
             f"adapter-{self.number}", self.name, self.number, str(self.path)
         )
 
 
 class AdapterRegistry:
-    """At most ``most`` of them, 0 where the engine takes none; ``modules`` are of the start."""
+    """Registry of at max_adapters ``max_adapters`` adapters, at first those of ``modules``.
 
-    def __init__(self, most: int, modules: Mapping[str, LoraModule]) -> None:
-        self._most = most
+    ``max_adapters`` is 0 if the engine takes none.
+    """
+
+    def __init__(self, max_adapters: int, modules: Mapping[str, LoraModule]) -> None:
+        self._max_adapters = max_adapters
         self._last = 0
         self._known: dict[int, RegisteredAdapter] = {}
         for name, module in modules.items():
@@ -59,50 +62,53 @@ class AdapterRegistry:
             self.add(adapter)
 
     def new(self, name: str, path: Path) -> RegisteredAdapter:
-        """Return an adapter that is not known yet. Raises :class:`AdapterRefused`."""
+        """Return a new adapter, not registered yet. Raises :class:`AdapterRefused`."""
         if self.find(name) is not None:
             raise AdapterRefused(
                 f"the adapter {name!r} is loaded already: unload it first", "lora_name"
             )
-        if len(self._known) >= self._most:
+        if len(self._known) >= self._max_adapters:
             raise AdapterRefused(
                 f"{len(self._known)} adapters are loaded or still used by requests, as many as"
-                f" --max-loras {self._most} allows: unload one first",
+                f" --max-loras {self._max_adapters} allows: unload one first",
                 "lora_name",
             )
         self._last += 1
         return RegisteredAdapter(name, path, self._last)
 
     def add(self, adapter: RegisteredAdapter) -> None:
-        """Offer an adapter that the worker has loaded."""
+        """Register an adapter that the worker has loaded."""
         self._known[adapter.number] = adapter
 
     def find(self, name: str) -> RegisteredAdapter | None:
-        """Return the adapter that requests mean by ``name``; None where there is none."""
+        """Return the adapter that new requests get by ``name``; None if there is none."""
         return next((adapter for adapter in self.listed() if adapter.name == name), None)
 
     def listed(self) -> list[RegisteredAdapter]:
-        """Those that a new request can name, oldest first."""
+        """Return the adapters that new requests can name, oldest first."""
         return [adapter for adapter in self._known.values() if adapter.listed]
 
     def known(self) -> list[RegisteredAdapter]:
-        """Those that a new worker must have, oldest first."""
+        """Return the adapters that a new worker must load, oldest first."""
         return list(self._known.values())
 
     def use(self, adapter: RegisteredAdapter | None) -> None:
-        """Count a request with it that was admitted."""
+        """Count an admitted request that uses ``adapter``."""
         if adapter is not None:
             adapter.users += 1
 
     def release(self, adapter: RegisteredAdapter | None) -> worker_ipc.UnloadAdapter | None:
-        """Such a request was released; what the worker is to be told then."""
+        """Count off a released request.
+
+        Return the message to unload the adapter, if that is due.
+        """
         if adapter is None:
             return None
         adapter.users -= 1
         return self._forget(adapter)
 
     def unlist(self, adapter: RegisteredAdapter) -> worker_ipc.UnloadAdapter | None:
-        """No new request may name it; what the worker is to be told now."""
+        """Hide ``adapter`` from new requests. Return the message to unload it, if that is due."""
         adapter.listed = False
         return self._forget(adapter)
 
@@ -112,10 +118,10 @@ class AdapterRegistry:
         return worker_ipc.UnloadAdapter(adapter.number)
 
     def loaded(self, answer: worker_ipc.AdapterLoaded) -> RegisteredAdapter | None:
-        """Take in what a worker said of a known one.
+        """Record a worker's answer about a registered adapter.
 
-        The adapter where it could not be loaded: it is known no more, and requests that use it get
-        an error of the worker.
+        Return the adapter if it could not be loaded. It is unregistered then, and the worker fails
+        the requests that use it.
         """
         adapter = self._known.get(answer.number)
         if adapter is None:
@@ -128,7 +134,10 @@ class AdapterRegistry:
         return adapter
 
     def problems(self, used: Iterable[RegisteredAdapter]) -> list[str]:
-        """Adapters whose users are not the requests that use them, or that are known for nobody."""
+        """Return the adapters whose user count is wrong, or that nothing uses any more.
+
+        ``used`` has the adapter of each running request.
+        """
         counted: dict[RegisteredAdapter, int] = {}
         for adapter in used:
             counted[adapter] = counted.get(adapter, 0) + 1

@@ -1,6 +1,6 @@
-"""Tokens to text, a piece at a time: whole characters only, and nothing past a stop string.
+"""Incremental detokenization: whole characters only, and no text after a stop string.
 
-Text depends on the sequence of tokens alone, never on how it was split into steps or epochs.
+Text depends on the sequence of tokens alone, never on its split into steps or epochs.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ from tokenizers.decoders import DecodeStream
 
 REPLACEMENT = "\ufffd"
 MAX_WINDOW = 32
-"""Tokens that may wait for the rest of a character. It has four bytes at most; a vocabulary may
-spell each with a token. What is longer is no character, or no text at all (special tokens)."""
+"""Maximum number of tokens that wait for the rest of a character.
+
+A character has at most four bytes, and a vocabulary may spell each with a token. A longer sequence
+is not a character, or has no text (special tokens).
+"""
 
 
 class Detokenizer:
-    """Decodes one text token by token, as the continuation of ``context``.
+    """Incremental decoder of one text, as the continuation of ``context``.
 
-    ``context`` is the end of the prompt (:func:`context_of`): a decoder that drops the space at the
-    beginning of a text must not drop it at the beginning of a continuation. The cost of a token
-    does not grow with the text. The tokens that are ``skipped`` have no text.
+    ``context`` is the end of the prompt (:func:`prompt_context`). It keeps a decoder that strips
+    the space at the beginning of a text from stripping that of a continuation. The cost of a token
+    does not grow with the text. The token IDs in ``skipped`` produce no text.
     """
 
     def __init__(
@@ -37,15 +40,15 @@ class Detokenizer:
         self._restart(list(context))
 
     def push(self, token_id: int) -> str:
-        """Return the text that became certain with ``token_id``."""
+        """Add a token and return the text that is complete with it."""
         if token_id in self._skipped:
             return ""
         self._pending.append(token_id)
         try:
             piece: str | None = self._stream.step(self._tokenizer, token_id)
         except Exception:  # noqa: BLE001 - the library raises bare Exception
-            # Bytes that complete no character turn the whole run of bytes around them invalid, with
-            # characters that were given out already. The new ones alone are decoded then.
+            # Bytes that complete no character make the whole byte sequence around them invalid,
+            # including characters that were sent already. Decode only the new bytes then.
             piece = self.finish()
             self._restart(self._pending)
             return piece
@@ -59,7 +62,7 @@ class Detokenizer:
         return piece
 
     def finish(self) -> str:
-        """Return what is left when no token follows: an unfinished character, as replacements."""
+        """Return the remaining text: an unfinished character, as replacement characters."""
         if not self._pending:
             return ""
         before = self._decode(self._context)
@@ -68,8 +71,8 @@ class Detokenizer:
             return text[len(before) :]
         return self._decode(self._pending)
 
-    def shows(self, token_id: int) -> bool:
-        """Whether the token has a text."""
+    def has_text(self, token_id: int) -> bool:
+        """Report whether the token produces text."""
         return token_id not in self._skipped
 
     def _restart(self, context: list[int]) -> None:
@@ -82,18 +85,18 @@ class Detokenizer:
 
 
 def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the numbers of the special tokens, which most texts are shown without."""
+    """Return the IDs of the special tokens, which most texts are shown without."""
     added = tokenizer.get_added_tokens_decoder().items()
     return frozenset(number for number, token in added if token.special)
 
 
-def context_of(
+def prompt_context(
     tokenizer: Tokenizer, prompt_ids: Sequence[int], skipped: frozenset[int] = frozenset()
 ) -> list[int]:
-    """Return the fewest tokens at the end of a prompt that stand for a text of whole characters.
+    """Return the shortest token sequence at the end of a prompt that decodes to whole characters.
 
-    Tokens after it that complete no character are left out: they are the prompt's, not the
-    answer's. Empty where the last tokens of the prompt have no text.
+    Tokens at the end that complete no character are left out, because they are not part of the
+    answer. Empty if the last tokens have no text.
     """
     shown = [one for one in prompt_ids[-2 * MAX_WINDOW :] if one not in skipped]
     for end in range(len(shown), max(0, len(shown) - 4), -1):
@@ -106,9 +109,9 @@ def context_of(
 
 
 class StopMatcher:
-    """Cuts a text before the first stop string, and holds back what may become one.
+    """Matcher that cuts a text before the first stop string, and holds back partial matches.
 
-    With ``include`` it cuts after it.
+    With ``include`` it cuts after the stop string.
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
@@ -116,15 +119,15 @@ class StopMatcher:
         self._include = include
         self._held = ""
         self.found: str | None = None
-        """The stop string that ended the text."""
+        """Stop string that ended the text."""
 
     @property
     def held(self) -> str:
-        """Text that may be the begin of a stop string and is kept back."""
+        """Text that is held back, because it may be the beginning of a stop string."""
         return self._held
 
     def push(self, piece: str) -> tuple[str, bool]:
-        """Return the text that may be given out, and whether a stop string was found."""
+        """Return the text that can be sent, and whether a stop string was found."""
         if not self._stops:
             return piece, False
         text = self._held + piece
@@ -138,13 +141,13 @@ class StopMatcher:
         return text[: len(text) - keep], False
 
     def finish(self) -> str:
-        """Return the text that was kept back: no stop string can become of it any more."""
+        """Return the text held back, because no further text follows."""
         held, self._held = self._held, ""
         return held
 
 
 def overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that ``stop`` begins with."""
+    """Return the length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

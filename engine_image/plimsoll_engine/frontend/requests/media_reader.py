@@ -1,4 +1,4 @@
-"""Images and sounds of requests, processed beside the event loop by a few threads."""
+"""Processing of the images and audio clips of requests, in a few threads beside the event loop."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from plimsoll_engine.multimodal.processors import Processors, load_processors
 from plimsoll_engine.settings import Settings
 
 THREADS = 2
-"""Each may hold one decoded image of the largest size."""
+"""Number of threads. Each may hold one decoded image of the maximum size."""
 MAX_WAITING = 64
-"""Files that wait for a thread; each is at most a request's body."""
+"""Maximum number of files that wait for a thread. A file is at most as large as a request body."""
 
 Result = TypeVar("Result")
 
 
 class MediaReader:
-    """``capacity`` is the bytes of the cache of processed media."""
+    """Reader of media files, with a cache of ``capacity`` bytes for the processed tensors."""
 
     def __init__(self, processors: Processors, capacity: int) -> None:
         self.processors = processors
@@ -33,9 +33,9 @@ class MediaReader:
         self._waiting = 0
 
     async def read(self, processor: Processor, data: bytes) -> Processed:
-        """Return the tensor of the file ``data``.
+        """Return the processed tensor of the file ``data``.
 
-        Raises MediaError, and QueueFull where too many wait.
+        Raises MediaError, and QueueFull if too many files wait.
         """
         key = await self.run(lambda: processor.key(data))
         found = self.cache.get(key)
@@ -45,9 +45,9 @@ class MediaReader:
         return found
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """``work`` in one of the threads. Raises QueueFull where too many wait."""
+        """Run ``work`` in one of the threads. Raises QueueFull if too many files wait."""
         if self._waiting >= MAX_WAITING:
-            raise QueueFull(f"{self._waiting} images and sounds wait to be decoded: try again")
+            raise QueueFull(f"{self._waiting} images and audio clips wait to be decoded: try again")
         self._waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
@@ -55,13 +55,16 @@ class MediaReader:
             self._waiting -= 1
 
     def close(self) -> None:
-        """Take no more work; what runs ends by itself."""
+        """Accept no more work and empty the cache. Running work ends by itself."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.cache.clear()
 
 
 def reader(settings: Settings) -> MediaReader:
-    """Return the media reader of a checkpoint; UsageError names the file that is wrong."""
+    """Return the media reader of the checkpoint.
+
+    Raises UsageError with the name of a wrong file.
+    """
     try:
         return MediaReader(load_processors(settings.model), settings.media_cache_bytes)
     except UnsupportedError as error:

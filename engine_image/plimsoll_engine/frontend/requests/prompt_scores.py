@@ -1,4 +1,4 @@
-"""Log probabilities of a prompt's tokens, as they come from workers. Pure."""
+"""Log probabilities of a prompt's tokens, collected from workers. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NUMBER_BYTES = 4
 
 
 class Score(NamedTuple):
-    """Of one token: its log probability and rank, and the likeliest ones in falling order."""
+    """Log probability and rank of one token, and the most likely tokens in falling order."""
 
     logprob: float
     rank: int
@@ -19,14 +19,14 @@ class Score(NamedTuple):
 
 
 class PromptScores:
-    """The scores of a prompt of ``length`` tokens, with ``most`` of the likeliest tokens each.
+    """Scores of a prompt of ``length`` tokens, with the ``top_count`` most likely tokens for each.
 
-    The first token has none. A worker that computes the prompt again tells them again: what is
-    known already stays. At most 8 bytes a token, and 8 for each of the likeliest ones.
+    The first token has no score. A worker that prefills the prompt again sends its scores again;
+    known ones are kept. The scores use 8 bytes a token, and 8 for each of its most likely tokens.
     """
 
-    def __init__(self, length: int, most: int) -> None:
-        self.most = most
+    def __init__(self, length: int, top_count: int) -> None:
+        self.top_count = top_count
         self._wanted = max(0, length - 1)
         self._chosen, self._ranks = bytearray(), bytearray()
         self._top_ids, self._top = bytearray(), bytearray()
@@ -36,16 +36,16 @@ class PromptScores:
 
     @property
     def complete(self) -> bool:
-        """Whether all tokens but the first one have theirs."""
+        """Whether all tokens but the first have a score."""
         return len(self) == self._wanted
 
     @property
     def nbytes(self) -> int:
-        """Memory of the numbers."""
-        return (2 + 2 * self.most) * NUMBER_BYTES * len(self)
+        """Memory of the scores."""
+        return (2 + 2 * self.top_count) * NUMBER_BYTES * len(self)
 
     def add(self, message: worker_ipc.PromptScores) -> None:
-        """Take in what is new of ``message``; what leaves a gap is not."""
+        """Add the scores of ``message`` that are new. Ignores a message that would leave a gap."""
         count = len(message.chosen) // NUMBER_BYTES
         known = len(self) - (message.first - 1)
         if known < 0 or message.first < 1:
@@ -54,17 +54,17 @@ class PromptScores:
         for mine, theirs, width in (
             (self._chosen, message.chosen, 1),
             (self._ranks, message.ranks, 1),
-            (self._top_ids, message.top_ids, self.most),
-            (self._top, message.top, self.most),
+            (self._top_ids, message.top_ids, self.top_count),
+            (self._top, message.top, self.top_count),
         ):
             size = width * NUMBER_BYTES
             mine.extend(theirs[known * size : max(known, end) * size])
 
     def of(self, place: int) -> Score:
-        """Return the score of the token at ``place`` of the prompt, 1 or more."""
-        row, most = place - 1, self.most
+        """Return the score of the prompt's token at ``place``, which is 1 or more."""
+        row, top_count = place - 1, self.top_count
         chosen, ranks = memoryview(self._chosen).cast("f"), memoryview(self._ranks).cast("i")
         ids, top = memoryview(self._top_ids).cast("i"), memoryview(self._top).cast("f")
-        columns = slice(row * most, (row + 1) * most)
+        columns = slice(row * top_count, (row + 1) * top_count)
         likeliest: list[float] = list(top[columns])
         return Score(chosen[row], ranks[row], ids[columns].tolist(), likeliest)

@@ -1,7 +1,7 @@
-"""The request log: all that is needed to go on with a running request in another worker.
+"""Request log: everything that another worker needs to continue a running request.
 
-A request is in the log from its admission to its one :meth:`RequestLog.release`, whatever its end.
-It holds tokens and text state and nothing that holds it, so it dies by reference counting alone.
+A request is in the log from its admission to its one :meth:`RequestLog.release`. Nothing that it
+references refers back to it, so reference counting alone frees it.
 """
 
 from __future__ import annotations
@@ -22,23 +22,25 @@ from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.worker_ipc import Logprobs, Media, Sampling, Started, Submit
 
 TOKEN_BYTES = 8 + sys.getsizeof(1 << 20)
-"""A list slot and, above the small integers, an object."""
+"""Bytes of a token in a list: its slot and, for larger integers, an object."""
 PIECE_BYTES = 8 + sys.getsizeof("")
 LOGPROB_BYTES = 100
-"""One log probability that a client has not got yet, as an object or as JSON (``tests/unit/engine/
-frontend/test_request_log.py``)."""
+"""Bytes of one log probability that is not sent yet, as an object or as JSON.
+
+``tests/unit/engine/frontend/test_request_log.py`` measures it.
+"""
 
 
 class QueueFull(Exception):
-    """The engine holds as many unanswered requests as it may."""
+    """The engine holds the maximum number of unanswered requests."""
 
 
 class RequestFailed(Exception):
-    """A request that ended with an error.
+    """A request ended with an error.
 
-    ``reason`` is ``invalid`` where the client can cure it (``param`` names the field),
-    ``unavailable`` where another replica can answer, ``deadline`` where the request's own has
-    passed, ``error`` otherwise.
+    ``reason`` is ``invalid`` if the client can correct it (``param`` names the field),
+    ``unavailable`` if another replica can answer, ``deadline`` if the request's deadline passed,
+    otherwise ``error``.
     """
 
     def __init__(self, reason: str, message: str, param: str | None = None) -> None:
@@ -48,10 +50,10 @@ class RequestFailed(Exception):
 
 
 class TokenLogprobs(NamedTuple):
-    """A token with the log probabilities of its place.
+    """Log probabilities of one output token.
 
-    ``offset`` is the number of characters of the text before the token's. A token that is not
-    ``shown`` has no text there, as one that ends it.
+    ``offset`` is the number of characters of text before the token. ``shown`` is False for tokens
+    without text, such as one that ends the output.
     """
 
     token_id: int
@@ -61,10 +63,11 @@ class TokenLogprobs(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """New text of a stream; ``finish_reason`` is ``stop`` or ``length`` on the last one.
+    """New output of a request since the previous delta.
 
-    ``token_ids`` are all tokens since the last one. So are those of the log probabilities, where
-    they were asked for. ``stop_reason`` is the stop string or the stop token that ended the text.
+    ``finish_reason`` is ``stop`` or ``length`` in the last delta. ``token_ids`` and ``logprobs``
+    cover all new tokens, also those without text. ``stop_reason`` is the stop string or stop token
+    that ended the output.
     """
 
     text: str
@@ -75,7 +78,7 @@ class Delta(NamedTuple):
 
 
 class TextRules(NamedTuple):
-    """Where a text ends: ``include`` keeps what ended it, a stop string or a stop token."""
+    """Stop strings of a request. ``include`` keeps the stop string or stop token in the text."""
 
     stops: Sequence[str] = ()
     include: bool = False
@@ -86,7 +89,7 @@ ENDS_NOWHERE = TextRules()
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """How a request takes its turn.
+    """Scheduling parameters of a request.
 
     The fields are those of :class:`plimsoll_engine.messages.worker_ipc.Submit`.
     """
@@ -100,14 +103,14 @@ class Admission:
 
 @dataclass(slots=True)
 class Times:
-    """Monotonic seconds."""
+    """Times of a request, in monotonic seconds."""
 
     arrived: float
     last_token: float | None = None
 
 
 class Generation:
-    """One running request."""
+    """One running request, or one choice of it."""
 
     __slots__ = (
         "__weakref__",
@@ -154,7 +157,8 @@ class Generation:
     ) -> None:
         """Begin a generation.
 
-        ``wake`` is set when there is something to :meth:`take`; the choices of one answer share it.
+        ``wake`` is set when :meth:`take` has something to return. The choices of one answer share
+        it.
         """
         self.request_id = request_id
         self.prompt_ids = prompt_ids
@@ -165,28 +169,28 @@ class Generation:
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.parked = False
-        self.with_worker = False  # the present worker was given it and has not ended it
+        self.with_worker = False  # the serving worker has received it and not ended it
         self.losses = 0
-        """Workers that ended while they computed it, since its last token."""
+        """Workers that crashed while they ran it, since its last token."""
         self.attempt = 0
-        """The number of its last submission."""
+        """Number of its latest submission."""
         self.times = Times(arrived=time.monotonic())
         self.started: Started | None = None
         self._detokenizer = detokenizer
-        self._characters = 0  # of the text, with what a stop string may still cut
+        self._characters = 0  # of the text, including what a stop string may still cut
         self._stops = StopMatcher(text.stops, text.include)
         self._include = text.include
         self._pending: list[str] = []
         self._logprobs: list[TokenLogprobs] = []
         self.answer_bytes = 0
-        """Memory of text and log probabilities that its client has not got yet."""
+        """Bytes of text and log probabilities that the client has not received yet."""
         most = sampling.prompt_logprobs
         self.scores = None if most is None else PromptScores(len(prompt_ids), most)
-        """Of the prompt's tokens, where they were asked for."""
+        """Scores of the prompt's tokens, if they were requested."""
         self._searched = 0
         self._closed_at: int | None = None
         self._taken = 0
-        """How many of its tokens were taken."""
+        """Number of output tokens that :meth:`take` has returned."""
         self._error: tuple[str, str, str | None] | None = None
         self.wake = asyncio.Event() if wake is None else wake
         self.ended = asyncio.Event()
@@ -198,13 +202,13 @@ class Generation:
 
     @property
     def done(self) -> bool:
-        """Whether it ended, well or with an error."""
+        """Whether it ended, with or without an error."""
         return self.finish_reason is not None or self._error is not None
 
     def push(
         self, token_id: int, finish_reason: str | None, logprobs: Logprobs | None = None
     ) -> None:
-        """Take in a token of the worker. A stop string ends the request before the worker does."""
+        """Add a token of the worker. A stop string ends the request before the worker does."""
         if self.done:
             return
         self.output_ids.append(token_id)
@@ -212,11 +216,11 @@ class Generation:
         if ends:
             self.stop_reason = token_id
         piece, stopped, offset = "", False, self._characters
-        shown = self._include or not ends  # as in vLLM a stop token is no text
+        shown = self._include or not ends  # as in vLLM, a stop token is not text
         if shown:
-            # Bytes that no character follows are text before the token's own.
+            # Bytes of an unfinished character are text that precedes the token's own.
             before = "" if logprobs is None else self._detokenizer.finish()
-            shown = self._detokenizer.shows(token_id)
+            shown = self._detokenizer.has_text(token_id)
             piece = self._detokenizer.push(token_id)
             self._characters += len(piece)
             if len(piece) > len(before) and piece.startswith(before):
@@ -241,25 +245,25 @@ class Generation:
             self.ended.set()
 
     def score(self, message: worker_ipc.PromptScores) -> None:
-        """Take in what a worker says of the prompt."""
+        """Add a worker's scores of the prompt."""
         if self.scores is not None:
             self.scores.add(message)
 
     def fail(self, error: RequestFailed) -> None:
-        """End the request with an error; one that has ended already stays as it is."""
+        """End the request with an error, unless it has already ended."""
         if not self.done:
             self._error = (error.reason, str(error), error.param)
             self.wake.set()
             self.ended.set()
 
     def take(self, streamed: bool = True) -> Delta | None:
-        """Return what is new since the last call; None for nothing.
+        """Return the output since the previous call; None if there is none.
 
-        Where it is not ``streamed``, it counts as memory until the answer is whole. Raises
+        Without ``streamed``, the output counts as memory until the request ends. Raises
         :class:`RequestFailed`.
         """
         if self._error is not None:
-            # A new one each time: one that is kept would hold this frame, and so this request.
+            # A new exception each time: a stored one would keep this frame, and so this request.
             raise RequestFailed(*self._error)
         if not self._pending and not self.done:
             return None
@@ -275,13 +279,13 @@ class Generation:
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens that a worker had computed for its last one; 0 before the first one."""
+        """Number of tokens that a worker had prefilled for the latest token; 0 before the first."""
         return len(self.prompt_ids) + len(self.output_ids) - 1 if self.output_ids else 0
 
     def tokens_before(self, last: int) -> int:
-        """Return how many tokens come before the first ``last``, always the same one.
+        """Return the number of output tokens before the first ``last``, or all if it is absent.
 
-        All of them where there is none. Each token is looked at once.
+        ``last`` must be the same in every call. Each token is compared once.
         """
         if self._closed_at is None and last in self.output_ids[self._searched :]:
             self._closed_at = self.output_ids.index(last, self._searched)
@@ -289,9 +293,9 @@ class Generation:
         return self._searched if self._closed_at is None else self._closed_at
 
     def submission(self) -> Submit:
-        """Return what a worker must know to go on from here, as a new attempt.
+        """Return the message that lets a worker continue from here, as a new attempt.
 
-        Tokens of an earlier one are none of its own.
+        Replies to earlier attempts are ignored.
         """
         self.attempt += 1
         sampling = self.sampling
@@ -314,7 +318,7 @@ class Generation:
 
 
 class RequestLog:
-    """Every request that was admitted and not yet released, oldest first."""
+    """Log of the requests that were admitted and not released, oldest first."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -324,21 +328,21 @@ class RequestLog:
         return len(self._running)
 
     def admit(self, *generations: Generation) -> None:
-        """All of them or, with :class:`QueueFull`, none."""
+        """Admit all of ``generations``, or none and raise :class:`QueueFull`."""
         if len(self._running) + len(generations) > self.capacity:
             raise QueueFull(
-                f"{len(self._running)} requests wait for an answer and {len(generations)} more are "
-                f"over the most, {self.capacity} (--max-queued)"
+                f"{len(self._running)} requests wait for an answer and {len(generations)} more "
+                f"would exceed the limit of {self.capacity} (--max-queued)"
             )
         for generation in generations:
             self._running[generation.request_id] = generation
 
     def get(self, request_id: str) -> Generation | None:
-        """Return the running generation of that id; None where it has been released."""
+        """Return the running generation with that id; None if it has been released."""
         return self._running.get(request_id)
 
     def release(self, request_id: str) -> Generation | None:
-        """Return the one end of a request; None where it was released before."""
+        """Remove and return a request; None if it has already been released."""
         return self._running.pop(request_id, None)
 
     def unfinished(self) -> list[Generation]:
@@ -346,32 +350,28 @@ class RequestLog:
         return [generation for generation in self._running.values() if not generation.done]
 
     def to_resubmit(self) -> list[Generation]:
-        """Return every unfinished request with its tokens so far, oldest first.
+        """Return the unfinished requests to carry over, oldest first, without the parked ones.
 
-        This is the carry-over; parked ones stay parked.
-
-        The next worker makes again what a dead one had made and not sent: token i depends on the
-        tokens before it and on (seed, i) alone, so the client sees one text.
+        The next worker repeats the tokens that a dead one had computed but not sent. Token i
+        depends only on the tokens before it and on (seed, i), so the client sees one consistent
+        text.
         """
         return [generation for generation in self.unfinished() if not generation.parked]
 
     def adapters(self) -> list[RegisteredAdapter]:
-        """Return the adapter of each request which has one."""
+        """Return the adapter of each request that uses one."""
         found = (generation.admission.adapter for generation in self._running.values())
         return [adapter for adapter in found if adapter is not None]
 
     def fail_all(self, reason: str, message: str) -> None:
-        """End all of them with the same error."""
+        """End all unfinished requests with the same error."""
         for generation in self.unfinished():
             generation.fail(RequestFailed(reason, message))
 
     def bytes(self) -> int:
-        """Memory of the tokens held, and of what is known of their answers.
-
-        With the log probabilities of prompts, and the lists of allowed tokens.
-        """
+        """Return the bytes of tokens, unsent output, prompt scores and lists of allowed tokens."""
         running = self._running.values()
-        # Choices share theirs.
+        # Choices of one request share their prompt.
         shared = {id(g.prompt_ids): len(g.prompt_ids) for g in running}
         allowed = (g.sampling.allowed_token_ids for g in running)
         shared |= {id(one): len(one) for one in allowed if one is not None}
@@ -380,9 +380,9 @@ class RequestLog:
         return TOKEN_BYTES * tokens + scores + sum(g.answer_bytes for g in running)
 
     def media_bytes(self) -> int:
-        """Return the bytes of the tensors of images and sounds, each counted once.
+        """Return the bytes of image and audio tensors, each counted once.
 
-        Those that the processor cache holds as well are counted there too.
+        Tensors that the processor cache also holds count there as well.
         """
         media = {id(m.data): len(m.data or b"") for g in self._running.values() for m in g.media}
         return sum(media.values())

@@ -1,7 +1,7 @@
-"""Text to tokens and chats to text, from the files of a checkpoint; no torch.
+"""Tokenization of text and rendering of chats, from the files of a checkpoint; no torch.
 
-Chat templates are compiled by transformers: its filters, tags, globals and sandbox. What is added
-is a bound on the output, and errors that name the template's line.
+transformers compiles the chat templates, with its filters, tags, globals and sandbox. This module
+adds a limit on the output, and errors that name the template's line.
 """
 
 from __future__ import annotations
@@ -22,31 +22,34 @@ from plimsoll_engine.checkpoint import (
     Checkpoint,
 )
 from plimsoll_engine.errors import UsageError
-from plimsoll_engine.frontend.requests.detokenize import Detokenizer, context_of, special_ids
+from plimsoll_engine.frontend.requests.detokenize import Detokenizer, prompt_context, special_ids
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""What stands for a byte in vocabularies of SentencePiece."""
+"""Name of a token that stands for a byte in SentencePiece vocabularies."""
 _PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 BYTES_OF_LETTERS = {chr(byte): byte for byte in _PRINTABLE} | {
     chr(256 + number): byte for number, byte in enumerate(_OTHERS)
 }
-"""The letters that stand for bytes in byte-level vocabularies: printable ones for themselves, the
-others from U+0100 on, as GPT-2 began it."""
+"""Bytes of the letters of byte-level vocabularies, as in GPT-2.
+
+Printable characters stand for themselves; letters from U+0100 on stand for the other bytes.
+"""
 
 
 class TemplateError(Exception):
-    """The chat cannot be written as a prompt; the message is the template's own."""
+    """The chat template rejected the chat. The message is the template's own."""
 
 
 class TooLong(TemplateError):
-    """The chat's prompt is longer than any that fits."""
+    """The rendered chat exceeds the maximum length."""
 
 
 class Tokenizer:
-    """The tokenizer of the checkpoint in ``model``; UsageError names the file that is wrong.
+    """Tokenizer and chat templates of the checkpoint in ``model``.
 
-    The others are as in :meth:`Checkpoint.read`.
+    The other parameters are those of :meth:`Checkpoint.read`. Raises UsageError with the name of a
+    wrong file.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class Tokenizer:
     ) -> None:
         self.checkpoint = checkpoint = Checkpoint.read(model, chat_template, generation_config)
         self._tokenizer = checkpoint.tokenizer
-        # What the parsed tokenizer takes is not told; its file's size is of the same order.
+        # The library does not report the parsed size; the file's size is of the same order.
         self.file_bytes = (model / TOKENIZER).stat().st_size
         added = checkpoint.tokenizer.get_added_tokens_decoder()
         self._added = {token.content: number for number, token in added.items()}
@@ -63,7 +66,7 @@ class Tokenizer:
         self._special = special_ids(checkpoint.tokenizer)
         self.vocab_size = checkpoint.num_tokens
         self.eos_ids = checkpoint.ends
-        self._middle = context_of(self._tokenizer, self.encode_rendered("a"))
+        self._middle = prompt_context(self._tokenizer, self.encode_rendered("a"))
         self._middle_text = self.decode(self._middle)
         self.chat_template = checkpoint.chat_templates.get(DEFAULT_TEMPLATE)
         where = chat_template or "the checkpoint"
@@ -74,22 +77,22 @@ class Tokenizer:
         }
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a plain prompt, with what the tokenizer adds itself (a BOS, if any)."""
+        """Return the tokens of a plain prompt, including added ones such as BOS."""
         return self._encode(text, True)
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Tokens of a chat: its template already wrote every special token."""
+        """Return the tokens of a rendered chat, whose template wrote all special tokens."""
         return self._encode(text, False)
 
     def _encode(self, text: str, special: bool) -> list[int]:
-        # The library's encode() of a single text computes offsets, too, and takes four times as
-        # long.
+        # The library's encode() of a single text also computes offsets, which takes four times
+        # as long.
         (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=special)
         ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ``ids``, special tokens included."""
+        """Return the text of ``ids``, including special tokens."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
 
@@ -99,25 +102,25 @@ class Tokenizer:
         skip_special_tokens: bool = True,
         shown: Collection[str] = (),
     ) -> Callable[[], Detokenizer]:
-        """Return what makes the decoder of a text after ``prompt_ids``, one for each choice.
+        """Return a factory of detokenizers for continuations of ``prompt_ids``.
 
-        Special tokens that are ``shown`` are never skipped.
+        It makes one for each choice. Special tokens in ``shown`` are never skipped.
         """
         skipped = frozenset[int]()
         if skip_special_tokens:
             skipped = self._special - {self._added[text] for text in shown if text in self._added}
-        context = context_of(self._tokenizer, prompt_ids, skipped)
+        context = prompt_context(self._tokenizer, prompt_ids, skipped)
         return lambda: Detokenizer(self._tokenizer, context, skipped)
 
     def token_text(self, token_id: int) -> str:
-        """Return what one token stands for in the middle of a text, special ones included."""
+        """Return the text of one token in the middle of a text, even for special tokens."""
         text = self.decode([*self._middle, token_id])
         if text.startswith(self._middle_text):
             return text[len(self._middle_text) :]
         return self.decode([token_id])
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that one token stands for, which may be part of a character."""
+        """Return the bytes of one token, which may be part of a character."""
         name = self._tokenizer.id_to_token(token_id)
         if name is not None and name not in self._added:
             if self._byte_level and all(letter in BYTES_OF_LETTERS for letter in name):
@@ -127,18 +130,21 @@ class Tokenizer:
         return self.token_text(token_id).encode()
 
     def token_id(self, text: str) -> int | None:
-        """Return the token that is ``text``; None where no single one is."""
+        """Return the ID of the token ``text``; None if it is not a single token."""
         found: int | None = self._tokenizer.token_to_id(text)
         return found
 
     def added_token(self, text: str) -> int | None:
-        """Return the added token whose text this is, which no other tokens spell."""
+        """Return the ID of the added token ``text``, which other tokens cannot spell.
+
+        None if absent.
+        """
         return self._added.get(text)
 
     def token_names(self, ids: Sequence[int]) -> list[str | None]:
-        """Return each token as the vocabulary writes it; None for one that it lacks.
+        """Return each token as the vocabulary writes it; None for unknown IDs.
 
-        A byte that is part of a character has a name of its own there, and no text.
+        A byte that is part of a character has a name of its own there, but no text.
         """
         return [self._tokenizer.id_to_token(token) for token in ids]
 
@@ -157,10 +163,10 @@ class Tokenizer:
         max_characters: int | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """Return the prompt of a chat, ready for the assistant's turn where that is to be added.
+        """Return the prompt of a chat, with the generation prompt if requested.
 
-        It is given up once it is longer than ``max_characters``. ``variables`` are the template's
-        own (``enable_thinking``).
+        ``variables`` are those of the template, such as ``enable_thinking``. Raises
+        :class:`TooLong` beyond ``max_characters``.
         """
         template = self._templates.get(self._name(bool(tools)))
         if template is None:
@@ -177,32 +183,32 @@ class Tokenizer:
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
             )
-            return _joined(pieces, max_characters)
+            return _join(pieces, max_characters)
         except TooLong:
             raise
-        except Exception as error:  # noqa: BLE001 - a template may do anything
+        except Exception as error:  # noqa: BLE001 - a template may raise anything
             why = str(error) or type(error).__name__
             if not isinstance(error, jinja2.TemplateError):
                 why = f"{type(error).__name__}: {why}"
             raise TemplateError(
-                f"the chat template refuses these messages{_line_of(error)}: {why}"
+                f"the chat template rejects these messages{_format_line(error)}: {why}"
             ) from None
 
 
-def _joined(pieces: Iterable[str], most: int | None) -> str:
-    """Join the pieces of a template; raise :class:`TemplateError` beyond ``most`` characters."""
+def _join(pieces: Iterable[str], max_characters: int | None) -> str:
+    """Join the pieces of a template. Raise :class:`TooLong` beyond ``max_characters``."""
     taken: list[str] = []
     size = 0
     for piece in pieces:
         taken.append(piece)
         size += len(piece)
-        if most is not None and size > most:
-            raise TooLong(f"the chat makes a prompt of more than {most} characters")
+        if max_characters is not None and size > max_characters:
+            raise TooLong(f"the chat's prompt has more than {max_characters} characters")
     return "".join(taken)
 
 
 def _compile(source: str, where: str) -> jinja2.Template:
-    # Half a second of imports, which a model without a template does not need.
+    # Half a second of imports that a model without a template does not need.
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     try:
@@ -214,8 +220,8 @@ def _compile(source: str, where: str) -> jinja2.Template:
     return template
 
 
-def _line_of(error: Exception) -> str:
-    """Return where in the template ``error`` was raised, for a message; empty where none knows."""
+def _format_line(error: Exception) -> str:
+    """Return `` in line N`` for the template's line that raised ``error``; empty if unknown."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename in ("<template>", "<unknown>")]
     return f" in line {lines[-1]}" if lines else ""

@@ -1,4 +1,4 @@
-"""Processes whose zygote has died: children of the frontend from then on, which sees them end."""
+"""Processes whose zygote has died. The frontend, a subreaper, becomes their parent."""
 
 from __future__ import annotations
 
@@ -16,25 +16,32 @@ from plimsoll_engine.messages.zygote_ipc import Exited
 log = logging.getLogger(__name__)
 
 PR_SET_CHILD_SUBREAPER = 36
-"""linux/prctl.h"""
+"""From linux/prctl.h."""
 
 
 def become_subreaper() -> None:
-    """Take in descendants that lose their parents: they become this process's, not init's."""
+    """Make this process the parent of descendants that lose theirs, in place of init."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         log.error("not a subreaper", extra={"errno": ctypes.get_errno()})
 
 
-class Adopted:
-    """``on_exit`` is called for each one that ended, as a zygote calls it for its own."""
+class OrphanWatcher:
+    """Watcher of processes whose zygote has died.
+
+    ``on_exit`` is called once for each process that exits, with the message that a zygote would
+    send.
+    """
 
     def __init__(self, on_exit: Callable[[Exited], None]) -> None:
         self._on_exit = on_exit
         self._pidfds: dict[int, int] = {}
 
     def adopt(self, number: int, pid: int, role: Role, rank: int = 0) -> None:
-        """Watch ``pid``, whose parent is gone and was waited for."""
+        """Watch ``pid``, whose zygote has been reaped.
+
+        ``number`` is its epoch, or the number of a weight server.
+        """
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -45,7 +52,7 @@ class Adopted:
         loop.add_reader(pidfd, self._ended, number, pid, role, rank)
 
     def kill(self) -> None:
-        """End all that are left."""
+        """Send SIGKILL to all watched processes."""
         for pidfd in self._pidfds.values():
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -55,15 +62,15 @@ class Adopted:
         asyncio.get_running_loop().remove_reader(pidfd)
         os.close(pidfd)
         code = -int(signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):  # it is init's: how it ended is unknown
+        with contextlib.suppress(ChildProcessError):  # a child of init: its exit status is unknown
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         self._on_exit(Exited(number, pid, code, role, rank))
 
 
-def reap_strangers(known: set[int]) -> None:
-    """Wait for the ended children that are none of ``known``: what a killed worker left."""
+def reap_unknown_children(known: set[int]) -> None:
+    """Reap exited children whose pid is not in ``known``, such as children of a killed worker."""
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if found.si_pid in known:
-                return  # whoever knows it waits for it; the others' turn comes later
+                return  # its owner reaps it; the next call continues from here
             os.waitpid(found.si_pid, 0)

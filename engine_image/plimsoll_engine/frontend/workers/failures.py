@@ -1,8 +1,8 @@
-"""What a failure ends, and how often it may happen: everything behind the frontend asks here.
+"""Failure handling of the frontend: what to restart after a failure, and how often.
 
-A failure ends the smallest circle that cures it: a request, a worker, the zygote, all processes or
-the engine. Each circle has an exception and a budget of its own. A budget is spent by failures in a
-row; one whose successor served for a minute is none of them.
+A failure ends the smallest scope that cures it: a request, a worker, the zygote, all processes or
+the engine. Each scope has an exception and a crash budget. Only consecutive failures spend a
+budget: a process that served for a minute resets it.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from enum import Enum, auto
 from plimsoll_engine.frontend.requests.request_log import Generation, RequestFailed
 
 CRASH_DELAYS_S = (0.0, 0.0, 1.0, 2.0, 4.0)
-"""What each crash in a row is waited for before the next worker; one more ends the engine. The
-first two may be chance. A fault that is not in a worker's state is not cured by a further fork: the
-kubelet's restart with its back-off of 10 s and more takes over. Until then the requests are held.
+"""Delay before the restart after each consecutive crash. One more crash ends the engine.
+
+The first two crashes may be chance, so they cost no delay. Restarting a worker does not cure a
+fault outside its state, so the kubelet's restart back-off (10 s and more) takes over. Requests wait
+meanwhile.
 """
-SETTLED_S = 60.0
-"""A worker that has served for so long ends a row of crashes."""
+HEALTHY_AFTER_S = 60.0
+"""Serving time after which a worker's crashes no longer count as consecutive."""
 SUSPECTED = 2
-"""So many workers ended while a request made no token."""
+"""Number of workers that must crash, without a token between, before a request is suspected."""
 
 
 class WorkerLost(Exception):
-    """A worker ended, or never became ready.
+    """A worker exited, or never became ready.
 
-    ``permanent``: it said that its settings or its checkpoint are wrong, so that another one will
-    fail as well.
+    ``permanent`` means that the worker reported wrong settings or a wrong checkpoint, so another
+    worker would fail as well.
     """
 
     def __init__(self, message: str, permanent: bool = False) -> None:
@@ -38,72 +40,76 @@ class WorkerLost(Exception):
 
 
 class ForkRefused(Exception):
-    """The kernel let the zygote have no further process; the zygote itself serves on."""
+    """The kernel refused the zygote another process. The zygote itself still works."""
 
 
 class ZygoteLost(Exception):
-    """The zygote ended or does not answer."""
+    """The zygote exited or does not answer."""
 
 
-class GaveUp(Exception):
-    """No worker can be had: the engine ends."""
+class WorkerUnrecoverable(Exception):
+    """No worker can be started, so the engine exits."""
 
 
-class Circle(Enum):
-    """What ends, from the smallest on."""
+class FailureScope(Enum):
+    """Scope of a failure: what has to end, from small to large."""
 
     WORKER = auto()
     ZYGOTE = auto()
-    """Its processes live on, as the frontend's own."""
+    """Only the zygote. The frontend becomes the parent of its processes."""
     PROCESSES = auto()
-    """The zygote with all that it has forked."""
+    """The zygote and every process that it forked."""
 
 
 class CrashBudget:
-    """How many crashes in a row are tolerated, and how long each is waited for.
+    """Limit on consecutive crashes, with a delay before each restart.
 
-    One that :meth:`serves` for ``settled_s`` seconds ends the row, however it ends.
+    A process that has served for ``healthy_after_s`` seconds before it crashes resets the count.
     """
 
     def __init__(
         self,
         delays_s: Sequence[float] = CRASH_DELAYS_S,
-        settled_s: float = SETTLED_S,
+        healthy_after_s: float = HEALTHY_AFTER_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._delays_s = delays_s
-        self._settled_s = settled_s
+        self._settled_s = healthy_after_s
         self._clock = clock
-        self._row = 0
+        self._consecutive = 0
         self._since: float | None = None
 
     def reset(self) -> None:
-        """Forget the row: its cause may be gone."""
-        self._row, self._since = 0, None
+        """Forget the crashes so far, because their cause may be gone."""
+        self._consecutive, self._since = 0, None
 
-    def serves(self) -> None:
-        """Note that one serves from now on."""
+    def mark_serving(self) -> None:
+        """Record that the process serves from now on."""
         self._since = self._clock()
 
     def spend(self) -> float | None:
-        """Count a crash, or a start that failed.
+        """Count a crash or a failed start.
 
-        Returns the seconds to wait before the next one, None when it was one too many.
+        Return the seconds to wait before the restart, or None if the budget is exhausted.
         """
         if self._since is not None and self._clock() - self._since >= self._settled_s:
-            self._row = 0
+            self._consecutive = 0
         self._since = None
-        self._row += 1
-        return self._delays_s[self._row - 1] if self._row <= len(self._delays_s) else None
+        self._consecutive += 1
+        return (
+            self._delays_s[self._consecutive - 1]
+            if self._consecutive <= len(self._delays_s)
+            else None
+        )
 
 
 class Quarantine:
-    """Requests that may be what ends the workers: each of them is computed again alone.
+    """Requests that may have crashed the workers that ran them. Each one runs again alone.
 
-    A request that ends its worker is carried over and ends the next one, until the engine gives up
-    with all the others. What was running when two workers in a row ended, without a token between,
-    is suspected: only one of the suspects is with a worker at a time, until its next token clears
-    it. The one that a third worker ends with has an error, and the others go on.
+    Without quarantine, a request that crashes its worker is carried over and crashes the next one,
+    until the engine gives up. A request is suspected after two consecutive workers crashed while
+    they ran it, without a token between. Only one suspect runs at a time, until its next token
+    clears it. If a third worker crashes, the suspect fails and the other requests continue.
     """
 
     def __init__(self) -> None:
@@ -111,7 +117,7 @@ class Quarantine:
         self._tried: Generation | None = None
 
     def worker_lost(self, unfinished: Sequence[Generation]) -> None:
-        """Count the loss of a worker for what it computed; end the suspect that was with it."""
+        """Count the loss of a worker for each request it ran, and fail the suspect among them."""
         tried, self._tried = self._tried, None
         for generation in unfinished:
             if not generation.with_worker:
@@ -123,20 +129,23 @@ class Quarantine:
                 )
 
     def release(self, generation: Generation) -> None:
-        """Forget a request that is over."""
+        """Forget a request that ended."""
         if generation in self._waiting:
             self._waiting.remove(generation)
         if generation is self._tried:
             self._tried = None
 
     def admit(self, carried: Sequence[Generation]) -> list[Generation]:
-        """Return those of ``carried`` that are not suspected. The others wait for :meth:`next`."""
+        """Return the requests of ``carried`` that are not suspected.
+
+        :meth:`next` returns the suspects.
+        """
         suspects = [generation for generation in carried if generation.losses >= SUSPECTED]
         self._waiting = deque(suspects)
         return [generation for generation in carried if generation.losses < SUSPECTED]
 
     def next(self) -> Generation | None:
-        """Return the suspect that is to be computed now; None while another one is."""
+        """Return the suspect to run now, or None while another one runs."""
         tried = self._tried
         if tried is not None and tried.with_worker and tried.losses and not tried.done:
             return None
@@ -150,7 +159,7 @@ class Quarantine:
 
 
 class Failures:
-    """The budgets of one engine, and what each failure of its processes ends."""
+    """Crash budgets of one engine, and the rules for what to restart."""
 
     def __init__(self) -> None:
         self.requests = Quarantine()
@@ -158,33 +167,35 @@ class Failures:
         self.standby = CrashBudget()
         self.zygote = CrashBudget()
 
-    def worker_ended(self, error: WorkerLost) -> float:
-        """Count the end of the worker that serves, or was to.
+    def count_worker_end(self, error: WorkerLost) -> float:
+        """Return the seconds to wait before the next worker starts, and count this one's end.
 
-        Returns the seconds to wait before the next one. Raises :class:`GaveUp`.
+        Raises :class:`WorkerUnrecoverable` if the budget is exhausted or the error is permanent.
         """
         delay_s = self.worker.spend()
         if error.permanent:
-            raise GaveUp(f"no worker can be started: {error}")
+            raise WorkerUnrecoverable(f"no worker can be started: {error}")
         if delay_s is None:
-            raise GaveUp(f"the worker keeps crashing; last reason: {error}")
+            raise WorkerUnrecoverable(f"the worker keeps crashing; last reason: {error}")
         return delay_s
 
     @staticmethod
-    def not_started(error: Exception, another_serves: bool) -> Circle:
-        """Return what ends where a worker could not be forked.
+    def scope_of_failed_start(error: Exception, another_serves: bool) -> FailureScope:
+        """Return what to end if a worker could not be forked.
 
-        A zygote that hangs is replaced in any case. One that may not fork stays while a worker
-        serves: the kernel's limit is the same for the next one.
+        A zygote that hangs is always replaced. A zygote that may not fork is kept while a worker
+        serves: the kernel's limit would stop the next zygote as well.
         """
         refused = isinstance(error, ForkRefused) and not another_serves
-        return Circle.ZYGOTE if refused or isinstance(error, ZygoteLost) else Circle.WORKER
+        return (
+            FailureScope.ZYGOTE if refused or isinstance(error, ZygoteLost) else FailureScope.WORKER
+        )
 
     @staticmethod
-    def not_reaped(needed: bool) -> Circle:
-        """Return what ends where a process outlives SIGKILL.
+    def scope_of_unkillable_process(needed: bool) -> FailureScope:
+        """Return what to end if a process survives SIGKILL.
 
-        All of them where the next worker needs what it holds. Any other goes when the driver lets
-        it.
+        ``needed`` means that the next worker needs the memory of that process. Otherwise the
+        process exits once the driver releases it.
         """
-        return Circle.PROCESSES if needed else Circle.WORKER
+        return FailureScope.PROCESSES if needed else FailureScope.WORKER

@@ -1,9 +1,9 @@
-"""What waits to be written to the worker. Pure.
+"""Messages that wait to be written to the worker. Pure.
 
-A hung worker does not read, and clients come and go meanwhile. Were each message written to the
-socket's buffer, that buffer would grow for as long as the hang; here an abort cancels a submission
-that was not written yet, so that the outbox never holds more than one message a live request, and
-one abort for each request that the worker was given before it hung.
+A hung worker does not read while clients come and go, so writing every message to the socket buffer
+would grow that buffer without bound. In this queue, an abort cancels a submission that was not
+written yet. It therefore never holds more than one message for each live request, and one abort for
+each request that the worker received before it hung.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from plimsoll_engine.messages.worker_ipc import Abort, Stop, Submit, ToWorker
 
 
 class Outbox:
-    """Messages in the order they are to be written."""
+    """Queue of messages to the worker, in sending order."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, ToWorker] = {}
@@ -24,7 +24,7 @@ class Outbox:
     def put(self, message: ToWorker) -> None:
         """Queue a message.
 
-        An abort takes back a submission that was not sent yet, and a stop everything.
+        An abort cancels a submission that was not sent yet, and a stop clears the whole queue.
         """
         if isinstance(message, Stop):
             self._waiting = {"stop": message}
@@ -38,7 +38,7 @@ class Outbox:
             self._waiting[f"query {self._count}"] = message
 
     def take(self) -> ToWorker | None:
-        """Return the next message, or None."""
+        """Remove and return the next message, or None if the queue is empty."""
         for key in self._waiting:
             return self._waiting.pop(key)
         return None

@@ -1,11 +1,10 @@
-"""A successor that is made before anybody asks for it, so that a restart need not wait for one.
+"""Standby worker: a successor prepared in advance, so that a restart need not wait for one.
 
-It has its context, weights and kernels, like any successor, and waits for its turn. It writes to
-nothing that the serving worker uses: not to the KV pool, which it only maps, and not to the
-weights. There is one at most, always or while somebody holds a lease on it. It is begun with a
-report of the serving worker, so that whatever that one carries over comes first, and only with
-memory to spare. Where it ends by itself, another one is begun, as often as a worker that serves may
-crash; the serving worker does not notice.
+It has its CUDA context, weights and kernels, like any successor. It writes to nothing that the
+serving worker uses: it only maps the weights and the KV pool. At most one exists, always or while
+someone holds a lease on it. It starts after a report of the serving worker, once that worker has
+taken over carried requests, and only if memory is free. If it crashes, another one starts, within
+the same crash budget as a serving worker. The serving worker does not notice.
 """
 
 from __future__ import annotations
@@ -36,17 +35,22 @@ from plimsoll_engine.settings import StandbyPolicy
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-"""At least so long after its end the next one is begun: a replacement of the worker comes first."""
+"""Minimum delay before a new standby starts; replacing the serving worker has priority."""
 REFUSED_RETRY_S = 10.0
-"""After so long it is looked again whether there is memory."""
+"""Delay before free memory is checked again."""
 HOST_SPARE_BYTES = 1 << 30
 DEVICE_SPARE_BYTES = 2 << 30
-"""What must be free for each rank, and on each device, before one is begun. It takes less than half
-of it, so that the serving worker does not run out of memory for its sake."""
+"""Free memory, for each rank on the host and on each device, that a standby needs to start.
+
+It uses less than half of that, so the serving worker does not run out of memory.
+"""
 
 
 class Standby:
-    """``policy``: when there is one. ``timeout_s`` is for its preparation."""
+    """Manager of the standby worker.
+
+    ``policy`` says when a standby should exist. ``timeout_s`` limits its preparation.
+    """
 
     def __init__(
         self,
@@ -58,71 +62,73 @@ class Standby:
     ) -> None:
         self.policy = policy
         self.error: str | None = None
-        """Why there is none although one is wanted."""
+        """Why there is no standby although one is wanted."""
         self._workers = workers
         self._timeout_s = timeout_s
         self._headroom = headroom
         self._crashes = crashes
         self._not_before: float | None = 0.0
-        """When the next one may be begun (CLOCK_MONOTONIC); None while too many have ended."""
+        """Earliest start of the next standby (CLOCK_MONOTONIC); None if the crash budget is
+        exhausted.
+        """
         self._leased_until = 0.0
         self._lease: asyncio.TimerHandle | None = None
-        self._giving_back: asyncio.Task[None] | None = None
+        self._stopping: asyncio.Task[None] | None = None
         self._handle: WorkerHandle | None = None
         self._preparing: asyncio.Task[WorkerHandle] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._memory = StandbyMemory()
 
     @property
-    def wanted(self) -> bool:
-        """Whether there should be one now."""
+    def is_wanted(self) -> bool:
+        """Whether a standby should exist now."""
         if self.policy is StandbyPolicy.ON_SUSPICION:
             return time.monotonic() < self._leased_until
         return self.policy is StandbyPolicy.ALWAYS
 
     @property
     def prepared(self) -> worker_ipc.Prepared | None:
-        """What the standby said of itself; None while there is none that could serve."""
+        """The standby's Prepared message; None if no standby is ready to serve."""
         preparing = self._preparing
         if preparing is None or not preparing.done() or preparing.cancelled():
             return None
-        if preparing.exception() is not None or preparing.result().gone_or_lost:
+        if preparing.exception() is not None or preparing.result().is_lost:
             return None
         return preparing.result().prepared.result()
 
     @property
     def status(self) -> StandbyStatus | None:
-        """What the engine says of it; None where the policy is to have none."""
+        """Status for the admin API; None if the policy is ``never``."""
         if self.policy is StandbyPolicy.NEVER:
             return None
         if self.prepared is not None:
             return StandbyStatus(StandbyState.PREPARED)
         state = StandbyState.ABSENT if self._preparing is None else StandbyState.PREPARING
-        return StandbyStatus(state, self.error if self.wanted else None)
+        return StandbyStatus(state, self.error if self.is_wanted else None)
 
     @property
     def processes(self) -> list[ProcessMemory]:
-        """The processes of its ranks from their fork on; none where there is no standby."""
+        """Processes of the standby's ranks since their fork; empty if there is no standby."""
         handle = self._handle
-        if self._preparing is None or handle is None or handle.gone_or_lost:
+        if self._preparing is None or handle is None or handle.is_lost:
             return []
         if (prepared := self.prepared) is not None and prepared.memory is not None:
-            return [prepared.memory, *prepared.others]  # they do nothing since
+            return [prepared.memory, *prepared.others]  # unchanged while they wait
         return [
             ProcessMemory(Role.WORKER, pid, name=STANDBY, private=private_anon(pid))
-            for pid in handle.living
+            for pid in handle.live_pids
         ]
 
     def ledger(self) -> list[LedgerEntry]:
-        """Return what the standby holds."""
+        """Return the ledger entries of the standby's memory."""
         return self._memory.entries(self.processes)
 
     def lease(self, lease_s: float) -> None:
-        """Want one for so many seconds from now on; with 0, or when they are over, none any more.
+        """Request a standby for the next ``lease_s`` seconds; 0 ends the lease.
 
-        Again renews the lease.
+        A repeated call renews the lease.
         """
-        if not self.wanted:  # what went wrong before may be over
+        if not self.is_wanted:  # the cause of earlier failures may be gone
             self._crashes.reset()
             self._not_before, self.error = 0.0, None
         if self._lease is not None:
@@ -131,32 +137,29 @@ class Standby:
         self._leased_until = time.monotonic() + lease_s
         if lease_s > 0:
             loop = asyncio.get_running_loop()
-            self._lease = loop.call_later(lease_s, self._give_back, "its lease is over")
+            self._lease = loop.call_later(lease_s, self._stop_in_background, "its lease expired")
         else:
-            self._give_back("it is no longer wanted")
+            self._stop_in_background("it is no longer wanted")
 
-    def epoch_begun(self) -> None:
-        """Forget what an earlier epoch's standby held, and its lease."""
+    def on_epoch_started(self) -> None:
+        """Forget the previous epoch's standby memory, and end the lease."""
         self._memory = StandbyMemory()
         self.close()
 
-    def reported(self, devices: Sequence[DeviceMemory]) -> None:
-        """Begin a standby where none is, beside the worker that reports its ``devices``."""
+    def on_report(self, devices: Sequence[DeviceMemory]) -> None:
+        """Start a standby if one is due, when the serving worker reports its ``devices``."""
         if self._preparing is None:
             due = self._not_before is not None and time.monotonic() >= self._not_before
-            if self.wanted and due:
-                self._begin(devices)
+            if self.is_wanted and due:
+                self._start(devices)
         else:
-            self._memory.seen(devices, self.prepared is not None)
+            self._memory.update(devices, self.prepared is not None)
 
     async def take(self) -> WorkerHandle | None:
-        """Return the standby, which is none any more; waits where it still prepares itself.
-
-        None where there is none, or where it failed.
-        """
-        if self._giving_back is not None:  # a successor beside it would be one worker too many
-            await asyncio.wait({self._giving_back})
-        preparing = self._leave()
+        """Remove and return the standby once it is prepared; None if there is none or it failed."""
+        if self._stopping is not None:  # another successor beside it would need more memory
+            await asyncio.wait({self._stopping})
+        preparing = self._detach()
         if preparing is None:
             return None
         try:
@@ -164,11 +167,11 @@ class Standby:
         except WorkerLost as error:
             self.error = str(error)
             return None
-        return None if handle.gone_or_lost else handle
+        return None if handle.is_lost else handle
 
     async def end(self) -> None:
-        """End the standby, also one that still prepares itself. Again does nothing more."""
-        preparing = self._leave()
+        """Stop the standby, even if it is still preparing. Idempotent."""
+        preparing = self._detach()
         if preparing is None:
             return
         preparing.cancel()
@@ -177,36 +180,36 @@ class Standby:
             await self._workers.abandon(preparing.result())
 
     def close(self) -> None:
-        """End a lease. A standby that was taken for a restart stays with that restart."""
+        """End the lease. A standby that a restart has taken is not affected."""
         self._leased_until = 0.0
         if self._lease is not None:
             self._lease.cancel()
             self._lease = None
 
-    def _give_back(self, reason: str) -> None:
+    def _stop_in_background(self, reason: str) -> None:
         if self._preparing is not None:
-            log.info("standby worker given back", extra={"reason": reason})
-            self._giving_back = asyncio.create_task(self.end(), name="standby worker's end")
+            log.info("standby worker stopped", extra={"reason": reason})
+            self._stopping = asyncio.create_task(self.end(), name="standby worker stop")
 
-    def _begin(self, devices: Sequence[DeviceMemory]) -> None:
-        if (lack := self._lack(devices)) is not None:
+    def _start(self, devices: Sequence[DeviceMemory]) -> None:
+        if (lack := self._memory_shortage(devices)) is not None:
             if lack != self.error:
                 log.warning("no standby worker", extra={"reason": lack})
             self.error, self._not_before = lack, time.monotonic() + REFUSED_RETRY_S
             return
         self._memory.begin(devices)
         self._handle = self._workers.successor()
-        self._preparing = asyncio.create_task(self._prepared(self._handle), name="standby worker")
+        self._preparing = asyncio.create_task(self._prepare(self._handle), name="standby worker")
         self._watching = asyncio.create_task(
-            self._watch(self._preparing), name="standby worker's watch"
+            self._watch(self._preparing), name="standby worker watch"
         )
 
-    async def _prepared(self, handle: WorkerHandle) -> WorkerHandle:
+    async def _prepare(self, handle: WorkerHandle) -> WorkerHandle:
         await self._workers.prepare(handle, self._timeout_s)
         return handle
 
-    def _lack(self, devices: Sequence[DeviceMemory]) -> str | None:
-        """Return which memory is too short for a standby; None where none is known to be."""
+    def _memory_shortage(self, devices: Sequence[DeviceMemory]) -> str | None:
+        """Return which memory is too short for a standby; None if enough is free or unknown."""
         spare, needed = self._headroom(), HOST_SPARE_BYTES * self._workers.ranks
         if spare is not None and spare < needed:
             return f"less than {needed >> 20} MiB of host memory are free"
@@ -217,7 +220,7 @@ class Standby:
                 return f"less than {DEVICE_SPARE_BYTES >> 20} MiB of device {device.index} are free"
         return None
 
-    def _leave(self) -> asyncio.Task[WorkerHandle] | None:
+    def _detach(self) -> asyncio.Task[WorkerHandle] | None:
         preparing, self._preparing = self._preparing, None
         self._handle = None
         if self._watching is not None:
@@ -227,14 +230,14 @@ class Standby:
         return preparing
 
     async def _watch(self, preparing: asyncio.Task[WorkerHandle]) -> None:
-        """Let another one be begun where it ends before it is taken."""
-        self._crashes.serves()
+        """Wait until the standby ends, and let the next one start."""
+        self._crashes.mark_serving()
         try:
             handle = await asyncio.shield(preparing)
             self.error = None
             log.info("standby worker prepared", extra={"epoch": str(handle.epoch)})
             await handle.exited.wait()
-            reason = "it ended"
+            reason = "it exited"
         except WorkerLost as error:
             reason = str(error)
         delay_s = self._crashes.spend()

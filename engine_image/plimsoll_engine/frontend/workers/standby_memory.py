@@ -1,7 +1,7 @@
-"""What a standby worker holds of host and devices, as the engine's ledger has it.
+"""Host and device memory of a standby worker, for the engine's ledger.
 
-It is in the ledger from its fork on: a supervisor that watches a leak meanwhile would take its
-preparation for growth.
+The ledger counts it from its fork on. Otherwise a supervisor that watches for a leak would take the
+standby's preparation for growth.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from plimsoll_api.admin import DeviceMemory, LedgerEntry, MemoryKind, ProcessMem
 
 OWNER = "standby_worker"
 SETTLED_REPORTS = 2
-"""The serving worker's report that counts what a standby takes of the devices: the first one may
-have been written before the standby was prepared."""
+"""Reports of the serving worker until its device figures include a prepared standby.
+
+The first report may have been written before the standby was ready.
+"""
 
 
 class StandbyMemory:
-    """The standbys of one epoch, one after the other."""
+    """Memory of the consecutive standbys of one epoch."""
 
     def __init__(self) -> None:
         self._without: int | None = None
@@ -26,11 +28,14 @@ class StandbyMemory:
         self._bounds: dict[MemoryKind, int] = {}
 
     def begin(self, devices: Sequence[DeviceMemory]) -> None:
-        """Take in how the serving worker saw its ``devices`` before the standby was forked."""
+        """Record the serving worker's ``devices`` before the standby is forked."""
         self._without, self._taken, self._settled = beyond_torch(devices), None, 0
 
-    def seen(self, devices: Sequence[DeviceMemory], prepared: bool) -> None:
-        """Take in how it sees them now. A standby that is prepared takes no more."""
+    def update(self, devices: Sequence[DeviceMemory], prepared: bool) -> None:
+        """Record the serving worker's ``devices`` while the standby runs.
+
+        The standby uses no more memory once it is ``prepared``.
+        """
         if self._settled >= SETTLED_REPORTS:
             return
         self._settled += prepared
@@ -39,10 +44,10 @@ class StandbyMemory:
             self._taken = max(0, (after or 0) - (self._without or 0))
 
     def entries(self, processes: Sequence[ProcessMemory]) -> list[LedgerEntry]:
-        """Return the ledger's entries; ``processes`` are the standby's, none where there is none.
+        """Return the ledger entries of the standby with these ``processes``.
 
-        One that was given back stays as an owner that holds nothing: the growth that it explained
-        has gone with it.
+        ``processes`` is empty if there is no standby. A standby that was stopped stays in the
+        ledger with 0 bytes, because the growth that it explained is gone as well.
         """
         private = [process.private for process in processes]
         known = [size for size in private if size is not None]
@@ -60,9 +65,9 @@ class StandbyMemory:
 
 
 def beyond_torch(devices: Sequence[DeviceMemory]) -> int | None:
-    """Return the used bytes of all devices that are not the serving worker's allocator's.
+    """Return the used bytes of all devices, without the serving worker's PyTorch allocator.
 
-    None where one is unknown, and without a device.
+    None if a value is unknown or there is no device.
     """
     found = 0
     for device in devices:

@@ -1,8 +1,8 @@
-"""One worker as the frontend sees it: forked, prepared, ready, stopped, reaped.
+"""State of one worker, as the frontend sees it: forked, prepared, ready, stopped, reaped.
 
-It may be several processes, one a rank: rank 0 speaks for all, and they live and end together.
-Each of these is a future or an event that is set once; what ends a worker early is raised from the
-first future that was not reached.
+A worker has one process for each rank. Rank 0 speaks for all of them, and they live and end
+together. Each stage is a future or an event that is set once. If the worker ends early, the futures
+of the missing stages raise the reason.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ log = logging.getLogger(__name__)
 TERM_GRACE_S = 1.0
 KILL_GRACE_S = 5.0
 STACKS_TIMEOUT_S = 1.0
-# A worker whose socket closed is about to be reaped; beyond this it is killed.
+# A worker whose socket closed should exit within this time; then it is killed.
 REAP_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True)
 class StopOutcome:
-    """How a worker went. ``stopped`` is its last word, None where it gave none."""
+    """Result of stopping a worker. ``stopped`` is its final message, None if it sent none."""
 
     stopped: worker_ipc.Stopped | None
     signals: tuple[str, ...] = ()
@@ -44,7 +44,11 @@ class StopOutcome:
 
 
 class WorkerHandle:
-    """``on_message`` gets what it says; ``on_lost`` why a ready one ended uninvited."""
+    """One worker and its processes.
+
+    ``on_message`` receives its messages. ``on_lost`` receives the reason if a ready worker ends
+    unexpectedly.
+    """
 
     def __init__(
         self,
@@ -58,7 +62,7 @@ class WorkerHandle:
         loop = asyncio.get_running_loop()
         self.epoch = epoch
         self.pids: list[int] = []
-        """The process IDs of the forked ranks, in their order."""
+        """Process IDs of the forked ranks, in rank order."""
         self._ranks = ranks
         self._reaped: set[int] = set()
         self.link = WorkerLink(epoch.number, media_cache_bytes, self._received, self._disconnected)
@@ -73,61 +77,63 @@ class WorkerHandle:
         self._lost = False
         self._reaping: asyncio.Task[None] | None = None
         for reached in (self.prepared, self.ready):
-            # Its failure may come while something else is awaited: that is then what is raised.
+            # Mark its exception as retrieved: the task may be awaiting another future.
             reached.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     @property
     def pid(self) -> int | None:
-        """Return the process ID of rank 0."""
+        """Return the process ID of rank 0; None before its fork."""
         return self.pids[0] if self.pids else None
 
     @property
-    def living(self) -> list[int]:
-        """Process ids of the worker's ranks that nobody has reaped."""
+    def live_pids(self) -> list[int]:
+        """Process IDs of the ranks that have not been reaped."""
         return [pid for pid in self.pids if pid not in self._reaped]
 
     @property
-    def gone(self) -> bool:
-        """It serves nobody any more: reaped, or it said its last word."""
+    def is_gone(self) -> bool:
+        """Whether the worker has exited or sent its final message."""
         return self.exited.is_set() or self.stopped.done()
 
     @property
-    def gone_or_lost(self) -> bool:
-        """It will never serve: reaped, or on its way there."""
+    def is_lost(self) -> bool:
+        """Whether the worker has exited or is about to."""
         return self.exited.is_set() or self._lost
 
     async def stop(self, grace_s: float, hand_over: bool = False) -> StopOutcome:
-        """Ask it to end, then make it. Needs no cooperation of a hung one.
+        """Ask the worker to stop; kill it after ``grace_s`` seconds, even if it hangs.
 
-        With ``hand_over`` a successor may go on with what it leaves in the KV pool.
-
-        Its last word is enough: everything is given back by then. It stays until it is dismissed,
-        so that the next worker need not wait while the driver takes the process's context down.
+        With ``hand_over`` it leaves its KV blocks for a successor. The call returns at the worker's
+        final message, because all its resources are released by then. The process stays until
+        :meth:`dismiss`, so the next worker need not wait for the driver to destroy its context.
         """
         if self.stopped.done():
             return StopOutcome(self.stopped.result())
-        if self.exited.is_set() or not self.pids:  # it may not have been forked yet
+        if self.exited.is_set() or not self.pids:  # perhaps not forked yet
             return StopOutcome(None)
         self._stopping = True
         self.link.send(worker_ipc.Stop(hand_over, time.monotonic()))
-        if await within(either(self.stopped, self.exited), grace_s):
+        if await finishes_within(wait_for_either(self.stopped, self.exited), grace_s):
             return StopOutcome(self.stopped.result() if self.stopped.done() else None)
         stacks = await self.dump_stacks()
         signals = await self.kill()
         return StopOutcome(None, signals, stacks)
 
-    def forked(self) -> None:
-        """Note that no further rank of it is forked."""
+    def finish_forking(self) -> None:
+        """Record that no more ranks will be forked."""
         self._ranks = len(self.pids)
         if len(self._reaped) == self._ranks:
-            self.all_reaped("not all of its ranks could be started")
+            self.on_exit("not all of its ranks could be started")
 
     def dismiss(self) -> None:
-        """Let a worker exit that has said its last word."""
+        """Let a worker exit that has sent its final message."""
         self.link.drop()
 
     async def kill(self) -> tuple[str, ...]:
-        """SIGTERM, then SIGKILL; which of them were sent. ``exited`` says whether it helped."""
+        """Send SIGTERM, then SIGKILL. Return the names of the signals sent.
+
+        ``exited`` is set if the worker has exited.
+        """
         self._stopping = True
         sent: list[str] = []
         for number, grace_s in ((signal.SIGTERM, TERM_GRACE_S), (signal.SIGKILL, KILL_GRACE_S)):
@@ -135,24 +141,24 @@ class WorkerHandle:
                 break
             if self._signal(number):
                 sent.append(number.name)
-            await within(self.exited.wait(), grace_s)
+            await finishes_within(self.exited.wait(), grace_s)
         self.link.drop()
         return tuple(sent)
 
     async def dump_stacks(self) -> Path | None:
-        """Return the file with rank 0's stacks as of now, also while it hangs; None where unknown.
+        """Return the file with rank 0's stack traces, even if it hangs; None if it wrote none.
 
-        The other ranks write theirs beside it.
+        The other ranks write theirs to files of their own.
         """
         if self.pid is None or self.exited.is_set():
             return None
-        for pid in self.living[1:]:
+        for pid in self.live_pids[1:]:
             if stacks_path(self._run_dir, "worker", pid).exists():
                 send_signal(pid, signal.SIGUSR1)
         path = stacks_path(self._run_dir, "worker", self.pid)
         before = bounded_size(path)
         if not path.exists() or not send_signal(self.pid, signal.SIGUSR1):
-            return None  # no handler is installed before the file exists: the signal would kill
+            return None  # without the file there is no handler, and the signal would kill
         deadline = time.monotonic() + STACKS_TIMEOUT_S
         while time.monotonic() < deadline:
             await asyncio.sleep(0.02)
@@ -160,41 +166,38 @@ class WorkerHandle:
                 return path
         return None
 
-    def cut(self, reason: str) -> None:
-        """End a worker at once that cannot go on, for a reason that it does not know."""
-        self.lose(reason)
+    def kill_now(self, reason: str) -> None:
+        """Kill the worker at once, for a ``reason`` that lies outside of it."""
+        self.mark_lost(reason)
         self._signal(signal.SIGKILL)
 
-    def reaped(self, message: Exited) -> None:
-        """Take in that a rank has ended.
-
-        Where that was not its turn the others are of no use any more.
-        """
+    def on_rank_exit(self, message: Exited) -> None:
+        """Record that a rank exited. If that was unexpected, kill the other ranks."""
         self._reaped.add(message.pid)
         if len(self._reaped) == self._ranks:
-            self.all_reaped(describe_exit(message))
+            self.on_exit(describe_exit(message))
         elif not self.stopped.done():
-            self.cut(describe_exit(message))
+            self.kill_now(describe_exit(message))
 
-    def all_reaped(self, reason: str) -> None:
-        """No process of the worker is left: nothing more will come from it."""
+    def on_exit(self, reason: str) -> None:
+        """Record that all processes of the worker have exited."""
         self.exited.set()
-        self.lose(reason)
+        self.mark_lost(reason)
         self.link.drop()
-        self.clear()
+        self.remove_files()
 
-    def clear(self) -> None:
+    def remove_files(self) -> None:
         """Remove the files that killed ranks leave behind."""
         for path in rendezvous_paths(self._run_dir, self.epoch.number):
-            with contextlib.suppress(OSError):  # read-only: also where there is no such file
+            with contextlib.suppress(OSError):  # no such file, or a read-only directory
                 path.unlink()
 
     def _signal(self, number: signal.Signals) -> bool:
-        """To every rank that lives; False where none does."""
-        return sum(send_signal(pid, number) for pid in self.living) > 0
+        """Send a signal to every live rank. Return False if there is none."""
+        return sum(send_signal(pid, number) for pid in self.live_pids) > 0
 
-    def lose(self, reason: str, permanent: bool = False) -> None:
-        """Once; a worker that was told to stop is not lost."""
+    def mark_lost(self, reason: str, permanent: bool = False) -> None:
+        """Record that the worker is lost, once. A worker that was asked to stop does not count."""
         if self._lost:
             return
         self._lost = True
@@ -215,7 +218,7 @@ class WorkerHandle:
                 message.stages_s["answered"] = max(0.0, time.monotonic() - message.sent)
                 self.stopped.set_result(message)
             case worker_ipc.Failed():
-                self.lose(message.message, message.permanent)
+                self.mark_lost(message.message, message.permanent)
         self._on_message(self, message)
 
     def _disconnected(self) -> None:
@@ -223,13 +226,13 @@ class WorkerHandle:
             self._reaping = asyncio.create_task(self._reap(), name="worker reaper")
 
     async def _reap(self) -> None:
-        """See a worker without a socket end, and say why only then: it is of no use."""
-        if not await within(self.exited.wait(), REAP_TIMEOUT_S):
+        """Wait for the exit of a worker whose socket closed, and kill it after a timeout."""
+        if not await finishes_within(self.exited.wait(), REAP_TIMEOUT_S):
             self._signal(signal.SIGKILL)
 
 
 def describe_exit(message: Exited) -> str:
-    """``worker 71 was killed by SIGKILL`` or ``worker 71 exited with status 1``."""
+    """Return a sentence such as ``worker 71 was killed by SIGKILL``."""
     who = f"{message.role} {message.pid}" + (f", rank {message.rank}," if message.rank else "")
     if message.status < 0:
         with contextlib.suppress(ValueError):
@@ -238,7 +241,7 @@ def describe_exit(message: Exited) -> str:
 
 
 def send_signal(pid: int, number: signal.Signals) -> bool:
-    """Return False where there is no such process."""
+    """Send a signal. Return False if there is no such process."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -246,8 +249,8 @@ def send_signal(pid: int, number: signal.Signals) -> bool:
     return True
 
 
-async def either(future: asyncio.Future[Any], event: asyncio.Event) -> None:
-    """Wait for one of both; ``future`` itself is left as it is."""
+async def wait_for_either(future: asyncio.Future[Any], event: asyncio.Event) -> None:
+    """Wait for ``future`` or ``event``, without cancelling ``future``."""
     waiting = asyncio.ensure_future(event.wait())
     both: set[asyncio.Future[Any]] = {future, waiting}
     try:
@@ -256,8 +259,8 @@ async def either(future: asyncio.Future[Any], event: asyncio.Event) -> None:
         waiting.cancel()
 
 
-async def within(waiting: Any, timeout_s: float) -> bool:
-    """Whether ``waiting`` was over in time."""
+async def finishes_within(waiting: Any, timeout_s: float) -> bool:
+    """Report whether ``waiting`` finished within ``timeout_s`` seconds."""
     try:
         async with asyncio.timeout(timeout_s):
             await waiting

@@ -1,4 +1,4 @@
-"""The frontend's end of the worker socket: who may connect, and one connection for each worker."""
+"""Frontend side of the worker socket: authentication, and one connection for each worker."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _UCRED = struct.Struct("3i")  # pid, uid, gid: unix(7)
 
 
 class WorkerLink:
-    """The connection of the worker of one epoch.
+    """Connection to the worker of one epoch.
 
-    ``on_message`` gets each message; ``on_lost`` is told once when the connection ends, which
-    :meth:`drop` does not count as.
+    ``on_message`` receives each message. ``on_lost`` is called once if the connection ends, except
+    after :meth:`drop`.
     """
 
     def __init__(
@@ -49,17 +49,17 @@ class WorkerLink:
 
     @property
     def open(self) -> bool:
-        """A worker may still connect."""
+        """Whether a worker may still connect."""
         return self._writer is None and not self._dropped
 
     def send(self, message: worker_ipc.ToWorker) -> None:
-        """Queue ``message``; a worker that does not read keeps nobody waiting."""
+        """Queue ``message``. Never blocks, even if the worker does not read."""
         if not self._dropped:
             self.outbox.put(message)
             self._work.set()
 
     def drop(self) -> None:
-        """Hear and tell the worker nothing more."""
+        """Close the connection and ignore everything that follows."""
         self._dropped = True
         self.outbox = Outbox()
         if self._flusher is not None:
@@ -71,7 +71,7 @@ class WorkerLink:
     async def serve(
         self, hello: worker_ipc.Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Until the connection ends."""
+        """Exchange messages until the connection ends."""
         self._writer = writer
         self._flusher = asyncio.create_task(self._flush(writer), name="worker outbox")
         self._on_message(hello)
@@ -95,13 +95,13 @@ class WorkerLink:
                     self._work.clear()
                     await self._work.wait()
                     continue
-                # Packed and written in one go: what the sender notes has happened.
+                # Nothing may happen between packing and writing: the sender records both as one.
                 writer.write(worker_ipc.frame(self.sender.pack(message)))
                 await writer.drain()
 
 
 class WorkerSocket:
-    """Hands a connection to the link of the worker that says Hello; drops every other."""
+    """Listening socket of the workers. It passes each connection to its worker's link."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -110,7 +110,7 @@ class WorkerSocket:
         self._readers: set[asyncio.Task[None]] = set()
 
     async def listen(self) -> None:
-        """Once; a socket file that a killed predecessor left is taken over."""
+        """Start listening, once. Replaces a socket file that a killed predecessor left."""
         if self._server is not None:
             return
         self._path.unlink(missing_ok=True)
@@ -118,16 +118,16 @@ class WorkerSocket:
         self._path.chmod(0o600)
 
     def expect(self, link: WorkerLink) -> None:
-        """Let that worker connect."""
+        """Allow the worker of ``link`` to connect."""
         self._links[link.number] = link
 
     def forget(self, link: WorkerLink) -> None:
-        """Close the worker's connection and let it connect no more."""
+        """Close the worker's connection and refuse new ones."""
         link.drop()
         self._links.pop(link.number, None)
 
     async def close(self) -> None:
-        """Close every connection and the socket itself."""
+        """Close the socket and every connection."""
         for link in list(self._links.values()):
             self.forget(link)
         if self._server is not None:
@@ -162,7 +162,7 @@ class WorkerSocket:
     async def _hello(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> worker_ipc.Hello | None:
-        """Return what the peer says of itself, where the kernel confirms its pid."""
+        """Return the peer's Hello message; None if it is invalid or claims another pid."""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 body = await read_body(reader)

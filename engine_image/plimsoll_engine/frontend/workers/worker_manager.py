@@ -1,4 +1,4 @@
-"""Keeps one worker serving: the first start, a successor for a planned restart, a crash."""
+"""Keeps one worker serving: the first start, planned restarts, and recovery from crashes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 from plimsoll_api.admin import EngineState, Epoch
 from plimsoll_engine.frontend.epochs import Epochs
 from plimsoll_engine.frontend.lifecycle import Lifecycle
-from plimsoll_engine.frontend.workers.failures import Failures, GaveUp, WorkerLost
+from plimsoll_engine.frontend.workers.failures import Failures, WorkerLost, WorkerUnrecoverable
 from plimsoll_engine.frontend.workers.standby import Standby
 from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle
 from plimsoll_engine.frontend.workers.worker_processes import WorkerProcesses
@@ -18,29 +18,32 @@ from plimsoll_engine.settings import StandbyPolicy
 
 log = logging.getLogger(__name__)
 
-# A successor that takes longer than this to prepare is not worth waiting for: what stands in its
-# way (no device memory, above all) may be the worker that it is to replace.
+# A successor that prepares for longer than this is given up. The worker that it should replace may
+# be what blocks it, most often by its device memory.
 PREPARE_TIMEOUT_S = 60.0
 
 
 class Served(Protocol):
-    """Whose requests the worker computes."""
+    """Owner of the requests that the worker runs."""
 
-    def epoch_begun(self, ready: worker_ipc.Ready, reason: str) -> None:
-        """Take in that a worker serves with the sizes of ``ready``; ``reason`` is why."""
+    def on_epoch_started(self, ready: worker_ipc.Ready, reason: str) -> None:
+        """Record that a worker started for ``reason`` and serves, with the sizes in ``ready``."""
 
-    def epoch_ended(self) -> None:
-        """Take in that no worker serves. Again does nothing more."""
+    def on_epoch_ended(self) -> None:
+        """Record that no worker serves. Idempotent."""
 
     def resubmit(self) -> int:
-        """Hand every running request to the new worker. Returns how many there are."""
+        """Submit every running request to the new worker. Return their number."""
 
     def fail(self, message: str) -> None:
-        """No worker can be had: end every request with ``message``."""
+        """Fail every request with ``message``, because no worker can be started."""
 
 
 class WorkerManager:
-    """``replacing`` is held by whoever replaces the worker: a restart or a recovery."""
+    """Manager of the serving worker and its standby.
+
+    A restart or a recovery holds the lock ``replacing`` while it replaces the worker.
+    """
 
     def __init__(
         self,
@@ -64,50 +67,45 @@ class WorkerManager:
         self._failures = failures
 
     async def first_start(self) -> None:
-        """Start the first worker.
-
-        One that says itself that it cannot go on ends the engine here: it is the settings.
-        Otherwise the engine serves, or has failed.
-        """
+        """Start the first worker. Return when it serves or the engine has failed."""
         async with self.replacing:
             try:
                 await self.start("initial")
-            except GaveUp:
+            except WorkerUnrecoverable:
                 return
             self._served.resubmit()
             if self._lifecycle.state is EngineState.WARMING:
                 self._lifecycle.move(EngineState.SERVING)
 
     async def recover(self, reason: str, lost: Epoch) -> None:
-        """Replace the worker of the epoch ``lost``, which ended uninvited.
+        """Replace the worker of the epoch ``lost``, which ended unexpectedly.
 
-        A standby serves in its place where there is one. A drained engine stays drained.
+        The standby replaces it if there is one. A drained engine stays drained.
         """
         async with self.replacing:
             if self._epochs.current != lost:
-                return  # a planned restart that had begun has replaced it
-            # A restart may have learnt that this worker was ready only after it had ended, and may
-            # have given it the requests.
-            self._served.epoch_ended()
+                return  # a planned restart has already replaced it
+            # A restart may have seen this worker ready after it had exited, and submitted requests.
+            self._served.on_epoch_ended()
             if self._lifecycle.state is EngineState.SERVING:
                 self._lifecycle.move(EngineState.RESTARTING)
             try:
-                await self._bear(WorkerLost(reason))
+                await self._wait_after_loss(WorkerLost(reason))
                 await self._workers.discard()
                 await self.replace(await self.standby.take(), reason="crash")
-            except GaveUp:
+            except WorkerUnrecoverable:
                 return
             log.info("requests carried over", extra={"count": self._served.resubmit()})
             if self._lifecycle.state is EngineState.RESTARTING:
                 self._lifecycle.move(EngineState.SERVING)
 
-    def reported(self, report: worker_ipc.Report) -> None:
-        """See to a standby, unless the worker that reports is being replaced."""
+    def on_report(self, report: worker_ipc.Report) -> None:
+        """Pass the report to the standby, unless the worker is being replaced."""
         if not self.replacing.locked():
-            self.standby.reported(report.devices)
+            self.standby.on_report(report.devices)
 
     async def prepare(self) -> tuple[WorkerHandle, bool]:
-        """Return a successor beside the serving worker, and whether it is the standby.
+        """Return a prepared successor, and whether it is the standby.
 
         Raises :class:`WorkerLost`.
         """
@@ -123,17 +121,18 @@ class WorkerManager:
         handover: bytes | None = None,
         reason: str = "restart",
     ) -> worker_ipc.Ready | None:
-        """Let ``successor`` serve, or a new worker where there is none or it dies.
+        """Let ``successor`` serve, or a new worker if it is None or dies.
 
-        No worker runs before. Returns what ``successor``, which alone gets the ``handover``, says
-        of itself; None where it does not serve. Raises :class:`GaveUp`.
+        No worker may run before the call. Return the Ready message of ``successor``, which alone
+        receives ``handover``, or None if another worker serves. Raises
+        :class:`WorkerUnrecoverable`.
         """
         if successor is not None:
             try:
                 ready = await self._workers.take_over(successor, self._timeout_s, True, handover)
             except WorkerLost as error:
                 self._start_failed(error)
-                await self._bear(error)
+                await self._wait_after_loss(error)
             else:
                 self._begin(ready, reason)
                 return ready
@@ -141,28 +140,31 @@ class WorkerManager:
         return None
 
     async def start(self, reason: str) -> None:
-        """Start a worker, as often as the crash budget bears; raise GaveUp after that."""
+        """Start a worker, with retries within the crash budget.
+
+        Raises :class:`WorkerUnrecoverable` if the budget is exhausted.
+        """
         while True:
             try:
                 ready = await self._workers.start(self._timeout_s)
             except WorkerLost as error:
                 self._start_failed(error)
-                await self._bear(error)
+                await self._wait_after_loss(error)
                 reason = "crash"
                 continue
             self._begin(ready, reason)
             return
 
     def _begin(self, ready: worker_ipc.Ready, reason: str) -> None:
-        self._failures.worker.serves()
-        self.standby.epoch_begun()
-        self._served.epoch_begun(ready, reason)
+        self._failures.worker.mark_serving()
+        self.standby.on_epoch_started()
+        self._served.on_epoch_started(ready, reason)
 
-    async def _bear(self, error: WorkerLost) -> None:
-        """Wait until the next worker may be started; raise GaveUp, once the engine has failed."""
+    async def _wait_after_loss(self, error: WorkerLost) -> None:
+        """Wait until the next worker may start; fail the engine and raise if none may."""
         try:
-            delay_s = self._failures.worker_ended(error)
-        except GaveUp as gave_up:
+            delay_s = self._failures.count_worker_end(error)
+        except WorkerUnrecoverable as gave_up:
             self._served.fail(str(gave_up))
             raise
         await asyncio.sleep(delay_s)

@@ -1,7 +1,4 @@
-"""The processes behind the frontend.
-
-The zygote, the weight server, the worker that serves and, for a moment, its successor.
-"""
+"""Processes of the engine: zygote, weight server, serving worker and its successor."""
 
 from __future__ import annotations
 
@@ -18,10 +15,10 @@ from typing import TypeVar
 from plimsoll_api.admin import Role
 from plimsoll_engine.caches.sender import Sender
 from plimsoll_engine.frontend.epochs import Epochs
-from plimsoll_engine.frontend.workers.adopted import Adopted, reap_strangers
+from plimsoll_engine.frontend.workers.adopted import OrphanWatcher, reap_unknown_children
 from plimsoll_engine.frontend.workers.failures import (
-    Circle,
     Failures,
+    FailureScope,
     ForkRefused,
     WorkerLost,
     ZygoteLost,
@@ -31,8 +28,8 @@ from plimsoll_engine.frontend.workers.worker_handle import (
     StopOutcome,
     WorkerHandle,
     describe_exit,
+    finishes_within,
     send_signal,
-    within,
 )
 from plimsoll_engine.frontend.workers.worker_link import WorkerSocket
 from plimsoll_engine.frontend.workers.zygote_client import ZygoteClient
@@ -43,13 +40,13 @@ log = logging.getLogger(__name__)
 
 Stage = TypeVar("Stage")
 
-# A healthy worker stops after the step under way; one that does not within this is taken for hung.
+# A healthy worker stops after the current step. One that needs longer counts as hung.
 STOP_GRACE_S = 5.0
-# From a worker's last word to the end of its process.
+# Time from a worker's final message to the end of its process.
 LEAVE_GRACE_S = 15.0
-# The weight server frees tens of GiB in milliseconds; it waits for nobody but its workers.
+# The weight server frees tens of GiB in milliseconds; it waits only for its workers.
 WEIGHT_SERVER_GRACE_S = 5.0
-# A zygote that is not ready by then is left to the next worker's start.
+# After this time the next worker's start has to start the zygote.
 RENEW_TIMEOUT_S = 120.0
 
 
@@ -62,7 +59,11 @@ class _WeightServer:
 
 
 class WorkerProcesses:
-    """``on_message`` gets what the serving worker says, ``on_lost`` why it ended uninvited."""
+    """Owner of the engine's processes.
+
+    ``on_message`` receives the serving worker's messages. ``on_lost`` receives the reason if that
+    worker ends unexpectedly.
+    """
 
     def __init__(
         self,
@@ -80,12 +81,12 @@ class WorkerProcesses:
         self._zygote_starts = asyncio.Lock()
         self._failures = failures
         self._renewing: asyncio.Task[None] | None = None
-        self._adopted = Adopted(self._exited)
+        self._orphans = OrphanWatcher(self._exited)
         self._weights = listen(config.weights) if config.weights else None
         self._weight_server: _WeightServer | None = None
         self._weight_servers = 0
         self._living: dict[int, WorkerHandle] = {}
-        """Every worker that was not reaped yet, by the number of its epoch."""
+        """Workers that have not been reaped, by epoch number."""
         self._serving: WorkerHandle | None = None
         self._leaving: set[asyncio.Task[None]] = set()
         self._socket = WorkerSocket(Path(config.socket))
@@ -93,53 +94,53 @@ class WorkerProcesses:
 
     @property
     def ranks(self) -> int:
-        """How many processes a worker has."""
+        """Number of processes of a worker."""
         return self._config.tensor_parallel_size
 
     @property
     def pid(self) -> int | None:
-        """The process id of the serving worker's rank 0; None while there is none."""
+        """Process ID of the serving worker's rank 0; None if there is none."""
         worker = self._serving
-        return None if worker is None or worker.gone else worker.pid
+        return None if worker is None or worker.is_gone else worker.pid
 
     @property
     def pids(self) -> list[int]:
         """Return the process IDs of the serving worker's ranks."""
         worker = self._serving
-        return [] if worker is None or worker.gone else worker.living
+        return [] if worker is None or worker.is_gone else worker.live_pids
 
     @property
     def zygote_pid(self) -> int | None:
-        """The zygote's process id; None before it was started."""
+        """Process ID of the zygote; None if it does not run."""
         return None if self._zygote is None else self._zygote.pid
 
     @property
     def weight_server_pid(self) -> int | None:
-        """The weight server's process id; None before it was started."""
+        """Process ID of the weight server; None if it does not run."""
         return None if self._weight_server is None else self._weight_server.pid
 
     @property
     def unsent(self) -> int:
-        """Messages that the serving worker has not taken yet."""
+        """Number of messages that wait to be sent to the serving worker."""
         return 0 if self._serving is None else len(self._serving.link.outbox)
 
     def send(self, message: worker_ipc.ToWorker) -> None:
-        """To the serving worker."""
+        """Send ``message`` to the serving worker, if there is one."""
         if self._serving is not None:
             self._serving.link.send(message)
 
     def media_lost(self, keys: list[bytes]) -> None:
-        """Note media that the serving worker lacks: the next submission brings them."""
+        """Record media that the serving worker lacks, so that the next submission includes them."""
         if self._serving is not None:
             self._serving.link.sender.lost(keys)
 
     @property
     def sender(self) -> Sender | None:
-        """What the serving worker's receiver cache is known to hold."""
+        """Sender state that mirrors the serving worker's receiver cache; None if none serves."""
         return None if self._serving is None else self._serving.link.sender
 
     async def start(self, timeout_s: float) -> worker_ipc.Ready:
-        """Start the next epoch's worker; return it when it serves."""
+        """Start the next epoch's worker. Return its Ready message once it serves."""
         worker = self.successor()
         self._enter(worker)
         deadline = time.monotonic() + timeout_s
@@ -147,7 +148,7 @@ class WorkerProcesses:
         return await self.take_over(worker, max(0.1, deadline - time.monotonic()))
 
     def successor(self) -> WorkerHandle:
-        """Return a worker that is to be prepared, with the number of an epoch of its own."""
+        """Return a worker that is not forked yet, with an epoch number of its own."""
         return WorkerHandle(
             self._epochs.reserve(),
             self._config.run_dir,
@@ -158,9 +159,9 @@ class WorkerProcesses:
         )
 
     async def prepare(self, worker: WorkerHandle, timeout_s: float) -> None:
-        """Give a worker context, weights and kernels, beside the one that serves on.
+        """Fork ``worker`` and let it load context, weights and kernels while another one serves.
 
-        Raises :class:`WorkerLost`; nothing is left of the worker then.
+        Raises :class:`WorkerLost`; nothing of the worker remains then.
         """
         number = worker.epoch.number
         self._living[number] = worker
@@ -174,15 +175,17 @@ class WorkerProcesses:
         except asyncio.CancelledError:
             await self._give_up(worker)
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, it ends this worker alone
+        except Exception as error:  # noqa: BLE001 - any error ends this worker alone
             asked, serving = self._zygote, self._serving
             await self._give_up(worker)
-            ends = self._failures.not_started(
-                error, serving is not None and not serving.gone_or_lost
+            ends = self._failures.scope_of_failed_start(
+                error, serving is not None and not serving.is_lost
             )
-            if ends is Circle.ZYGOTE and asked is not None and asked is self._zygote:
+            if ends is FailureScope.ZYGOTE and asked is not None and asked is self._zygote:
                 asked.kill()
-            raise WorkerLost(f"it could not be started: {error or type(error).__name__}") from None
+            raise WorkerLost(
+                f"the worker could not be started: {error or type(error).__name__}"
+            ) from None
         log.info("worker forked", extra={"epoch": str(worker.epoch), "pids": worker.pids})
         prepared = await self._reached(
             worker, worker.prepared, max(0.1, deadline - time.monotonic())
@@ -193,10 +196,10 @@ class WorkerProcesses:
         )
 
     async def _give_up(self, worker: WorkerHandle) -> None:
-        """End what there is of a worker that cannot be started."""
-        worker.forked()
+        """Kill and forget a worker that could not be started."""
+        worker.finish_forking()
         await self._kill(worker)
-        if not worker.living:
+        if not worker.live_pids:
             self._living.pop(worker.epoch.number, None)
 
     async def take_over(
@@ -206,9 +209,9 @@ class WorkerProcesses:
         quick: bool = False,
         handover: bytes | None = None,
     ) -> worker_ipc.Ready:
-        """Let a prepared worker serve; its predecessor is stopped, and goes when this one is ready.
+        """Let a prepared worker serve. Its stopped predecessor exits once this one is ready.
 
-        ``handover`` is the predecessor's. Raises :class:`WorkerLost`.
+        ``handover`` comes from the predecessor. Raises :class:`WorkerLost`.
         """
         self._enter(worker)
         worker.link.send(worker_ipc.TakeOver(quick, handover))
@@ -218,40 +221,40 @@ class WorkerProcesses:
             self._dismiss()
 
     async def stop(self, grace_s: float = STOP_GRACE_S, hand_over: bool = False) -> StopOutcome:
-        """End the serving worker: asked first, then with signals.
+        """Stop the serving worker, with signals after ``grace_s`` seconds.
 
-        One that gave its last word goes when its successor is ready, or with :meth:`close`.
+        After its final message it exits when its successor is ready, or at :meth:`close`.
         """
         worker = self._serving
         return StopOutcome(None) if worker is None else await worker.stop(grace_s, hand_over)
 
     def _dismiss(self) -> None:
-        """Every worker that has said its last word may go."""
+        """Let every worker exit that has sent its final message."""
         for worker in self._living.values():
             if worker.stopped.done() and not worker.exited.is_set():
                 worker.dismiss()
-                leaving = asyncio.create_task(self._see_off(worker), name="worker leaving")
+                leaving = asyncio.create_task(self._await_exit(worker), name="worker leaving")
                 self._leaving.add(leaving)
                 leaving.add_done_callback(self._leaving.discard)
 
     async def abandon(self, worker: WorkerHandle) -> None:
-        """End a successor that is not wanted after all."""
+        """Kill a successor that is not needed."""
         await self._kill(worker)
 
     async def discard(self) -> None:
-        """See to it that a worker that was lost is gone: it may still be on its way out."""
+        """Wait until a lost worker has exited, and kill it after a timeout."""
         worker = self._serving
-        if worker is not None and not await within(worker.exited.wait(), REAP_TIMEOUT_S):
+        if worker is not None and not await finishes_within(worker.exited.wait(), REAP_TIMEOUT_S):
             await self._kill(worker)
 
     async def drop_weights(self) -> None:
-        """End the weight server; the next worker's weights are loaded from the checkpoint.
+        """Stop the weight server, so that the next worker loads its weights from the checkpoint.
 
-        Every worker was stopped before.
+        Every worker must have been stopped before.
         """
         for worker in list(self._living.values()):
             worker.dismiss()
-            if not await within(worker.exited.wait(), LEAVE_GRACE_S):
+            if not await finishes_within(worker.exited.wait(), LEAVE_GRACE_S):
                 await self._kill(worker)
         server = self._weight_server
         if server is None:
@@ -259,22 +262,22 @@ class WorkerProcesses:
         server.stopping = True
         for number in (signal.SIGTERM, signal.SIGKILL):
             send_signal(server.pid, number)
-            if await within(server.exited.wait(), WEIGHT_SERVER_GRACE_S):
+            if await finishes_within(server.exited.wait(), WEIGHT_SERVER_GRACE_S):
                 return
-        await self._not_reaped("weight server", server.pid, needed=True)
+        await self._handle_unkillable("weight server", server.pid, needed=True)
 
     async def dump_stacks(self) -> Path | None:
-        """Return the file with the serving worker's stacks as of now; None where unknown."""
+        """Return the file with the serving worker's stack traces; None if it wrote none."""
         return None if self._serving is None else await self._serving.dump_stacks()
 
     async def close(self) -> None:
-        """No process of ours is left after this."""
+        """End all processes of the engine."""
         for leaving in self._leaving:
             leaving.cancel()
         if self._renewing is not None:
             self._renewing.cancel()
         await self._socket.close()
-        self._adopted.kill()
+        self._orphans.kill()
         if self._weights is not None:
             self._weights.close()
             self._weights = None
@@ -282,7 +285,7 @@ class WorkerProcesses:
             await self._zygote.close()
             self._zygote = None
         for worker in self._living.values():
-            worker.clear()
+            worker.remove_files()
 
     # ---- steps
 
@@ -293,7 +296,7 @@ class WorkerProcesses:
             self.starts += 1
 
     async def _fork(self, zygote: ZygoteClient, worker: WorkerHandle, rank: int) -> None:
-        """Fork a rank of ``worker``. A caller that is cancelled still knows the process."""
+        """Fork a rank of ``worker``. Records its pid even if the caller is cancelled."""
         forking = asyncio.ensure_future(zygote.fork(worker.epoch.number, rank=rank))
         try:
             worker.pids.append(await asyncio.shield(forking))
@@ -311,7 +314,9 @@ class WorkerProcesses:
         except TimeoutError:
             await self._kill(worker)
             if worker is self._serving:
-                await self.drop_weights()  # it may hang itself; nobody else uses it
+                await (
+                    self.drop_weights()
+                )  # the weight server may hang as well, and no other worker uses it
             raise WorkerLost(
                 f"the worker of epoch {worker.epoch} was not ready within {timeout_s:g} s "
                 "(--startup-timeout)"
@@ -331,7 +336,7 @@ class WorkerProcesses:
                     await zygote.close()
                     raise
                 self._zygote = zygote
-                self._failures.zygote.serves()
+                self._failures.zygote.mark_serving()
                 log.info("zygote ready", extra={"pid": ready.pid, "import_s": ready.import_s})
             return self._zygote
 
@@ -342,9 +347,9 @@ class WorkerProcesses:
             self._weight_server = _WeightServer(self._weight_servers, pid)
             log.info("weight server forked", extra={"pid": pid})
 
-    async def _see_off(self, worker: WorkerHandle) -> None:
-        """Wait for a worker that has said its last word, or kill it."""
-        if not await within(worker.exited.wait(), LEAVE_GRACE_S):
+    async def _await_exit(self, worker: WorkerHandle) -> None:
+        """Wait until a stopped worker has exited; kill it after a timeout."""
+        if not await finishes_within(worker.exited.wait(), LEAVE_GRACE_S):
             log.warning("worker does not exit", extra={"pid": worker.pid})
             await self._kill(worker)
 
@@ -353,22 +358,22 @@ class WorkerProcesses:
         self._socket.forget(worker.link)
         if worker.pid is None or worker.exited.is_set():
             return
-        await self._not_reaped("worker", worker.pid, needed=worker is self._serving)
+        await self._handle_unkillable("worker", worker.pid, needed=worker is self._serving)
 
-    async def _not_reaped(self, what: str, pid: int, needed: bool) -> None:
-        ends = self._failures.not_reaped(needed)
+    async def _handle_unkillable(self, what: str, pid: int, needed: bool) -> None:
+        ends = self._failures.scope_of_unkillable_process(needed)
         log.error(f"{what} not reaped", extra={"pid": pid, "ends": ends.name.lower()})
-        if ends is Circle.PROCESSES:
+        if ends is FailureScope.PROCESSES:
             await self._lose_zygote()
 
     async def _lose_zygote(self) -> None:
         zygote, self._zygote = self._zygote, None
-        self._adopted.kill()
+        self._orphans.kill()
         if zygote is not None:
             await zygote.close()
-        self._all_gone("the zygote was ended")
+        self._all_gone("the zygote was killed")
 
-    # ---- what happens to us
+    # ---- events
 
     def _received(self, worker: WorkerHandle, message: worker_ipc.FromWorker) -> None:
         if worker is self._serving:
@@ -385,11 +390,11 @@ class WorkerProcesses:
         worker = self._living.get(message.number)
         if worker is None:
             return
-        worker.reaped(message)
+        worker.on_rank_exit(message)
         if worker.exited.is_set():
             self._living.pop(message.number, None)
             self._socket.forget(worker.link)
-            asyncio.get_running_loop().call_later(REAP_TIMEOUT_S, self._reap_strangers)
+            asyncio.get_running_loop().call_later(REAP_TIMEOUT_S, self._reap_unknown_children)
 
     def _weight_server_exited(self, message: Exited) -> None:
         server = self._weight_server
@@ -401,15 +406,12 @@ class WorkerProcesses:
             reason = f"the weights are lost: {describe_exit(message)}"
             log.error("weight server lost", extra={"reason": reason})
             for worker in list(self._living.values()):
-                worker.cut(reason)
+                worker.kill_now(reason)
 
     def _zygote_lost(self, zygote: ZygoteClient, reason: str) -> None:
-        """Start another zygote.
-
-        What the lost one forked lives on and serves; only the next worker needs another.
-        """
+        """Start another zygote. Processes of the lost one continue to serve."""
         if self._zygote is not zygote:
-            return  # it was still starting: whoever waits for it hears of it
+            return  # it was still starting: its starter receives the error
         log.error("zygote lost", extra={"reason": reason})
         self._zygote = None
         self._renewing = asyncio.create_task(self._renew(zygote), name="zygote renewal")
@@ -427,28 +429,28 @@ class WorkerProcesses:
                 return
 
     def _adopt(self) -> None:
-        """Watch what a dead zygote has forked."""
+        """Watch the processes that a dead zygote forked."""
         if (server := self._weight_server) is not None:
-            self._adopted.adopt(server.number, server.pid, Role.WEIGHT_SERVER)
+            self._orphans.adopt(server.number, server.pid, Role.WEIGHT_SERVER)
         for number, worker in list(self._living.items()):
             for rank, pid in enumerate(worker.pids):
-                if pid in worker.living:
-                    self._adopted.adopt(number, pid, Role.WORKER, rank)
+                if pid in worker.live_pids:
+                    self._orphans.adopt(number, pid, Role.WORKER, rank)
 
-    def _reap_strangers(self) -> None:
-        if self._zygote_starts.locked():  # asyncio waits for the one that starts
-            asyncio.get_running_loop().call_later(REAP_TIMEOUT_S, self._reap_strangers)
+    def _reap_unknown_children(self) -> None:
+        if self._zygote_starts.locked():  # asyncio reaps the zygote that starts
+            asyncio.get_running_loop().call_later(REAP_TIMEOUT_S, self._reap_unknown_children)
             return
-        known = {pid for worker in self._living.values() for pid in worker.living}
+        known = {pid for worker in self._living.values() for pid in worker.live_pids}
         known |= {pid for pid in (self.weight_server_pid, self.zygote_pid) if pid is not None}
-        reap_strangers(known)
+        reap_unknown_children(known)
 
     def _all_gone(self, reason: str) -> None:
-        """Everything that the zygotes forked has ended."""
+        """Record that every process of the zygotes has exited."""
         if self._weight_server is not None:
             self._weight_server.exited.set()
             self._weight_server = None
         living, self._living = self._living, {}
         for worker in living.values():
-            worker.all_reaped(reason)
+            worker.on_exit(reason)
             self._socket.forget(worker.link)

@@ -1,4 +1,4 @@
-"""The frontend's end of the zygote: start it, have it fork, hear of its children's ends."""
+"""Frontend side of the zygote: starts it, requests forks, and reports exits of its children."""
 
 from __future__ import annotations
 
@@ -28,13 +28,19 @@ FORK_TIMEOUT_S = 10.0
 
 
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-"""Of the zygote and so of its workers. One thread, because a fork copies only one. Passive, because
-a worker's OpenMP threads that spin between the small operations of a step starve each other on a
-busy or CPU-limited machine: 2 s became 27 s for 600 tokens (2 cores, load 4)."""
+"""Environment of the zygote, which its workers inherit.
+
+One thread, because a fork copies only one. Passive, because OpenMP threads of a worker that spin
+between the small operations of a step slow each other down on a busy or CPU-limited machine: 2 s
+became 27 s for 600 tokens (2 cores, load 4).
+"""
 
 
 class ZygoteClient:
-    """``on_exit`` is called for each child that ended, ``on_lost`` once when the zygote did."""
+    """Client of one zygote process.
+
+    ``on_exit`` is called for each child that exits, and ``on_lost`` once when the zygote is lost.
+    """
 
     def __init__(
         self,
@@ -56,14 +62,14 @@ class ZygoteClient:
 
     @property
     def pid(self) -> int | None:
-        """The zygote's process id; None while none runs."""
+        """Process ID of the zygote; None if it does not run."""
         return None if self._process is None else self._process.pid
 
     async def start(self, timeout_s: float) -> ZygoteReady:
         """Start the zygote.
 
-        Raises :class:`ZygoteLost` where it is not ready within ``timeout_s`` seconds, OSError where
-        the kernel lets us have no process or socket.
+        Raises :class:`ZygoteLost` if it is not ready within ``timeout_s`` seconds, and OSError if
+        the kernel refuses a process or socket.
         """
         self._ready = asyncio.get_running_loop().create_future()
         ours, theirs = socket.socketpair()
@@ -103,11 +109,11 @@ class ZygoteClient:
             )
 
     async def fork(self, number: int, role: Role = Role.WORKER, rank: int = 0) -> int:
-        """Return the pid of the new process.
+        """Fork a process and return its pid.
 
-        Raises :class:`ZygoteLost`; :class:`ForkRefused`, after which it can be asked again.
+        Raises :class:`ZygoteLost`, or :class:`ForkRefused`, after which a retry is possible.
         """
-        async with self._forks:  # a standby is forked beside whatever else happens
+        async with self._forks:  # a standby may be forked at any time
             return await self._fork(zygote_ipc.Fork(number, role, rank))
 
     async def _fork(self, order: zygote_ipc.Fork) -> int:
@@ -124,18 +130,18 @@ class ZygoteClient:
             self._forked = None
 
     async def ended(self) -> None:
-        """Until its process is gone, and its children are ours."""
+        """Wait until the zygote has exited and its children belong to this process."""
         if self._process is not None:
             await self._process.wait()
 
     def kill(self) -> None:
-        """End the zygote alone. What it has forked lives on, and becomes ours."""
+        """Kill the zygote alone. Its children continue, as children of this process."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
 
     async def close(self) -> None:
-        """End the zygote, and every process that it has forked."""
+        """Stop the zygote and every process that it forked."""
         if self._reading is not None:
             self._reading.cancel()
         if self._writer is not None:
@@ -162,7 +168,7 @@ class ZygoteClient:
         for waiting in (self._ready, self._forked):
             if waiting is not None and not waiting.done():
                 waiting.set_exception(ZygoteLost(reason))
-                waiting.exception()  # seen: whoever waits for it may have given up
+                waiting.exception()  # mark as retrieved: the waiter may have been cancelled
         self._on_lost(self, reason)
 
     def _handle(self, message: zygote_ipc.FromZygote) -> None:

@@ -20,7 +20,7 @@ from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.request import Request
 from plimsoll_engine.core.runner import Runner
 from plimsoll_engine.core.scheduler import Scheduler
-from plimsoll_engine.frontend.admin.engine_audit import RECEIVER, mirror
+from plimsoll_engine.frontend.admin.engine_audit import RECEIVER, compare_receiver_cache
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.memory import media_owners as owners
 from plimsoll_engine.memory.audit import audit
@@ -171,7 +171,9 @@ def test_a_receiver_that_hears_no_forgetting_grows_past_its_bound(
     assert len(engine.receiver) == (2 if sound else 4)
     assert entry.bytes == engine.receiver.bytes
     assert rules(engine, ledger) == (set() if sound else {"ledger_within_bounds"})
-    found = [(f.rule, f.detail) for f in mirror(sender, set(engine.receiver.keys()))]
+    found = [
+        (f.rule, f.detail) for f in compare_receiver_cache(sender, set(engine.receiver.keys()))
+    ]
     told = [(RECEIVER, "2 media in the worker are unknown to the frontend")]
     assert found == ([] if sound else told)
     engine.receiver.clear()  # a trim's step

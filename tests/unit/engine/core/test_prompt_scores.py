@@ -68,7 +68,7 @@ def check(scores: PromptScores, ids: list[int], wanted: torch.Tensor) -> None:
     ):
         assert logprob == pytest.approx(float(row[target]), abs=1e-3)
         assert rank == 1 + int((row > row[target]).sum())
-        assert top == pytest.approx(row.topk(scores.most).values.tolist(), abs=1e-3)
+        assert top == pytest.approx(row.topk(scores.top_count).values.tolist(), abs=1e-3)
         assert float((row[top_ids] - torch.tensor(top)).abs().max() if top else 0) < 1e-3
 
 

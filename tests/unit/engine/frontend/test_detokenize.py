@@ -17,7 +17,7 @@ from plimsoll_engine.frontend.requests.detokenize import (
     REPLACEMENT,
     Detokenizer,
     StopMatcher,
-    context_of,
+    prompt_context,
     special_ids,
 )
 from tests.byte_text import FIRST_BYTE, byte_level, llama_2
@@ -42,7 +42,7 @@ def token(tokenizer: Tokenizer, text: str) -> int:
 
 def detokenize(tokenizer: Tokenizer, ids: Iterable[int], prompt: Sequence[int] = ()) -> list[str]:
     skipped = special_ids(tokenizer)
-    detokenizer = Detokenizer(tokenizer, context_of(tokenizer, prompt, skipped), skipped)
+    detokenizer = Detokenizer(tokenizer, prompt_context(tokenizer, prompt, skipped), skipped)
     return [*(detokenizer.push(i) for i in ids), detokenizer.finish()]
 
 

@@ -17,10 +17,10 @@ def media(kind: Literal["image", "audio"], key: bytes) -> Media:
 
 def test_prompts_count_once_and_media_by_kind() -> None:
     counts = EpochCounts()
-    counts.admitted([1, 2, 3], [])
-    counts.admitted([1, 2, 3], [])
-    counts.admitted([1, 2, 3], [media("image", b"a"), media("image", b"b")])
-    counts.admitted([1, 2, 3], [media("audio", b"c")])
+    counts.count_admitted([1, 2, 3], [])
+    counts.count_admitted([1, 2, 3], [])
+    counts.count_admitted([1, 2, 3], [media("image", b"a"), media("image", b"b")])
+    counts.count_admitted([1, 2, 3], [media("audio", b"c")])
     load = merge(Load(steps_total=7), counts, inflight=2, usage=Usage(kv=0.25))
     assert (load.requests_total, load.prompt_tokens_total) == (4, 12)
     assert (load.images_total, load.audios_total) == (2, 1)
@@ -38,7 +38,7 @@ def test_choices_of_one_prompt_are_read_once_and_count_each() -> None:
             return super().__iter__()
 
     prompt, counts = Counted([1, 2, 3]), EpochCounts()
-    counts.admitted(prompt, [media("image", b"a")], 128)
+    counts.count_admitted(prompt, [media("image", b"a")], 128)
     assert prompt.reads <= 1
     found = (counts.requests, counts.prompt_tokens, counts.images, counts.distinct_prompts)
     assert found == (128, 384, 128, 1)
@@ -47,6 +47,6 @@ def test_choices_of_one_prompt_are_read_once_and_count_each() -> None:
 def test_many_prompts_need_no_more_memory() -> None:
     counts = EpochCounts()
     for number in range(3 * KNOWN_PROMPTS):
-        counts.admitted([number, number + 1], [])
+        counts.count_admitted([number, number + 1], [])
     assert counts.distinct_prompts == 3 * KNOWN_PROMPTS
     assert len(counts._prompts) == KNOWN_PROMPTS

@@ -16,12 +16,12 @@ from plimsoll_engine.frontend.epochs import Epochs
 from plimsoll_engine.frontend.requests.request_log import Generation, RequestFailed
 from plimsoll_engine.frontend.workers import worker_handle
 from plimsoll_engine.frontend.workers.failures import (
-    Circle,
     CrashBudget,
     Failures,
+    FailureScope,
     ForkRefused,
-    GaveUp,
     WorkerLost,
+    WorkerUnrecoverable,
     ZygoteLost,
 )
 from plimsoll_engine.frontend.workers.worker_handle import WorkerHandle
@@ -46,14 +46,14 @@ class Zygote:
 
     def __init__(self) -> None:
         self.failure: dict[int, Exception] = {}
-        self.forked: list[tuple[Role, int]] = []
+        self.finish_forking: list[tuple[Role, int]] = []
         self.killed = self.closed = False
 
     async def fork(self, number: int, role: Role = Role.WORKER, rank: int = 0) -> int:
         if role is Role.WORKER and rank in self.failure:
             raise self.failure[rank]
-        self.forked.append((role, number))
-        return PID + len(self.forked)
+        self.finish_forking.append((role, number))
+        return PID + len(self.finish_forking)
 
     def kill(self) -> None:
         self.killed = True
@@ -83,7 +83,7 @@ class Rig:
 
     def _signal(self, pid: int, _number: int) -> bool:
         for number, worker in list(self.processes._living.items()):
-            if self.dies and pid in worker.living:
+            if self.dies and pid in worker.live_pids:
                 self.processes._exited(Exited(number, pid, -9))
         return True
 
@@ -114,7 +114,7 @@ def test_a_standby_that_cannot_be_forked_costs_the_standby(
         standby = rig.processes.successor()
         with pytest.raises(WorkerLost, match="could not be started"):
             await rig.processes.prepare(standby, 5.0)
-        assert not serving.gone_or_lost
+        assert not serving.is_lost
         assert rig.lost == []
         assert list(rig.processes._living.values()) == [serving]
         assert not rig.zygote.closed
@@ -168,7 +168,7 @@ def test_a_successor_that_cannot_be_reaped_leaves_the_serving_worker_alone(
         rig.dies = False
         await rig.processes.abandon(stuck)
         assert not rig.zygote.closed
-        assert not serving.gone_or_lost
+        assert not serving.is_lost
         rig.processes._exited(Exited(stuck.epoch.number, PID + 5, -9))
         assert list(rig.processes._living.values()) == [serving]
 
@@ -186,7 +186,7 @@ def test_a_recovery_that_fails_ends_the_engine_and_does_not_leave_it_waiting(
 
         monkeypatch.setattr(workers, "discard", fails)
         assert workers.serving is not None
-        workers.serving.reaped(Exited(1, 1, -9))
+        workers.serving.on_rank_exit(Exited(1, 1, -9))
         await recovered(engine)
         await asyncio.sleep(0)
         assert engine.lifecycle.state is EngineState.FAILED
@@ -209,7 +209,7 @@ def test_a_request_that_ends_its_workers_ends_alone(settings: Settings) -> None:
         async def crash() -> None:
             assert workers.serving is not None
             number = workers.serving.epoch.number
-            workers.serving.reaped(Exited(number, number, -9))
+            workers.serving.on_rank_exit(Exited(number, number, -9))
             await recovered(engine)
 
         await crash()
@@ -239,7 +239,7 @@ def test_a_suspect_that_leaves_makes_way(settings: Settings) -> None:
         for _ in range(2):
             assert workers.serving is not None
             number = workers.serving.epoch.number
-            workers.serving.reaped(Exited(number, number, -9))
+            workers.serving.on_rank_exit(Exited(number, number, -9))
             await recovered(engine)
         assert (first.with_worker, second.with_worker) == (True, False)
         engine._release(first)
@@ -256,9 +256,9 @@ def test_six_crashes_in_a_row_are_too_many_and_the_later_ones_are_waited_for() -
     for _ in range(9):  # days apart; each successor fails, and a worker started after it serves
         now += 86_400
         assert planned.spend() == 0.0
-        planned.serves()
+        planned.mark_serving()
     slow_start = CrashBudget(clock=lambda: now)
-    slow_start.serves()
+    slow_start.mark_serving()
     found = []
     for _ in range(7):  # however long a start takes that fails
         now += 100
@@ -268,23 +268,31 @@ def test_six_crashes_in_a_row_are_too_many_and_the_later_ones_are_waited_for() -
 
 def test_what_an_end_of_a_worker_ends() -> None:
     failures = Failures()
-    assert [failures.worker_ended(WorkerLost("x")) for _ in range(5)] == [0.0, 0.0, 1.0, 2.0, 4.0]
-    with pytest.raises(GaveUp, match="keeps crashing; last reason: x"):
-        failures.worker_ended(WorkerLost("x"))
-    with pytest.raises(GaveUp, match="no worker can be started: no such file"):
-        Failures().worker_ended(WorkerLost("no such file", permanent=True))
+    assert [failures.count_worker_end(WorkerLost("x")) for _ in range(5)] == [
+        0.0,
+        0.0,
+        1.0,
+        2.0,
+        4.0,
+    ]
+    with pytest.raises(WorkerUnrecoverable, match="keeps crashing; last reason: x"):
+        failures.count_worker_end(WorkerLost("x"))
+    with pytest.raises(WorkerUnrecoverable, match="no worker can be started: no such file"):
+        Failures().count_worker_end(WorkerLost("no such file", permanent=True))
     assert failures.standby.spend() == failures.zygote.spend() == 0.0, "each has its own budget"
 
 
 @pytest.mark.parametrize(
     ("error", "another_serves", "ends"),
     [
-        (ForkRefused("EAGAIN"), True, Circle.WORKER),
-        (ForkRefused("EAGAIN"), False, Circle.ZYGOTE),
-        (ZygoteLost("no answer"), True, Circle.ZYGOTE),
-        (ZygoteLost("no answer"), False, Circle.ZYGOTE),
-        (OSError(24, "Too many open files"), False, Circle.WORKER),
+        (ForkRefused("EAGAIN"), True, FailureScope.WORKER),
+        (ForkRefused("EAGAIN"), False, FailureScope.ZYGOTE),
+        (ZygoteLost("no answer"), True, FailureScope.ZYGOTE),
+        (ZygoteLost("no answer"), False, FailureScope.ZYGOTE),
+        (OSError(24, "Too many open files"), False, FailureScope.WORKER),
     ],
 )
-def test_what_a_fork_that_fails_ends(error: Exception, another_serves: bool, ends: Circle) -> None:
-    assert Failures.not_started(error, another_serves) is ends
+def test_what_a_fork_that_fails_ends(
+    error: Exception, another_serves: bool, ends: FailureScope
+) -> None:
+    assert Failures.scope_of_failed_start(error, another_serves) is ends

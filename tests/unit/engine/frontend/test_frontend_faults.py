@@ -96,7 +96,7 @@ def test_each_request_is_a_time_series() -> None:
         one = generation(f"cmpl-{number}")
         one.push(5, "stop")
         for each in (sound, faulty):
-            each.ended(one, "stop")
+            each.count_finished(one, "stop")
         sizes.append(len(faulty.render()))
     assert scrape(sound) == []
     series = [line for line in scrape(faulty) if not line.startswith("#")]

@@ -43,7 +43,7 @@ def resubmitted(folder: Path, *answers: FromWorker) -> Generation:
         assert engine.resubmit() == 1
         assert (request.attempt, request.with_worker) == (2, True)
         for answer in answers:
-            engine._received(answer)
+            engine._handle(answer)
 
     asyncio.run(answered())
     return request

@@ -62,7 +62,7 @@ def test_one_at_a_time() -> None:
             await gate.wait()
 
         first = operations.begin("a", "drain", "boot:0", wait)
-        with pytest.raises(Busy, match="a \\(drain\\) is under way"):
+        with pytest.raises(Busy, match="a \\(drain\\) is running"):
             operations.begin("b", "trim", "boot:0", nothing)
         await operations.cancel()
         assert first.state is OperationState.FAILED

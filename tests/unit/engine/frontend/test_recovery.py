@@ -43,7 +43,7 @@ class Workers:
         assert self.serving is not None
         self.sent.setdefault(self.serving.epoch.number, []).append(message)
         if isinstance(message, worker_ipc.Carried):
-            self.engine._received(worker_ipc.Adopted(message.query_id, [], {}))
+            self.engine._handle(worker_ipc.Adopted(message.query_id, [], {}))
 
     def successor(self) -> WorkerHandle:
         handle = WorkerHandle(
@@ -54,7 +54,7 @@ class Workers:
 
     def lost(self, worker: WorkerHandle, reason: str) -> None:
         if worker is self.serving:
-            self.engine._lost(reason)
+            self.engine._on_worker_lost(reason)
 
     async def prepare(self, handle: WorkerHandle, _timeout_s: float) -> None:
         handle._received(Prepared(handle.epoch.number))
@@ -69,11 +69,11 @@ class Workers:
         self.serving = handle
         self.engine.epochs.enter(handle.epoch)
         number = handle.epoch.number
-        if handle.gone_or_lost:
+        if handle.is_lost:
             raise WorkerLost("it ended")
         handle._received(Ready(number, max_model_len=512, num_blocks=8, block_size=4, load_s=0.1))
         if number in self.dies:  # before anybody has taken in that it is ready
-            handle.reaped(Exited(number, number, -9))
+            handle.on_rank_exit(Exited(number, number, -9))
         return await handle.ready
 
     async def stop(self, _grace_s: float = 5.0, _hand_over: bool = False) -> StopOutcome:
@@ -152,7 +152,7 @@ def test_so_does_one_that_replaces_a_crashed_one(settings: Settings) -> None:
     async def run() -> None:
         engine, workers, request = await engine_of(settings, 2)
         assert workers.serving is not None
-        workers.serving.reaped(Exited(1, 1, -9))
+        workers.serving.on_rank_exit(Exited(1, 1, -9))
         await recovered(engine)
         assert engine.epochs.current.number == 3
         assert workers.submitted()[-1] == (3, "a"), workers.submitted()
@@ -167,7 +167,7 @@ def test_a_loss_is_of_the_epoch_in_which_it_happened(settings: Settings) -> None
     async def run() -> None:
         engine, workers, _ = await engine_of(settings)
         assert workers.serving is not None
-        workers.serving.reaped(Exited(1, 1, -9))
+        workers.serving.on_rank_exit(Exited(1, 1, -9))
         await workers.take_over(workers.successor(), 5.0)  # before the recovery's first step
         await recovered(engine)
         assert engine.epochs.current.number == 2
@@ -180,14 +180,14 @@ def test_after_a_crash_the_standby_serves(settings: Settings, standby_ends: bool
     async def run() -> None:
         engine, workers, _ = await engine_of(settings)
         engine.manager.standby.policy = StandbyPolicy.ALWAYS
-        engine.manager.standby.reported([])
+        engine.manager.standby.on_report([])
         for _ in range(5):
             await asyncio.sleep(0)
         (standby,) = workers.prepared
         if standby_ends:
-            standby.lose("the weights are lost")
+            standby.mark_lost("the weights are lost")
         assert workers.serving is not None
-        workers.serving.reaped(Exited(1, 1, -9))
+        workers.serving.on_rank_exit(Exited(1, 1, -9))
         await recovered(engine)
         assert (workers.serving is standby) is not standby_ends
         assert engine.epochs.current.number == (3 if standby_ends else 2)
@@ -238,7 +238,7 @@ def test_an_error_within_the_admission_leaves_no_request_behind(
         engine._release(first)
         given = len(workers.submitted())
         second = Generation("b", [1, 2], Sampling(max_tokens=9), bytes_text())
-        for part, name in ((engine._counts, "admitted"), (engine.metrics, "admitted")):
+        for part, name in ((engine._counts, "count_admitted"), (engine.metrics, "count_admitted")):
             with monkeypatch.context() as broken:
                 broken.setattr(type(part), name, _fails)
                 with pytest.raises(ZeroDivisionError), engine.running(second):

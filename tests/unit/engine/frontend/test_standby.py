@@ -93,15 +93,15 @@ def test_used_memory_beyond_torch_is_unknown_where_a_part_is() -> None:
 def test_the_ledger_has_what_the_devices_have_less() -> None:
     async def run() -> None:
         one = standby(Processes())
-        one.reported(devices(10 * GIB))
+        one.on_report(devices(10 * GIB))
         assert (one.prepared, one.processes, one.ledger()) == (None, [], [])
         await turn()
         assert len(one.processes) == 1
         assert [entry.kind for entry in one.ledger()] == [MemoryKind.HOST]
-        one.reported(devices(10 * GIB + 5))  # may have been written before
+        one.on_report(devices(10 * GIB + 5))  # may have been written before
         # The worker's own allocator grew by as much again, which is not the standby's.
-        one.reported(devices(12 * GIB, 3 * GIB))
-        one.reported(devices(20 * GIB, 3 * GIB))
+        one.on_report(devices(12 * GIB, 3 * GIB))
+        one.on_report(devices(20 * GIB, 3 * GIB))
         found = {entry.owner: (entry.kind, entry.bytes, entry.bound) for entry in one.ledger()}
         assert found == {
             "standby_worker_host": (MemoryKind.HOST, 300 << 20, 300 << 20),
@@ -112,7 +112,7 @@ def test_the_ledger_has_what_the_devices_have_less() -> None:
         assert left == {
             "standby_worker_host": (0, 300 << 20), "standby_worker_device": (0, GIB),
         }  # fmt: skip
-        one.epoch_begun()
+        one.on_epoch_started()
         assert one.ledger() == []
 
     asyncio.run(run())
@@ -121,9 +121,9 @@ def test_the_ledger_has_what_the_devices_have_less() -> None:
 def test_the_ledger_has_the_processes_of_all_ranks() -> None:
     async def run() -> None:
         one = standby(Processes(ranks=2))
-        one.reported(devices(10 * GIB) + devices(10 * GIB))
+        one.on_report(devices(10 * GIB) + devices(10 * GIB))
         await turn()
-        one.reported(devices(11 * GIB) + devices(12 * GIB))
+        one.on_report(devices(11 * GIB) + devices(12 * GIB))
         assert [process.private for process in one.processes] == [300 << 20, 299 << 20]
         found = {entry.owner: entry.bytes for entry in one.ledger()}
         assert found == {"standby_worker_host": 599 << 20, "standby_worker_device": 3 * GIB}
@@ -144,9 +144,9 @@ def test_memory_of_one_that_prepares_itself_is_in_the_ledger_already() -> None:
         processes = Processes()
         processes.may_go_on.clear()
         one = standby(processes)
-        one.reported(devices(10 * GIB))
+        one.on_report(devices(10 * GIB))
         await turn()
-        one.reported(devices(11 * GIB))
+        one.on_report(devices(11 * GIB))
         assert one.prepared is None
         assert one.status == StandbyStatus(StandbyState.PREPARING)
         (process,) = one.processes
@@ -165,12 +165,12 @@ def test_with_a_lease_there_is_one_until_the_lease_is_over_or_given_back() -> No
     async def run() -> None:
         processes = Processes()
         one = standby(processes, StandbyPolicy.ON_SUSPICION)
-        one.reported([])
+        one.on_report([])
         await turn()
         assert (processes.made, one.status) == ([], StandbyStatus(StandbyState.ABSENT))
         for _ in range(2):  # again renews it
             one.lease(60.0)
-            one.reported([])
+            one.on_report([])
             await turn()
         assert len(processes.made) == 1
         assert one.status == StandbyStatus(StandbyState.PREPARED)
@@ -179,26 +179,26 @@ def test_with_a_lease_there_is_one_until_the_lease_is_over_or_given_back() -> No
             await turn()
         assert processes.abandoned == processes.made
         assert (one.prepared, one.processes) == (None, [])
-        one.reported([])
+        one.on_report([])
         await turn()
         assert len(processes.made) == 1, "nobody wants another"
 
         one.lease(0.05)
-        one.reported([])
+        one.on_report([])
         await turn()
         taken = await one.take()
         assert taken is processes.made[1]
         await asyncio.sleep(0.1)
         assert processes.abandoned == processes.made[:1], "it serves, and the lease is over"
         one.lease(0.05)
-        one.reported([])
+        one.on_report([])
         await turn()
         assert one.prepared is not None
         await asyncio.sleep(0.1)
         assert processes.abandoned == [processes.made[0], processes.made[2]]
         one.lease(60.0)
         one.close()
-        assert not one.wanted
+        assert not one.is_wanted
 
     asyncio.run(run())
 
@@ -220,12 +220,12 @@ def test_it_is_refused_where_it_would_take_the_last_memory(
         lease = StandbyPolicy.ON_SUSPICION
         one = Standby(cast(Any, processes), CrashBudget(), lease, 5.0, lambda: free[0])
         one.lease(60.0)
-        one.reported([DeviceMemory(0, used=device, total=80 * GIB, torch_reserved=GIB)])
+        one.on_report([DeviceMemory(0, used=device, total=80 * GIB, torch_reserved=GIB)])
         await turn()
         assert (processes.made, one.error) == ([], lack)
         assert one.status == StandbyStatus(StandbyState.ABSENT, lack)
         free[0] = module.HOST_SPARE_BYTES
-        one.reported([DeviceMemory(0, used=GIB, total=80 * GIB, torch_reserved=GIB)])
+        one.on_report([DeviceMemory(0, used=GIB, total=80 * GIB, torch_reserved=GIB)])
         await turn()
         assert len(processes.made) == 1
         assert one.status == StandbyStatus(StandbyState.PREPARED)
@@ -241,9 +241,9 @@ def test_one_that_is_lost_is_not_taken() -> None:
     async def run() -> None:
         processes = Processes()
         one = standby(processes)
-        one.reported([])
+        one.on_report([])
         await turn()
-        processes.made[0].lose("the weights are lost")
+        processes.made[0].mark_lost("the weights are lost")
         assert one.prepared is None
         assert await one.take() is None
 
@@ -256,8 +256,8 @@ def test_it_is_taken_once_and_the_next_report_makes_another() -> None:
         one = standby(processes)
         assert await one.take() is None
         processes.may_go_on.clear()
-        one.reported([])
-        one.reported([])
+        one.on_report([])
+        one.on_report([])
         await turn()
         taking = asyncio.create_task(one.take())
         await turn()
@@ -265,7 +265,7 @@ def test_it_is_taken_once_and_the_next_report_makes_another() -> None:
         processes.may_go_on.set()
         assert await taking is processes.made[0]
         assert await one.take() is None
-        one.reported([])
+        one.on_report([])
         await turn()
         assert one.prepared is not None
         assert len(processes.made) == 2
@@ -281,7 +281,7 @@ def test_without_the_flag_there_is_none() -> None:
     async def run() -> None:
         processes = Processes()
         one = standby(processes, StandbyPolicy.NEVER)
-        one.reported([])
+        one.on_report([])
         await turn()
         assert (processes.made, await one.take(), one.status) == ([], None, None)
         await one.end()
@@ -297,16 +297,16 @@ def test_one_that_ends_again_and_again_is_made_no_more(monkeypatch: pytest.Monke
         one = standby(processes)
         one._crashes._delays_s = (0.0, 0.0)
         for number in range(5):
-            one.reported([])
+            one.on_report([])
             await turn()
             for handle in processes.made[number:]:
-                handle.reaped(Exited(handle.epoch.number, handle.epoch.number, 1))
+                handle.on_rank_exit(Exited(handle.epoch.number, handle.epoch.number, 1))
             await turn()
         assert len(processes.made) == 3
         assert one.prepared is None
         # Whatever replaces the worker begins anew.
         assert await one.take() is None
-        one.reported([])
+        one.on_report([])
         await turn()
         assert len(processes.made) == 4
         await one.end()
@@ -321,12 +321,12 @@ def test_one_that_cannot_be_prepared_is_tried_again(monkeypatch: pytest.MonkeyPa
         processes = Processes()
         processes.error = "no device memory"
         one = standby(processes)
-        one.reported([])
+        one.on_report([])
         await turn()
         assert await one.take() is None
         assert one.error == "no device memory"
         processes.error = None
-        one.reported([])
+        one.on_report([])
         await turn()
         assert one.prepared is not None
         await one.end()
@@ -343,7 +343,7 @@ def test_no_successor_is_made_beside_a_standby_that_is_being_given_back(
         processes = Processes()
         one = standby(processes, StandbyPolicy.ON_SUSPICION)
         one.lease(60.0)
-        one.reported([])
+        one.on_report([])
         await turn()
         gone = asyncio.Event()
         abandon = processes.abandon

@@ -58,7 +58,7 @@ def test_templates_get_tools_and_variables_and_cannot_be_nested_to_death(folder:
     deep: dict[str, object] = {}
     for _ in range(10_000):
         deep = {"a": deep}
-    with pytest.raises(TemplateError, match="refuses"):
+    with pytest.raises(TemplateError, match="rejects"):
         tokenizer.render([], [deep])
 
 
