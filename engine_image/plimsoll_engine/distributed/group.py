@@ -1,7 +1,7 @@
-"""The ranks that compute one model together (tensor parallelism), and what they do with tensors.
+"""Group of ranks that compute one model together (tensor parallelism), and its collectives.
 
-Rank r has its own process and, on CUDA, device r. A model sees :class:`Group` alone; a group of one
-is the identity and makes no call, so nothing is paid for what is not used.
+Rank r has its own process and, on CUDA, device r. A model sees only :class:`Group`. A group of one
+rank returns its inputs and calls nothing, so a single process pays no cost.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ if TYPE_CHECKING:
 
 FLAG = "--tensor-parallel-size"
 COLLECTIVE_TIMEOUT_S = 60.0
-"""Of the start of a group and of each collective outside a CUDA graph. Idle ranks wait in none."""
+"""Timeout of forming a group, and of each collective outside a CUDA graph.
+
+Idle ranks do not wait in a collective.
+"""
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""All ranks are processes of one host: their bootstrap needs no other interface. What the user has
-set holds."""
+"""Interface for the bootstrap of ranks, which are all on one host. A user's setting wins."""
 
 
 class Shard(NamedTuple):
-    """Which part of a model a process has: part ``rank`` of ``size`` equal ones."""
+    """Part of a model that a process has: part ``rank`` of ``size`` equal ones."""
 
     rank: int = 0
     size: int = 1
@@ -41,9 +43,9 @@ WHOLE = Shard()
 
 
 class SumShape(NamedTuple):
-    """The sums that a model makes: of at most ``rows`` rows of ``columns`` elements of ``dtype``.
+    """Shape of a model's all-reduces: at most ``rows`` rows of ``columns`` elements of ``dtype``.
 
-    More rows, or others, are summed as well, but not as fast.
+    Other shapes work as well, but more slowly.
     """
 
     rows: int
@@ -52,7 +54,7 @@ class SumShape(NamedTuple):
 
 
 class Group:
-    """A group of one: every collective returns what it was given."""
+    """Group of one rank. Every collective returns its input."""
 
     shard = WHOLE
 
@@ -66,39 +68,38 @@ class Group:
     ) -> torch.Tensor:
         """Return :meth:`Ops.add_rms_norm` of the sum of ``x`` over all ranks.
 
-        Of ``residual`` a rank may keep only what it needs for the next such sum of as many rows
-        (:meth:`stream_rows` has it whole); what is returned is good until then.
+        A rank may keep only the part of ``residual`` that it needs for the next such sum of as many
+        rows; :meth:`stream_rows` returns it complete. The result is valid until that sum.
         """
         return ops.add_rms_norm(self.all_reduce(x), residual, weight, eps)
 
     def stream_rows(self, ops: Ops, residual: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Return the rows ``index`` int [rows] of what :meth:`add_norm` made of ``residual``.
+        """Return the rows ``index`` int [rows] of the sum in ``residual`` after :meth:`add_norm`.
 
-        They are whole on each rank, [rows, columns].
+        They are complete on each rank, [rows, columns].
         """
         return ops.rows(residual, index)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of ``x`` over all ranks, in place; any shape and dtype."""
+        """Sum ``x`` over all ranks in place and return it; any shape and dtype."""
         return x
 
     def best(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
-        """int64 [rows]: the best column of all ranks' ``x`` [rows, columns] beside each other."""
+        """Return the best column of all ranks' concatenated ``x`` [rows, columns], int64 [rows]."""
         return ops.argmax(x)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, columns of all ranks in their order] of each rank's ``x`` [rows, columns]."""
+        """Return the concatenated columns of all ranks' ``x`` [rows, columns], in rank order."""
         return x
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what rank 0 has in ``x``, in place; any shape and dtype."""
+        """Copy rank 0's ``x`` to all ranks in place and return it; any shape and dtype."""
         return x
 
     def close(self, lost: bool = False) -> None:
-        """Leave the group; every rank does.
+        """Leave the group. Every rank must call it. Idempotent.
 
-        ``lost``: some rank does not, and what is still under way is given up. Again does nothing
-        more.
+        ``lost`` means that a rank is gone, so that running collectives are aborted.
         """
 
 
@@ -106,19 +107,18 @@ ALONE = Group()
 
 
 class ProcessGroup(Group):
-    """Several processes: NCCL between CUDA devices, gloo between CPUs.
+    """Group of several processes, with NCCL between CUDA devices and gloo between CPUs.
 
-    The process's default group of ``torch.distributed``. They meet at ``store``, a file that none
-    of an earlier group has used; no port is opened for it. On CUDA the collectives are launched
-    into the current stream like kernels, and CUDA graphs may hold them: such graphs are reset
-    before the group is closed. The sums of ``sums`` then go through memory that all ranks map,
-    where their devices can.
+    It is the default group of ``torch.distributed``. The ranks meet through ``store``, a file that
+    no earlier group has used; no port is opened for it. On CUDA, collectives run in the current
+    stream and may be captured in CUDA graphs, which must be reset before the group is closed.
+    All-reduces of shape ``sums`` use memory that all ranks map, if their devices support it.
     """
 
     def __init__(
         self, shard: Shard, device: torch.device, store: Path, sums: SumShape | None = None
     ) -> None:
-        """Wait for all ranks. Raises RuntimeError where they do not come in time."""
+        """Wait for all ranks. Raises RuntimeError after a timeout."""
         self.shard = shard
         self._device = device
         self._memory: PeerMemory | None = None
@@ -132,7 +132,7 @@ class ProcessGroup(Group):
             rank=shard.rank,
             world_size=shard.size,
             timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
-            # With the device NCCL makes its communicator here, not in the first collective.
+            # With device_id, NCCL creates its communicator here, not in the first collective.
             device_id=device if cuda else None,
         )
         try:
@@ -158,7 +158,7 @@ class ProcessGroup(Group):
             self._sums = RankSums(self._memory.tensor(), addresses, rank, made, sums.dtype)
 
     def _gather(self, data: bytes) -> list[bytes]:
-        """Return what each rank gives, once all have given it."""
+        """Return the ``data`` of each rank, in rank order."""
         own = torch.tensor(list(data), dtype=torch.uint8, device=self._device)
         found = own.new_empty(self.shard.size, len(data))
         dist.all_gather_into_tensor(found, own)
@@ -166,51 +166,42 @@ class ProcessGroup(Group):
 
     @property
     def nbytes(self) -> int:
-        """Device memory of this rank that all ranks map. Zero on a CPU."""
+        """Device memory of this rank that all ranks map; 0 on a CPU."""
         return 0 if self._memory is None else self._memory.nbytes
 
     def add_norm(
         self, ops: Ops, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Return :meth:`Ops.add_rms_norm` of the sum of ``x`` over all ranks.
-
-        One kernel where the ranks share memory. Of ``residual`` a rank may keep only what it needs
-        for the next such sum of as many rows; what is returned is good until then.
-        """
+        """Implement :meth:`Group.add_norm`, in one kernel if the ranks share memory."""
         if self._sums is None or not self._sums.takes(x):
             return super().add_norm(ops, x, residual, weight, eps)
         return self._sums.add_norm(x, residual, weight, eps)
 
     def stream_rows(self, ops: Ops, residual: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Return the rows ``index`` int [rows] of what :meth:`add_norm` made of ``residual``.
-
-        They are whole on each rank, [rows, columns]: where ranks keep a share each, one exchange of
-        these rows.
-        """
+        """Implement :meth:`Group.stream_rows`. Shared rows need an all-reduce."""
         if self._sums is None or not self._sums.shares(residual):
             return super().stream_rows(ops, residual, index)
         return self.all_reduce(self._sums.kept(residual, index))
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of ``x`` over all ranks, in place.
+        """Sum ``x`` over all ranks in place and return it.
 
-        Any shape and dtype, equal on all of them.
+        All ranks must have the same shape and dtype.
         """
         dist.all_reduce(x)
         return x
 
     def best(self, ops: Ops, x: torch.Tensor) -> torch.Tensor:
-        """int64 [rows]: the best column of all ranks' ``x`` [rows, columns] beside each other.
+        """Implement :meth:`Group.best` by exchanging a few bytes a row.
 
-        Of equal ones it is the first. A few bytes a row are exchanged, where :meth:`all_gather`
-        exchanges the whole row.
+        Ties go to the first column.
         """
         keys = ops.best_keys(x, self.shard.rank * x.shape[1])
         dist.all_reduce(keys, dist.ReduceOp.MAX)
         return column_of(keys)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the columns of all ranks beside each other.
+        """Return the concatenated columns of all ranks.
 
         [rows, columns] becomes [rows, size * columns] of the same dtype.
         """
@@ -221,12 +212,12 @@ class ProcessGroup(Group):
         return found.view(size, rows, columns).transpose(0, 1).reshape(rows, size * columns)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` of rank 0 on every rank, in place; any shape and dtype, equal on all of them."""
+        """Copy rank 0's ``x`` to all ranks in place. They must have the same shape and dtype."""
         dist.broadcast(x, 0)
         return x
 
     def close(self, lost: bool = False) -> None:
-        """End the group. With ``lost``, a rank is gone: nothing is waited for."""
+        """Destroy the group. With ``lost`` it waits for no rank."""
         if not dist.is_initialized():
             return
         if self._memory is not None:
@@ -236,9 +227,9 @@ class ProcessGroup(Group):
                     torch.cuda.synchronize(self._device)
             self._memory.close(None if lost else self._gather)
         if lost:
-            # Who waits on a CPU for a rank that is gone waits no more. NCCL's kernels may go on.
+            # This ends gloo's waits for a lost rank. NCCL's kernels may continue.
             with contextlib.suppress(RuntimeError):
                 assert dist.group.WORLD is not None
                 dist.group.WORLD.abort()
-        with contextlib.suppress(RuntimeError):  # its peers may be gone already
+        with contextlib.suppress(RuntimeError):  # other ranks may have exited
             dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Rank 0's end of the connections to the other ranks: commands out, answers in."""
+"""Rank 0's side of the connections to the other ranks: it sends commands and receives replies."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from plimsoll_engine.messages.framing import FrameReader
 from plimsoll_engine.messages.zygote_ipc import rendezvous_paths
 
 ANSWER_TIMEOUT_S = 30.0
-"""Longer than any answered command takes: a rank first finishes the steps before it."""
+"""Timeout of a reply; a rank first finishes the steps before the command."""
 LOAD_TIMEOUT_S = 1800.0
-"""For its part of the weights, where a slow disk has 140 GB of them."""
+"""Timeout of loading a rank's weights, for 140 GB from a slow disk."""
 END_TIMEOUT_S = 10.0
 GONE_TIMEOUT_S = 1.0
-"""After a collective has failed: how long a rank's last word or end is looked for."""
+"""Time to look for a failed rank after a collective has failed."""
 
 Answer = TypeVar("Answer", bound=rank_ipc.Reply)
 
 
 class _Peer:
-    """One connected rank."""
+    """Connection to one rank."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(SEND_TIMEOUT_S)
@@ -40,9 +40,9 @@ class _Peer:
         self._heard: deque[rank_ipc.Reply] = deque()
 
     def hear(self, timeout_s: float) -> rank_ipc.Reply | None:
-        """Return the next message; None where none comes in time.
+        """Return the next message; None after ``timeout_s`` seconds.
 
-        ConnectionError where it is gone.
+        Raises ConnectionError if the rank is gone.
         """
         deadline = time.monotonic() + timeout_s
         while not self._heard:
@@ -56,9 +56,10 @@ class _Peer:
 
 
 class Leader:
-    """Listens at once, so that the other ranks find it. ``lost`` once they are no group any more.
+    """Rank 0's connections to the other ranks, which it accepts from its creation on.
 
-    Its connections close with :meth:`close` alone: the other ranks live as long.
+    ``lost`` is set once the group has failed. The connections stay open until :meth:`close`, and
+    the other ranks live as long.
     """
 
     shard: Shard
@@ -70,7 +71,7 @@ class Leader:
         self._peers: dict[int, _Peer] = {}
         self._reports: dict[int, rank_ipc.RankReport] = {}
         self._asked = False
-        # What a killed predecessor of this number left; the others look here only once it listens.
+        # Remove files of a killed predecessor. Other ranks connect only once this one listens.
         self.store.unlink(missing_ok=True)
         self._path.unlink(missing_ok=True)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -79,14 +80,14 @@ class Leader:
         self._listener.listen()
 
     def join(self) -> None:
-        """Wait until each rank is there and has its device."""
+        """Wait until each rank has connected and initialised its device."""
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         while len(self._peers) < self.shard.size - 1:
             self._listener.settimeout(max(0.01, deadline - time.monotonic()))
             try:
                 connection, _ = self._listener.accept()
             except TimeoutError:
-                raise self._failed("did not come", self._missing()) from None
+                raise self._failed("did not connect", self._missing()) from None
             peer = _Peer(connection)
             joining = self._expect(
                 peer, self._missing(), rank_ipc.Joining, deadline - time.monotonic()
@@ -94,41 +95,41 @@ class Leader:
             self._peers[joining.rank] = peer
 
     def loaded(self) -> None:
-        """Wait until each rank has its part of the model."""
+        """Wait until each rank has loaded its part of the model."""
         self._gather(rank_ipc.Loaded, LOAD_TIMEOUT_S)
 
     def tell(self, command: rank_ipc.Command) -> None:
-        """Send a command to every rank; raise :class:`RanksLost` where one is gone."""
+        """Send a command to every rank. Raises :class:`RanksLost` if one is gone."""
         data = rank_ipc.frame(command)
         for rank, peer in self._peers.items():
             try:
                 peer.socket.sendall(data)
             except OSError as error:
-                raise self._failed(f"does not listen: {error}", rank, gone=True) from None
+                raise self._failed(f"does not receive: {error}", rank, gone=True) from None
 
     def ask(self, command: rank_ipc.Command, kind: type[Answer]) -> list[Answer]:
-        """Have every rank do ``command``; return their answers in their order.
+        """Send ``command`` to every rank. Return their replies in rank order.
 
-        Raises :class:`RanksLost`; LoadError where a rank says that its failure is permanent.
+        Raises :class:`RanksLost`, or LoadError if a rank reports a permanent failure.
         """
         self.tell(command)
         return self._gather(kind, ANSWER_TIMEOUT_S)
 
     @contextlib.contextmanager
     def together(self, command: rank_ipc.Command) -> Iterator[None]:
-        """Have the others do ``command`` while the caller does it.
+        """Let the other ranks run ``command`` while the caller runs the block.
 
-        They wait for each other in its collectives, so whatever fails here ends the group:
-        :class:`RanksLost`.
+        Ranks wait for each other in its collectives, so that any failure in the block ends the
+        group. It is raised as :class:`RanksLost`.
         """
         self.tell(command)
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - the others cannot know what it was
+        except Exception as error:  # noqa: BLE001 - any error ends the group
             raise self._why(f"{type(error).__name__}: {error}") from None
 
     def accounts(self) -> list[rank_ipc.RankReport]:
-        """Return what each rank holds, as it last said; only the first call waits for it."""
+        """Return each rank's latest memory report. Only the first call waits for reports."""
         if not self._reports:
             self.ask(rank_ipc.ReportMemory(), rank_ipc.RankReport)
         elif not self._asked:
@@ -139,25 +140,25 @@ class Leader:
         return [report for _, report in sorted(self._reports.items())]
 
     def waiting_accounts(self) -> list[rank_ipc.RankReport]:
-        """Return what each rank holds before it serves, and forget it: serving takes more."""
+        """Return each rank's memory before it serves, and forget it, because serving needs more."""
         found = self.accounts()
         self._reports = {}
         return found
 
     def drop(self) -> None:
-        """As :class:`messages.Drop`, of ranks that still follow."""
+        """Let the other ranks drop their KV pool, if they still follow."""
         with contextlib.suppress(RanksLost, LoadError):
             if not self.lost:
                 self.ask(rank_ipc.ReleasePool(), rank_ipc.Acknowledged)
 
     def end(self) -> None:
-        """Tell the others to give everything back; :meth:`ended` hears of it."""
+        """Let the other ranks release everything. :meth:`ended` returns the result."""
         with contextlib.suppress(RanksLost):
             if not self.lost:
                 self.tell(rank_ipc.Shutdown())
 
     def ended(self) -> list[rank_ipc.Ended] | None:
-        """Return what each rank is left with; None where that is not known."""
+        """Return what remains allocated on each rank; None if unknown."""
         if self.lost or len(self._peers) < self.shard.size - 1:
             return None
         try:
@@ -166,13 +167,13 @@ class Leader:
             return None
 
     def close(self) -> None:
-        """Let the other ranks go. Again does nothing more."""
+        """Close all connections, so that the other ranks exit. Idempotent."""
         for peer in self._peers.values():
             peer.socket.close()
         self._peers.clear()
         self._listener.close()
         for path in (self._path, self.store):
-            with contextlib.suppress(OSError):  # read-only: also where there is no such file
+            with contextlib.suppress(OSError):  # no such file, or a read-only directory
                 path.unlink()
 
     # ---- steps
@@ -201,7 +202,7 @@ class Leader:
                 return message
 
     def _listen(self) -> None:
-        """Take in what has come without being waited for."""
+        """Process messages that have arrived, without waiting."""
         for rank, peer in self._peers.items():
             try:
                 while (message := peer.hear(0.0)) is not None:
@@ -222,7 +223,7 @@ class Leader:
         return RanksLost(f"rank {rank}: {what}", gone)
 
     def _why(self, failure: str) -> RanksLost:
-        """Return what a collective failed of: another rank's end or word, or something here."""
+        """Return why a collective failed: a rank exited or reported an error, or it failed here."""
         self.lost = True
         by_socket = {peer.socket: rank for rank, peer in self._peers.items()}
         deadline = time.monotonic() + GONE_TIMEOUT_S

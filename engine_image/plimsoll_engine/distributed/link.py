@@ -1,4 +1,4 @@
-"""One rank's end of its connection to rank 0."""
+"""Another rank's side of its connection to rank 0."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from plimsoll_engine.messages.framing import FrameReader
 from plimsoll_engine.messages.zygote_ipc import rendezvous_paths
 
 SEND_TIMEOUT_S = 30.0
-"""A peer that reads nothing for so long is hung or gone."""
+"""Time after which a peer that reads nothing counts as gone."""
 CONNECT_TIMEOUT_S = 60.0
-"""Rank 0 listens as soon as it runs; where each rank imports by itself that takes seconds."""
+"""Timeout of connecting. Rank 0 listens at once; if each rank imports by itself, that takes
+seconds.
+"""
 RETRY_S = 0.01
 
 
 class LeaderGone(ConnectionError):
-    """Rank 0 closed the connection or does not read it: there is nobody to follow."""
+    """Rank 0 closed the connection or does not read it, so this rank has to exit."""
 
 
 class Link:
-    """Connects at once; commands then wait in the socket."""
+    """Connection to rank 0. It connects at once; commands wait in the socket."""
 
     def __init__(self, run_dir: str | Path, epoch: int, shard: Shard) -> None:
-        """Connect to rank 0; raise :class:`LeaderGone` where it does not listen in time."""
+        """Connect to rank 0. Raises :class:`LeaderGone` after a timeout."""
         self.shard = shard
         path, self.store = rendezvous_paths(run_dir, epoch)
         self._socket = _connect(path)
@@ -39,18 +41,18 @@ class Link:
         self._commands: deque[rank_ipc.Command] = deque()
 
     def join(self) -> None:
-        """Tell rank 0 that the device works: it may form the group."""
+        """Report to rank 0 that this rank's device works, so that the group can be formed."""
         self.send(rank_ipc.Joining(self.shard.rank, os.getpid()))
 
     def send(self, message: rank_ipc.Reply) -> None:
-        """Send a reply to rank 0. Raises the link's error when rank 0 is gone."""
+        """Send a reply to rank 0. Raises :class:`LeaderGone`."""
         try:
             self._socket.sendall(rank_ipc.frame(message))
         except OSError as error:
             raise LeaderGone(f"rank 0: {error}") from None
 
     def receive(self) -> rank_ipc.Command:
-        """Return the next command. Waits as long as rank 0 lives; :class:`LeaderGone` then."""
+        """Wait for the next command and return it. Raises :class:`LeaderGone` if rank 0 is gone."""
         while not self._commands:
             select.select([self._socket], [], [])
             try:
@@ -63,7 +65,10 @@ class Link:
         return self._commands.popleft()
 
     def wait_closed(self, timeout_s: float) -> None:
-        """Until rank 0 has closed its end, at most ``timeout_s``; what it says is dropped."""
+        """Wait up to ``timeout_s`` seconds for rank 0 to close the connection.
+
+        Ignores its messages.
+        """
         deadline = time.monotonic() + timeout_s
         with contextlib.suppress(OSError):
             while (left_s := deadline - time.monotonic()) > 0:
@@ -72,7 +77,7 @@ class Link:
                     return
 
     def close(self) -> None:
-        """Close the socket; rank 0 then takes this rank for lost."""
+        """Close the socket. Rank 0 then counts this rank as lost."""
         self._socket.close()
 
 

@@ -1,4 +1,4 @@
-"""A process's part in its group, from joining to leaving; a process alone pays for nothing here."""
+"""Membership of a process in its group, from joining to leaving; free for a single process."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 
 
 class Member:
-    """One rank's place in its group.
+    """Membership of one rank in its group.
 
-    ``end`` is rank 0's or another rank's end of the connection between them, None alone. ``leader``
-    is None in any process but rank 0 of several.
+    ``end`` is this rank's side of the connections between the ranks, None without other ranks.
+    ``leader`` is None except in rank 0 of several.
     """
 
     def __init__(self, end: Leader | Link | None) -> None:
@@ -36,49 +36,49 @@ class Member:
 
     @property
     def shard(self) -> Shard:
-        """The part of the model that this process has."""
+        """Part of the model that this process has."""
         return WHOLE if self._end is None else self._end.shard
 
     @property
     def alone(self) -> bool:
-        """Whether the worker is one process."""
+        """Whether the worker is a single process."""
         return self._end is None
 
     @property
     def follows(self) -> bool:
-        """Whether this is a rank above 0, which computes what rank 0 tells it."""
+        """Whether this is a rank above 0, which executes rank 0's commands."""
         return isinstance(self._end, Link)
 
     def check(self, config: WorkerConfig) -> None:
-        """SettingsError for what several ranks cannot do."""
+        """Raise SettingsError for settings that several ranks do not support."""
         size = config.tensor_parallel_size
         if size != self.shard.size:
             raise SettingsError(f"{FLAG} {size}, but {self.shard.size} ranks were started")
         if size > 1 and config.kv_offload_bytes:
             raise SettingsError(
-                f"--kv-offload-bytes: not with {FLAG} {size}: host memory would keep the blocks of"
-                " one rank alone; leave one of the two out"
+                f"--kv-offload-bytes: not with {FLAG} {size}: host memory would have only the"
+                " blocks of one rank; use only one of the two flags"
             )
 
     def meet(self) -> None:
-        """Until each rank of the group has its device."""
+        """Wait until each rank of the group has initialised its device."""
         if self._end is not None:
             self._end.join()
 
     def form(self, device: torch.device, sums: SumShape) -> None:
-        """Form the process group, once all have met, for the ``sums`` of the model."""
+        """Form the process group for all-reduces of shape ``sums``, after :meth:`meet`."""
         if self._end is not None:
             self.group = ProcessGroup(self.shard, device, self._end.store, sums)
 
     @property
     def nbytes(self) -> int:
-        """Device memory of this rank that its group holds, or has not given back."""
+        """Device memory of this rank that its group holds or has not released."""
         return self._kept + self.group.nbytes
 
     def least(self, free: int | None) -> int | None:
-        """Return the least bytes that any rank's device has free; this one has ``free``.
+        """Return the minimum of the free bytes of all ranks' devices, ``free`` on this one.
 
-        All KV pools are of one size. None on a CPU.
+        All KV pools have the same size. None on a CPU.
         """
         values = [free]
         if self.leader is not None:
@@ -92,24 +92,21 @@ class Member:
         return 0 if self.leader is None else sum(r.graph_bytes for r in self.leader.accounts())
 
     def frozen(self) -> None:
-        """Tell all that the start is over."""
+        """Tell the other ranks that the start is complete."""
         if self.leader is not None:
             self.leader.tell(rank_ipc.Freeze())
 
     @property
     def lost(self) -> bool:
-        """Some other rank does not answer any more."""
+        """Whether another rank has failed."""
         return self.leader is not None and self.leader.lost
 
     def give_up(self) -> None:
-        """End what waits for a lost rank.
-
-        For gloo; NCCL's waits on the device.
-        """
+        """Abort what waits for a lost rank. It affects only gloo; NCCL waits on the device."""
         self.group.close(lost=True)
 
     def leave(self) -> None:
-        """After the CUDA graphs, which hold collectives. Rank 0 has the others shut down."""
+        """Leave the group, after its CUDA graphs were reset. Rank 0 shuts the others down."""
         group, self.group = self.group, ALONE
         if self.leader is not None and group is not ALONE:
             self.leader.end()
@@ -121,13 +118,13 @@ class Member:
 
     @property
     def fenced(self) -> bool:
-        """Whether no other rank can write to its KV pool any more. Asked after :meth:`leave`."""
+        """Whether no other rank can write to its KV pool any more, after :meth:`leave`."""
         return self._left is not None and all(rank.fenced for rank in self._left)
 
     def left(self, allocated: int | None, baseline: int | None) -> tuple[int | None, int | None]:
-        """Return device bytes and baseline of this process and the other ranks after shutdown.
+        """Return allocated device bytes and baselines of all ranks after shutdown.
 
-        None on a CPU, or where a rank did not say.
+        The arguments are those of this rank. None on a CPU, or if a rank did not report.
         """
         if self._left is None:
             return None, None

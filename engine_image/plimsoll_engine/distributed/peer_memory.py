@@ -1,7 +1,8 @@
-"""One buffer on each rank's device that all ranks map: what their sums go through on CUDA.
+"""Buffers on the ranks' devices that all ranks map, for all-reduces on CUDA.
 
-Plain device memory and CUDA IPC, as for the weight server's buffers (CUDA Driver API, "Unified
-Addressing", "Memory Management"). A device writes to another one's memory over NVLink or PCIe.
+They are device memory shared by CUDA IPC, like the weight server's buffers (CUDA Driver API,
+"Unified Addressing", "Memory Management"). A device writes to another one's memory over NVLink or
+PCIe.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ from plimsoll_engine.device.buffer import HANDLE_BYTES, CudaError, DeviceBuffer
 log = logging.getLogger(__name__)
 
 Gather = Callable[[bytes], list[bytes]]
-"""Gives what each rank has given, in their order: as many bytes of each."""
+"""Function that returns the given bytes of all ranks, in rank order."""
 
 
 class PeerMemory:
-    """A buffer of ``nbytes`` bytes, all zeros at first, and the mappings of the other ranks'.
+    """Zeroed buffer of this rank, and mappings of the other ranks' buffers.
 
-    Every rank makes it, and closes it, at the same time. ``addresses`` are those of all buffers in
-    this process, in the order of the ranks.
+    Ranks create and close it together.
     """
 
     def __init__(self, own: DeviceBuffer, others: dict[int, DeviceBuffer], rank: int) -> None:
@@ -34,7 +34,10 @@ class PeerMemory:
 
     @classmethod
     def connect(cls, rank: int, size: int, nbytes: int, gather: Gather) -> PeerMemory | None:
-        """Map all ranks' buffers; None on every rank where one of them cannot, which it logs."""
+        """Map all ranks' buffers of ``nbytes`` bytes.
+
+        None on every rank if one cannot, which logs why.
+        """
         own, handle, others = None, bytes(HANDLE_BYTES), {}
         try:
             _must_reach(rank, size)
@@ -54,7 +57,7 @@ class PeerMemory:
             except CudaError as error:
                 _say(error)
                 connected = False
-        # Also: no rank writes before the zeros are there.
+        # This exchange also ensures that no rank writes before all buffers are zeroed.
         if all(one == b"\1" for one in gather(bytes([connected]))):
             assert own is not None
             return cls(own, others, rank)
@@ -67,30 +70,30 @@ class PeerMemory:
 
     @property
     def addresses(self) -> list[int]:
-        """Where each rank's buffer is in this process."""
+        """Addresses in this process of all buffers, in rank order."""
         found = self._others | {self._rank: self._own}
         return [found[rank].pointer for rank in range(len(found))]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of this rank's buffer; zero once they are given back."""
+        """Bytes of this rank's buffer; 0 after it is freed."""
         return self._own.nbytes if self._own.pointer else 0
 
     def tensor(self) -> torch.Tensor:
-        """Return the buffer of this rank as uint8, [bytes]."""
+        """Return this rank's buffer as uint8 [bytes]."""
         return self._own.tensor()
 
     def close(self, gather: Gather | None) -> None:
-        """Unmap and free, once no kernel of this rank uses the buffers. Again does nothing more.
+        """Unmap and free the buffers, once no kernel of this rank uses them. Idempotent.
 
-        ``gather`` waits for the other ranks, so that none frees what another one may still use;
-        without it a rank is lost, and nobody waits.
+        ``gather`` waits for the other ranks, so that none frees what another one still uses. None
+        means that a rank is lost, and nothing waits.
         """
         if not self._own.pointer:
             return
         if gather is not None:
             gather(b"\0")
-        # A device that is lost takes no calls; the memory then ends with the process.
+        # A lost device accepts no calls; its memory is freed with the process.
         with contextlib.suppress(CudaError):
             for buffer in self._others.values():
                 buffer.close()
@@ -106,4 +109,4 @@ def _must_reach(rank: int, size: int) -> None:
 
 
 def _say(error: RuntimeError) -> None:
-    log.warning("the ranks share no device memory, NCCL computes their sums: %s", error)
+    log.warning("the ranks cannot share device memory, so NCCL does their all-reduces: %s", error)

@@ -1,4 +1,4 @@
-"""silu(gate) x up, the activation between an MLP's matrix products."""
+"""SiLU activation of an MLP: silu(gate) x up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ def _silu_mul(gate_up, out, size, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = F
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """[rows, size] of ``gate_up`` [rows, 2 * size]. Moves 3 times the result's bytes."""
+    """Return silu(gate) x up of ``gate_up`` [rows, 2 * size] as [rows, size].
+
+    Memory-bound: it moves three times the bytes of the result.
+    """
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, size)
     block = min(next_power_of_2(size), 2048)

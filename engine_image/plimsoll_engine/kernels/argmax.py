@@ -1,14 +1,13 @@
-"""The best column of each row: the next token of a greedy request.
+"""Argmax of each row of logits: the next token of greedy requests.
 
-A row of logits is cut into parts, one program each, so that one row fills the chip as well; a
-second kernel takes the best of the parts. Of equal ones it is the first, as in torch; what is not a
-number is never the best. A row of nothing else has no best column: -1.
+A row is split into parts, one program each, so that even a single row fills the GPU; a second
+kernel combines the parts. Ties go to the first column, as in torch. NaN never wins, and a row of
+only NaN and -inf has the result -1.
 
-Of a row of which several ranks have a part each, a rank's best column is a key, and the largest key
-is that of the best column of all.
+If several ranks hold parts of a row, each encodes its best value and column in a key. The largest
+key is that of the whole row's best column.
 
-With noise of a row's own, the best column is a draw from the row's softmax: kernels/draw.py says
-how.
+With noise for each row, the argmax is a sample from the row's softmax; see kernels/draw.py.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def _best_of_parts(
     after_last(OVERLAP)
     value = tl.load(x + row * columns + column, mask=column < columns, other=float("-inf"))
     value = value.to(tl.float32)
-    value = tl.where(value == value, value, float("-inf"))  # not a number: never the best
+    value = tl.where(value == value, value, float("-inf"))  # NaN never wins
     highest, at = tl.max(value, axis=0, return_indices=True)
     place = row * tl.num_programs(1) + part
     tl.store(best + place, highest)
@@ -65,11 +64,11 @@ def _best_noisy_of_parts(
     bits ^= (bits >> 16) & 0xFFFF
     uniform = ((bits & 0x7FFFFFFF).to(tl.float32) + low) * STEP_31
     uniform = tl.minimum(uniform, BELOW)
-    # log1p(-uniform): the rounding of 1 - uniform is taken out again.
+    # log1p(-uniform), with the rounding error of 1 - uniform corrected.
     rest = 1.0 - uniform
     exponential = tl.where(rest == 1.0, uniform, -tl.log(rest) * (uniform / (1.0 - rest)))
     value -= tl.log(exponential)
-    value = tl.where(value == value, value, float("-inf"))  # not a number: never the best
+    value = tl.where(value == value, value, float("-inf"))  # NaN never wins
     highest, at = tl.max(value, axis=0, return_indices=True)
     place = row * tl.num_programs(1) + part
     tl.store(best + place, highest)
@@ -89,7 +88,7 @@ def _best(
     highest, at = tl.max(value, axis=0, return_indices=True)
     found = tl.load(where + row * parts + at).to(tl.int64)
     if KEYS:
-        # As an integer with the order of the floats; no zero is less than another.
+        # An integer with the order of the floats; -0.0 and 0.0 are equal.
         bits = (highest + 0.0).to(tl.int32, bitcast=True)
         ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
         found = (ordered.to(tl.int64) << 32) | (LOWER - (first + found))
@@ -99,20 +98,20 @@ def _best(
 
 
 def argmax(x: torch.Tensor) -> torch.Tensor:
-    """int64 [rows]: the column of the highest value in each row of ``x`` [rows, columns]."""
+    """Return the column of the highest value in each row of ``x`` [rows, columns], int64 [rows]."""
     return _of_rows(x, 0, keys=False)
 
 
 def draw(x: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """As :func:`plimsoll_engine.kernels.draw.draw`, in one pass over ``x``."""
+    """Sample as :func:`plimsoll_engine.kernels.draw.draw` does, in one pass over ``x``."""
     return _of_rows(x, 0, keys=False, noise=(scales, keys))
 
 
 def best_keys(x: torch.Tensor, first: int) -> torch.Tensor:
-    """int64 [rows]: the key of the highest value in each row of ``x`` [rows, columns].
+    """Return the key of the highest value in each row of ``x`` [rows, columns], int64 [rows].
 
-    ``first`` is the number of its first column in the whole row. Of equal values, the key of the
-    first column is the largest.
+    ``first`` is the index of the first column of ``x`` in the whole row. For equal values, the
+    first column has the largest key.
     """
     return _of_rows(x, first, keys=True)
 

@@ -1,4 +1,4 @@
-"""Which implementation of the operations a device gets."""
+"""Choice between the implementations of the operations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from plimsoll_engine.kernels.reference import ReferenceOps
 
 
 def ops_for(device: torch.device) -> Ops:
-    """Triton's on CUDA, torch's elsewhere: Triton is imported only where there is a CUDA device."""
+    """Return Triton's operations on CUDA and torch's elsewhere. Imports Triton only for CUDA."""
     if device.type != "cuda":
         return ReferenceOps()
     from plimsoll_engine.kernels.fused import FusedOps

@@ -1,12 +1,12 @@
 """Attention of one new token per sequence to its context in the paged KV pool.
 
-Memory-bound: every key and value is read once for all query heads that share it. A context is cut
-into ``splits`` parts of whole tiles, one program each, so that a few long sequences fill the chip;
-a second kernel joins the parts by their log-sum-exp (Flash-Decoding).
+It is memory-bound: each key and value is read once for all query heads that share it. A context is
+split into ``splits`` parts of whole tiles, one program each, so that a few long sequences fill the
+GPU. A second kernel combines the parts by their log-sum-exp (Flash-Decoding).
 
-Triton makes a kernel of its own for numbers that are 1 or a multiple of 16 and for pointers that
-are aligned. What changes from step to step is left out of that, here and in the other kernels: each
-combination would be compiled, or loaded, while requests wait for it.
+Triton compiles a variant for arguments that are 1 or a multiple of 16 and for aligned pointers.
+Here and in the other kernels, arguments that change from step to step are excluded from that.
+Otherwise each combination would be compiled or loaded while requests wait.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from plimsoll_engine.kernels.step_plan import Pages
 NO_WINDOW = 1 << 30
 LOG2_E = 1.4426950408889634
 SCALED_REGISTERS = 128
-"""Of a thread, for e4m3 keys: with wide tiles, four programs of a processor then have as many bytes
-under way as with 16 bits. By the compiler's report, without spills; 168 where nothing bounds it."""
+"""Registers of a thread for e4m3 keys.
+
+With wide tiles, four programs on a multiprocessor then have as many bytes in flight as with 16-bit
+keys. The compiler reports no spills; without the limit it uses 168 registers.
+"""
 
 
 @triton.jit(
@@ -51,7 +54,7 @@ def _decode_attention(
     head = kv_head * GROUP + group
     here = (group[:, None] < GROUP) & (dims[None, :] < DIM)
     row = sequence * KV_HEADS * GROUP + head
-    after_last(OVERLAP)  # contexts and tables are older than the step's first kernel
+    after_last(OVERLAP)  # contexts and tables were written before the step's first kernel
     q = tl.load(query + row[:, None] * DIM + dims[None, :], mask=here, other=0.0)
     best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
@@ -124,12 +127,12 @@ def decode_attention(
     limit: int = 0,
     cut: Cut | None = None,
 ) -> None:
-    """Write to ``out`` the attention of ``query`` over ``keys`` and ``values``.
+    """Write the attention of ``query`` over ``keys`` and ``values`` to ``out``.
 
-    ``query`` and ``out`` are [sequences, heads, dim], the rows of ``keys`` and ``values`` [slots,
-    kv heads, dim], all of one dtype, or the rows e4m3 with scales. ``tables`` int32 [sequences,
-    width] are numbers of blocks of ``page`` tokens, ``contexts`` int32 [sequences] the tokens in
-    them; a context of 0 gives zeros. ``limit`` is :func:`cut_for`'s.
+    ``query`` and ``out`` are [sequences, heads, dim]. The rows of ``keys`` and ``values`` are
+    [slots, kv heads, dim] of the same dtype, or e4m3 with scales. ``tables`` int32 [sequences,
+    width] has the numbers of blocks of ``page`` tokens, and ``contexts`` int32 [sequences] the
+    number of tokens; a context of 0 gives zeros. ``limit`` is that of :func:`cut_for`.
     """
     sequences, heads, dim = query.shape
     kv_heads, scaled = keys.rows.shape[1], keys.scales is not None

@@ -1,4 +1,4 @@
-"""How the attention of decoding rows is cut into programs: each way has a kernel of its own."""
+"""Partition of decode attention into programs. Each partition has a kernel of its own."""
 
 from __future__ import annotations
 
@@ -8,40 +8,45 @@ from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 TILE, WIDE_TILE = 64, 128
 WIDE_BYTES = 256
-"""Of a row of keys: with longer ones two wide tiles do not fit into the memory of a processor."""
+"""Largest row of keys, in bytes, for which two wide tiles fit into shared memory."""
 MAX_SPLITS = 32
 SHORT = 8192
-"""Tokens that one program may walk alone while the others have ended: 4 MiB of them, at the some
-25 GB/s that one program reads, are .2 ms."""
+"""Context length in tokens that one program may process alone after the others have ended.
+
+It is 4 MiB, which takes 0.2 ms at the 25 GB/s or so that one program reads.
+"""
 FEW, SOME, MANY = 32, 256, 1024
 PROGRAMS = 1536
-"""Otherwise so many are started at least, as far as the contexts allow it."""
+"""Minimum number of programs otherwise, as far as the contexts allow it."""
 
 
 class Cut(NamedTuple):
-    """How the work is cut: tokens that a program reads at once, and parts of each context."""
+    """Partition of the work: tokens that a program reads at a time, and parts of each context."""
 
     tile: int
     splits: int
 
 
 def row_bytes_of(dim: int, itemsize: int) -> int:
-    """Return the bytes of one head's key of ``dim`` elements, as the kernel reads it: padded."""
+    """Return the bytes of one head's key of ``dim`` elements, padded as the kernel reads it."""
     return next_power_of_2(dim) * itemsize
 
 
 def cut_for(sequences: int, kv_heads: int, row_bytes: int, limit: int) -> Cut:
-    """Return how to cut the contexts of ``sequences``, the same for all steps of a captured size.
+    """Return the partition of ``sequences`` contexts, the same for all steps of a captured size.
 
-    ``row_bytes`` are :func:`row_bytes_of` a key, ``limit`` is the most tokens of a context, 0 if
-    unknown. By times on an H200, contexts of 300 to 1,700 tokens: from 128 sequences of 8 kv heads
-    on, one program each is at 99 to 102 % of the copy bandwidth, and parts cost 7 %. Fewer programs
-    run all at once and end with the longest: wider tiles, two programs a processor instead of four,
-    even that out (64 sequences: 62 µs, with parts of narrow ones 70). By times of whole layers on
-    an H100, contexts of 300 to 4,000 tokens: from 24 sequences on parts cost 1 to 2 %, and with
-    fewer, more programs than run all at once (8 sequences: 3 %). With one or two sequences latency
-    counts, and where one context may be a hundred times as long as the others, what it takes
-    alone: parts.
+    ``row_bytes`` comes from :func:`row_bytes_of`. ``limit`` is the maximum number of tokens of a
+    context, 0 if unknown.
+
+    Measured on an H200 with contexts of 300 to 1,700 tokens: from 128 sequences of 8 kv heads on,
+    one program each reaches 99 to 102 % of the copy bandwidth, and splitting costs 7 %. Fewer
+    programs all run at once and end with the longest. Wider tiles, two programs a multiprocessor
+    instead of four, reduce that (64 sequences: 62 µs; with narrow split tiles 70).
+
+    Measured on an H100 by whole layers with contexts of 300 to 4,000 tokens: from 24 sequences on,
+    splitting costs 1 to 2 %. Below, more programs than run at once cost as well (8 sequences: 3 %).
+    Splitting pays for one or two sequences, where latency counts, and where one context may be a
+    hundred times as long as the others.
     """
     programs = sequences * kv_heads
     short = 0 < limit <= SHORT

@@ -1,10 +1,9 @@
-"""Triton's cache of compiled kernels, on a volume that may be full or read-only.
+"""Triton's cache of compiled kernels, for a volume that may be full or read-only.
 
-Triton loads each kernel from a file of its cache, so without one no worker starts. Where
-TRITON_CACHE_DIR takes nothing, new kernels go into a folder of this user's own in the temporary
-directory, where the next worker finds them; another pod compiles them again.
-Triton itself writes a kernel's files under other names first and lists them last, so that half of
-one is never taken for a kernel.
+Triton loads each kernel from a file in its cache, so no worker starts without one. If
+TRITON_CACHE_DIR is not writable, new kernels go to a private folder in the temporary directory. The
+next worker finds them there; another pod compiles them again. Triton writes a kernel's files under
+temporary names and lists them last, so a partial kernel is never loaded.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _reported: set[str] = set()
 
 
 class DiskCache(FileCacheManager):  # type: ignore[misc]
-    """The disk cache of one kernel, in the form that Triton asks for."""
+    """Disk cache of one kernel, with the interface that Triton expects."""
 
     key: str
     cache_dir: str
@@ -38,10 +37,7 @@ class DiskCache(FileCacheManager):  # type: ignore[misc]
             self._move(key, error)
 
     def get_group(self, filename: str) -> dict[str, str] | None:
-        """Return the files of a compiled kernel by name.
-
-        They are of the fallback folder where the cache lacks them.
-        """
+        """Return the files of a compiled kernel by name, from the cache or the fallback folder."""
         found: dict[str, str] | None = super().get_group(filename)
         if found is None and (_path() / self.key).is_dir():
             kept, self.cache_dir = self.cache_dir, str(_folder() / self.key)
@@ -51,9 +47,9 @@ class DiskCache(FileCacheManager):  # type: ignore[misc]
         return found
 
     def put(self, data: bytes | str, filename: str, binary: bool = True) -> str:
-        """Keep a file of a compiled kernel, in the fallback folder where the disk takes nothing.
+        """Store a file of a compiled kernel, in the fallback folder if the cache is not writable.
 
-        Raises OSError if neither does.
+        Raises OSError if neither is writable.
         """
         try:
             return str(super().put(data, filename, binary))
@@ -71,7 +67,7 @@ class DiskCache(FileCacheManager):  # type: ignore[misc]
         if where not in _reported:
             _reported.add(where)
             log.warning(
-                "TRITON_CACHE_DIR %s cannot be written: %s; kernels are kept in %s: make room, or"
+                "TRITON_CACHE_DIR %s cannot be written: %s; storing kernels in %s: free space, or"
                 " name a writable volume",
                 where, error.strerror, folder,
             )  # fmt: skip
@@ -86,7 +82,7 @@ def _path() -> Path:
 
 
 def _folder() -> Path:
-    """Return this user's folder: a kernel that somebody else put there would be run."""
+    """Return the user's fallback folder. Refuses one that another user can write to."""
     folder = _path()
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -94,9 +90,9 @@ def _folder() -> Path:
     except OSError as error:
         raise OSError(
             error.errno,
-            f"no room for compiled kernels, neither in TRITON_CACHE_DIR ({knobs.cache.dir}) nor in"
+            f"cannot store compiled kernels in TRITON_CACHE_DIR ({knobs.cache.dir}) or in"
             f" {folder}: {error.strerror}",
         ) from None
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        raise PermissionError(f"{folder} is not this user's alone: remove it, or set TMPDIR")
+        raise PermissionError(f"{folder} is not private to this user: remove it, or set TMPDIR")
     return folder

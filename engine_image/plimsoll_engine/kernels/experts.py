@@ -1,12 +1,12 @@
-"""A mixture of experts: the products of each expert with its own rows, in one launch each.
+"""Mixture of experts: grouped products of each expert with its rows, in one launch each.
 
-A program computes one tile of the product of one expert: a block of its pairs (see ``routing.py``)
-times some of its columns. The first product gathers the rows and ends with silu(gate) x up, the
-second is scaled by the router's share. A last kernel sums the experts of a row in the order of
-their choice and in float32, so the result does not depend on which program ends first.
+A program computes one tile of one expert's product: a block of its pairs (see ``routing.py``) times
+some of its columns. The first product gathers the rows and ends with silu(gate) x up; the second is
+scaled by the router's weight. A last kernel sums the experts of a row in float32, in the order of
+their choice, so that the result does not depend on the order of programs.
 
-With quantized weights the rows of a product are quantized before it, each with its own scale, and
-the scales of rows and columns are applied to the sums.
+For quantized weights, the rows of a product are quantized first, each with its own scale. The sums
+are multiplied with the scales of rows and columns.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 
 class Tile(NamedTuple):
-    """How the products are cut.
+    """Tile sizes of the products.
 
-    A program has ``rows`` pairs and ``columns`` results, and reads ``depth`` of the inputs at a
-    time. ``sort`` pairs are sorted at a time.
+    A program computes ``rows`` pairs and ``columns`` results, and reads ``depth`` inputs at a time.
+    ``sort`` pairs are sorted at a time.
     """
 
     rows: int
@@ -44,16 +44,18 @@ FEW = Tile(rows=16, columns=64, depth=128, sort=1024, warps=4, stages=4)
 SOME = Tile(rows=64, columns=128, depth=64, sort=1024, warps=4, stages=4)
 MANY = Tile(rows=128, columns=128, depth=64, sort=4096, warps=8, stages=3)
 FEW_PAIRS, SOME_PAIRS = 8, 96
-"""Pairs for each expert on average up to which a tile is taken. Chosen by what an H200 can do, not
-yet by times on one: while an expert has fewer than about 150 rows, reading its weights takes longer
-than the products, so they should be read once. A block is larger than most experts' rows."""
+"""Mean pairs for each expert up to which FEW and SOME are chosen.
+
+They follow from an H200's specifications and are not measured yet. While an expert has fewer than
+about 150 rows, reading its weights takes longer than its products, so they should be read once.
+"""
 WIDE_FEW = Tile(rows=16, columns=32, depth=32, sort=1024, warps=4, stages=2)
 WIDE_MANY = Tile(rows=32, columns=32, depth=32, sort=1024, warps=4, stages=2)
-"""For float32, whose products here are exact and use no tensor cores."""
+"""Tiles for float32, whose products are exact here and use no tensor cores."""
 
 
 def tiles(dtype: torch.dtype) -> tuple[Tile, ...]:
-    """Return every tile that :func:`tile_for` returns for this dtype."""
+    """Return every tile that :func:`tile_for` may return for this dtype."""
     return (WIDE_FEW, WIDE_MANY) if dtype == torch.float32 else (FEW, SOME, MANY)
 
 
@@ -171,7 +173,7 @@ def _sum(
 
 
 def _factors(rows: torch.Tensor, weight: Weight) -> tuple[tuple[torch.Tensor, ...], bool]:
-    """Return rows and matrix, each with its scales, and whether there are scales."""
+    """Return rows and matrix, each followed by its scales, and whether they are quantized."""
     if isinstance(weight, Quantized):
         return (*quantize(rows), *weight), True
     return (rows, rows, weight, weight), False
@@ -192,7 +194,7 @@ def _products(
     precision = "ieee" if x.dtype == torch.float32 else "tf32"
     launch = overlap(x.device)
     inner = x.new_empty(pairs, width)
-    half = tile.columns // 2  # a program has the gates and the values of its columns
+    half = tile.columns // 2  # a program computes both gate and up of its columns
     factors, scaled = _factors(x, gate_up)
     _gate_up[(blocks * cdiv(width, half),)](
         *factors, routes.order, routes.owners, inner, pairs,
@@ -217,7 +219,7 @@ def _products(
 
 
 _loaded: set[tuple[object, ...]] = set()
-"""The shapes whose tiles this process has loaded."""
+"""Shapes whose tiles this process has loaded."""
 
 
 def experts(
@@ -230,11 +232,10 @@ def experts(
 ) -> torch.Tensor:
     """Return the sum of the ``chosen`` best experts of each row of ``x`` [tokens, hidden].
 
-    ``router`` is [experts, hidden], ``gate_up`` [experts * 2 * width, hidden] and ``down``
-    [experts * hidden, width]; where one is quantized, so are the rows that it is multiplied with.
-    Reads the weights of every expert that a row goes to once, or once for each block of its rows.
-    The first call of a shape computes one row by every tile, because
-    the steps that follow may need any of them, and a kernel that is not loaded lets requests wait.
+    ``router`` is [experts, hidden], ``gate_up`` [experts * 2 * width, hidden] and ``down`` [experts
+    * hidden, width]. Rows are quantized for products with a quantized matrix. The weights of each
+    chosen expert are read once for each block of its rows. The first call for a shape runs one row
+    through every tile, so that no later step has to load a kernel while requests wait.
     """
     logits = linear(x, router)
     formats = [isinstance(weight, Quantized) for weight in (gate_up, down)]

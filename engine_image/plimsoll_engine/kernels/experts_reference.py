@@ -1,4 +1,4 @@
-"""A mixture of experts in plain torch, expert by expert."""
+"""Mixture of experts in plain torch, expert by expert."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from plimsoll_engine.kernels.quantized import Quantized, Weight, product
 def route(
     x: torch.Tensor, router: torch.Tensor, chosen: int, normalised: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the experts int64 of each row of ``x``, and their shares; both [tokens, chosen].
+    """Return the experts of each row of ``x``, int64, and their weights; both [tokens, chosen].
 
-    The softmax is in float32, the shares have the dtype of ``x``.
+    The softmax is in float32; the weights have the dtype of ``x``.
     """
     likely = product(x, router, None).softmax(dim=-1, dtype=torch.float32)
     shares, experts = likely.topk(chosen, dim=-1)
@@ -23,7 +23,7 @@ def route(
 
 
 def of(weight: Weight, expert: int, count: int) -> Weight:
-    """Return the matrix of one of ``count`` experts, whose matrices lie below each other."""
+    """Return the matrix of one of ``count`` experts, whose matrices are stacked."""
     if isinstance(weight, Quantized):
         return Quantized(*(_part(tensor, expert, count) for tensor in weight))
     return _part(weight, expert, count)

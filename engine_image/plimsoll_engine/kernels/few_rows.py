@@ -1,9 +1,9 @@
-"""A matrix times a few rows, with what follows it in a decoder layer: the products of decode steps.
+"""Product of a matrix and a few rows for decode steps, fused with what follows it in a layer.
 
-They read the whole matrix for a few operations an element, so they take as long as the memory does.
-Each program asks for the first part of its matrix before it waits for the kernel ahead, so that the
-memory is never idle between two kernels. The tensor memory accelerator (TMA) of Hopper reads the
-rest. It needs a matrix of 16 bits.
+It is memory-bound: it reads the whole matrix for a few operations an element. Each program
+prefetches the first part of its matrix before it waits for the previous kernel, so that memory is
+never idle between kernels. Hopper's tensor memory accelerator (TMA) reads the rest. The matrix must
+have 16-bit elements.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from plimsoll_engine.kernels.overlap import after_last, ask_for, let_next, overl
 from plimsoll_engine.kernels.sizes import FEW_ROWS, cdiv, few_padded
 
 LINE = 8
-"""So many elements of 16 bits are a line of 16 bytes, as TMA reads them."""
+"""Number of 16-bit elements in the 16 bytes that TMA reads at least."""
 AHEAD = 1024
-"""Bytes of each of its rows of the matrix that a program asks for ahead."""
+"""Bytes of each row of the matrix that a program prefetches."""
 WARPS = 4
 
 
 class Tile(NamedTuple):
-    """What one program computes: ``size`` columns of the result, from ``depth`` inputs at a time.
+    """Tile of one program: ``size`` columns of the result, from ``depth`` inputs at a time.
 
-    So many ``stages`` of inputs are read ahead.
+    ``stages`` tiles of inputs are loaded ahead.
     """
 
     size: int
@@ -39,8 +39,8 @@ class Tile(NamedTuple):
 def tile_for(size: int, silu: bool, padded: int) -> Tile:
     """Return the tile for a product of ``size`` columns.
 
-    By times on an H100, within the layers of a 0.6B and an 8B model: small products need many
-    programs, and those of one or two programs a processor must read far ahead.
+    Measured on an H100 in the layers of a 0.6B and an 8B model: small products need many programs,
+    and one or two programs a multiprocessor must read far ahead.
     """
     if silu:
         return Tile(64, 128, 4)
@@ -67,7 +67,7 @@ def _few_rows(
         if SILU:
             ask_for(mine + size.to(tl.int64) * COLUMNS, AHEAD)
     after_last(OVERLAP)
-    # Instructions that read both sides from shared memory take 64 rows of the first one or more.
+    # WGMMA instructions need at least 64 rows of the first operand.
     TURNED: tl.constexpr = SIZE >= 64
     SHAPE: tl.constexpr = (SIZE, ROWS) if TURNED else (ROWS, SIZE)
     total = tl.zeros(SHAPE, tl.float32)
@@ -102,7 +102,7 @@ def _few_rows(
 
 
 def fits(weight: torch.Tensor) -> bool:
-    """Whether :func:`few_rows` can multiply with ``weight``."""
+    """Report whether :func:`few_rows` can multiply with ``weight``."""
     aligned = weight.shape[1] % LINE == 0 and weight.is_contiguous()
     return weight.element_size() == 2 and aligned and bool(overlap(weight.device))
 
@@ -115,11 +115,11 @@ def few_rows(
     into: torch.Tensor | None = None,
     tile: Tile | None = None,
 ) -> torch.Tensor:
-    """Return ``x`` [rows, columns] times ``weight`` [size, columns]; [rows, size].
+    """Return ``x`` [rows, columns] times ``weight`` [size, columns] as [rows, size].
 
-    There are at most ``FEW_ROWS``. With ``silu`` the first half of the product's columns gates the
-    second; [rows, size / 2]. The result is added to ``into`` in place where that is given. Sums are
-    in float32. Moves the bytes of ``weight``.
+    ``rows`` is at most ``FEW_ROWS``. With ``silu`` the first half of the product's columns gates
+    the second; the result is [rows, size / 2]. If ``into`` is given, the result is added to it in
+    place. Sums are in float32. Memory-bound by ``weight``.
     """
     rows, columns = x.shape
     size = weight.shape[0] // 2 if silu else weight.shape[0]

@@ -1,4 +1,4 @@
-"""The operations by Triton kernels, for CUDA. What they compute is said in ``interface``."""
+"""Operations in Triton, for CUDA. :mod:`plimsoll_engine.kernels.ops` describes them."""
 
 from __future__ import annotations
 
@@ -30,17 +30,19 @@ from plimsoll_engine.kernels.whole_prompts import (
 )
 
 APART = 1 << 23
-"""From so many results on, the product after the attention of equal prompts fills an H200 twice. It
-then has a launch of its own, and reads them where the library's attention left them."""
+"""Number of results from which the output projection of whole prompts is a launch of its own.
+
+It then fills an H200 twice, and reads the attention where the library wrote it.
+"""
 
 
 def _attend_paged(
     query: torch.Tensor, plan: StepPlan, layer: int, scale: float, window: int | None,
     out: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Write to ``out`` the attention of the rows that are not the library's.
+    """Write the attention of the rows that use the KV pool to ``out``.
 
-    They come first in ``query`` [tokens, heads, dim] and have the same places in ``out``.
+    They are the first rows of ``query`` [tokens, heads, dim] and of ``out``.
     """
     end = len(plan.contexts) - len(whole_prompts(plan, window))
     if not end:
@@ -59,7 +61,7 @@ def _attend_paged(
 
 
 class FusedOps:
-    """See :class:`plimsoll_engine.kernels.ops.Ops`."""
+    """Implementation of :class:`plimsoll_engine.kernels.ops.Ops` in Triton."""
 
     adds_from = 1024
 
@@ -67,47 +69,35 @@ class FusedOps:
         self._equal = EqualPrompts()
 
     def projects(self, weight: Weight) -> int:
-        """Return how many rows there are kernels for: one, or some where ``weight`` allows it."""
+        """Implement :meth:`Ops.projects`: one row, or a few if ``weight`` allows it."""
         several = isinstance(weight, torch.Tensor) and few_rows.fits(weight)
         return FEW_ROWS if several else 1
 
     def computing(self, plan: StepPlan) -> AbstractContextManager[None]:
-        """Return a context in which the library's attention is the fastest that it has."""
+        """Implement :meth:`Ops.computing`: select the library's fastest attention."""
         plan.joined = self._equal.joined(whole_prompts(plan))
         return fastest_first(plan)
 
     def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Return rows ``index`` int [tokens] of ``x`` [rows, columns] as [tokens, columns].
-
-        One kernel does it.
-        """
+        """Implement :meth:`Ops.rows` in one kernel."""
         return by_row.rows(x, index)
 
     def take(self, ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
-        """Return ``ids`` int32 [rows], with ``newest[sources]`` where that is not negative.
-
-        The result is int64 [rows]; ``newest`` is int64, ``sources`` int32 [rows].
-        """
+        """Implement :meth:`Ops.take` in one kernel."""
         return by_row.take(ids, sources, newest)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Return ``x`` [rows, columns] normalised in float32 and scaled by ``weight`` [columns].
-
-        The result has the dtype of ``x``.
-        """
+        """Implement :meth:`Ops.rms_norm` in one kernel."""
         return norm.rms_norm(x, None, weight, eps)
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Add ``x`` to ``residual`` [rows, columns] in place and normalise the sum, in one pass."""
+        """Implement :meth:`Ops.add_rms_norm` in one pass."""
         return norm.rms_norm(x, residual, weight, eps)
 
     def rotary(self, positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-        """Return the cosines and sines of ``positions`` [tokens] by ``inverse`` [dim / 2].
-
-        The result is float32 [tokens, dim].
-        """
+        """Implement :meth:`Ops.rotary` in one kernel."""
         return rotary.table(positions, inverse)
 
     def rotate_and_store(
@@ -120,11 +110,7 @@ class FusedOps:
         layer: int,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Norm, rotate and store ``qkv`` by one kernel; return the queries.
-
-        ``qkv`` is [tokens, (heads + 2 kv heads) * dim], the queries are [tokens, heads, dim] of its
-        dtype, in ``out`` where that is given.
-        """
+        """Implement :meth:`Ops.rotate_and_store` in one kernel."""
         keys, values = plan.of(layer)
         query, pairs = rotary.rotate_and_store(
             qkv, rotary_table, norms, eps, plan.write_slots, keys, values, tail_rows(plan), out
@@ -136,17 +122,11 @@ class FusedOps:
         self, query: torch.Tensor, rotary_table: torch.Tensor, norm: torch.Tensor | None,
         eps: float, dim: int,
     ) -> torch.Tensor:  # fmt: skip
-        """Return ``query`` [tokens, heads * dim], normalised where ``norm`` is given, rotated.
-
-        The result is [tokens, heads, dim] of its dtype.
-        """
+        """Implement :meth:`Ops.rotate` in one kernel."""
         return rotary.rotate(query, rotary_table, norm, eps, dim)
 
     def store(self, key: torch.Tensor, value: torch.Tensor, plan: StepPlan, layer: int) -> None:
-        """Write ``key`` and ``value`` [tokens, kv heads, dim] to their slots of ``layer``.
-
-        They are also kept together for prompts that attend to nothing else.
-        """
+        """Implement :meth:`Ops.store`, and keep keys and values for the library's attention."""
         for pages, rows in zip(plan.of(layer), (key, value), strict=True):
             if pages.scales is None:
                 pages.rows.index_copy_(0, plan.write_slots, rows)
@@ -168,14 +148,11 @@ class FusedOps:
         window: int | None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the attention of ``query`` [tokens, heads, dim]; same shape and dtype.
-
-        It is in ``out`` where that is given. Decoding rows and prompts have kernels of their own.
-        """
+        """Implement :meth:`Ops.attend` with separate kernels for decode rows and prompts."""
         out = torch.empty_like(query) if out is None else out
         _attend_paged(query, plan, layer, scale, window, out)
         for first, prompts in attend_whole(query, plan, scale, window):
-            # One prompt's rows lie together on both sides: a plain copy, at the memory's speed.
+            # A prompt's rows are contiguous on both sides: a plain copy at memory bandwidth.
             for number, rows in enumerate(prompts):
                 begin = first + number * len(rows)
                 out[begin : begin + len(rows)].copy_(rows)
@@ -191,10 +168,7 @@ class FusedOps:
         weight: torch.Tensor,
         into: torch.Tensor,
     ) -> None:
-        """Add the attention of ``query`` times ``weight`` to ``into`` [tokens, size].
-
-        The product reads long prompts where the library's attention left them, without a copy.
-        """
+        """Implement :meth:`Ops.add_attended`. Does not copy the attention of long prompts."""
         if fewest_rows(plan, window) * weight.shape[0] < APART:
             attended = self.attend(query, plan, layer, scale, window)
             return self.add_product(attended.flatten(1), weight, into)
@@ -209,17 +183,11 @@ class FusedOps:
         return None
 
     def add_product(self, x: torch.Tensor, weight: torch.Tensor, into: torch.Tensor) -> None:
-        """Add ``x`` [rows, columns] times ``weight`` [size, columns] to ``into`` [rows, size].
-
-        The library adds within the product, and rounds once.
-        """
+        """Implement :meth:`Ops.add_product`. cuBLAS adds within the product and rounds once."""
         into.addmm_(x, weight.t())
 
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return ``x`` [rows, columns] times ``weight`` [size, columns]; [rows, size].
-
-        The library computes it, in either format.
-        """
+        """Implement :meth:`Ops.linear` with cuBLAS, in both formats."""
         if isinstance(weight, torch.Tensor):
             return linear(x, weight, bias)
         return scaled_product(x, weight, bias)
@@ -234,10 +202,9 @@ class FusedOps:
         silu: bool = False,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return ``x`` [rows, columns] times ``weight`` [size, columns]; [rows, size].
+        """Implement :meth:`Ops.project` in one kernel; the norm has its own for several rows.
 
-        Activation and addition are in the same kernel; for one row the norm is, too. Rows are not
-        quantized.
+        Rows are not quantized.
         """
         if x.shape[0] == 1:
             return project(x, weight, bias, norm, eps, silu, into)
@@ -255,41 +222,30 @@ class FusedOps:
         chosen: int,
         normalised: bool,
     ) -> torch.Tensor:
-        """Return the sum of each row's experts, of the shape and dtype of ``x`` [tokens, hidden].
+        """Implement :meth:`Ops.experts`.
 
-        Rows are sorted by expert on the device; the host never waits.
+        Sorts rows by expert on the device; the host never waits.
         """
         return mixture.experts(x, router, gate_up, down, chosen, normalised)
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """int64 [rows]: the best column of ``logits`` [rows, columns], of equal ones the first."""
+        """Implement :meth:`Ops.argmax` in two kernels."""
         return argmax.argmax(logits)
 
     def draw(self, logits: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Draw a column of each row from its softmax, int64 [rows]: the same on each device.
-
-        ``logits`` are [rows, columns], ``scales`` float32 [rows] one over the temperatures, and
-        ``keys`` int32 [rows, 2].
-        """
+        """Implement :meth:`Ops.draw` in two kernels."""
         return argmax.draw(logits.contiguous(), scales, keys)
 
     def best_keys(self, x: torch.Tensor, first: int) -> torch.Tensor:
-        """int64 [rows]: a key of the best column of each row of ``x`` [rows, columns].
-
-        ``first`` is the number of its first column in the whole row.
-        """
+        """Implement :meth:`Ops.best_keys` in two kernels."""
         return argmax.best_keys(x, first)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """[rows, size] of ``gate_up`` [rows, 2 * size], in its dtype."""
+        """Implement :meth:`Ops.silu_mul` in one kernel."""
         return activation.silu_mul(gate_up)
 
     def gated(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return :meth:`silu_mul` of :meth:`linear`, [rows, size].
-
-        ``x`` is [rows, columns], ``weight`` [2 * size, columns]. One kernel does both for many
-        rows.
-        """
+        """Implement :meth:`Ops.gated`, in one kernel if that is faster."""
         if isinstance(weight, torch.Tensor) and gated_product.fits(x, weight, bias):
             if gated_product.pays(x, weight):
                 return gated_product.gated_product(x, weight)

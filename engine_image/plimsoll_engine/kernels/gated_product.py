@@ -1,8 +1,8 @@
-"""The first product of an MLP and its activation, silu(gate) x up, in one kernel for many rows.
+"""Gate and up projections of an MLP with silu(gate) x up, in one kernel for many rows.
 
-The gate and up projections have twice the columns of what the activation makes of them. Here they
-never reach memory: a program computes the same tile of both, from the same rows. The tensor memory
-accelerator (TMA) of Hopper reads and writes the tiles.
+The projections have twice the columns of the activation. Here they never reach memory: a program
+computes the same tile of both, from the same rows. Hopper's tensor memory accelerator (TMA) reads
+and writes the tiles.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ from plimsoll_engine.kernels.sizes import cdiv
 
 HOPPER = 9
 LINE = 8
-"""So many elements of 16 bits are a line of 16 bytes, as TMA reads them."""
+"""Number of 16-bit elements in the 16 bytes that TMA reads at least."""
 ROWS, COLUMNS, DEPTH = 128, 128, 64
-"""Of a tile of either projection, and how many of the inputs' columns are read at a time."""
+"""Tile of either projection, and input columns that are read at a time."""
 GROUP = 16
-"""So many tiles below each other are computed at a time. Each processor has one program. Those that
-run together then read the fewest rows: some 16 tiles of inputs, and 8 of weights, which are twice
-as large."""
+"""Vertical tiles that are computed together.
+
+Each multiprocessor runs one program. Those that run together then read the fewest rows: about 16
+tiles of inputs, and 8 of weights, which are twice as large.
+"""
 WARPS, STAGES = 8, 3
 ROUNDS, FULL = 2, 0.95
-"""It is computed here with more tiles than so many for each processor, if all of them have work for
-this share of the time: tiles take equally long, and the last ones may be too few for all. The
-library has tiles of other sizes to choose from. By times on an H100
-(``research/bench/gated_product.py``): faster by 1 to 12 % in the 14 cases beyond both bounds,
-slower by 2 to 39 % in the other ten."""
+"""Minimum tiles for each multiprocessor, and minimum share of busy time, for this kernel.
+
+Tiles take equally long, and the last ones may not occupy all multiprocessors; the library has other
+tile sizes. Measured on an H100 (``bench/gated_product.py``): 1 to 12 % faster in the 14 cases above
+both limits, 2 to 39 % slower in the other ten.
+"""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -61,14 +64,14 @@ def _gated_product(
 
 @cache
 def _processors(device: torch.device) -> int:
-    """Return how many programs run at a time on ``device``; 0 where the kernel is not for it."""
+    """Return the number of multiprocessors of ``device``; 0 if it cannot run the kernel."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != HOPPER:
         return 0
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def fits(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> bool:
-    """Whether :func:`gated_product` can compute this."""
+    """Report whether :func:`gated_product` supports these arguments."""
     if not isinstance(weight, torch.Tensor) or bias is not None or x.element_size() != 2:
         return False
     aligned = x.shape[1] % LINE == 0 and weight.shape[0] % (2 * LINE) == 0 and x.is_contiguous()
@@ -76,12 +79,12 @@ def fits(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> bool:
 
 
 def tiles_of(rows: int, size: int) -> int:
-    """Return how many tiles the result [rows, size] has."""
+    """Return the number of tiles of the result [rows, size]."""
     return cdiv(rows, ROWS) * cdiv(size, COLUMNS)
 
 
 def pays(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether :func:`gated_product` is faster than its parts."""
+    """Report whether :func:`gated_product` is faster than separate kernels."""
     processors = _processors(x.device)
     tiles = tiles_of(x.shape[0], weight.shape[0] // 2)
     full = tiles >= FULL * cdiv(tiles, processors) * processors
@@ -89,20 +92,20 @@ def pays(x: torch.Tensor, weight: torch.Tensor) -> bool:
 
 
 _loaded: set[tuple[object, ...]] = set()
-"""The kinds of products whose kernel this process has loaded."""
+"""Kinds of products whose kernel this process has loaded."""
 
 
 def load(x: torch.Tensor, weight: torch.Tensor) -> None:
-    """Load the kernel for more rows of this kind, once: no later request is to wait for it."""
+    """Load the kernel for products of this kind, once, so that no later request waits for it."""
     if (x.device, x.dtype, weight.shape) not in _loaded:
         gated_product(x[:1], weight)
 
 
 def gated_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return silu(gate) x up, [rows, size], of the product of ``x`` [rows, columns].
+    """Return silu(gate) x up of the projections of ``x`` [rows, columns] as [rows, size].
 
     ``weight`` [2 * size, columns] has the rows of the gate projection, then those of the up
-    projection. All are contiguous and of one dtype. Sums and activation are in float32.
+    projection. All tensors are contiguous and have one dtype. Sums and activation are in float32.
     """
     _loaded.add((x.device, x.dtype, weight.shape))
     rows, columns = x.shape

@@ -1,4 +1,4 @@
-"""RMSNorm, and the addition to the residual stream before it, in one pass over the rows."""
+"""RMSNorm, with the preceding addition to the residual stream, in one pass over the rows."""
 
 from __future__ import annotations
 
@@ -35,11 +35,10 @@ def _rms_norm(
 def rms_norm(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """Return the norm of ``x`` [rows, size], scaled by ``weight`` [size]; same shape and dtype.
+    """Return the RMSNorm of ``x`` [rows, size], scaled by ``weight`` [size].
 
-    With ``residual``, of their sum, which ``residual`` becomes.
-
-    Moves 2 (with ``residual`` 4) times the bytes of ``x``.
+    With ``residual``, ``x`` is first added to it in place. The result has the shape and dtype of
+    ``x``. Moves 2 times the bytes of ``x``, with ``residual`` 4 times.
     """
     rows, size = x.shape
     out = torch.empty_like(x)

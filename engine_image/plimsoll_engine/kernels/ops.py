@@ -1,4 +1,4 @@
-"""The operations that a decoder layer is made of, in torch for a CPU and in Triton for CUDA."""
+"""Operations of a decoder layer, implemented in torch for CPUs and in Triton for CUDA."""
 
 from __future__ import annotations
 
@@ -12,38 +12,39 @@ from plimsoll_engine.kernels.step_plan import StepPlan
 
 
 class Ops(Protocol):
-    """Rows are tokens. Every method allocates its result; inputs stay as they are, unless said.
+    """Operations on rows, one for each token. Methods allocate their result and keep their inputs.
 
-    From ``adds_from`` rows on :meth:`add_product` and :meth:`add_attended` are faster than their
-    parts.
+    Exceptions say so. From ``adds_from`` rows on, :meth:`add_product` and :meth:`add_attended` are
+    faster than separate operations.
     """
 
     adds_from: int
 
     def projects(self, weight: Weight) -> int:
-        """Return up to how many rows :meth:`project` by ``weight`` is faster than its parts."""
+        """Return the largest number of rows for which :meth:`project` by ``weight`` pays."""
         ...
 
     def computing(self, plan: StepPlan) -> AbstractContextManager[None]:
-        """Return the context to compute a step of ``plan`` in. Without it, attention is slower."""
+        """Return the context in which a step of ``plan`` runs fastest."""
         ...
 
     def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Return the rows of ``x`` [n, size] at ``index`` int32 or int64 [rows]; [rows, size]."""
+        """Return the rows of ``x`` [n, size] at ``index`` int32 or int64 [rows] as [rows, size]."""
         ...
 
     def take(self, ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
-        """Return the tokens of a step, int64 [tokens].
+        """Return the token IDs of a step, int64 [tokens].
 
-        They are ``ids`` int32 [tokens], but row ``sources`` int32 [tokens] of ``newest`` int64
-        where that is not negative. A negative one of ``newest``, which is no token, counts as 0.
+        An ID comes from ``ids`` int32 [tokens], or from ``newest`` int64 at the row in ``sources``
+        int32 [tokens] unless that is negative. Negative values of ``newest``, which are not tokens,
+        become 0.
         """
         ...
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Return ``x`` [rows, size] over its root mean square, times ``weight`` [size].
+        """Return ``x`` [rows, size] divided by its root mean square, times ``weight`` [size].
 
-        The same shape and dtype as ``x``.
+        The result has the shape and dtype of ``x``.
         """
         ...
 
@@ -52,7 +53,7 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Add ``x`` to ``residual`` in place and return the sum's :meth:`rms_norm`.
 
-        All three are [rows, size] of one dtype, ``weight`` [size].
+        All three are [rows, size] of one dtype; ``weight`` is [size].
         """
         ...
 
@@ -73,12 +74,12 @@ class Ops(Protocol):
         layer: int,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Normalise and rotate queries and keys, store keys and values; return the queries.
+        """Normalise and rotate queries and keys, store keys and values, and return the queries.
 
-        ``qkv`` [tokens, (heads + 2 kv heads) * dim] is split; queries and keys are normalised per
-        head by ``norms`` where given. Keys and values go to their slots of ``layer``. The queries
-        are [tokens, heads, dim] of the dtype of ``qkv``, and may be none. They are in ``out`` where
-        that is given.
+        ``qkv`` is [tokens, (heads + 2 kv heads) * dim]. ``norms``, if given, are the norms of each
+        head's queries and keys. Keys and values go to their slots of ``layer``. The queries are
+        [tokens, heads, dim] of the dtype of ``qkv``; ``heads`` may be 0. They are written to
+        ``out`` if that is given.
         """
         ...
 
@@ -86,9 +87,9 @@ class Ops(Protocol):
         self, query: torch.Tensor, rotary: torch.Tensor, norm: torch.Tensor | None, eps: float,
         dim: int,
     ) -> torch.Tensor:  # fmt: skip
-        """Return ``query`` [tokens, heads * dim] normalised by ``norm`` where given, and rotated.
+        """Return ``query`` [tokens, heads * dim], normalised by ``norm`` if given, and rotated.
 
-        The result is [tokens, heads, dim] of its dtype.
+        The result is [tokens, heads, dim] of the same dtype.
         """
         ...
 
@@ -107,8 +108,8 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Return the causal attention of ``query`` [tokens, heads, dim] to each row's own context.
 
-        At most the last ``window`` tokens of it, the row itself included; the same shape and dtype,
-        in ``out`` where that is given.
+        A row sees the last ``window`` tokens up to itself, or all if that is None. The result has
+        the shape and dtype of ``query``, and is written to ``out`` if that is given.
         """
         ...
 
@@ -130,9 +131,9 @@ class Ops(Protocol):
         ...
 
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return ``x`` [rows, columns] times ``weight`` [size, columns]; [rows, size].
+        """Return ``x`` [rows, columns] times ``weight`` [size, columns] as [rows, size].
 
-        With a quantized weight the rows of ``x`` are quantized as well.
+        For a quantized weight, the rows of ``x`` are quantized as well.
         """
         ...
 
@@ -146,11 +147,11 @@ class Ops(Protocol):
         silu: bool = False,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return ``x`` [rows, columns] times ``weight`` [size, columns]; [rows, size].
+        """Return ``x`` [rows, columns] times ``weight`` [size, columns] as [rows, size].
 
-        At most as many rows as :meth:`projects` says. With ``norm`` it is :meth:`rms_norm` of ``x``
-        times ``weight``; with ``silu`` :meth:`silu_mul` follows. Added to ``into`` in place where
-        given. A quantized weight may leave the rows as they are.
+        There may be at most :meth:`projects` rows. ``norm`` applies :meth:`rms_norm` to ``x``
+        first, and ``silu`` applies :meth:`silu_mul` to the product. If ``into`` is given, the
+        result is added to it in place. Rows need not be quantized for a quantized weight.
         """
         ...
 
@@ -163,45 +164,45 @@ class Ops(Protocol):
         chosen: int,
         normalised: bool,
     ) -> torch.Tensor:
-        """Return what the ``chosen`` best experts of each row of ``x`` [tokens, hidden] make of it.
+        """Return the weighted sum of each row's ``chosen`` best experts.
 
-        ``router`` [experts, hidden] scores the experts; the shares are its softmax, over the sum of
-        the chosen ones where ``normalised``. An expert is an MLP: ``gate_up`` [experts * 2 * width,
-        hidden] holds each one's gates and values, ``down`` [experts * hidden, width] its output.
-        With a quantized weight the rows that it is multiplied with are quantized as well.
-        The result is the sum of the experts by their shares, of the shape and dtype of ``x``.
+        ``x`` is [tokens, hidden]. ``router`` [experts, hidden] scores the experts. Their weights
+        are its softmax, divided by the sum over the chosen ones if ``normalised``. An expert is an
+        MLP: ``gate_up`` [experts * 2 * width, hidden] stacks their gate and up projections,
+        ``down`` [experts * hidden, width] their down projections. Rows are quantized for products
+        with quantized weights. The result has the shape and dtype of ``x``.
         """
         ...
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """int64 [rows]: the best column of each row, of equal ones the first."""
+        """Return the best column of each row of ``logits``, int64 [rows]. Ties go to the first."""
         ...
 
     def draw(self, logits: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Draw a column of each row from its softmax, int64 [rows]: the same on each device.
+        """Sample a column of each row from its softmax, int64 [rows], equally on all devices.
 
-        ``logits`` are [rows, columns], ``scales`` float32 [rows] one over the temperatures, and
+        ``logits`` is [rows, columns], ``scales`` float32 [rows] the inverse temperatures, and
         ``keys`` int32 [rows, 2].
         """
         ...
 
     def best_keys(self, x: torch.Tensor, first: int) -> torch.Tensor:
-        """int64 [rows]: a key of the best column of each row of ``x`` [rows, columns].
+        """Return a key of the best column of each row of ``x`` [rows, columns], int64 [rows].
 
-        ``x`` are columns ``first`` and on of a row. The largest of the keys of all parts of a row
-        is that of its best column, of equal ones the first; :func:`column_of` tells which it is.
+        ``x`` has the columns from ``first`` on of the whole row. The largest key of all parts of a
+        row is that of its best column, of equal ones the first; :func:`column_of` decodes it.
         """
         ...
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(first half) x second half of ``gate_up`` [rows, 2 * size]; [rows, size]."""
+        """Return silu(first half) x second half of ``gate_up`` [rows, 2 * size] as [rows, size]."""
         ...
 
     def gated(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return :meth:`silu_mul` of :meth:`linear` of the same; [rows, size].
+        """Return :meth:`silu_mul` of :meth:`linear` as [rows, size].
 
-        ``x`` is [rows, columns], ``weight`` [2 * size, columns]. What is between the two may not
-        be rounded.
+        ``x`` is [rows, columns], ``weight`` [2 * size, columns]. The intermediate need not be
+        rounded.
         """
         ...
 
@@ -210,5 +211,5 @@ KEY_LOWER = (1 << 32) - 1
 
 
 def column_of(keys: torch.Tensor) -> torch.Tensor:
-    """Return the columns, int64 [rows], of which ``keys`` int64 [rows] are the best."""
+    """Return the columns, int64 [rows], that ``keys`` int64 [rows] encode."""
     return KEY_LOWER - (keys & KEY_LOWER)

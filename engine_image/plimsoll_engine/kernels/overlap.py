@@ -1,9 +1,9 @@
-"""One kernel begins while the one ahead of it ends: programmatic dependent launch, from Hopper on.
+"""Overlap of consecutive kernels by programmatic dependent launch, from Hopper on.
 
-Decoding one request is two hundred kernels of some microseconds each: what the device waits between
-them counts. A kernel that is launched so runs as soon as all programs of the one ahead have begun.
-It may read at once what never changes, the weights; then it waits until the kernel ahead has ended,
-and only after that does it read what others wrote, or write anything.
+A decode step of one request runs two hundred kernels of a few microseconds, so gaps between them
+matter. With this launch a kernel starts once all programs of the previous one have started. It may
+read constant data, such as weights, at once. It must wait for the previous kernel's end before it
+reads other data or writes any.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HOPPER = (9, 0)
 
 @cache
 def overlap(device: torch.device) -> dict[str, bool]:
-    """How a kernel is launched on ``device``: it overlaps where the device can."""
+    """Return the launch options that let kernels overlap; empty if ``device`` cannot."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < HOPPER:
         return {}
     return {"OVERLAP": True, "launch_pdl": True}
@@ -28,21 +28,21 @@ def overlap(device: torch.device) -> dict[str, bool]:
 
 @triton.jit
 def let_next(OVERLAP: tl.constexpr):
-    """Let the next kernel begin."""
+    """Allow the next kernel to start."""
     if OVERLAP:
         gdc_launch_dependents()
 
 
 @triton.jit
 def after_last(OVERLAP: tl.constexpr):
-    """Wait until the kernel ahead has ended and all that it wrote is seen."""
+    """Wait until the previous kernel has ended and its writes are visible."""
     if OVERLAP:
         gdc_wait()
 
 
 @triton.jit
 def ask_for(start, BYTES: tl.constexpr):
-    """Have the L2 cache read ``BYTES`` bytes from each address of ``start``, a multiple of 16."""
+    """Prefetch ``BYTES`` bytes, a multiple of 16, at the addresses ``start`` into the L2 cache."""
     tl.inline_asm_elementwise(
         "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",
         "=r,l,r",

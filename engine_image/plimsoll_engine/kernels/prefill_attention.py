@@ -1,12 +1,12 @@
 """Attention of prompt chunks of several sequences to their contexts in the paged KV pool.
 
-One program is one tile of a chunk's rows and one query head; it walks its context with an online
-softmax (FlashAttention-2), its own rows first. Keys that every row of the tile sees take a loop
-without masks.
+One program computes one tile of a chunk's rows and one query head. It walks the context with an
+online softmax (FlashAttention-2), its own rows first. Keys that every row of the tile sees are
+processed in a loop without masks.
 
-No loop here may have no iteration, and the compiler must know it. Where it does not, a path around
-the loop sets the sums to their value before it, and NVIDIA's assembler then lets every matrix
-instruction of the kernel wait for the one before (its note C7515).
+No loop may have zero iterations, and the compiler must know that. Otherwise a path around the loop
+keeps the initial sums, and NVIDIA's assembler serialises all matrix instructions of the kernel (its
+note C7515).
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 from plimsoll_engine.kernels.step_plan import Pages
 
 ROWS, TILE = 64, 64
-"""Of a program, and keys that it reads at a time. A processor has two such programs, so that the
-softmax of one runs beside the products of the other: by times on an H200, 359 TFLOP/s at 4,000 rows
-and 222 at 100 to 1,024, where programs of 128 rows have 310 and 182."""
+"""Rows of a program, and keys that it reads at a time.
+
+A multiprocessor runs two such programs, so that the softmax of one overlaps the products of the
+other. Measured on an H200: 359 TFLOP/s at 4,000 rows and 222 at 100 to 1,024, where programs of 128
+rows reach 310 and 182.
+"""
 WARPS, STAGES = 4, 3
 WIDE_ROWS, WIDE_TILE = 32, 32
-"""For float32, whose products here are exact and use no tensor cores."""
+"""Tile for float32, whose products are exact here and use no tensor cores."""
 
 
 @triton.jit
@@ -84,7 +87,7 @@ def _prefill_attention(
     DIM_PAD: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
     WINDOWED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    # The last tiles have the longest way: they begin first.
+    # The last tiles have the longest contexts, so they start first.
     tile = tl.num_programs(2) - 1 - tl.program_id(2)
     head, sequence = tl.program_id(0), (first + tl.program_id(1)).to(tl.int64)
     kv_head = head // GROUP
@@ -105,7 +108,7 @@ def _prefill_attention(
     weighted = tl.zeros([ROWS, DIM_PAD], tl.float32)
     table = tables + sequence * width
     end = tl.minimum(oldest + ROWS, context)
-    # From the first row's own tile on, rows see some keys and not others. Its key is one of them.
+    # From the tile of the first row's own key on, some rows see keys that others do not.
     full = oldest // TILE * TILE
     best, total, weighted = _walk(
         q, best, total, weighted, keys, values, key_scales, value_scales, table, full, end,
@@ -114,7 +117,7 @@ def _prefill_attention(
     )  # fmt: skip
     clear = 0
     if WINDOWED:
-        # What every row sees begins at the last row's window.
+        # The keys that every row sees begin at the last row's window.
         low = tl.maximum(oldest - window + 1, 0) // TILE * TILE
         clear = tl.cdiv(tl.maximum(oldest + ROWS - window, 0), TILE) * TILE
         clear = tl.minimum(clear, full)
@@ -148,11 +151,11 @@ def prefill_attention(
     window: int | None,
     out: torch.Tensor,
 ) -> None:
-    """Write to ``out`` the causal attention of the rows of prompts.
+    """Write the causal attention of the rows of prompts to ``out``.
 
-    They are the rows of ``query`` [tokens, heads, dim] that belong to the sequences from ``first``
-    on; each has at most ``longest``. ``out`` has the same shape and dtype. Row ``starts[s] + i`` is
-    token ``contexts[s] - (starts[s + 1] - starts[s]) + i`` of sequence s.
+    They are the rows of ``query`` [tokens, heads, dim] of the sequences from ``first`` on, at most
+    ``longest`` each. ``out`` has the same shape and dtype. With ``count = starts[s + 1] -
+    starts[s]``, row ``starts[s] + i`` is token ``contexts[s] - count + i`` of sequence s.
     """
     heads, dim = query.shape[1:]
     kv_heads, scaled = keys.rows.shape[1], keys.scales is not None

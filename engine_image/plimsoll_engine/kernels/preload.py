@@ -1,7 +1,7 @@
-"""What Triton and torch work out once a process and need no device for, done before the fork.
+"""Initialisation of Triton and torch that needs no device, done before the fork.
 
-A worker inherits it. On an H200 it is .3 s of a restart for Triton's hash over its own files, which
-is part of every kernel's cache key, and .1 s for modules that torch imports with the CUDA context.
+Workers inherit it. On an H200 it saves 0.3 s of a restart for Triton's hash of its own files, which
+is part of every kernel's cache key, and 0.1 s for modules that torch imports with CUDA.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ from pathlib import Path
 from subprocess import SubprocessError
 
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
-"""The device files of NVIDIA's driver on Linux and on WSL. Asked for instead of CUDA, which a
-process that forks must not initialise."""
+"""Device files of NVIDIA's driver on Linux and on WSL.
+
+They replace a query to CUDA, which a process that forks must not initialise.
+"""
 MODULES = ("plimsoll_engine.kernels.fused", "triton.experimental.gluon")
 
 CACHE_MANAGER = "plimsoll_engine.kernels.disk_cache:DiskCache"
-"""For TRITON_CACHE_MANAGER: Triton's cache, on a volume that may be full."""
+"""Value of TRITON_CACHE_MANAGER: a Triton cache for a volume that may be full."""
 
 
 def wanted(device: str) -> bool:
-    """Whether workers with ``--device device`` may run the kernels here."""
+    """Report whether workers with ``--device device`` may run CUDA kernels on this machine."""
     return device != "cpu" and any(Path(path).exists() for path in DRIVERS)
 
 
 def preload() -> None:
-    """Import and hash. What a version of Triton does otherwise is left to the worker."""
+    """Import modules and compute hashes. Errors of other Triton versions are left to the worker."""
     for name in MODULES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -35,7 +37,7 @@ def preload() -> None:
         from triton.runtime.cache import triton_key
 
         triton_key()
-    # Each asks another program: 20 ms of a restart.
+    # Each runs another program, which takes 20 ms of a restart.
     with contextlib.suppress(ImportError, AssertionError, OSError, SubprocessError):
         from triton.backends.nvidia.driver import library_dirs
         from triton.runtime.build import platform_key
@@ -50,4 +52,4 @@ def preload() -> None:
         ]:
             for item in vars(module).values():
                 if isinstance(item, JITFunction):
-                    item.cache_key  # noqa: B018 - computed on first use and kept
+                    item.cache_key  # noqa: B018 - computed and cached on first use

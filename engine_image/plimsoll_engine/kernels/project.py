@@ -1,11 +1,11 @@
-"""A matrix times one vector, with what stands before and after it in a decoder layer.
+"""Matrix-vector product, fused with the operations around it in a decoder layer.
 
-At one row a product reads its whole matrix for two operations an element: memory-bound, and short
-enough that a launch of its own for each norm, activation and addition would double the time. So the
-norm of the input, silu(gate) x up and the addition to the residual stream happen here.
+For one row, a product reads its matrix for two operations an element. It is memory-bound and short,
+so separate launches for each norm, activation and addition would double the time. The input's norm,
+silu(gate) x up and the addition to the residual stream are therefore fused.
 
-A quantized matrix is read as it is, and its scales are applied to the sums. The row stays as it is:
-to quantize it would save nothing, since the bytes are the matrix's.
+A quantized matrix is read as it is, and the sums are multiplied with its scales. The row is not
+quantized, which would save nothing, since most bytes are the matrix's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 
 class Tile(NamedTuple):
-    """What one program computes: ``columns`` at a time, of as many rows as make ``elements``."""
+    """Tile of one program: ``columns`` at a time, of as many rows as make ``elements``."""
 
     columns: int
     elements: int
@@ -30,13 +30,15 @@ class Tile(NamedTuple):
 
 
 LARGE = 1 << 24
-"""A matrix of more elements has enough programs to fill the GPU many times."""
+"""Number of matrix elements above which its programs fill the GPU many times."""
 TILES = {
     (False, False): Tile(4096, 16_384, 4), (False, True): Tile(2048, 8192, 8),
     (True, False): Tile(4096, 4096, 4), (True, True): Tile(2048, 8192, 4),
 }  # fmt: skip
-"""By whether the matrix is quantized, and whether it is large: the fastest on an H200 for the
-products of a 0.6B and an 8B model (``research/bench/project.py``)."""
+"""Tile by whether the matrix is quantized, and whether it is large.
+
+These are the fastest on an H200 for the products of a 0.6B and an 8B model (``bench/project.py``).
+"""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -52,14 +54,14 @@ def _project(
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     second = tl.zeros([ROWS, BLOCK], tl.float32)
     squares = tl.zeros([BLOCK], tl.float32)
-    # Unrolled, and the norm's factor is applied at the end: no load waits for a sum.
+    # Unrolled, with the norm's factor applied at the end, so that no load waits for a sum.
     for start in tl.static_range(0, COLUMNS, BLOCK):
         column = start + tl.arange(0, BLOCK)
         inside = column < COLUMNS
         at = row[:, None].to(tl.int64) * COLUMNS + column[None, :]
         if SCALED:
-            # As many columns a thread as of x, which has 16 bits: otherwise each x goes from thread
-            # to thread through shared memory, and the barriers there hold the next loads back.
+            # A thread gets the same columns of the matrix and of the 16-bit x. Otherwise x moves
+            # between threads through shared memory, whose barriers delay the next loads.
             at = tl.max_contiguous(at, [1, 8])
         both = here[:, None] & inside[None, :]
         part = tl.load(weight + at, mask=both, other=0.0)
@@ -103,10 +105,11 @@ def project(
     silu: bool = False,
     into: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``weight`` [rows, columns] times ``x`` [1, columns], or its RMSNorm by ``norm``; [1, rows].
+    """Return ``weight`` [rows, columns] times ``x`` [1, columns] as [1, rows].
 
-    With ``silu`` the first half of the product's rows gates the second; [1, rows / 2]. The result
-    is added to ``into`` [1, rows] in place where that is given. Moves the bytes of ``weight``.
+    With ``norm``, ``x`` is first RMS-normalised. With ``silu`` the first half of the product's rows
+    gates the second; the result is [1, rows / 2]. If ``into`` [1, rows] is given, the result is
+    added to it in place. Memory-bound by ``weight``.
     """
     columns = x.shape[1]
     scaled = isinstance(weight, Quantized)
@@ -115,7 +118,7 @@ def project(
     out = x.new_empty(1, rows) if into is None else into
     tile = TILES[scaled, matrix.numel() > LARGE]
     block = min(tile.columns, next_power_of_2(columns))
-    # A second matrix is read with ``silu``; few rows make too few programs otherwise.
+    # With ``silu`` a program reads two matrices; for few rows, halve the tile to get more programs.
     at_once = max(1, tile.elements // (2 if silu or rows <= 2048 else 1) // block)
     _project[(cdiv(rows, at_once),)](
         x, x if norm is None else norm, matrix, scales, x if bias is None else bias, out, rows, eps,

@@ -1,8 +1,8 @@
-"""Numbers of eight bits with a scale for each row: what they mean, in plain torch.
+"""Quantization to 8-bit floats with a scale for each row, in plain torch.
 
-The format is e4m3 (OCP FP8): four bits of exponent, three of mantissa, up to 448. A row's largest
-value becomes 448, so that a value differs from what was meant by a sixteenth of itself at most, or
-by a thousandth of its scale where it is among the smallest.
+The format is e4m3 (OCP FP8): four bits of exponent, three of mantissa, maximum 448. A row's largest
+value becomes 448. The error of a value is at most a sixteenth of it, or a thousandth of the scale
+for the smallest values.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch.nn import functional
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 SMALLEST = 1e-10
-"""What counts as a row's largest value at least: a row of zeros has a scale, too."""
+"""Lower bound of a row's largest value, so that a row of zeros has a scale."""
 
 
 class Quantized(NamedTuple):
-    """A matrix of weights: ``values`` e4m3 [out, in], ``scales`` float32 [out, 1]."""
+    """Quantized weight matrix: ``values`` e4m3 [out, in], ``scales`` float32 [out, 1]."""
 
     values: torch.Tensor
     scales: torch.Tensor
@@ -29,9 +29,9 @@ Weight = torch.Tensor | Quantized
 
 
 def rows_of(weight: Weight, first: int, last: int | None) -> Weight:
-    """Return rows ``first`` to ``last``, which is left out, of ``weight`` [out, in]: a view.
+    """Return a view of the rows from ``first`` up to, without, ``last`` of ``weight`` [out, in].
 
-    None is the end.
+    None means the end.
     """
     if isinstance(weight, Quantized):
         return Quantized(weight.values[first:last], weight.scales[first:last])
@@ -39,24 +39,24 @@ def rows_of(weight: Weight, first: int, last: int | None) -> Weight:
 
 
 def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``x`` [..., size] as e4m3 of its shape, and the scales float32 [..., 1]."""
+    """Return ``x`` [..., size] as e4m3 of the same shape, and its scales float32 [..., 1]."""
     wide = x.float()
     largest = wide.abs().amax(dim=-1, keepdim=True).clamp(min=SMALLEST)
-    # By a number torch divides on CUDA as a product with its reciprocal, which may be off by a bit.
+    # On CUDA, torch multiplies by a Python number's reciprocal, which may be off by one bit.
     scales = largest / largest.new_full((), FP8_MAX)
     return (wide / scales).to(FP8), scales
 
 
 def dequantize(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Return what ``values`` [..., size] with ``scales`` [..., 1] mean, in float32."""
+    """Return the float32 values of ``values`` [..., size] with ``scales`` [..., 1]."""
     return values.float() * scales
 
 
 def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return ``x`` [rows, in] times ``weight`` [out, in], plus ``bias``; [rows, out] of its dtype.
+    """Return ``x`` [rows, in] times ``weight`` [out, in] plus ``bias`` as [rows, out].
 
-    With a quantized weight each row of ``x`` is quantized as well, and the products are summed in
-    float32.
+    The result has the dtype of ``x``. For a quantized weight, each row of ``x`` is quantized as
+    well, and products are summed in float32.
     """
     if isinstance(weight, torch.Tensor):
         return _padded(x, weight, bias)
@@ -67,11 +67,11 @@ def product(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch
 
 
 def _padded(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return torch's product, on a CPU of few different numbers of rows.
+    """Return torch's product; on a CPU with rows padded to a few different numbers.
 
-    For each number of rows of bfloat16 or float16, oneDNN compiles kernels and keeps them as long
-    as the process lives: 0.25 MB (torch 2.11, AVX-512), and so gigabytes for the steps of a real
-    model. With rows of zeros there are eight numbers between two powers of two.
+    For each number of bfloat16 or float16 rows, oneDNN compiles kernels of 0.25 MB that live as
+    long as the process (torch 2.11, AVX-512), which adds up to gigabytes for a real model. Padding
+    leaves eight numbers between two powers of two.
     """
     if x.device.type != "cpu" or x.dim() != 2 or x.dtype not in (torch.bfloat16, torch.float16):
         return functional.linear(x, weight, bias)

@@ -1,17 +1,17 @@
-"""Sums over the ranks, with the addition to the residual stream and the norm behind it.
+"""All-reduce across ranks, fused with the addition to the residual stream and the norm after it.
 
-Each rank writes its part into the other ranks' buffers, says so there, and reads only its own. The
-parts are added in float32 in the order of the ranks, so that all get the same bits.
+Each rank writes its part into the other ranks' buffers, signals there, and reads only its own
+buffer. Parts are added in float32 in rank order, so that all ranks get the same bits.
 
-``header`` is the own buffer (:mod:`plimsoll_engine.kernels.rank_sum_layout`), whose int64
-:data:`STATE` counts: its upper half the sums, its lower half the programs of the current one that
-have begun. So a captured graph may be replayed any number of times. The number of a sum is 32 bits
-wide and comes back after 2^32 sums: what was written then would be taken for new only where nothing
-was written since, in a half that every other sum writes.
+``header`` is the own buffer (:mod:`plimsoll_engine.kernels.rank_sum_layout`). Its int64
+:data:`STATE` is a counter: the upper half counts sums, the lower half the programs of the current
+sum that have started. A captured graph can therefore be replayed any number of times. The number of
+a sum has 32 bits and wraps around. A stale number could only be taken for a new one if nothing was
+written for 2^32 sums to a half that every other sum writes.
 
-A program waits for the same program of another rank, so no rank may begin them in another order,
-which the hardware does not do. After ``WAIT_NS`` the other rank counts as lost, and the kernel ends
-with an error. With 0 it waits forever, as Triton's interpreter must.
+A program waits for the same program of another rank, so all ranks must start programs in the same
+order, as the hardware does. After ``WAIT_NS`` the other rank counts as lost, and the kernel traps.
+0 means to wait forever, as Triton's interpreter must.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ LOWER = tl.constexpr((1 << 32) - 1)
 
 @triton.jit
 def _buffer(header, rank, dtype: tl.constexpr):
-    """Return where the buffer of ``rank`` is mapped here."""
+    """Return the address in this process of the buffer of ``rank``."""
     return tl.multiple_of(tl.load(header + rank).to(tl.pointer_type(dtype)), 16)
 
 
 @triton.jit
 def _others(header, rank, RANKS: tl.constexpr, dtype: tl.constexpr):
-    """Return the buffers of the other ranks, the next rank's first: not all write to one at once.
+    """Return the buffers of the other ranks, starting with the next rank to spread the writes.
 
-    Addresses never change, so that this may come before what the kernel ahead has written.
+    Addresses never change, so this may run before the wait for the previous kernel.
     """
     found = ()
     for step in tl.static_range(1, RANKS):
@@ -54,14 +54,14 @@ def _own(header, dtype: tl.constexpr):
 
 @triton.jit
 def _begin(header):
-    """Return the number of this sum in the upper half of an int64, and which half it takes.
+    """Return this sum's number in the upper half of an int64, and its buffer half.
 
-    Called once by each program.
+    Each program calls it once.
     """
     begun = tl.atomic_add(header + STATE, 1, sem="relaxed", scope="gpu")
     number = (begun & UPPER) + (1 << 32)
     if (begun & LOWER) == tl.num_programs(0) - 1:
-        # All programs have the number: the next sum may have the next one.
+        # All programs have the number, so the counter can advance to the next sum.
         tl.store(header + STATE, number)
     return number, (number >> 32) & 1
 
@@ -84,16 +84,16 @@ def _bounded(begun, WAIT_NS: tl.constexpr):
 
 @triton.jit
 def _all_there(signals, number, among):
-    """Return 1 where all ``signals`` [n] ``among`` those that count are ``number``, else 0."""
+    """Return 1 if all ``signals`` [n] selected by ``among`` equal ``number``, else 0."""
     found = tl.atomic_add(signals, 0, mask=among, sem="acquire", scope="sys")
     return tl.min(((found == number) | ~among).to(tl.int32), axis=0)
 
 
 @triton.jit
 def _wait(signals, number, among, WAIT_NS: tl.constexpr):
-    """Wait until all ``signals`` say that what this sum needs was written; all threads may read it.
+    """Wait until all ``signals`` selected by ``among`` show that this sum's data has arrived.
 
-    ``among`` is which of them count.
+    All threads may read the data then.
     """
     begun = _now(WAIT_NS)
     there = _all_there(signals, number, among)
@@ -105,14 +105,14 @@ def _wait(signals, number, among, WAIT_NS: tl.constexpr):
 
 @triton.jit
 def _all_seen(signals, number, among):
-    """As :func:`_all_there`, for more signals than a program has threads; without an acquire."""
+    """Check signals as :func:`_all_there`, for more signals than threads, without an acquire."""
     found = tl.load(signals, mask=among, other=0, volatile=True)
     return tl.min(((found == number) | ~among).to(tl.int32), axis=0)
 
 
 @triton.jit
 def _wait_long(signals, number, among, WAIT_NS: tl.constexpr):
-    """Wait as :func:`_wait` does. What is there then is for the kernels behind this one alone."""
+    """Wait as :func:`_wait`. Only later kernels may read the data."""
     begun = _now(WAIT_NS)
     there = _all_seen(signals, number, among)
     while there == 0:
@@ -122,9 +122,9 @@ def _wait_long(signals, number, among, WAIT_NS: tl.constexpr):
 
 @triton.jit
 def _signal(there, number, among):
-    """Say at ``there`` [n], ``among`` those that count, that all of this program is written.
+    """Set the signals ``there`` [n] selected by ``among``: all writes of this program are done.
 
-    One for all: the release waits for what was written, and each would wait by itself.
+    One call sets all of them, because each release waits for the writes.
     """
     tl.debug_barrier()
     tl.atomic_xchg(there, number, mask=among, sem="release", scope="sys")
@@ -132,7 +132,7 @@ def _signal(there, number, among):
 
 @triton.jit
 def _every(header, RANKS: tl.constexpr, PAD: tl.constexpr):
-    """Return all ranks' numbers, [PAD] of which the first are ranks, and their buffers in words."""
+    """Return all ranks' numbers [PAD], padded at the end, and their buffers as int32 pointers."""
     ranks = tl.arange(0, PAD)
     found = tl.load(header + ranks, mask=ranks < RANKS, other=0)
     return ranks, found.to(tl.pointer_type(tl.int32))
@@ -140,7 +140,10 @@ def _every(header, RANKS: tl.constexpr, PAD: tl.constexpr):
 
 @triton.jit
 def _add_norm(total, before, residual, scale, out, at, inside, columns, eps):
-    """Return the norm of ``before`` plus ``total``, which ``residual`` becomes; also stored."""
+    """Add ``total`` to ``before``.
+
+    Store the sum to ``residual`` and its norm to ``out``, and return it.
+    """
     total += before.to(tl.float32)
     rounded = total.to(residual.dtype.element_ty)
     tl.store(residual + at, rounded, mask=inside)
@@ -153,9 +156,11 @@ def _add_norm(total, before, residual, scale, out, at, inside, columns, eps):
 
 @triton.jit
 def _words(here, apart, rank, RANKS: tl.constexpr, inside):
-    """Load the words of all ranks at ``here``, ``apart`` words from one to the next; own are zeros.
+    """Load the words of all ranks at ``here``, ``apart`` words from rank to rank.
 
-    All at once: one after the other, each would take a turn of its own.
+    Zeros for this rank.
+
+    All loads are issued together, because each round trip takes time.
     """
     found = ()
     for source in tl.static_range(0, RANKS):
@@ -167,7 +172,7 @@ def _words(here, apart, rank, RANKS: tl.constexpr, inside):
 
 @triton.jit
 def _missing(words, rank, RANKS: tl.constexpr, inside, number):
-    """Return 1 where a word of another rank is not of the sum ``number`` yet, else 0."""
+    """Return 1 if a word of another rank does not belong to sum ``number`` yet, else 0."""
     there = ~inside
     for source in tl.static_range(0, RANKS):
         own = ((words[source] & UPPER) == number) | (source == rank) | ~inside
@@ -181,10 +186,11 @@ def sum_words(
     WORDS: tl.constexpr, WORD_ROWS: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr,
     WAIT_NS: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """Sum rows of 16-bit elements, one a program, with the fewest steps: each word tells its sum.
+    """Sum rows of 16-bit elements with the lowest latency: each word carries its sum's number.
 
-    A word of 64 bits is written and read as one: two elements, and the number of the sum. Twice the
-    bytes, but no signal of their own, which would wait until they are written.
+    A program handles one row. A 64-bit word is written atomically; it has two elements and the
+    number of the sum. That doubles the bytes, but needs no separate signal that waits for the
+    writes.
     """
     half = columns // 2
     row = tl.program_id(0)
@@ -237,9 +243,9 @@ def sum_words(
 def _parts(
     own, parts, at, inside, rank, columns, PART_ROWS: tl.constexpr, RANKS: tl.constexpr
 ):  # fmt: skip
-    """Return the sum of ``own`` and what lies at ``at`` of each other source, in their order.
+    """Return the sum of ``own`` and the other ranks' parts at ``at``, in rank order.
 
-    Without a branch for the own part, so that no part is waited for before the next is asked for.
+    It has no branch for the own part, so that all loads are issued before the first is used.
     """
     total = tl.zeros(own.shape, tl.float32)
     for source in tl.static_range(0, RANKS):
@@ -256,7 +262,7 @@ def sum_whole(
     RANKS: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     WAIT_NS: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """Sum ``ROWS`` rows a program: every rank sends its part to all others and adds up all rows."""
+    """Sum ``ROWS`` rows a program: every rank sends its part to all others and sums all rows."""
     block = tl.program_id(0)
     row = block * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
@@ -274,7 +280,7 @@ def sum_whole(
     size = PARTS // (x.dtype.element_ty.primitive_bitwidth // 8)
     half = turn * (RANKS - 1) * PART_ROWS
     for step in tl.static_range(0, RANKS - 1):
-        # This rank is source RANKS - 2 - step of the one that is step + 1 ranks further.
+        # For the rank that is step + 1 further, this rank is source RANKS - 2 - step.
         first = half + (RANKS - 2 - step) * PART_ROWS
         tl.store(others[step] + size + first * columns + at, own, mask=inside)
     before = tl.load(residual + at, mask=inside, other=0.0)
@@ -294,11 +300,11 @@ def sum_shared(
     ROWS: tl.constexpr, BLOCK: tl.constexpr, WAITED: tl.constexpr, WAIT_NS: tl.constexpr,
     OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """Sum ``ROWS`` rows a program, every block on one rank, which sends the result to all others.
+    """Sum ``ROWS`` rows a program: one rank sums each block and sends the result to all others.
 
-    ``out`` are the results in the own buffer. Of ``residual`` a rank keeps the rows of its blocks
-    alone, and the same rows in every sum of as many rows. The programs behind the ``blocks`` wait
-    for the results of ``WAITED`` blocks each: who has sent its part makes room for the next.
+    ``out`` is the result area of the own buffer. A rank keeps only its own blocks' rows of
+    ``residual``, and the same ones in every sum of as many rows. The programs after the first
+    ``blocks`` wait for the results of ``WAITED`` blocks each, so that senders can exit early.
     """
     block = tl.program_id(0)
     owner = block % RANKS
@@ -316,7 +322,7 @@ def sum_shared(
     number, turn = _begin(header)
     short = (number >> 32).to(tl.int32)
     itemsize: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
-    # The rows of one owner lie together.
+    # The rows of one owner are contiguous.
     packed = ((block // RANKS) * ROWS + tl.arange(0, ROWS)[:, None]).to(tl.int64) * columns + column
     half = turn * (RANKS - 1) * PART_ROWS
     arrived = ARRIVED // 4 + turn * RANKS * MAX_ROWS + block
@@ -346,7 +352,7 @@ def kept_rows(
     residual, index, out, columns, rank, RANKS: tl.constexpr, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    """Copy the rows ``index`` that :func:`sum_shared` left on this rank; the others are zeros."""
+    """Copy the rows ``index`` that :func:`sum_shared` left on this rank; others become zeros."""
     column = tl.arange(0, BLOCK)
     let_next(OVERLAP)
     after_last(OVERLAP)

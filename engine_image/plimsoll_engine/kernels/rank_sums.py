@@ -1,6 +1,6 @@
-"""One rank's end of the sums over the ranks: its own buffer, the others', and which kernel is when.
+"""One rank's side of the all-reduces: its buffer, the others' buffers, and the choice of kernel.
 
-See :mod:`plimsoll_engine.kernels.rank_sum_kernels` for what the kernels do.
+:mod:`plimsoll_engine.kernels.rank_sum_kernels` describes the kernels.
 """
 
 from __future__ import annotations
@@ -13,37 +13,40 @@ from plimsoll_engine.kernels.rank_sum_layout import STATE, Layout
 from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2, rows_at_once, warps_of
 
 WAIT_NS = 60_000_000_000
-"""A kernel that has waited so long for another rank ends with an error. As long as other
-collectives may take."""
+"""Time after which a kernel stops waiting for another rank and traps, as for other collectives."""
 
 
 WORD_ROWS = {2: 64, 4: 8}
-"""By the number of ranks: so many rows at most are sent in words. A rank sends each of the others
-twice the bytes, so that the signals that it saves take less from then on. These bounds are by
-``research/bench/rank_sums.py`` on two and four H100s."""
+"""Maximum number of rows that are sent in words, by the number of ranks.
+
+Words double the bytes to each other rank, which above this limit costs more than the signals that
+they save. Measured with ``bench/rank_sums.py`` on two and four H100s.
+"""
 WHOLE_ROWS = {4: 40}
-"""So many rows at most every rank sums by itself. Beyond, they are shared out: a rank then sends
-and receives its part twice, however many ranks there are, and waits twice. With two ranks these are
-as many bytes: they sum all rows by themselves."""
+"""Maximum number of rows that every rank sums by itself, by the number of ranks.
+
+Above it, ranks share the rows: each sends and receives its part twice, for any number of ranks, and
+waits twice. Two ranks always sum all rows, because sharing would save no bytes.
+"""
 ELSE = 4
-"""The number of ranks whose bounds others take: no device has measured them."""
+"""Number of ranks whose limits apply to unmeasured numbers of ranks."""
 WAITED = 1024
-"""So many blocks one program waits for."""
+"""Number of blocks that one program waits for."""
 
 
 def layout(ranks: int, rows: int, columns: int, dtype: torch.dtype) -> Layout:
-    """Return the buffer for sums of at most ``rows`` rows of ``columns`` elements."""
+    """Return the buffer layout for sums of at most ``rows`` rows of ``columns`` elements."""
     words = WORD_ROWS.get(ranks, WORD_ROWS[ELSE]) if dtype.itemsize == 2 else 0
     whole = rows if ranks == 2 else WHOLE_ROWS.get(ranks, WHOLE_ROWS[ELSE])
     return Layout(ranks, rows, columns, dtype.itemsize, min(words, rows), whole)
 
 
 class RankSums:
-    """Sums of [rows, columns] over all ranks, whose buffers have ``layout``.
+    """All-reduce of [rows, columns] over all ranks, whose buffers have ``layout``.
 
-    ``buffer`` uint8 [bytes] is this rank's, all zeros before any rank's first sum. ``addresses``
-    are those of all ranks' buffers in this process, in the order of the ranks. Every rank computes
-    the same sums in the same order.
+    ``buffer`` uint8 [bytes] is this rank's and must be zero before any rank's first sum.
+    ``addresses`` are those of all ranks' buffers in this process, in rank order. Every rank must
+    compute the same sums in the same order.
     """
 
     def __init__(
@@ -66,17 +69,20 @@ class RankSums:
         self._wait_ns = WAIT_NS if buffer.is_cuda else 0
 
     def takes(self, x: torch.Tensor) -> bool:
-        """Whether :meth:`add_norm` computes sums of this shape and dtype."""
+        """Report whether :meth:`add_norm` supports this shape and dtype."""
         rows, columns = x.shape
         layout = self._layout
         return 0 < rows <= layout.rows and columns == layout.columns and x.dtype == self._dtype
 
     def shares(self, x: torch.Tensor) -> bool:
-        """Whether :meth:`add_norm` of such rows leaves each rank a share of ``residual`` alone."""
+        """Report whether :meth:`add_norm` of ``x`` leaves each rank a share of ``residual``."""
         return self.takes(x) and len(x) > self._layout.whole_rows
 
     def kept(self, residual: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Return the rows ``index`` int [rows] of a shared ``residual``; zeros for another's."""
+        """Return the rows ``index`` int [rows] of a shared ``residual``.
+
+        Zeros for other ranks' rows.
+        """
         rows, columns = residual.shape
         out = residual.new_empty(len(index), columns)
         kept_rows[(len(index),)](
@@ -89,11 +95,11 @@ class RankSums:
     def add_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Add all ranks' ``x`` to ``residual`` in place and return the norm of that.
+        """Add all ranks' ``x`` to ``residual`` in place and return the norm of the sum.
 
-        As :meth:`plimsoll_engine.kernels.ops.Ops.add_rms_norm`. With more rows than
-        ``layout.whole_rows`` a rank keeps only its share of ``residual``, which the next sum takes
-        as it is, and what is returned is good until then.
+        See :meth:`plimsoll_engine.kernels.ops.Ops.add_rms_norm`. With more than
+        ``layout.whole_rows`` rows, a rank keeps only its share of ``residual``, which the next sum
+        accepts, and the result is valid until the next sum.
         """
         layout, rows = self._layout, len(x)
         x = x.contiguous()

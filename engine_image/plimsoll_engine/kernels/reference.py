@@ -1,4 +1,4 @@
-"""The operations in plain torch: what a CPU runs, and what every kernel is compared with."""
+"""Operations in plain torch: the implementation for CPUs, and the reference of all kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from plimsoll_engine.kernels.step_plan import Pages, StepPlan
 
 @dataclass(slots=True)
 class Prefill:
-    """Rows ``start`` to ``stop`` of a step are the newest tokens of a context at ``slots``."""
+    """Prompt chunk: rows ``start`` to ``stop`` of a step, the last tokens of a context.
+
+    ``slots`` are those of the whole context.
+    """
 
     start: int
     stop: int
@@ -26,7 +29,7 @@ class Prefill:
 
 @dataclass(slots=True)
 class Gather:
-    """The slots of every context, and who may see which, once a step for all layers."""
+    """Slots and masks of all contexts, computed once a step for all layers."""
 
     decode_slots: torch.Tensor
     prefills: list[Prefill]
@@ -34,34 +37,28 @@ class Gather:
 
 
 class ReferenceOps:
-    """See :class:`plimsoll_engine.kernels.ops.Ops`."""
+    """Implementation of :class:`plimsoll_engine.kernels.ops.Ops` in torch."""
 
     adds_from = 1024
 
     def projects(self, weight: Weight) -> int:
-        """Return 0: nothing is faster than its parts."""
+        """Implement :meth:`Ops.projects`: no rows, because :meth:`project` is never faster."""
         return 0
 
     def computing(self, plan: StepPlan) -> AbstractContextManager[None]:
-        """Return a context that changes nothing."""
+        """Implement :meth:`Ops.computing`: no context is needed."""
         return nullcontext()
 
     def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """Rows ``index`` int [tokens] of ``x`` [rows, columns]: [tokens, columns]."""
+        """Implement :meth:`Ops.rows`."""
         return x[index.long()]
 
     def take(self, ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
-        """Return ``ids`` [rows], with ``newest[sources]`` where ``sources`` is not negative.
-
-        The result is int64 [rows], as ``newest`` is.
-        """
+        """Implement :meth:`Ops.take`."""
         return torch.where(sources >= 0, newest[sources.clamp(min=0)].clamp(min=0), ids)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """Return ``x`` [rows, columns] normalised in float32 and scaled by ``weight`` [columns].
-
-        The result has the dtype of ``x``.
-        """
+        """Implement :meth:`Ops.rms_norm`, in float32."""
         wide = x.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
         return weight * wide.to(x.dtype)
@@ -69,18 +66,12 @@ class ReferenceOps:
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        """Add ``x`` to ``residual`` [rows, columns] in place and normalise the sum.
-
-        The result is [rows, columns] of the dtype of ``x``.
-        """
+        """Implement :meth:`Ops.add_rms_norm`."""
         residual += x
         return self.rms_norm(residual, weight, eps)
 
     def rotary(self, positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-        """Return the cosines, then sines, of ``positions`` [tokens] by ``inverse`` [dim / 2].
-
-        The result is float32 [tokens, dim].
-        """
+        """Implement :meth:`Ops.rotary`."""
         angles = positions.float().unsqueeze(-1) * inverse
         return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
@@ -94,11 +85,7 @@ class ReferenceOps:
         layer: int,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Rotate queries and keys, store keys and values; return the queries.
-
-        ``qkv`` is [tokens, (heads + 2 kv heads) * dim], the queries are [tokens, heads, dim] of its
-        dtype, in ``out`` where that is given.
-        """
+        """Implement :meth:`Ops.rotate_and_store`."""
         kv_heads, dim = plan.keys.shape[2:]
         heads = qkv.shape[1] // dim - 2 * kv_heads
         query, key, value = torch.split(
@@ -115,15 +102,12 @@ class ReferenceOps:
         self, query: torch.Tensor, rotary: torch.Tensor, norm: torch.Tensor | None, eps: float,
         dim: int,
     ) -> torch.Tensor:  # fmt: skip
-        """Return ``query`` [tokens, heads * dim], normalised where ``norm`` is given, rotated.
-
-        The result is [tokens, heads, dim] of its dtype.
-        """
+        """Implement :meth:`Ops.rotate`."""
         query = query.view(len(query), -1, dim)
         return rotate(query if norm is None else self.rms_norm(query, norm, eps), rotary)
 
     def store(self, key: torch.Tensor, value: torch.Tensor, plan: StepPlan, layer: int) -> None:
-        """Write ``key`` and ``value`` [tokens, kv heads, dim] to their slots of ``layer``."""
+        """Implement :meth:`Ops.store`."""
         for pages, rows in zip(plan.of(layer), (key, value), strict=True):
             if pages.scales is None:
                 pages.rows.index_copy_(0, plan.write_slots, rows)
@@ -139,10 +123,7 @@ class ReferenceOps:
         window: int | None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return attention of ``query`` [tokens, heads, dim] over gathered keys and values.
-
-        Prompt by prompt; the same shape and dtype, in ``out`` where that is given.
-        """
+        """Implement :meth:`Ops.attend`, prompt by prompt over gathered keys and values."""
         if plan.derived is None:
             plan.derived = gather(plan)
         parts = []
@@ -163,15 +144,15 @@ class ReferenceOps:
         weight: torch.Tensor,
         into: torch.Tensor,
     ) -> None:
-        """Add the attention of ``query`` times ``weight`` to ``into`` [tokens, size]."""
+        """Implement :meth:`Ops.add_attended`."""
         self.add_product(self.attend(query, plan, layer, scale, window).flatten(1), weight, into)
 
     def add_product(self, x: torch.Tensor, weight: torch.Tensor, into: torch.Tensor) -> None:
-        """Add ``x`` [rows, columns] times ``weight`` [size, columns] to ``into`` [rows, size]."""
+        """Implement :meth:`Ops.add_product`."""
         into += product(x, weight, None)
 
     def linear(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return ``x`` [rows, columns] times ``weight`` [size, columns]; [rows, size]."""
+        """Implement :meth:`Ops.linear`."""
         return product(x, weight, bias)
 
     def project(
@@ -184,10 +165,7 @@ class ReferenceOps:
         silu: bool = False,
         into: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return ``x`` [1, columns] times ``weight`` [size, columns]; [1, size].
-
-        Step by step; added to ``into`` in place where given.
-        """
+        """Implement :meth:`Ops.project` as separate operations."""
         out = product(x if norm is None else self.rms_norm(x, norm, eps), weight, bias)
         if silu:
             out = self.silu_mul(out)
@@ -205,62 +183,49 @@ class ReferenceOps:
         chosen: int,
         normalised: bool,
     ) -> torch.Tensor:
-        """Return the sum of each row's experts, of the shape and dtype of ``x`` [tokens, hidden].
-
-        Expert by expert.
-        """
+        """Implement :meth:`Ops.experts`, expert by expert."""
         return experts_reference.experts(x, router, gate_up, down, chosen, normalised)
 
     def argmax(self, logits: torch.Tensor) -> torch.Tensor:
-        """int64 [rows]: the best column of ``logits`` [rows, columns], of equal ones the first."""
+        """Implement :meth:`Ops.argmax`."""
         return logits.argmax(dim=-1)
 
     def draw(self, logits: torch.Tensor, scales: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Draw a column of each row from its softmax, int64 [rows]: the same on each device.
-
-        ``logits`` are [rows, columns], ``scales`` float32 [rows] one over the temperatures, and
-        ``keys`` int32 [rows, 2].
-        """
+        """Implement :meth:`Ops.draw`."""
         return by_noise.draw(logits, scales, keys)
 
     def best_keys(self, x: torch.Tensor, first: int) -> torch.Tensor:
-        """int64 [rows]: a key of the best column of each row of ``x`` [rows, columns].
-
-        ``first`` is the number of its first column in the whole row.
-        """
+        """Implement :meth:`Ops.best_keys`."""
         value = torch.nan_to_num(x.float(), nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
         highest, at = value.max(dim=-1)
-        # As an integer with the order of the floats; no zero is less than another.
+        # An integer with the order of the floats; -0.0 and 0.0 are equal.
         bits = (highest + 0.0).view(torch.int32)
         ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
         return (ordered.long() << 32) | (KEY_LOWER - (first + at))
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """[rows, size] of ``gate_up`` [rows, 2 * size], in its dtype."""
+        """Implement :meth:`Ops.silu_mul`."""
         gate, up = gate_up.chunk(2, dim=-1)
         return silu(gate) * up
 
     def gated(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
-        """Return :meth:`silu_mul` of :meth:`linear`, [rows, size].
-
-        ``x`` is [rows, columns], ``weight`` [2 * size, columns].
-        """
+        """Implement :meth:`Ops.gated` as separate operations."""
         return self.silu_mul(self.linear(x, weight, bias))
 
 
 def write_quantized(
     pages: Pages, slots: torch.Tensor, values: torch.Tensor, scales: torch.Tensor
 ) -> None:
-    """Write ``values`` e4m3 [tokens, heads, dim] and their ``scales`` [tokens, heads, 1]."""
+    """Write ``values`` e4m3 [tokens, heads, dim] and ``scales`` [tokens, heads, 1] to ``slots``."""
     assert pages.scales is not None
-    # As bytes: torch copies no eight-bit floats by an index.
+    # As bytes, because torch cannot index-copy 8-bit floats.
     pages.rows.view(torch.uint8).index_copy_(0, slots, values.view(torch.uint8))
     page, place = _places(pages.scales, slots)
     pages.scales[page, :, place] = scales.squeeze(-1)
 
 
 def _read(pages: Pages, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """[..., heads, dim] of ``dtype`` at ``slots`` [...]."""
+    """Return the rows at ``slots`` [...] as [..., heads, dim] of ``dtype``."""
     if pages.scales is None:
         return _rows_at(pages.rows, slots)
     rows = _rows_at(pages.rows.view(torch.uint8), slots).view(pages.rows.dtype)
@@ -269,22 +234,22 @@ def _read(pages: Pages, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor
 
 
 def _rows_at(rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Return the ``rows`` [rows, heads, dim] at ``slots`` [...], each row copied as a whole.
+    """Return the ``rows`` [rows, heads, dim] at ``slots`` [...].
 
-    An index would copy element by element, which takes several times as long on a CPU.
+    Indexing would copy element by element, which takes several times as long on a CPU.
     """
     return rows.index_select(0, slots.flatten()).view(*slots.shape, *rows.shape[1:])
 
 
 def _places(scales: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the block of each of ``slots``, and its place there."""
+    """Return the block of each of ``slots``, and its offset there."""
     return slots // scales.shape[-1], slots % scales.shape[-1]
 
 
 def rotate(x: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
     """Return ``x`` [tokens, heads, dim] with its halves rotated by ``rotary`` [tokens, dim].
 
-    RoFormer, in the layout of Llama's checkpoints. The same shape and dtype.
+    It is RoFormer in the layout of Llama's checkpoints. Shape and dtype stay the same.
     """
     cos, sin = rotary.unsqueeze(1).chunk(2, dim=-1)
     left, right = x.float().chunk(2, dim=-1)
@@ -292,7 +257,7 @@ def rotate(x: torch.Tensor, rotary: torch.Tensor) -> torch.Tensor:
 
 
 def gather(plan: StepPlan) -> Gather:
-    """Return what :meth:`ReferenceOps.attend` reads in every layer of this step."""
+    """Return the slots that :meth:`ReferenceOps.attend` reads in every layer of this step."""
     contexts, starts = plan.contexts.tolist(), plan.starts.tolist()
     offsets = torch.arange(plan.block_size, device=plan.tables.device)
     slots = (plan.tables.long().unsqueeze(-1) * plan.block_size + offsets).flatten(1)
@@ -307,7 +272,7 @@ def gather(plan: StepPlan) -> Gather:
 def _mask(
     plan: StepPlan, number: int, newest: torch.Tensor, length: int, window: int | None
 ) -> torch.Tensor:
-    """Return True where row i, whose own position is ``newest[i]``, sees token j of ``length``."""
+    """Return the attention mask [rows, length]; row i has the position ``newest[i]``."""
     masks = plan.derived.masks
     mask: torch.Tensor | None = masks.get((number, window))
     if mask is None:
@@ -327,7 +292,7 @@ def _decode(
     keys, values = (_read(pages, slots, query.dtype) for pages in plan.of(layer))
     kv_heads = keys.shape[2]
     mask = _mask(plan, -1, plan.contexts[: plan.decodes] - 1, slots.shape[1], window)
-    # The query heads that share a kv head become query rows of it: no key is copied per head.
+    # Query heads that share a kv head become its query rows, so that no key is copied.
     out = scaled_dot_product_attention(
         query.reshape(rows, kv_heads, heads // kv_heads, dim),
         keys.transpose(1, 2),

@@ -1,8 +1,8 @@
-"""Rotary embedding of queries and keys, with Qwen3's per-head norms, and the write to the KV pool.
+"""Rotary embedding of queries and keys, with per-head norms, and the write to the KV pool.
 
-One program is one token: its row of the fused projection is read once, queries are written out,
-keys and values go to the token's slot. The last layer has queries of fewer rows: there, one launch
-has keys and values alone, and one the queries.
+One program handles one token: it reads its row of the fused projection once, writes the queries,
+and writes keys and values to the token's slot. The last layer may need fewer queries; it has one
+launch for keys and values, and one for queries.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _rotated(
     source, weight, cos, sin, eps, limit, COUNT: tl.constexpr, COUNT_PAD: tl.constexpr,
     HALF: tl.constexpr, HALF_PAD: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Both halves, rotated, of COUNT heads that begin at ``source``; with where they are.
+    """Return both rotated halves of COUNT heads at ``source``, their offsets and their mask.
 
     Columns from ``limit`` on count as zeros.
     """
@@ -59,7 +59,7 @@ def _rotated(
 def _store_scaled(
     target, scales, left, right, inside, head, COUNT: tl.constexpr, HALF: tl.constexpr
 ):  # fmt: skip
-    """Store both halves of COUNT heads as e4m3, and the scale of each."""
+    """Store both halves of COUNT heads as e4m3, with the scale of each head."""
     largest = tl.maximum(tl.max(tl.abs(left), axis=1), tl.max(tl.abs(right), axis=1))
     scale = scale_for(largest)
     tl.store(target, to_fp8(left, scale[:, None]), mask=inside)
@@ -130,7 +130,10 @@ def _rotate_and_store(
 
 
 def table(positions: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-    """Cosines and sines float32 [tokens, 2 * half] of ``positions`` [tokens] x ``inverse``."""
+    """Return cosines and sines of ``positions`` [tokens] x ``inverse`` [half].
+
+    The result is float32 [tokens, 2 * half].
+    """
     tokens, half = len(positions), len(inverse)
     out = torch.empty(tokens, 2 * half, dtype=torch.float32, device=positions.device)
     _table[(tokens,)](
@@ -151,14 +154,13 @@ def rotate_and_store(
     tail: int | None = None,
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the queries [tokens + tail, heads, dim] of ``qkv``; store its keys and values.
+    """Return the queries [tokens + tail, heads, dim] of ``qkv``, and store its keys and values.
 
-    ``keys`` and ``values`` are written at ``slots`` [tokens], where not negative; with scales they
-    are quantized. Moves twice the bytes of ``qkv``.
-
-    With ``tail`` also the step's own keys and values [2, tokens + tail, kv heads, dim], in the
-    order of the tokens. The rows of the tail are zeros. ``heads`` may be 0. The queries are in
-    ``out`` where that is given.
+    Keys and values are written at ``slots`` [tokens] that are not negative, quantized if ``keys``
+    and ``values`` have scales. With ``tail``, the second result is the step's own keys and values
+    [2, tokens + tail, kv heads, dim], in token order, with zeros in the tail; otherwise None.
+    ``heads`` may be 0. Queries are written to ``out`` if that is given. Moves twice the bytes of
+    ``qkv``.
     """
     kv_heads, dim = keys.rows.shape[1:]
     scaled = keys.scales is not None
@@ -185,10 +187,10 @@ def rotate_and_store(
 def rotate(
     query: torch.Tensor, rotary: torch.Tensor, norm: torch.Tensor | None, eps: float, dim: int
 ) -> torch.Tensor:
-    """Return the queries [tokens, heads, dim] of ``query`` [tokens, heads * dim]."""
+    """Return the rotated queries [tokens, heads, dim] of ``query`` [tokens, heads * dim]."""
     tokens, heads = len(query), query.shape[1] // dim
     out = query.new_empty(tokens, heads, dim)
-    nothing = [query] * 6  # of keys and values
+    nothing = [query] * 6  # unused pointers of keys and values
     _rotate_and_store[(tokens,)](
         query, rotary, query if norm is None else norm, query, query, out, *nothing, tokens, eps,
         HEADS=heads, HEADS_PAD=next_power_of_2(heads), KV_HEADS=0, KV_HEADS_PAD=1,

@@ -1,10 +1,9 @@
-"""Which experts each row of a mixture goes to, and the rows of each expert side by side.
+"""Routing of a mixture of experts: the experts of each row, and the rows sorted by expert.
 
-A row goes to its ``chosen`` best experts: that many pairs of a row and an expert. The grouped
-products work on blocks of pairs of one expert, so the pairs are sorted by expert, and each expert's
-are padded to whole blocks. How many blocks there are depends on the rows, and the host never asks:
-everything has the size of the worst case, and blocks without an expert are skipped. So a CUDA graph
-can hold it.
+A row goes to its ``chosen`` best experts, which makes as many (row, expert) pairs. The grouped
+products work on blocks of pairs of one expert. Pairs are therefore sorted by expert and padded to
+whole blocks. The number of blocks depends on the rows, and the host must not wait for it: arrays
+have the worst-case size, and blocks without an expert are skipped. A CUDA graph can capture that.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
 from plimsoll_engine.kernels.sizes import next_power_of_2
 
 NOBODY = tl.constexpr(-1)
-"""The owner of a block that no expert has."""
+"""Owner of a block without an expert."""
 OWNERS = tl.constexpr(128)
-"""So many entries of the owners are written at once."""
+"""Number of owners that are written at a time."""
 
 
 class Routes(NamedTuple):
-    """The pairs of a step. Pair p is row ``p // chosen``.
+    """Routing of a step. Pair p belongs to row ``p // chosen``.
 
     ``shares`` [rows, chosen] are the weights of a row's experts, in the model's dtype. ``order``
-    int32 [blocks * block rows] are the pairs by expert, with the number of pairs as padding, and
-    ``owners`` int32 [blocks] is the expert of each block, negative where there is none.
+    int32 [blocks * block rows] are the pairs by expert, padded with the number of pairs. ``owners``
+    int32 [blocks] is the expert of each block, negative if it has none.
     """
 
     shares: torch.Tensor
@@ -52,7 +51,7 @@ def _choose(
     logit = logit.to(tl.float32)
     part = tl.exp(logit - tl.max(logit, axis=0))
     left = part / tl.sum(part, axis=0)
-    # What is not a number is never better than a number: the answer is an expert whatever it holds.
+    # NaN counts as zero, so that the result is always a valid expert.
     left = tl.where(left == left, left, 0.0)
     left = tl.where(inside, left, -1.0)
     place = tl.arange(0, CHOSEN_PAD)
@@ -82,7 +81,7 @@ def _sort(
     after_last(OVERLAP)
     for start in range(0, pairs, TILE):
         pair = start + tl.arange(0, TILE)
-        # No expert has the last bin: it counts what is behind the pairs.
+        # The last bin belongs to no expert and counts the padding.
         expert = tl.load(experts + pair, mask=pair < pairs, other=BINS - 1)
         counts += tl.histogram(expert, BINS)
     needed = tl.where(bins < BINS - 1, (counts + ROWS - 1) // ROWS, 0)
@@ -109,18 +108,18 @@ def _sort(
 
 
 def most_blocks(pairs: int, experts: int, rows: int) -> int:
-    """Return how many blocks of ``rows`` pairs there can be, however the pairs are spread.
+    """Return the maximum number of blocks of ``rows`` pairs, for any distribution of pairs.
 
-    The worst is one pair too many in the last block of each expert that has any.
+    In the worst case the last block of each expert has one pair.
     """
     return (pairs + min(experts, pairs) * (rows - 1)) // rows
 
 
 def route(logits: torch.Tensor, chosen: int, normalised: bool, rows: int, tile: int) -> Routes:
-    """Return the routes of ``logits`` [tokens, experts] in blocks of ``rows`` pairs.
+    """Return the routing of ``logits`` [tokens, experts] in blocks of ``rows`` pairs.
 
-    The softmax is in float32. With ``normalised`` the shares of a row sum up to one. ``tile`` pairs
-    are sorted at a time.
+    The softmax is in float32. With ``normalised`` the weights of a row add up to one. ``tile``
+    pairs are sorted at a time.
     """
     tokens, experts = logits.shape
     pairs = tokens * chosen

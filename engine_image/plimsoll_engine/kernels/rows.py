@@ -1,7 +1,7 @@
-"""Rows of a matrix by their numbers, and the ids of a step's tokens.
+"""Gathering of rows, and of a step's token IDs.
 
-Small work that torch has too; but the first use of each of its kernels loads a library module,
-which together is .06 s of every restart. These load in a millisecond.
+torch can do both, but the first use of each of its kernels loads a library module, which takes 0.06
+s of every restart in total. These kernels load in a millisecond.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _rows(x, index, out, size, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = Fals
 
 
 def rows(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """``x`` [n, size] at ``index`` int32 or int64 [rows]; [rows, size]."""
+    """Return the rows of ``x`` [n, size] at ``index`` int32 or int64 [rows] as [rows, size]."""
     size = x.shape[1]
     out = x.new_empty(len(index), size)
     block = min(2048, next_power_of_2(size))
@@ -47,15 +47,15 @@ def _take(
     source = tl.load(sources + at, mask=inside, other=-1)
     known = tl.load(ids + at, mask=inside, other=0).to(tl.int64)
     sampled = tl.load(newest + source, mask=source >= 0, other=0)
-    sampled = tl.maximum(sampled, 0)  # of a row that had no token
+    sampled = tl.maximum(sampled, 0)  # -1 in a row without a token
     tl.store(out + at, tl.where(source >= 0, sampled, known), mask=inside)
 
 
 def take(ids: torch.Tensor, sources: torch.Tensor, newest: torch.Tensor) -> torch.Tensor:
-    """Return ``ids``, but ``newest`` at ``sources`` where that is not negative, and at least 0.
+    """Return ``ids``, replaced by ``newest`` at ``sources`` that are not negative; int64 [tokens].
 
-    ``ids`` and ``sources`` are int32 [tokens], ``newest`` and the result int64, the result
-    [tokens].
+    ``ids`` and ``sources`` are int32 [tokens], ``newest`` is int64. Negative values of ``newest``
+    become 0.
     """
     out = newest.new_empty(len(ids))
     _take[(cdiv(len(ids), 256),)](

@@ -1,7 +1,8 @@
-"""Products of two quantized matrices on CUDA: rows are quantized by a kernel, then multiplied.
+"""Products of two quantized matrices on CUDA.
 
-The product is the library's, by torch: it applies the scales of rows and columns to the sums. It
-takes sizes that are multiples of 16 and gives bfloat16; all others are computed as their meaning.
+A kernel quantizes the rows; torch's library product multiplies and applies the scales of rows and
+columns to the sums. It supports sizes that are multiples of 16, and bfloat16 results. Other
+products use the reference implementation.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from plimsoll_engine.kernels.sizes import next_power_of_2
 FP8_MAX = tl.constexpr(quantized.FP8_MAX)
 SMALLEST = tl.constexpr(quantized.SMALLEST)
 ALIGNED = 16
-"""Elements of a row, and rows of a weight, come in multiples of it."""
+"""Required divisor of a row's elements and of a weight's rows."""
 
 
 @triton.jit
 def scale_for(largest):
-    """Return the scale of a row whose largest absolute value is ``largest``."""
+    """Return the scale of a row with the largest absolute value ``largest``."""
     return tl.div_rn(tl.maximum(largest, SMALLEST), FP8_MAX)
 
 
 @triton.jit
 def to_fp8(x, scale):
-    """Return ``x`` float32 over its ``scale`` as e4m3, rounded to the nearest."""
+    """Return ``x`` float32 divided by its ``scale`` as e4m3, rounded to nearest."""
     return tl.div_rn(x, scale).to(tl.float8e4nv)
 
 
@@ -49,9 +50,9 @@ def _quantize(
 
 
 def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ``x`` [rows, size] as e4m3, and the scales float32 [rows, 1], by one kernel.
+    """Return ``x`` [rows, size] as e4m3, and its scales float32 [rows, 1], in one kernel.
 
-    Moves the bytes of ``x`` and half of them again.
+    Moves one and a half times the bytes of ``x``.
     """
     x = x.contiguous()
     rows, size = x.shape
@@ -66,9 +67,9 @@ def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def scaled_product(x: torch.Tensor, weight: Quantized, bias: torch.Tensor | None) -> torch.Tensor:
-    """Return ``x`` [rows, in] times ``weight`` [out, in], plus ``bias``; [rows, out] of its dtype.
+    """Return ``x`` [rows, in] times ``weight`` [out, in] plus ``bias`` as [rows, out].
 
-    See :func:`plimsoll_engine.kernels.quantized.product`, which it computes.
+    The result has the dtype of ``x``. See :func:`plimsoll_engine.kernels.quantized.product`.
     """
     if x.dtype != torch.bfloat16 or any(size % ALIGNED for size in weight.values.shape):
         return quantized.product(x, weight, bias)

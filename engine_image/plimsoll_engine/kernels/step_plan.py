@@ -1,9 +1,9 @@
-"""Where a step reads and writes the KV pool.
+"""Plan of a step: where it reads and writes the KV pool.
 
-A step's rows are flattened into one sequence of tokens: first the decode rows (one token each),
-then the prefill chunks. Each layer writes its new keys and values to their slots in the KV pool and
-reads every sequence's context back by its block table. The plan of a step is handed through the
-forward pass, so no module and no global holds the pool.
+A step's rows are one sequence of tokens: first the decode rows (one token each), then the prefill
+chunks. Each layer writes the new keys and values to their slots in the KV pool, and reads every
+sequence's context through its block table. The plan is passed through the forward pass, so that no
+module and no global holds the pool.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ import torch
 from plimsoll_engine.kernels.quantized import FP8
 
 SCALE_BYTES = 4
-"""Of the float32 scale that each token's keys of a head have in an FP8 pool, and its values too."""
+"""Bytes of the float32 scale of a token's keys, or values, of one head in an FP8 pool."""
 
 
 class KVShape(NamedTuple):
-    """What one token's keys (and its values) are: ``layers`` x ``heads`` x ``dim`` elements."""
+    """Shape of one token's keys, and of its values: ``layers`` x ``heads`` x ``dim`` elements."""
 
     layers: int
     heads: int
     dim: int
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Keys and values together, and their scales where ``dtype`` is FP8."""
+        """Return the bytes of keys and values, and of their scales if ``dtype`` is FP8."""
         scale_bytes = SCALE_BYTES if dtype == FP8 else 0
         return 2 * self.layers * self.heads * (self.dim * dtype.itemsize + scale_bytes)
 
 
 class Pages(NamedTuple):
-    """The keys, or the values, of one layer: ``rows`` [slots, kv heads, dim].
+    """Keys, or values, of one layer: ``rows`` [slots, kv heads, dim].
 
-    ``scales`` float32 [blocks, kv heads, block size] are what e4m3 rows are multiplied with, None
-    for others. A head's scales of a block lie together, as attention reads them.
+    ``scales`` float32 [blocks, kv heads, block size] multiply e4m3 rows, and are None for other
+    dtypes. A head's scales of a block are contiguous, as attention reads them.
     """
 
     rows: torch.Tensor
@@ -44,26 +44,26 @@ class Pages(NamedTuple):
 
 
 class RowAdapters(Protocol):
-    """The LoRA adapters of a step's rows."""
+    """LoRA adapters of a step's rows."""
 
     def add(
         self, x: torch.Tensor, y: torch.Tensor, layer: int, matrix: str, first: int = 0
     ) -> None:
-        """Add to ``y`` [tokens, out] what the adapters change in ``matrix`` of ``layer``.
+        """Add the adapters' contributions to ``matrix`` of ``layer`` to ``y`` [tokens, out].
 
-        ``y`` is the product of ``x`` [tokens, in] with the rows of the matrix from ``first`` on;
-        both have the model's dtype.
+        ``y`` is the product of ``x`` [tokens, in] with the matrix's rows from ``first`` on; both
+        have the model's dtype.
         """
         ...
 
 
 @dataclass(slots=True)
 class Needed:
-    """The rows of a step whose hidden states are read after it.
+    """Rows of a step whose hidden states are read after it.
 
-    ``rows`` int32 [needed] are their numbers in the step. ``plan`` is the step's, but its sequences
-    have these rows alone: the last ones of each, none of a sequence without any. Its
-    ``write_slots`` are those of all rows of the step, since every row's keys and values are stored.
+    ``rows`` int32 [needed] are their indices. In ``plan``, each sequence has only these rows, which
+    are its last ones, or none. Its ``write_slots`` are those of all rows of the step, since every
+    row's keys and values are stored.
     """
 
     rows: torch.Tensor
@@ -77,18 +77,18 @@ class StepPlan:
     ``keys`` and ``values`` are [layers, slots, kv heads, dim]; slot ``b * block_size + i`` is token
     i of block b. ``write_slots`` int64 [tokens] are the slots of the step's tokens, negative for
     padding rows. ``tables`` int32 [sequences, width] are the block numbers of each sequence,
-    ``contexts`` int32 [sequences] its tokens, the step's included (0 for padding), and ``starts``
-    int32 [sequences + 1] its first row. The first ``decodes`` sequences have one row each;
-    ``longest`` is the most rows of any other. ``fresh`` are the rows of the last sequences, those
-    whose whole context is in the step, shortest first. ``derived`` is the backend's own: what it
-    computes once a step, or has of a layer's rows until it attends to them. ``attended`` holds for
-    each sequence what its rows attend to beside the pool, in models with an encoder for that;
-    ``adapters`` are those of its requests, if any. ``needed`` are the rows that the last layer
-    computes, None where it computes all of them. ``context_limit`` is the most tokens that a
-    context of this engine may have, 0 where nobody has said. ``scales`` float32 [2, layers, slots,
-    kv heads] are those of keys and values in an FP8 pool, else None: of each block together, in the
-    order of :class:`Pages`. ``joined`` are the lengths of whole prompts of which the backend
-    computes the equal ones in one call.
+    ``contexts`` int32 [sequences] its number of tokens, the step's included (0 for padding), and
+    ``starts`` int32 [sequences + 1] its first row. The first ``decodes`` sequences have one row
+    each; ``longest`` is the maximum number of rows of the others.
+
+    ``fresh`` are the numbers of rows of the last sequences, whose whole context is in the step, in
+    ascending order. ``derived`` belongs to the backend: results that it computes once a step, or
+    keeps until attention reads them. ``attended`` has the encoder output that each sequence attends
+    to, in models with cross attention. ``adapters`` are those of its requests, if any. ``needed``
+    are the rows that the last layer computes, None for all. ``context_limit`` is the maximum number
+    of tokens of a context, 0 if unknown. ``scales`` float32 [2, layers, slots, kv heads] are those
+    of an FP8 pool, in the order of :class:`Pages`, else None. ``joined`` are lengths of whole
+    prompts of which the backend computes equal ones in one call.
     """
 
     keys: torch.Tensor

@@ -1,4 +1,4 @@
-"""Attention of whole prompts by the library: they need no part of the KV pool.
+"""Attention of whole prompts by torch's library, which does not read the KV pool.
 
 It reads the step's own rows of a layer, which :class:`Fresh` keeps until then.
 """
@@ -18,26 +18,30 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 from plimsoll_engine.kernels.step_plan import StepPlan
 
 LIBRARY_ROWS = 1536
-"""From so many rows on a whole prompt, which needs no part of the pool, is the library's: 510 to
-560 TFLOP/s on an H200 at 4000 rows and 128 dimensions, where ours has 359. Of prompts of unequal
-lengths, each takes a call and a copy; by times, ours is faster up to 1,400 rows with 32 heads, and
-up to 2,500 with 16."""
+"""Minimum number of rows of a whole prompt for the library's attention.
+
+On an H200 at 4,000 rows and 128 dimensions it reaches 510 to 560 TFLOP/s; our kernel reaches 359.
+Prompts of unequal lengths need a call and a copy each, so that our kernel is faster up to 1,400
+rows with 32 heads, and up to 2,500 with 16.
+"""
 LIBRARY_STEP = 256
-"""Such prompts are padded to a multiple: the library keeps a plan for each length that it meets."""
+"""Prompts are padded to a multiple of this, because the library makes a plan for each length."""
 JOINED_AFTER = 32
-"""Steps with the same equal prompts until they are joined. The plan takes 45 ms on the host; two
-prompts of 4,000 tokens in one call save .8 ms of a step in the shape of Qwen3-0.6B and 1.6 ms in
-that of Llama-3.1-8B (H200)."""
+"""Number of steps with the same equal prompts after which they are computed in one call.
+
+The plan takes 45 ms on the host. Two prompts of 4,000 tokens in one call save 0.8 ms of a step in
+the shape of Qwen3-0.6B and 1.6 ms in that of Llama-3.1-8B (H200).
+"""
 MOST_GROUPS = 64
-"""Groups of equal prompts that are counted at a time."""
+"""Maximum number of groups of equal prompts that are counted at a time."""
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
-"""Of the library, the fastest first."""
+"""Backends of the library, fastest first."""
 
 
 def whole_prompts(plan: StepPlan, window: int | None = None) -> tuple[int, ...]:
-    """Return the rows of the prompts that are the library's, the last ones of the step.
+    """Return the numbers of rows of the step's last prompts, which the library computes.
 
-    There are none in a layer with a ``window``.
+    Empty for a layer with a ``window``.
     """
     return plan.fresh[bisect_left(plan.fresh, LIBRARY_ROWS) :] if window is None else ()
 
@@ -51,9 +55,9 @@ def padded_lengths(longest: int) -> list[int]:
 def make_plan(
     padded: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Have the library make its plan for prompts of ``padded`` tokens: some 45 ms on the host.
+    """Let the library make its plan for prompts of ``padded`` tokens; 45 ms on the host.
 
-    The library keeps plans by thread, so this is for the one that computes the steps.
+    The library keeps plans by thread, so call it in the thread that computes steps.
     """
     query = torch.zeros(padded, heads, dim, dtype=dtype, device=device)
     pairs = torch.zeros(2, padded, kv_heads, dim, dtype=dtype, device=device)
@@ -62,9 +66,9 @@ def make_plan(
 
 
 def fastest_first(plan: StepPlan) -> AbstractContextManager[None]:
-    """Return a context in which the library computes the whole prompts of a step the fastest way.
+    """Return a context in which the library selects its fastest backend for whole prompts.
 
-    It is for the whole step: to enter it takes the host as long as a launch.
+    Use one for the whole step, because entering it takes as long as a launch.
     """
     return sdpa_kernel(BACKENDS, set_priority=True) if whole_prompts(plan) else nullcontext()
 
@@ -76,8 +80,8 @@ def _padded(rows: int) -> int:
 class Fresh(NamedTuple):
     """A step's own rows in one layer.
 
-    ``pairs`` [2, tokens + tail, kv heads, dim] are its keys and values, ``query`` [tokens + tail,
-    heads, dim] where it has a tail already; all of the model's dtype.
+    ``pairs`` [2, tokens + tail, kv heads, dim] are its keys and values. ``query`` [tokens + tail,
+    heads, dim] is None if it has no tail yet. All have the model's dtype.
     """
 
     pairs: torch.Tensor
@@ -85,29 +89,30 @@ class Fresh(NamedTuple):
 
 
 def tail_rows(plan: StepPlan) -> int | None:
-    """Rows of padding behind the step's last prompt; None where none is the library's."""
+    """Return the rows of padding after the step's last prompt; None without a whole prompt."""
     whole = whole_prompts(plan)
     return _padded(whole[-1]) - whole[-1] if whole else None
 
 
 def with_tail(x: torch.Tensor, tail: int) -> torch.Tensor:
-    """Return ``x`` [..., tokens, heads, dim] with ``tail`` rows of zeros behind it: a copy."""
+    """Return a copy of ``x`` [..., tokens, heads, dim] with ``tail`` rows of zeros appended."""
     return pad(x, (0, 0, 0, 0, 0, tail))
 
 
 class EqualPrompts:
-    """Decides which equal prompts of a step are computed in one call.
+    """Decision which equal prompts of a step are computed in one call.
 
-    One call takes 1 to 3 % less of a step than one for each prompt, but needs a plan for their true
-    length, since that is the distance from one to the next. So only equal prompts that come often
-    are worth it: as in the ski rental problem, once the calls have cost about as much as the plan.
+    One call takes 1 to 3 % less of a step than separate calls. But it needs a plan for the unpadded
+    length, which is the stride from one prompt to the next. So prompts are joined only if they
+    recur often: as in the ski rental problem, once separate calls have cost about as much as the
+    plan.
     """
 
     def __init__(self) -> None:
         self._steps: Counter[tuple[int, int]] = Counter()
 
     def joined(self, whole: tuple[int, ...]) -> frozenset[int]:
-        """Count a step whose whole prompts have the lengths ``whole``; return those to join."""
+        """Count a step with whole prompts of lengths ``whole``. Return the lengths to join."""
         groups = {(rows, count) for rows, count in Counter(whole).items() if count > 1}
         if len(self._steps) > MOST_GROUPS:
             self._steps.clear()
@@ -116,7 +121,7 @@ class EqualPrompts:
 
 
 def _groups(plan: StepPlan, window: int | None) -> list[tuple[int, int]]:
-    """Return (length, count) of the prompts that a call of the library computes, in their order."""
+    """Return (length, count) of the prompts of each call of the library, in step order."""
     return [
         group
         for rows, equal in Counter(whole_prompts(plan, window)).items()
@@ -125,19 +130,18 @@ def _groups(plan: StepPlan, window: int | None) -> list[tuple[int, int]]:
 
 
 def fewest_rows(plan: StepPlan, window: int | None) -> int:
-    """Return the rows of the smallest call; 0 where none is the library's."""
+    """Return the number of rows of the smallest call; 0 without a whole prompt."""
     return min((rows * count for rows, count in _groups(plan, window)), default=0)
 
 
 def _causal(
     query: torch.Tensor, pairs: torch.Tensor, first: int, count: int, rows: int, scale: float
 ) -> torch.Tensor:
-    """Return causal attention within each of ``count`` prompts of ``rows`` tokens.
+    """Return causal attention within each of ``count`` prompts of ``rows`` tokens, without a copy.
 
-    The prompts begin at row ``first``; the result is [count, rows, heads, dim] in the model's
-    dtype. The padding of a prompt are the rows behind it, the next one's or zeros: no row of its
-    own attends to them. So nothing is copied. The library keeps its plans by shapes and strides:
-    the stride from one prompt to the next must not be the true length where there is no next one.
+    The prompts begin at row ``first``; the result is [count, rows, heads, dim] of the model's
+    dtype. A prompt's padding is the rows that follow it, which its own rows do not attend to. The
+    library keeps plans by shape and stride, so a single prompt's stride is the padded length.
     """
 
     def prompts(x: torch.Tensor) -> torch.Tensor:
@@ -159,10 +163,10 @@ def _causal(
 def attend_whole(
     query: torch.Tensor, plan: StepPlan, scale: float, window: int | None
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Give the attention of the prompts that are the library's, and where they begin in the step.
+    """Yield the first row and the attention of each call of the library.
 
-    It is [prompts, rows, heads, dim] of those that one call computes, with ``query`` [tokens,
-    heads, dim]. The rows of a prompt lie together, and those of the next behind a gap.
+    The attention is [prompts, rows, heads, dim]; ``query`` is [tokens, heads, dim]. The rows of a
+    prompt are contiguous; a gap follows them.
     """
     groups = _groups(plan, window)
     if not groups:

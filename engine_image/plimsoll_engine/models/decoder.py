@@ -1,8 +1,8 @@
-"""Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE: one decoder, written for the paged KV pool.
+"""Decoder of Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE, written for the paged KV pool.
 
-They differ in biases, in Qwen3's norms of queries and keys, in rotation and window, and in the
-experts that layers of Qwen3-MoE have instead of an MLP. Query, key and value projections are one
-matrix, gate and up projections another, so that a layer is four matrix products.
+The models differ in biases, Qwen3's norms of queries and keys, rotation, window, and the experts
+that Qwen3-MoE has instead of an MLP. Query, key and value projections are one matrix, gate and up
+projections another, so that a layer has four matrix products.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FAMILY = ("llama", "mistral", "qwen2", "qwen3", *mixture.FAMILY)
 
 
 def supports(config: Any) -> bool:
-    """Whether :class:`Decoder` computes this config exactly."""
+    """Report whether :class:`Decoder` computes this config exactly."""
     return (
         config.model_type in FAMILY
         and getattr(config, "hidden_act", "silu") == "silu"
@@ -37,11 +37,11 @@ def supports(config: Any) -> bool:
 
 
 class Decoder:
-    """See :class:`plimsoll_engine.models.model.Model`. New ones have their tensors on meta.
+    """Decoder-only model, at first with its tensors on the meta device.
 
-    One rank's ``shard`` of it computes together with those of its :attr:`group`, by heads: each
-    rank has its own heads' keys and values, and the sums over all heads and inner columns are made
-    twice a layer.
+    It implements :class:`plimsoll_engine.models.model.Model`. With tensor parallelism, a rank has
+    the heads and inner columns of its ``shard``, with their keys and values. The :attr:`group` of
+    ranks sums their results twice a layer.
     """
 
     def __init__(
@@ -69,32 +69,32 @@ class Decoder:
 
     @property
     def ignored(self) -> frozenset[str]:
-        """A tied head may be in the checkpoint once more."""
+        """Checkpoint tensors that are not read: the head if it is tied to the embedding."""
         return frozenset({"lm_head.weight"} if self.spec.tied else ())
 
     @staticmethod
     def canonical(name: str) -> str:
-        """Return the name of a checkpoint's tensor in :attr:`parts`: the same."""
+        """Return the name in :attr:`parts` of a checkpoint's tensor, which is the same."""
         return name
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self._tensors["embed"].device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of activations, and of weights that are not quantized."""
+        """Dtype of activations, and of weights that are not quantized."""
         return self._tensors["embed"].dtype
 
     def parameters_by_name(self) -> dict[str, torch.Tensor]:
-        """Every tensor from the checkpoint, by our own names; a tied head once."""
+        """Return every tensor from the checkpoint by its name in ``parts``, a tied head once."""
         return {name: self._tensors[name] for name in self.parts if name in self._tensors}
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Compute with ``tensors``, one for each name, of its shape and dtype on one device.
+        """Use ``tensors`` as weights: one for each name, with its shape and dtype, on one device.
 
-        ValueError names the first that does not fit.
+        Raises ValueError with the first name that does not fit.
         """
         if odd := sorted(tensors.keys() ^ self.parts.keys()):
             raise ValueError(f"tensor {odd[0]}: missing or not of this model")
@@ -127,7 +127,7 @@ class Decoder:
 
     @property
     def varied(self) -> int:
-        """How many of the first layers have one of each kind among them, and one that is last."""
+        """Number of first layers that include each kind of layer, and one more as the last."""
         kinds = [
             (window, layer.router is None)
             for window, layer in zip(self.spec.windows, self._layers, strict=True)
@@ -135,7 +135,7 @@ class Decoder:
         return min(len(kinds), max(2, *(1 + kinds.index(kind) for kind in set(kinds))))
 
     def first(self, layers: int) -> Decoder:
-        """Return a model of the first ``layers`` alone, with the same tensors and group."""
+        """Return a model of the first ``layers`` layers, with the same tensors and group."""
         found = copy.copy(self)
         found.spec = replace(self.spec, layers=layers, windows=self.spec.windows[:layers])
         found.kv = KVShape(layers, self.kv.heads, self.kv.dim)
@@ -143,17 +143,17 @@ class Decoder:
         return found
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] of ``ids`` [tokens], in the model's dtype."""
+        """Return the embeddings [tokens, hidden] of ``ids`` [tokens], in the model's dtype."""
         return self._ops.rows(self._tensors["embed"], ids)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, vocabulary] of ``hidden`` [rows, hidden]; each rank computes its columns."""
+        """Return the logits [rows, vocabulary] of ``hidden`` [rows, hidden], from all ranks."""
         return self.group.all_gather(self._own_logits(hidden))
 
     def best(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the best token of each row, int64 [rows], and this rank's columns of the logits.
 
-        The group's ``all_gather`` makes :meth:`logits` of these.
+        The group's ``all_gather`` combines the columns to :meth:`logits`.
         """
         own = self._own_logits(hidden)
         return self.group.best(self._ops, own), own
@@ -173,9 +173,9 @@ class Decoder:
     ) -> torch.Tensor:
         """Return the normalised hidden states [tokens, hidden] of ``ids`` int64 [tokens].
 
-        They are at ``positions`` int64 [tokens]; ``embeds`` [tokens, hidden] take the place of the
-        ids'. The dtype is the model's. Where ``plan`` says which rows are needed, those of the
-        others are left out.
+        Tokens are at ``positions`` int64 [tokens]; ``embeds`` [tokens, hidden] replace the
+        embeddings of ``ids``. The result has the model's dtype, and only the rows that ``plan``
+        needs.
         """
         if plan.adapters is None and self._projects(len(ids), plan):
             return self._forward_few(ids, positions, plan, embeds)
@@ -189,9 +189,9 @@ class Decoder:
     def begin(
         self, ids: torch.Tensor, positions: torch.Tensor, embeds: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the residual stream of a step, its norm for the first layer, and its rotation.
+        """Return a step's residual stream, the first layer's input, and the rotation table.
 
-        Stream and norm are [tokens, hidden] of the model's dtype.
+        The stream and the normalised input are [tokens, hidden] of the model's dtype.
         """
         stream = self.embed(ids) if embeds is None else embeds.clone()
         x = self._ops.rms_norm(stream, self._layers[0].attention_norm, self.spec.eps)
@@ -205,9 +205,11 @@ class Decoder:
         plan: StepPlan,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Store keys and values of ``x``, the normed input of layer ``index``; return the queries.
+        """Store keys and values of ``x``, the normalised input of layer ``index``.
 
-        They are [tokens, heads, dim], in ``out`` where that is given.
+        Return the queries.
+
+        They are [tokens, heads, dim], and are written to ``out`` if that is given.
         """
         ops, layer, adapters = self._ops, self._layers[index], plan.adapters
         qkv = lora.linear(x, layer.qkv, layer.qkv_bias, adapters, index, "qkv", ops.linear)
@@ -216,7 +218,10 @@ class Decoder:
     def attend(
         self, query: torch.Tensor, index: int, plan: StepPlan, out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the attention of layer ``index``, of the shape of ``query``, or in ``out``."""
+        """Return the attention of layer ``index``, in the shape of ``query``.
+
+        It is written to ``out`` if that is given.
+        """
         window = self.spec.windows[index]
         return self._ops.attend(query, plan, index, self.spec.dim**-0.5, window, out)
 
@@ -225,7 +230,7 @@ class Decoder:
     ) -> torch.Tensor:
         """Add ``attended`` and the MLP of layer ``index`` to ``stream`` in place.
 
-        Return the sum's norm for the next layer; no row has an adapter.
+        Return the normalised sum for the next layer. No row may have an adapter.
         """
         x = self._add_out(stream, attended.flatten(1), index, None)
         return self._add_mlp(stream, x, index, None)
@@ -233,9 +238,9 @@ class Decoder:
     def last_layer(
         self, x: torch.Tensor, stream: torch.Tensor, rotary: torch.Tensor, plan: StepPlan
     ) -> torch.Tensor:
-        """Return the last hidden states, normalised, of ``x``, the last layer's normed input.
+        """Return the normalised hidden states of ``x``, the last layer's normalised input.
 
-        Those of the rows that ``plan`` needs.
+        They are those of the rows that ``plan`` needs.
         """
         ops, needed, index = self._ops, plan.needed, self.spec.layers - 1
         if needed is None:
@@ -260,7 +265,7 @@ class Decoder:
         adapters: RowAdapters | None,
         plan: StepPlan,
     ) -> None:
-        """Store the keys and values of ``x`` [tokens, hidden], the last layer's normed input."""
+        """Store the keys and values of the last layer's normalised input ``x`` [tokens, hidden]."""
         ops, index, inner = self._ops, self.spec.layers - 1, self.spec.heads * self.spec.dim
         bias = None if layer.qkv_bias is None else layer.qkv_bias[inner:]
         weight = rows_of(layer.qkv, inner, None)
@@ -280,7 +285,7 @@ class Decoder:
     def _add_attention(
         self, stream: torch.Tensor, query: torch.Tensor, index: int, plan: StepPlan
     ) -> torch.Tensor:
-        """Add the attention of ``query`` to ``stream`` in place; return the norm of the sum."""
+        """Add the attention of ``query`` to ``stream`` in place. Return the normalised sum."""
         layer, adapters = self._layers[index], plan.adapters
         if isinstance(layer.out, torch.Tensor) and self._adds(stream, layer.out_bias, adapters):
             scale, window = self.spec.dim**-0.5, self.spec.windows[index]
@@ -292,7 +297,10 @@ class Decoder:
     def _add_out(
         self, stream: torch.Tensor, x: torch.Tensor, index: int, adapters: RowAdapters | None
     ) -> torch.Tensor:
-        """Add the projection of the attention ``x`` to ``stream``; return the norm of the sum."""
+        """Add the output projection of the attention ``x`` to ``stream``.
+
+        Return the normalised sum.
+        """
         layer = self._layers[index]
         return self._add_product(
             stream, x, layer.out, layer.out_bias, index, "out", adapters, layer.mlp_norm
@@ -301,7 +309,10 @@ class Decoder:
     def _add_mlp(
         self, stream: torch.Tensor, x: torch.Tensor, index: int, adapters: RowAdapters | None
     ) -> torch.Tensor:
-        """Add the MLP of ``x`` to ``stream`` in place; return the sum's norm for what follows."""
+        """Add the MLP of ``x`` to ``stream`` in place.
+
+        Return the normalised sum for the next layer.
+        """
         ops, layer, norm = self._ops, self._layers[index], self._norm_after(index)
         if layer.router is not None:
             x = self._experts(x, layer, layer.router)
@@ -327,7 +338,10 @@ class Decoder:
         adapters: RowAdapters | None,
         norm: torch.Tensor,
     ) -> torch.Tensor:
-        """Add ``x`` times ``weight`` to ``stream`` in place; return the sum's norm by ``norm``."""
+        """Add ``x`` times ``weight`` to ``stream`` in place.
+
+        Return the sum, normalised by ``norm``.
+        """
         ops, eps = self._ops, self.spec.eps
         if isinstance(weight, torch.Tensor) and self._adds(stream, bias, adapters):
             ops.add_product(x, weight, stream)
@@ -338,15 +352,15 @@ class Decoder:
     def _adds(
         self, stream: torch.Tensor, bias: torch.Tensor | None, adapters: RowAdapters | None
     ) -> bool:
-        """Whether a product is added to ``stream`` as it is computed: nothing else is to be."""
+        """Report whether a product can be added to ``stream`` by the kernel that computes it."""
         plain = self.group is ALONE and bias is None and adapters is None
         return plain and stream.shape[0] >= self._ops.adds_from
 
     def _projects(self, rows: int, plan: StepPlan) -> bool:
-        """Whether a step of ``rows`` has so few that :meth:`_forward_few` is faster.
+        """Report whether a step has few enough rows for :meth:`_forward_few` to be faster.
 
-        Several rows must be a decode step, which is captured: the host launches the library's
-        kernels in less time.
+        Several rows must be a decode step, which is captured. Otherwise the host launches the
+        library's kernels in less time.
         """
         if rows == 1:
             return self._ops.projects(self._layers[0].qkv) > 0
@@ -362,10 +376,10 @@ class Decoder:
         plan: StepPlan,
         embeds: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the same for one row, or for the few of a decode step, with other kernels.
+        """Run :meth:`forward` for one row, or the few rows of a decode step, with fused kernels.
 
-        Alone, a product normalises its input and is added to the stream. A sum over the ranks is in
-        between otherwise, and does both.
+        Without other ranks, a product normalises its input and is added to the stream. With them,
+        the all-reduce between products does both.
         """
         ops, eps, scale, group = self._ops, self.spec.eps, self.spec.dim**-0.5, self.group
         alone = group is ALONE
@@ -401,14 +415,14 @@ class Decoder:
         return ops.rms_norm(x, self._tensors["norm"], eps) if alone else x
 
     def _norm_after(self, index: int) -> torch.Tensor:
-        """Return the weight of the norm after layer ``index``: the next layer's, or the last."""
+        """Return the norm weight after layer ``index``: the next layer's, or the final one."""
         following = index + 1
         if following < len(self._layers):
             return self._layers[following].attention_norm
         return self._tensors["norm"]
 
     def _experts(self, x: torch.Tensor, layer: Layer, router: torch.Tensor) -> torch.Tensor:
-        """Return this rank's part of what the experts of ``layer`` make of ``x``."""
+        """Return this rank's part of the expert output for ``x``."""
         mixed = self.spec.mixture
         assert mixed is not None
         return self._ops.experts(
@@ -416,7 +430,7 @@ class Decoder:
         )
 
     def close(self) -> None:
-        """Let go of every tensor."""
+        """Release every tensor."""
         self._tensors = {}
         self._layers = []
-        self._inverse = self._inverse.to("meta")  # on a device it is memory as well
+        self._inverse = self._inverse.to("meta")  # it may be on the device as well

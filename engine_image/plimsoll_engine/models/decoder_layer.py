@@ -1,4 +1,4 @@
-"""The tensors of one layer of a decoder."""
+"""Tensors of one decoder layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from plimsoll_engine.kernels.quantized import Weight
 
 @dataclass(slots=True)
 class Layer:
-    """The tensors of one layer, by the names in :func:`parts`.
+    """Tensors of one layer, with the names of :func:`parts`.
 
     With a ``router``, ``gate_up`` and ``down`` are those of all experts.
     """
@@ -32,10 +32,7 @@ class Layer:
 
     @property
     def norms(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The weights [dim] of the norms of queries and keys.
-
-        None for architectures without them.
-        """
+        """Norm weights [dim] of queries and keys; None for architectures without them."""
         if self.q_norm is None or self.k_norm is None:
             return None
         return self.q_norm, self.k_norm

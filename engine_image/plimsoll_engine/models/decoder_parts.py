@@ -1,8 +1,8 @@
-"""What a decoder is made of: its sizes, and which of a checkpoint's tensors lie in each of its own.
+"""Sizes of a decoder, and the mapping from checkpoint tensors to its own.
 
-One rank of several has a part: its share of the heads, of the inner columns and of the output's
-rows. A matrix whose products are that share is split by rows, and one that takes the share as its
-input, by columns: its products are sums over the ranks.
+A rank has a share of the heads, of the inner columns and of the output's rows. A matrix whose
+output is that share is split by rows. One whose input is the share is split by columns; its
+products are summed over the ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from plimsoll_engine.models.quantization import Quantization
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """The sizes and switches of one decoder."""
+    """Sizes and switches of one decoder."""
 
     layers: int
     hidden: int
@@ -40,7 +40,7 @@ class Spec:
 
     @classmethod
     def of(cls, config: Any) -> Spec:
-        """Return what a transformers config of the :data:`FAMILY` says."""
+        """Return the spec of a transformers config of the :data:`FAMILY`."""
         attention_bias = bool(getattr(config, "attention_bias", False))
         qwen2 = config.model_type == "qwen2"
         return cls(
@@ -63,10 +63,10 @@ class Spec:
         )
 
     def part(self, shard: Shard) -> Spec:
-        """Return what one rank has.
+        """Return the spec of one rank.
 
-        It is its share of the heads, of the inner columns and of the output's rows. The embedding
-        is whole on each. ValueError names a field that cannot be shared out.
+        It has a share of the heads, of the inner columns and of the output's rows, and the whole
+        embedding. Raises ValueError with a field that cannot be divided.
         """
         mixture = self.mixture
         dense = mixture is None or len(mixture.layers) < self.layers
@@ -78,8 +78,8 @@ class Spec:
         ):
             if count % shard.size:
                 raise ValueError(
-                    f"field {field}: {count} cannot be divided by {FLAG} {shard.size}; give a"
-                    " smaller one that divides it"
+                    f"field {field}: {count} is not divisible by {FLAG} {shard.size}; use a"
+                    " smaller size that divides it"
                 )
         return replace(
             self,
@@ -93,7 +93,7 @@ class Spec:
 def _windows(config: Any) -> list[int | None]:
     """Return the sliding window of each layer.
 
-    Only the configs of Mistral and Qwen3-MoE mean it without ``layer_types``.
+    Without ``layer_types``, only the configs of Mistral and Qwen3-MoE apply the window.
     """
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
@@ -105,11 +105,10 @@ def _windows(config: Any) -> list[int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One tensor of the model.
+    """One tensor of the model: the checkpoint tensors that it concatenates, and its shape.
 
-    It is the checkpoint's tensors that lie in it one after the other, with the rows of each, and
-    its shape. With ``split`` it is one rank's: of each source the ``shard`` of that dimension, rows
-    (0) or columns (1).
+    ``sources`` has their names and numbers of rows. With ``split`` it is one rank's: it has the
+    share of ``shard`` of each source, by rows (0) or columns (1).
     """
 
     sources: tuple[tuple[str, int], ...]
@@ -117,17 +116,17 @@ class Part:
     split: int | None = None
     shard: Shard = WHOLE
     dtype: torch.dtype | None = None
-    """None where it is the model's."""
+    """Dtype; None for the model's."""
 
     def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of a source in the checkpoint of which ``shape`` is here."""
+        """Return the shape in the checkpoint of a source that has ``shape`` here."""
         return tuple(
             size * self.shard.size if dimension == self.split else size
             for dimension, size in enumerate(shape)
         )
 
     def cut(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
-        """Where in the source that lies of which ``shape`` is here."""
+        """Return the slices of a source that has ``shape`` here."""
         return tuple(
             slice(self.shard.rank * size, (self.shard.rank + 1) * size)
             if dimension == self.split
@@ -137,17 +136,17 @@ class Part:
 
 
 SCALE = "_scale"
-"""After the name of a quantized matrix: the scales of its rows."""
+"""Suffix of the name of a quantized matrix's scales."""
 SUMMED = ("out", "down")
-"""The matrices whose product is a sum over all heads or all inner columns."""
+"""Matrices whose products are sums over all heads or all inner columns."""
 
 
 def parts(
     spec: Spec, shard: Shard = WHOLE, quantization: Quantization | None = None
 ) -> dict[str, Part]:
-    """Every tensor of the model by its name here. ``spec`` is the part of ``shard``.
+    """Return every tensor of the model by its name. ``spec`` is that of ``shard``.
 
-    ValueError where ``quantization`` covers half a matrix, or a router.
+    Raises ValueError if ``quantization`` covers part of a matrix, or a router.
     """
 
     def whole(source: str, *shape: int) -> Part:
@@ -198,8 +197,8 @@ def parts(
             paths = tuple((theirs + source, count) for source, count in sources)
             rows = sum(count for _, count in sources)
             scaled = quantization is not None and quantization.covers([path for path, _ in paths])
-            # What is summed over the ranks is split by columns: its bias is added once, and each
-            # rank has the scales of all rows.
+            # A matrix whose product is summed over the ranks is split by columns. Its bias is
+            # added once, and each rank has the scales of all rows.
             summed = name in SUMMED
             by_row = None if summed else 0
             matrix = Part(_of(paths, "weight"), (rows, columns), 1 if summed else 0, shard)

@@ -1,4 +1,4 @@
-"""The smaller model that drafts tokens: its checkpoint, and its tensors beside the large one's."""
+"""Draft model for speculative decoding: its checkpoint, and its tensors beside the target's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plimsoll_engine.models import decoder, loader
 from plimsoll_engine.models.decoder import Decoder
 
 PREFIX = "draft."
-"""Before its tensors' names, where both models lie in one buffer."""
+"""Prefix of its tensors' names in a buffer that both models share."""
 
 
 def build(folder: Path, dtype: torch.dtype) -> Decoder:
@@ -30,7 +30,7 @@ def build(folder: Path, dtype: torch.dtype) -> Decoder:
 
 
 def load(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Return the model on ``device``, from the checkpoint's files. Raises LoadError."""
+    """Load the model in ``folder`` to ``device``. Raises LoadError."""
     model = build(folder, dtype)
     tensors = model.parameters_by_name()
     loader.bind(model, {name: torch.empty_like(t, device=device) for name, t in tensors.items()})
@@ -43,7 +43,7 @@ def load(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
 
 
 def beside(tensors: Mapping[str, torch.Tensor], draft: Decoder | None) -> dict[str, torch.Tensor]:
-    """Return ``tensors`` with those of ``draft``, under names that no other has."""
+    """Return ``tensors`` with those of ``draft`` added under prefixed names."""
     own = {} if draft is None else draft.parameters_by_name()
     return {**tensors, **{PREFIX + name: tensor for name, tensor in own.items()}}
 
@@ -51,7 +51,7 @@ def beside(tensors: Mapping[str, torch.Tensor], draft: Decoder | None) -> dict[s
 def apart(
     tensors: Mapping[str, torch.Tensor],
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """Return the tensors of the large model and those of the draft model, by their own names."""
+    """Split shared tensors into those of the target and those of the draft model."""
     drafts = {
         name.removeprefix(PREFIX): tensor
         for name, tensor in tensors.items()

@@ -1,6 +1,6 @@
-"""LLaVA: a vision tower and a projector of transformers before our own decoder.
+"""LLaVA: vision tower and projector of transformers, followed by this engine's decoder.
 
-The tower sees a whole image; the projector's rows take the place of the image's placeholder tokens.
+The tower processes a whole image; the projector's rows replace the image's placeholder tokens.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ TEXT = "text."
 
 
 class LlavaModel:
-    """A model that sees: a vision tower, a projector and a decoder.
+    """Vision-language model of a vision tower, a projector and a decoder.
 
-    See :class:`plimsoll_engine.models.model.MediaModel`. New ones have their tensors on meta.
+    It implements :class:`plimsoll_engine.models.model.MediaModel`. At first its tensors are on the
+    meta device.
     """
 
     lifelong = False
@@ -50,12 +51,12 @@ class LlavaModel:
 
     @property
     def ignored(self) -> frozenset[str]:
-        """See :class:`plimsoll_engine.models.loader.OwnModel`."""
+        """Checkpoint tensors that are not read."""
         return self._text.ignored
 
     @staticmethod
     def canonical(name: str) -> str:
-        """One name for a tensor, however the transformers that wrote the checkpoint nested it."""
+        """Return the canonical name of a tensor, whichever version of transformers wrote it."""
         name = name.removeprefix("model.") if name.startswith(_NESTED) else name
         name = name.replace("vision_tower.vision_model.", TOWER)
         if name.startswith("language_model."):
@@ -65,23 +66,23 @@ class LlavaModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self._text.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of weights and activations."""
+        """Dtype of weights and activations."""
         return self._text.dtype
 
     def parameters_by_name(self) -> dict[str, torch.Tensor]:
-        """Every tensor of text model, tower and projector, by the checkpoint's names."""
+        """Return every tensor of text model, tower and projector by its name in ``parts``."""
         found = {TEXT + name: tensor for name, tensor in self._text.parameters_by_name().items()}
         for prefix, module in ((TOWER, self._tower), (PROJECTOR, self._projector)):
             found |= {prefix + name: tensor.data for name, tensor in module.named_parameters()}
         return found
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Compute with ``tensors``; ValueError names one that does not fit."""
+        """Use ``tensors`` as weights. Raises ValueError with a name that does not fit."""
         for name, part in self.parts.items():
             if name not in tensors or tuple(tensors[name].shape) != part.shape:
                 raise ValueError(f"tensor {name}: missing or not of shape {part.shape}")
@@ -92,16 +93,17 @@ class LlavaModel:
         settle_buffers(self._tower, self.device)
 
     def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:
-        """Return one [image tokens, hidden] for each of ``media``.
+        """Return one output [image tokens, hidden] for each image.
 
-        They hold pixels [channels, height, width] in float32; the result has the model's dtype.
+        ``media`` hold pixels [channels, height, width] in float32; the result has the model's
+        dtype.
         """
         pixels = media_input.stack(media, self._shape, self.dtype, self.device)
         states = self._tower(pixels, output_hidden_states=True, return_dict=True).hidden_states
         chosen = [states[layer] for layer in self._layers]
         if self._skip_class:
             chosen = [state[:, 1:] for state in chosen]
-        # Each output owns its memory: a view would keep those of the whole batch.
+        # Each output owns its memory, because a view would keep the whole batch.
         return [rows.clone() for rows in self._projector(torch.cat(chosen, dim=-1))]
 
     def example(self) -> Media:
@@ -109,7 +111,7 @@ class LlavaModel:
         return media_input.example("image", self._shape, self._tokens, self._tokens)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] of ``ids`` [tokens]; places of images are not filled here."""
+        """Return the embeddings [tokens, hidden] of ``ids`` [tokens], without images."""
         return self._text.embed(ids)
 
     def forward(
@@ -121,7 +123,7 @@ class LlavaModel:
     ) -> torch.Tensor:
         """Return the text model's hidden states [tokens, hidden], or those of the needed rows.
 
-        They are of ``ids`` int64 [tokens] or ``embeds`` [tokens, hidden].
+        The input is ``ids`` int64 [tokens], or ``embeds`` [tokens, hidden] if given.
         """
         return self._text.forward(ids, positions, plan, embeds)
 
@@ -130,7 +132,7 @@ class LlavaModel:
         return self._text.logits(hidden)
 
     def close(self) -> None:
-        """Let go of every tensor of all three parts."""
+        """Release every tensor of all three parts."""
         self._text.close()
         empty(self._tower)
         empty(self._projector)

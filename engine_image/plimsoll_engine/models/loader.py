@@ -1,4 +1,4 @@
-"""A model from a local folder: our own decoder where it knows the architecture, else transformers'.
+"""Loading of a model from a local folder, by this engine's decoder or by transformers.
 
 The weight server takes the steps one by one: :func:`build` on the meta device, :func:`bind` to
 tensors of its own, :func:`fill` them from the files.
@@ -39,41 +39,43 @@ from plimsoll_engine.models.safetensors_files import (
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 NOT_READ = (".rotary_emb.inv_freq", ".embeddings.position_ids")
-"""Names' ends in old checkpoints that hold what the config says."""
+"""Suffixes of tensors in old checkpoints that repeat what the config says."""
 NEEDED = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings")
 LENGTH_DEPENDENT = ("dynamic", "longrope")
-"""Rotations that change with the longest sequence of a batch: no cache of keys can follow."""
+"""Rotations that depend on the longest sequence of a batch, so that keys cannot be cached."""
 
 
 class OwnModel(Model, Protocol):
-    """A model of ours, whose tensors are bound and filled from outside.
+    """Model of this engine, whose tensors are bound and filled from outside.
 
-    ``parts`` says for each tensor by its name which of a checkpoint's tensors lie in it; their
-    names there are first made ``canonical``, and those in ``ignored`` are not read.
+    ``parts`` maps each tensor's name to the checkpoint tensors that it concatenates, by their
+    ``canonical`` names. Those in ``ignored`` are not read.
     """
 
     parts: dict[str, Part]
 
     @property
     def ignored(self) -> frozenset[str]:
-        """Names in checkpoints that the model has no use for."""
+        """Canonical names in checkpoints that the model does not use."""
 
     def canonical(self, name: str) -> str:
-        """Return the name in ``parts`` of a tensor that checkpoints call ``name``."""
+        """Return the name in ``parts`` of the checkpoint tensor ``name``."""
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Take the loaded tensors, in shape and dtype of ``parts``, as the model's weights."""
+        """Use ``tensors``, with shapes and dtypes of ``parts``, as weights."""
 
 
 OTHERS = {"llava": "llava", "whisper": "whisper"}
-"""Our models beside the decoder, by model type: their modules import model code of transformers,
-which takes seconds, so nobody else imports them."""
+"""Modules of other models by model type.
+
+They import model code of transformers, which takes seconds, so they are imported only when needed.
+"""
 
 
 def import_code(folder: Path) -> None:
-    """Import all that the model in ``folder`` needs, for a process that others are forked from.
+    """Import everything that the model in ``folder`` needs, before a process forks.
 
-    Nothing where its config cannot be read: whoever loads it says why.
+    Does nothing if the config cannot be read: loading reports why.
     """
     with contextlib.suppress(LoadError):
         config = load_config(folder)
@@ -86,9 +88,9 @@ def import_code(folder: Path) -> None:
 
 
 def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
-    """Return the device that ``auto``, ``cpu`` or ``cuda`` means here.
+    """Return the device for ``auto``, ``cpu`` or ``cuda``. With several ranks, rank r has device r.
 
-    Rank r of several has device r.
+    Raises LoadError.
     """
     if name not in ("auto", "cpu", "cuda"):
         raise LoadError(f"device {name!r}: expected auto, cpu or cuda")
@@ -98,13 +100,13 @@ def choose_device(name: str, shard: Shard = WHOLE) -> torch.device:
         return torch.device("cpu")
     if shard.size > (count := torch.cuda.device_count()):
         raise LoadError(
-            f"{FLAG} {shard.size}: {count} CUDA devices are visible; lower it to {count} at most"
+            f"{FLAG} {shard.size}: {count} CUDA devices are visible; use at most {count}"
         )
     return torch.device("cuda", torch.cuda.current_device() if shard == WHOLE else shard.rank)
 
 
 def load_config(folder: Path) -> Any:
-    """Return the model's config, checked for what the paged attention needs."""
+    """Return the model's config. Raises LoadError if the engine does not support it."""
     path = folder / "config.json"
     if not folder.is_dir():
         raise LoadError(f"model {folder}: no such folder")
@@ -123,8 +125,8 @@ def load_config(folder: Path) -> Any:
         ) from None
     if quantized is not None and not decoder.supports(config):
         raise LoadError(
-            f"{path}: field {quantization.FIELD}: quantized weights of model_type"
-            f" {config.model_type} are not supported, only of {', '.join(decoder.FAMILY)}"
+            f"{path}: field {quantization.FIELD}: quantized weights are not supported"
+            f" for model_type {config.model_type}, only for {', '.join(decoder.FAMILY)}"
         )
     if config.model_type == "whisper":
         return config
@@ -138,31 +140,31 @@ def load_config(folder: Path) -> Any:
 
 
 def quantization_of(config: Any) -> Quantization | None:
-    """Return how a config's weights are quantized, None where they are not.
+    """Return the quantization of a config's weights; None if they are not quantized.
 
-    ValueError names a field that is not supported.
+    Raises ValueError with a field that is not supported.
     """
     value = getattr(config, quantization.FIELD, None)
     return quantization.read(value, bool(getattr(config, "tie_word_embeddings", False)))
 
 
 def text_config(config: Any) -> Any:
-    """Return what describes the decoder: a part of the config where the model sees as well."""
+    """Return the config of the decoder, which is a part of a multimodal config."""
     return config.text_config if config.model_type == "llava" else config
 
 
 def positions(config: Any) -> int:
-    """How many tokens of context the decoder was made for."""
+    """Return the maximum context length of the decoder, in tokens."""
     if config.model_type == "whisper":
         return int(config.max_target_positions)
     return int(text_config(config).max_position_embeddings)
 
 
 def choose_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
-    """Return the type that ``name`` means on ``device``.
+    """Return the dtype for ``name`` on ``device``.
 
-    ``auto`` is float32 on a CPU, and on CUDA bfloat16 unless the config says float32. A checkpoint
-    in float16 loses digits by that, of which :func:`fill` warns.
+    ``auto`` is float32 on a CPU. On CUDA it is bfloat16, unless the config says float32. A float16
+    checkpoint then loses digits; :func:`fill` logs a warning.
     """
     if name in DTYPES:
         return DTYPES[name]
@@ -174,17 +176,15 @@ def choose_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
 
 
 def build(folder: Path, config: Any, dtype: torch.dtype, shard: Shard = WHOLE) -> OwnModel | None:
-    """Return our model, or one rank's part of it, with its tensors on the meta device.
+    """Return this engine's model, or one rank's shard, with its tensors on the meta device.
 
-    None where only transformers has it.
-
-    ``folder`` is for messages. Raises :class:`LoadError`.
+    None if only transformers has the model. ``folder`` is for messages. Raises :class:`LoadError`.
     """
     try:
         if shard != WHOLE and not decoder.supports(config):
             raise ValueError(
-                f"{FLAG} {shard.size}: field model_type: {config.model_type} is computed by one"
-                f" rank alone; only text models of {', '.join(decoder.FAMILY)} by several"
+                f"{FLAG} {shard.size}: field model_type: {config.model_type} is supported on"
+                f" one rank only; text models of {', '.join(decoder.FAMILY)} on several"
             )
         if config.model_type == "whisper":
             from plimsoll_engine.models.whisper import WhisperModel
@@ -204,17 +204,17 @@ def build(folder: Path, config: Any, dtype: torch.dtype, shard: Shard = WHOLE) -
 
 
 def bind(model: OwnModel, tensors: dict[str, torch.Tensor]) -> None:
-    """Make ``model`` compute with ``tensors``, which keep their memory.
+    """Make ``model`` use ``tensors``, without a copy.
 
-    ValueError names one that does not fit ``model.parameters_by_name()``.
+    Raises ValueError with a name that does not fit ``model.parameters_by_name()``.
     """
     model.bind(tensors)
 
 
 def fill(model: OwnModel, folder: Path) -> None:
-    """Copy the checkpoint's tensors from their mapped files straight into the model's own.
+    """Copy the checkpoint's tensors from the mapped files into the model's tensors.
 
-    Raises :class:`LoadError` for tensors that are missing, of another shape or of no model.
+    Raises :class:`LoadError` for tensors that are missing, unknown or of another shape.
     """
     targets = {
         source: (target, model.parts[name])
@@ -266,7 +266,7 @@ def fill(model: OwnModel, folder: Path) -> None:
 def load_model(
     folder: Path, config: Any, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE
 ) -> Model:
-    """Return the model, or one rank's part, on ``device``, all from the checkpoint's files."""
+    """Return the model, or one rank's shard, loaded from the checkpoint to ``device``."""
     model = build(folder, config, dtype, shard)
     if model is None:
         from plimsoll_engine.models import transformers_loader

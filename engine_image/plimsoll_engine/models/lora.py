@@ -1,7 +1,7 @@
-"""LoRA adapters: PEFT's files in, and what they add to the decoder's matrix products.
+"""LoRA adapters: reading of PEFT's files, and their contribution to the decoder's products.
 
-An adapter changes a projection W to W + scale * B @ A. Its A and B stay apart from W, so that the
-rows of a step may belong to several adapters, or to none.
+An adapter changes a projection W to W + scale * B @ A. A and B are kept separate from W, so that
+the rows of a step may use different adapters or none.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ Product = Callable[[torch.Tensor, Weight, torch.Tensor | None], torch.Tensor]
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""Before the model's own names, in PEFT's files."""
+"""Prefix of the model's names in PEFT's files."""
 DIGEST_BYTES = 16
 MAX_CONFIG_BYTES = 1 << 20
-"""Hundreds of times what PEFT writes."""
+"""Hundreds of times the size of a config that PEFT writes."""
 
 
 class Target(NamedTuple):
-    """A projection that an adapter may change.
+    """Projection that an adapter may change.
 
-    It is ``rows`` rows, from ``first`` on, of a layer's ``matrix``, which has so many ``columns``.
+    It has ``rows`` rows, from ``first`` on, of a layer's ``matrix``, which has ``columns`` columns.
     """
 
     layer: int
@@ -46,21 +46,21 @@ class Target(NamedTuple):
     columns: int
 
     def nbytes(self, rank: int, dtype: torch.dtype) -> int:
-        """Return the bytes of A and B of this rank."""
+        """Return the bytes of A and B with this rank."""
         return rank * (self.rows + self.columns) * dtype.itemsize
 
 
 def targets(parts: Mapping[str, Part]) -> dict[str, Target]:
     """Return every projection of a decoder's ``parts`` by its path.
 
-    ``model.layers.0.self_attn.q_proj`` for example.
+    A path is for example ``model.layers.0.self_attn.q_proj``.
     """
     found = {}
     for name, part in parts.items():
         if not name.startswith("layers.") or len(part.shape) != 2 or name.endswith(SCALE):
             continue
         if ".experts." in part.sources[0][0] or name.endswith(".router"):
-            continue  # rows choose their experts one by one: no product that an adapter adds to
+            continue  # experts have no common product that an adapter could be added to
         _, layer, matrix = name.split(".")
         first = 0
         for source, rows in part.sources:
@@ -71,7 +71,7 @@ def targets(parts: Mapping[str, Part]) -> dict[str, Target]:
 
 
 class LoraDelta(NamedTuple):
-    """What is added to the columns of a product from ``first`` on.
+    """Low-rank addition to the columns of a product from ``first`` on.
 
     ``a`` is [rank, in], ``b`` [out, rank], already scaled, in the model's dtype.
     """
@@ -85,8 +85,8 @@ class LoraDelta(NamedTuple):
 class Adapter:
     """One loaded adapter.
 
-    ``number`` is that of its loading: a second one of the same name is another adapter. ``deltas``
-    are by layer and matrix; ``digest`` is of the tensors as the files had them.
+    ``number`` identifies its loading: loading the same name again makes another adapter. ``deltas``
+    are by layer and matrix. ``digest`` is that of the tensors in the files.
     """
 
     name: str
@@ -96,12 +96,12 @@ class Adapter:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its matrices, on the model's device."""
+        """Bytes of all its matrices on the model's device."""
         return sum(d.a.nbytes + d.b.nbytes for deltas in self.deltas.values() for d in deltas)
 
 
 class StepAdapters:
-    """The adapters of one step, each with the rows int32 [n] that are its own."""
+    """Adapters of one step, each with the int32 [n] indices of its rows."""
 
     def __init__(self, rows: Sequence[tuple[Adapter, torch.Tensor]]) -> None:
         self._rows = rows
@@ -109,10 +109,9 @@ class StepAdapters:
     def add(
         self, x: torch.Tensor, y: torch.Tensor, layer: int, matrix: str, first: int = 0
     ) -> None:
-        """Add to the product ``y`` [tokens, out] of ``x`` [tokens, in] what is each adapter's.
+        """Add each adapter's contribution to the product ``y`` [tokens, out] of ``x`` [tokens, in].
 
-        ``y`` is of the matrix's rows from ``first`` on, which is where one of its projections
-        begins.
+        ``y`` has the matrix's rows from ``first`` on, where one of its projections begins.
         """
         for adapter, rows in self._rows:
             own = None
@@ -135,10 +134,10 @@ def linear(
     product: Product = product,
     first: int = 0,
 ) -> torch.Tensor:
-    """Return ``x`` [tokens, in] times a layer's matrix as the step's adapters change it.
+    """Return ``x`` [tokens, in] times a layer's matrix, with the step's adapters applied.
 
-    The result is [tokens, out] of the same dtype. ``product`` computes what is the matrix's own;
-    ``weight`` is its rows from ``first`` on.
+    The result is [tokens, out] of the same dtype. ``product`` computes the base product; ``weight``
+    has the matrix's rows from ``first`` on.
     """
     y = product(x, weight, bias)
     if adapters is not None:
@@ -147,7 +146,7 @@ def linear(
 
 
 class _Config(msgspec.Struct):
-    """The fields of ``adapter_config.json`` that say how the tensors are to be used."""
+    """Fields of ``adapter_config.json`` that affect the computation."""
 
     r: int
     lora_alpha: float
@@ -176,10 +175,12 @@ UNSUPPORTED = (
     "use_dora", "modules_to_save", "lora_bias", "fan_in_fan_out", "rank_pattern", "alpha_pattern",
     "layer_replication", "trainable_token_indices",
 )  # fmt: skip
-"""Fields that change the computation in a way that is not this module's."""
+"""Fields that change the computation in ways that are not implemented."""
 CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
-"""Beginnings of ``init_lora_weights`` whose training changes the base model's own weights (PEFT,
-``LoraConfig``). Its adapter is wrong on the weights that everybody else has."""
+"""Prefixes of ``init_lora_weights`` whose training changes the base model's weights.
+
+Such an adapter is wrong on the original weights (PEFT, ``LoraConfig``).
+"""
 
 
 def _config(folder: Path, max_rank: int) -> _Config:
@@ -206,7 +207,7 @@ def _config(folder: Path, max_rank: int) -> _Config:
             " adapter with PEFT's path_initial_model_for_weight_conversion"
         )
     if config.r < 1:
-        raise LoadError(f"{path}: field r: {config.r} is no rank; it must be at least 1")
+        raise LoadError(f"{path}: field r: {config.r} is not a valid rank; it must be at least 1")
     if config.r > max_rank:
         raise LoadError(
             f"{path}: field r: {config.r} is above --max-lora-rank {max_rank}; start the engine"
@@ -216,12 +217,12 @@ def _config(folder: Path, max_rank: int) -> _Config:
 
 
 def _is_named(path: str, names: Sequence[str]) -> bool:
-    """PEFT's rule: a whole path, or its end after a dot."""
+    """Report whether ``path`` matches PEFT's rule: a whole path, or its end after a dot."""
     return any(path == name or path.endswith(f".{name}") for name in names)
 
 
 def _wanted(config: _Config, known: Mapping[str, Target], where: Path) -> set[str]:
-    """Return the projections that the config says are changed; empty where only tensors tell."""
+    """Return the projections that the config lists; empty if only the tensors show them."""
     names = config.target_modules
     if isinstance(names, str):
         return set()
@@ -229,8 +230,7 @@ def _wanted(config: _Config, known: Mapping[str, Target], where: Path) -> set[st
         if not any(_is_named(path, [name]) for path in known):
             kinds = sorted({path.rpartition(".")[2] for path in known})
             raise LoadError(
-                f"{where}: field target_modules: {name} is none of {', '.join(kinds)}, which"
-                " alone can be changed"
+                f"{where}: field target_modules: {name} is not supported, only {', '.join(kinds)}"
             )
     if config.layers_to_transform is not None or config.exclude_modules:
         return set()
@@ -244,10 +244,9 @@ def read(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[dict[tuple[int, str], list[LoraDelta]], bytes]:
-    """Return an adapter's tensors on ``device``, by layer and matrix, and a digest of them.
+    """Return an adapter's tensors on ``device`` by layer and matrix, and their digest.
 
-    LoadError names the file, field or tensor that is wrong, OSError a path that cannot be looked
-    at.
+    Raises LoadError with the wrong file, field or tensor, and OSError for an unreadable path.
     """
     if not folder.is_dir():
         raise LoadError(f"{folder}: no such folder")
@@ -278,7 +277,7 @@ def read(
                 if not a:
                     tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
                     tensor *= config.scale
-                # A copy always: the file's pages are not the model's memory.
+                # Always copy: the file's pages do not belong to the model.
                 half = half[0]
                 halves.setdefault(source, {})[half] = tensor.to(device, dtype, copy=True)
     missing = [

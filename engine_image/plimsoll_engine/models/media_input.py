@@ -1,4 +1,4 @@
-"""Media as they come over the wire, as tensors."""
+"""Conversion of media from messages to tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plimsoll_engine.messages.worker_ipc import Media
 def stack(
     media: Sequence[Media], shape: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """[items, *shape] of ``dtype`` on ``device``; ValueError for an item of another shape."""
+    """Return [items, *shape] of ``dtype`` on ``device``. Raises ValueError for another shape."""
     tensors = []
     for item in media:
         if list(item.shape) != list(shape) or item.dtype != "float32" or item.data is None:
@@ -21,7 +21,7 @@ def stack(
                 f"the {item.kind} is {item.dtype} {item.shape}; the model takes float32"
                 f" {list(shape)}"
             )
-        # A copy: torch warns about memory that it may not write.
+        # A copy, because torch warns about read-only memory.
         tensors.append(torch.frombuffer(bytearray(item.data), dtype=torch.float32).view(*shape))
     return torch.stack(tensors).to(device=device, dtype=dtype)
 
@@ -29,7 +29,7 @@ def stack(
 def example(
     kind: Literal["image", "audio"], shape: Sequence[int], placeholders: int, tokens: int
 ) -> Media:
-    """Media of zeros, for the warm-up."""
+    """Return media of zeros, for the warm-up."""
     size = 4
     for length in shape:
         size *= length

@@ -1,8 +1,8 @@
-"""Mixture of experts: what a config says of it, and where its tensors are in a checkpoint.
+"""Mixture of experts: its config, and its tensors in a checkpoint.
 
-A layer's experts lie in two matrices below each other: the gate and up projections of the first
-expert, those of the second and so on, and in the other one their down projections. With several
-ranks, each has some of the inner columns of every expert.
+A layer's experts are stacked in two matrices: the gate and up projections of the first expert,
+those of the second and so on, and the down projections in the other matrix. With several ranks,
+each rank has a share of the inner columns of every expert.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from plimsoll_engine.distributed.group import FLAG, Shard
 
 FAMILY = ("qwen3_moe",)
 MAX_EXPERTS = 1024
-"""Several times as many as published models have; the kernels count them in one block."""
+"""Several times the number in published models; the kernels count experts in one block."""
 MAX_CHOSEN = 64
 
 Sources = tuple[tuple[str, int], ...]
-"""Tensors of a checkpoint, without the layer's name, with the rows of each."""
+"""Names of checkpoint tensors, relative to the layer, with their numbers of rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Which layers have experts instead of one MLP, how many, and how a row chooses among them.
+    """Layers with experts instead of an MLP, the number of experts, and their routing.
 
-    ``width`` are the inner columns of one expert. With ``normalised``, the shares of the ``chosen``
-    experts of a row sum up to one.
+    ``width`` is the number of inner columns of one expert. With ``normalised``, the weights of a
+    row's ``chosen`` experts add up to one.
     """
 
     experts: int
@@ -37,9 +37,9 @@ class Mixture:
 
     @classmethod
     def of(cls, config: Any) -> Mixture | None:
-        """Return what a transformers config says; None where no layer has experts.
+        """Return the mixture of a transformers config; None if no layer has experts.
 
-        ValueError names a field that cannot be.
+        Raises ValueError with a field that has an invalid value.
         """
         if config.model_type not in FAMILY:
             return None
@@ -67,16 +67,16 @@ class Mixture:
         )
 
     def part(self, shard: Shard) -> Mixture:
-        """Return what one rank has. ValueError where the width cannot be shared out."""
+        """Return the mixture of one rank. Raises ValueError if the width cannot be divided."""
         if self.width % shard.size:
             raise ValueError(
-                f"field moe_intermediate_size: {self.width} cannot be divided by {FLAG}"
-                f" {shard.size}; give a smaller one that divides it"
+                f"field moe_intermediate_size: {self.width} is not divisible by {FLAG}"
+                f" {shard.size}; use a smaller size that divides it"
             )
         return replace(self, width=self.width // shard.size)
 
     def gate_up(self) -> Sources:
-        """Return what lies in the matrix of the first products."""
+        """Return the sources of the matrix of gate and up projections."""
         return tuple(
             (f"mlp.experts.{expert}.{name}", self.width)
             for expert in range(self.experts)
@@ -84,7 +84,7 @@ class Mixture:
         )
 
     def down(self, hidden: int) -> Sources:
-        """Return what lies in the matrix of the second products."""
+        """Return the sources of the matrix of down projections."""
         return tuple((f"mlp.experts.{expert}.down_proj", hidden) for expert in range(self.experts))
 
 

@@ -1,4 +1,4 @@
-"""A transformers module as a part of one of our models: its tensors by name, bound from outside."""
+"""Tensors of a transformers module that is part of one of this engine's models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from plimsoll_engine.models.decoder_parts import Part
 
 
 def module_parts(module: torch.nn.Module, prefix: str) -> dict[str, Part]:
-    """Each parameter under ``prefix`` + its name, which is also its name in a checkpoint."""
+    """Return the part of each parameter by its name with ``prefix``, as in a checkpoint."""
     return {
         prefix + name: Part(((prefix + name, parameter.shape[0]),), tuple(parameter.shape))
         for name, parameter in module.named_parameters()
@@ -18,7 +18,7 @@ def module_parts(module: torch.nn.Module, prefix: str) -> dict[str, Part]:
 
 
 def bind_module(module: torch.nn.Module, tensors: dict[str, torch.Tensor], prefix: str) -> None:
-    """Make ``module`` compute with those of ``tensors`` that are named after it."""
+    """Make ``module`` use the tensors that have its parameters' names after ``prefix``."""
     for name, _ in list(module.named_parameters()):
         owner, _, last = name.rpartition(".")
         parameter = torch.nn.Parameter(tensors[prefix + name], requires_grad=False)
@@ -26,20 +26,20 @@ def bind_module(module: torch.nn.Module, tensors: dict[str, torch.Tensor], prefi
 
 
 def settle_buffers(module: torch.nn.Module, device: torch.device) -> None:
-    """Make the buffers that no checkpoint holds: the position numbers of vision towers.
+    """Create the buffers that no checkpoint has: the position numbers of vision towers.
 
-    ValueError names one that is of another kind.
+    Raises ValueError for any other buffer.
     """
     for name, buffer in list(module.named_buffers()):
         if not name.endswith("position_ids"):
-            raise ValueError(f"buffer {name} of the encoder: how to make it is not known")
+            raise ValueError(f"buffer {name} of the encoder is not supported")
         owner, _, last = name.rpartition(".")
         numbers = torch.arange(buffer.shape[-1], device=device).expand(buffer.shape)
         module.get_submodule(owner)._buffers[last] = numbers
 
 
 def empty(module: Any) -> None:
-    """Take every tensor out of ``module``, so that no reference to it keeps weights alive."""
+    """Remove every tensor from ``module``, so that references to it keep no weights alive."""
     for part in module.modules():
         part._parameters.clear()
         part._buffers.clear()

@@ -1,8 +1,8 @@
-"""What a config's ``quantization_config`` says of the weights: FP8 as compressed-tensors writes it.
+"""Quantization config of a checkpoint: FP8 in the format of compressed-tensors.
 
-One form is read, the one that vLLM and LLM Compressor call FP8 dynamic: weights e4m3 with a scale
-for each output channel, and activations that are quantized token by token as they come. A field
-that says anything else is named in the error, so that no checkpoint is computed as another one.
+Only the format that vLLM and LLM Compressor call FP8 dynamic is supported: e4m3 weights with a
+scale for each output channel, and activations that are quantized token by token. Errors name any
+other field, so that no checkpoint is computed wrongly.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ HEAD = "lm_head"
 PATTERN = "re:"
 MAX_IGNORED, MAX_PATTERN = 4096, 256
 MAX_STARS = 4
-"""Of one pattern: each multiplies the time to match it by the length of a name."""
+"""Maximum repetitions in a pattern: each multiplies the matching time by the length of a name."""
 SIMPLE = re.compile(r"[\w^$\-]|\.\*?|\\[.d]\+?")
-"""What a pattern may be made of: names, dots, ``.*`` and ``\\d+``."""
+r"""Allowed elements of a pattern: names, dots, ``.*`` and ``\\d+``."""
 
 DEFAULTS: Mapping[str, Any] = {
     "num_bits": 8, "type": "int", "symmetric": True, "strategy": None, "dynamic": False,
     "group_size": None, "block_structure": None, "actorder": None,
 }  # fmt: skip
-"""Of compressed-tensors, where a field is left out."""
+"""Defaults of compressed-tensors for absent fields."""
 WEIGHTS = {**DEFAULTS, "type": "float", "strategy": "channel"}
 ACTIVATIONS = {**DEFAULTS, "type": "float", "strategy": "token", "dynamic": True}
 WITHOUT_EFFECT = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
-"""How the scales were found, and how they are stored, which each tensor says itself."""
+"""How the scales were calibrated, and their stored dtype, which each tensor has as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """Which linear layers have FP8 weights: all whose paths no entry of ``ignore`` means."""
+    """FP8 quantization of all linear layers except those that match an entry of ``ignore``."""
 
     ignore: tuple[str, ...] = ()
 
     def covers(self, paths: Sequence[str]) -> bool:
-        """Whether the matrix that the layers at ``paths`` are here together is quantized.
+        """Report whether the matrix that combines the layers at ``paths`` is quantized.
 
-        ValueError where some of them are and some are not.
+        Raises ValueError if only some of them are.
         """
         kept = [path for path in paths if self._ignores(path)]
         if kept and len(kept) < len(paths):
             other = next(path for path in paths if path not in kept)
             raise ValueError(
-                f"field {FIELD}.ignore: means {kept[0]} and not {other}, which are one matrix"
-                " here; it must mean both or none"
+                f"field {FIELD}.ignore: matches {kept[0]} but not {other}, which are one matrix"
+                " here; it must match both or neither"
             )
         return not kept
 
     def must_ignore(self, path: str, what: str) -> None:
-        """ValueError where the layer at ``path``, which is ``what``, is quantized."""
+        """Raise ValueError if the layer at ``path`` is quantized. ``what`` describes it."""
         if not self._ignores(path):
             raise ValueError(
-                f"field {FIELD}.ignore: must mean {path}; FP8 weights of {what} are not supported"
+                f"field {FIELD}.ignore: must match {path}; FP8 weights of {what} are not supported"
             )
 
     def _ignores(self, path: str) -> bool:
@@ -70,10 +70,10 @@ class Quantization:
 
 
 def read(value: Any, tied: bool = False) -> Quantization | None:
-    """Return what the field ``quantization_config`` says, None where there is none.
+    """Return the quantization in the field ``quantization_config``; None if it is absent.
 
-    ``tied`` says that the output head is the embedding, which is never quantized. ValueError names
-    a field that is not supported.
+    ``tied`` means that the output head is the embedding, which is never quantized. Raises
+    ValueError with a field that is not supported.
     """
     if value is None:
         return None
@@ -86,7 +86,7 @@ def read(value: Any, tied: bool = False) -> Quantization | None:
             raise ValueError(f"field {FIELD}.{name}: {_said(config[name])} is not supported")
     groups = _object(config.get("config_groups"), f"{FIELD}.config_groups")
     if len(groups) != 1:
-        raise ValueError(f"field {FIELD}.config_groups: {len(groups)} groups, must be one")
+        raise ValueError(f"field {FIELD}.config_groups: {len(groups)} groups, expected one")
     for name, group in groups.items():
         _check_group(_object(group, f"{FIELD}.config_groups.{name}"), name)
     known = {
@@ -103,11 +103,11 @@ def read(value: Any, tied: bool = False) -> Quantization | None:
 
 
 WHOLE = (HEAD, r"re:.*\.mlp\.gate$")
-"""Layers that are never quantized here: the output head and routers."""
+"""Layers that are never quantized: the output head and routers."""
 
 
 def config_of(ignore: Sequence[str] = WHOLE) -> dict[str, Any]:
-    """Return the field of a checkpoint whose linear layers but ``ignore`` are quantized."""
+    """Return the ``quantization_config`` of a checkpoint that quantizes all but ``ignore``."""
 
     def arguments(fields: Mapping[str, Any]) -> dict[str, Any]:
         return {**fields, "observer": None, "observer_kwargs": {}}
@@ -148,9 +148,9 @@ def _ignore(value: Any) -> tuple[str, ...]:
     where = f"{FIELD}.ignore"
     entries = [] if value is None else value
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
-        raise ValueError(f"field {where}: {_said(value)} is no list of names")
+        raise ValueError(f"field {where}: {_said(value)} is not a list of names")
     if len(entries) > MAX_IGNORED:
-        raise ValueError(f"field {where}: {len(entries)} entries, at most {MAX_IGNORED} are read")
+        raise ValueError(f"field {where}: {len(entries)} entries, at most {MAX_IGNORED} allowed")
     for entry in entries:
         pattern = entry.removeprefix(PATTERN)
         if pattern != entry and (
@@ -167,14 +167,17 @@ def _ignore(value: Any) -> tuple[str, ...]:
 
 def _object(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"field {where}: {_said(value)} is no object")
+        raise ValueError(f"field {where}: {_said(value)} is not an object")
     return value
 
 
 def _must(
     config: Mapping[str, Any], where: str, field: str, wanted: Any, default: Any = None
 ) -> None:
-    """ValueError where ``field``, ``default`` if null, is not ``wanted``; True is not 1 here."""
+    """Raise ValueError unless ``field``, or ``default`` if it is null, is ``wanted``.
+
+    True does not equal 1.
+    """
     found = config.get(field)
     found = default if found is None else found
     if found != wanted or isinstance(found, bool) != isinstance(wanted, bool):

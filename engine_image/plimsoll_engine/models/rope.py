@@ -1,4 +1,4 @@
-"""Rotary position embedding: the inverse frequencies that a config asks for."""
+"""Rotary position embedding: inverse frequencies of a config."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ KNOWN = ("default", "linear", "llama3")
 
 
 def rope_type(config: Any) -> str:
-    """``default``, ``llama3``, … : how the config scales its rotation."""
+    """Return how the config scales its rotation, for example ``default`` or ``llama3``."""
     parameters = getattr(config, "rope_parameters", None) or {}
     return str(parameters.get("rope_type", "default"))
 
 
 def inverse_frequencies(config: Any, dim: int) -> torch.Tensor:
-    """float32 [dim / 2] for a ``rope_type`` in :data:`KNOWN`; ValueError names a missing field."""
+    """Return the inverse frequencies, float32 [dim / 2], for a ``rope_type`` in :data:`KNOWN`.
+
+    Raises ValueError with a missing field.
+    """
     parameters = config.rope_parameters
     kind = rope_type(config)
     needed = {"llama3": ("factor", "low_freq_factor", "high_freq_factor"), "linear": ("factor",)}
@@ -34,7 +37,7 @@ def inverse_frequencies(config: Any, dim: int) -> torch.Tensor:
 
 
 def _llama3(inverse: torch.Tensor, parameters: dict[str, Any], positions: int) -> torch.Tensor:
-    """Llama 3.1's scaling: long waves slowed by ``factor``, short ones kept, a ramp between."""
+    """Return Llama 3.1's scaling: slow long waves by ``factor``, keep short ones, ramp between."""
     factor = float(parameters["factor"])
     low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
     original: int = parameters.get("original_max_position_embeddings") or positions

@@ -1,7 +1,7 @@
-"""The safetensors files of a checkpoint folder: which tensor is in which file, read in place.
+"""Safetensors files of a checkpoint: the file of each tensor, and memory-mapped reading.
 
-A file is mapped into memory, not read into it: a tensor that is copied to the model costs no second
-host copy, and its pages belong to the page cache.
+Mapping a file avoids a second host copy of a tensor that is copied to the model. Its pages belong
+to the page cache.
 """
 
 from __future__ import annotations
@@ -25,16 +25,21 @@ log = logging.getLogger(__name__)
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 FLOATS = ("F32", "BF16", "F16", "F64")
-"""Types of a checkpoint's tensors, by safetensors' names, that are converted to the model's. Whole
-numbers and 8-bit floats mean something only with scales that a plain model has not."""
+"""Safetensors dtypes that are converted to the model's dtype.
+
+Integers and 8-bit floats need scales, which an unquantized model does not have.
+"""
 SIGNIFICANT_BITS = {"BF16": 8, "F16": 11, "F32": 24, "F64": 53}
-"""With the one before the point, which no format stores."""
+"""Significant bits of each dtype, including the implicit leading one."""
 EIGHT_BITS = ("F8_E4M3",)
-"""The type of a quantized matrix, which has scales beside it."""
+"""Dtype of a quantized matrix, which has separate scales."""
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the files with the weights: the one file, those of the index, or all there are."""
+    """Return the weight files: the single file, those of the index, or all in the folder.
+
+    Raises LoadError.
+    """
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if not (folder / INDEX).is_file():
@@ -45,12 +50,12 @@ def weight_files(folder: Path) -> list[Path]:
         return found
     names = sorted(set(placed(folder).values()))
     if missing := [name for name in names if not (folder / name).is_file()]:
-        raise LoadError(f"{folder / INDEX}: names {missing[0]}, which is missing in {folder}")
+        raise LoadError(f"{folder / INDEX}: lists {missing[0]}, which is missing in {folder}")
     return [folder / name for name in names]
 
 
 def placed(folder: Path) -> dict[str, str]:
-    """Return the file of each tensor by the index, which a checkpoint of one file has not."""
+    """Return the file of each tensor from the index; empty for a checkpoint without one."""
     index = folder / INDEX
     if (folder / SINGLE).is_file() or not index.is_file():
         return {}
@@ -65,7 +70,7 @@ def placed(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """Yield the file's tensors, mapped; a broken file is an error that names it."""
+    """Open a file and yield its mapped tensors. Raises LoadError with the name of a broken file."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -74,9 +79,9 @@ def opened(path: Path) -> Iterator[Any]:
 
 
 def check_files(folder: Path) -> Counter[str]:
-    """Read each weights file's header, so that the error of a broken one names it.
+    """Read each weight file's header. Return the number of tensors of each safetensors dtype.
 
-    Returns how many tensors there are of each type, by safetensors' names.
+    Raises LoadError with the name of a broken file.
     """
     types: Counter[str] = Counter()
     for path in weight_files(folder):
@@ -86,23 +91,23 @@ def check_files(folder: Path) -> Counter[str]:
 
 
 def loses_digits(in_file: str, dtype: torch.dtype) -> bool:
-    """Return whether numbers of the file's type are rounded when they become ``dtype``."""
+    """Report whether numbers of the file's dtype are rounded when converted to ``dtype``."""
     if in_file not in SIGNIFICANT_BITS or not dtype.is_floating_point:
         return False
     return SIGNIFICANT_BITS[in_file] > 1 - round(math.log2(torch.finfo(dtype).eps))
 
 
 def warn_of_rounding(folder: Path, rounded: Mapping[str, int]) -> None:
-    """Say in the log which tensors lost digits; ``rounded`` counts them by their type."""
+    """Log which tensors lost digits. ``rounded`` counts them by dtype."""
     for kind, count in sorted(rounded.items()):
         log.warning(
-            "weights are rounded: --dtype float32 keeps every digit, at more memory",
+            "weights were rounded: --dtype float32 keeps every digit, but uses more memory",
             extra={"model": str(folder), "tensors": count, "type": kind},
         )
 
 
 def complain(folder: Path, **wrong: Collection[str]) -> None:
-    """Raise :class:`LoadError` for the first kind of wrong tensors that there are any of."""
+    """Raise :class:`LoadError` for the first kind of wrong tensors that is not empty."""
     for kind, found in wrong.items():
         if names := sorted(found):
             shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
@@ -112,17 +117,17 @@ def complain(folder: Path, **wrong: Collection[str]) -> None:
 def unfit(
     name: str, found: Any, expected: tuple[int, ...], types: Sequence[str] = FLOATS
 ) -> str | None:
-    """Return what is wrong with a tensor ``found`` in a file, a slice of safetensors.
+    """Return why ``found``, a safetensors slice, cannot be loaded; None if it can.
 
-    None where it can be copied to one of ``expected`` shape, whose type may come from ``types``.
+    It needs the ``expected`` shape and one of ``types``.
     """
     if tuple(found.get_shape()) != expected:
         return shapes(name, found.get_shape(), expected)
     if found.get_dtype() not in types:
-        return f"{name} is {found.get_dtype()}, none of {', '.join(types)}"
+        return f"{name} is {found.get_dtype()}, expected {', '.join(types)}"
     return None
 
 
 def shapes(name: str, in_file: Sequence[int], in_model: Sequence[int]) -> str:
-    """Return what to say of a tensor of the wrong shape."""
+    """Return the message for a tensor of the wrong shape."""
     return f"{name} is {tuple(in_file)} in the file and {tuple(in_model)} in the model"

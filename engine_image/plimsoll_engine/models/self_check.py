@@ -1,8 +1,8 @@
-"""Whether a model of transformers computes on the paged pool what it computes by itself.
+"""Check that a transformers model computes the same on the paged KV pool as by itself.
 
-An architecture may keep a state that is no key and no value, add something to its scores, or mask
-in a way of its own; nothing in its code says so. So each model is asked, when it is loaded: the
-same tokens once by transformers' own attention, and once in chunks beside another sequence.
+An architecture may keep other state than keys and values, add to its attention scores, or use
+another mask, and its code does not declare that. Each model is therefore checked when it is loaded:
+the same tokens run through transformers' own attention, and in chunks beside another sequence.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from plimsoll_engine.models.transformers_model import NAME, TransformersModel
 
 BLOCK = 4
 LENGTH, CUTS = 23, (0, 13, 22, 23)
-"""A prompt in two chunks that end inside blocks, and a decode step."""
+"""Ends of two prompt chunks that end inside blocks, and of a decode step."""
 OTHER = (6, 12, 13)
-"""What the neighbour has computed after each step."""
+"""Tokens of the second sequence that are computed after each step."""
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Relative. Rounding is a tenth of this at most; a wrong
-architecture is off by about 1."""
+"""Relative tolerance. Rounding is at most a tenth of it; a wrong architecture differs by about 1.
+"""
 SEED = 3
 
 
 @torch.inference_mode()
 def difference(model: TransformersModel) -> float:
-    """Return the norm of the difference of the last token's logits, relative to their own.
+    """Return the norm of the difference of the last token's logits, relative to their norm.
 
-    Raises what the model raises where it cannot compute on the pool at all.
+    Raises the model's error if it cannot run on the pool.
     """
     vocabulary = model.module.get_input_embeddings().weight.shape[0]
     generator = torch.Generator().manual_seed(SEED)
@@ -49,7 +49,7 @@ def _in_chunks(model: TransformersModel, ids: torch.Tensor) -> torch.Tensor:
     blocks = -(-LENGTH // BLOCK)
     size = (2, layers, 2 * blocks * BLOCK, heads, dim)
     pool = torch.zeros(size, dtype=model.dtype, device=model.device)
-    # Neither sequence's blocks are in order.
+    # The blocks of both sequences are out of order.
     tables = torch.arange(2 * blocks, dtype=torch.int32).flip(0).view(blocks, 2).t().contiguous()
     hidden = torch.empty(0)
     for step, (first, last) in enumerate(pairwise(CUTS)):
@@ -68,8 +68,7 @@ def _step(
 ) -> torch.Tensor:
     """Return the hidden state [hidden] of the first sequence's last row.
 
-    ``spans`` are sequence, first token and the one after the last; the plan has them in the order
-    of a :class:`StepPlan`.
+    ``spans`` are (sequence, first token, end), which are sorted as a :class:`StepPlan` requires.
     """
     spans = sorted(spans, key=lambda span: (span[2] - span[1] > 1, not span[1], span[2] - span[1]))
     counts = [last - first for _, first, last in spans]

@@ -1,6 +1,6 @@
-"""A model that only transformers has: its module, its own loading, our attention.
+"""Loading of a model that only transformers implements, with this engine's attention.
 
-Importing this takes seconds, so nobody does who has a model of ours.
+Importing this module takes seconds, so it is imported only for such models.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ from plimsoll_engine.models.transformers_model import TransformersModel
 
 
 def import_code(config: Any) -> None:
-    """Import the modules of this model, for a process that others are forked from."""
+    """Import the modules of this model, before a process forks."""
     transformers_model.register()
     with contextlib.suppress(KeyError, ValueError):
         AutoModelForCausalLM._model_mapping[type(config)]
 
 
 def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> TransformersModel:
-    """Any causal model of transformers on ``device``, checked. Raises :class:`LoadError`."""
+    """Load a causal model of transformers to ``device``, and check it.
+
+    Raises :class:`LoadError`.
+    """
     if getattr(config, "attention_chunk_size", None):
         raise LoadError(
             f"{folder / 'config.json'}: field attention_chunk_size: attention in chunks of the "
@@ -53,11 +56,11 @@ def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) ->
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are listed in info, by name
+            ignore_mismatched_sizes=True,  # info lists them by name
         )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise LoadError(f"{folder}: {error}") from None
-    # A mismatched one is (name, shape in the file, shape in the model).
+    # A mismatched key is (name, shape in the file, shape in the model).
     complain(
         folder,
         missing=info.get("missing_keys") or (),
@@ -75,14 +78,14 @@ def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) ->
 
 
 def _check_itself(folder: Path, model: TransformersModel) -> None:
-    """Refuse an architecture whose results on the paged cache are not transformers' own."""
+    """Raise LoadError if the model's results on the paged KV pool differ from transformers'."""
     what = f"{folder / 'config.json'}: model_type {model.module.config.model_type}"
     try:
         off = self_check.difference(model)
-    except Exception as error:  # noqa: BLE001 - whatever a model raises, the file is named
-        raise LoadError(f"{what}: cannot be computed on the paged cache: {error!r}") from None
+    except Exception as error:  # noqa: BLE001 - a model may raise anything
+        raise LoadError(f"{what}: cannot run on the paged KV cache: {error!r}") from None
     if not off <= self_check.TOLERANCE[model.dtype]:
         raise LoadError(
-            f"{what}: its results on the paged cache differ from transformers' own (by {off:.2g}):"
-            " it needs more than keys and values, and is not supported"
+            f"{what}: is not supported: its results on the paged KV cache differ from transformers'"
+            f" own (by {off:.2g}), so it needs more state than keys and values"
         )

@@ -1,4 +1,4 @@
-"""Any causal language model of transformers on the paged KV pool, by its attention interface."""
+"""Causal language model of transformers on the paged KV pool, through its attention interface."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAME = "plimsoll_paged"
 
 
 def kv_shape(config: Any) -> KVShape:
-    """Return what a transformers config says about its keys and values."""
+    """Return the shape of a transformers config's keys and values."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return KVShape(config.num_hidden_layers, heads, dim)
@@ -32,14 +32,14 @@ def paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """Return the attention of one layer, [1, tokens, heads, dim].
 
-    Tensors are [1, heads, tokens, dim], as transformers hands them, and the result has their dtype.
-    NotImplementedError names what the pool has not.
+    Tensors are [1, heads, tokens, dim], as transformers passes them; the result has their dtype.
+    Raises NotImplementedError for an option that the KV pool does not support.
     """
     for name in ("softcap", "s_aux", "position_bias"):
         if options.get(name) is not None:
             raise NotImplementedError(f"attention option {name} is not supported by the KV pool")
     if plan is None:
-        raise NotImplementedError("the model does not hand keyword arguments to its attention")
+        raise NotImplementedError("the model does not pass keyword arguments to its attention")
     layer: int = module.layer_idx  # type: ignore[assignment]
     ops = ops_for(query.device)
     rows = query[0].transpose(0, 1)
@@ -53,12 +53,15 @@ def paged_attention(
 
 
 def register() -> None:
-    """Make :data:`NAME` known to transformers; again does nothing more."""
+    """Register :data:`NAME` with transformers. Idempotent."""
     AttentionInterface.register(NAME, paged_attention)
 
 
 class TransformersModel:
-    """See :class:`plimsoll_engine.models.model.Model`. It takes a loaded ``module`` over."""
+    """Model around a loaded transformers ``module``, which it owns.
+
+    It implements :class:`plimsoll_engine.models.model.Model`.
+    """
 
     def __init__(self, module: Any) -> None:
         self.module = module
@@ -67,7 +70,7 @@ class TransformersModel:
         self.dtype: torch.dtype = module.dtype
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] of ``ids`` [tokens], by the module's own table."""
+        """Return the embeddings [tokens, hidden] of ``ids`` [tokens]."""
         embeds: torch.Tensor = self.module.get_input_embeddings()(ids)
         return embeds
 
@@ -80,8 +83,8 @@ class TransformersModel:
     ) -> torch.Tensor:
         """Return the hidden states [tokens, hidden] of ``ids`` int64 [tokens].
 
-        They are at ``positions`` int64 [tokens]; the module sees a batch of one. The dtype is the
-        model's. Where ``plan`` says which rows are needed, they are those.
+        Tokens are at ``positions`` int64 [tokens]; the module gets a batch of one. The result has
+        the model's dtype, and only the rows that ``plan`` needs.
         """
         inputs = {"input_ids": ids} if embeds is None else {"inputs_embeds": embeds}
         out = self.module.base_model(
@@ -96,13 +99,13 @@ class TransformersModel:
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return [rows, vocabulary] of ``hidden`` [rows, hidden].
+        """Return the logits [rows, vocabulary] of ``hidden`` [rows, hidden].
 
-        They are scaled and capped as the configuration says.
+        They are scaled and capped as the config says.
         """
         scores: torch.Tensor = self.module.get_output_embeddings()(hidden)
         config = self.module.config
-        # What causal heads do after the product: Cohere, Granite, Gemma 2.
+        # Post-processing of causal heads: Cohere, Granite, Gemma 2.
         if (factor := getattr(config, "logit_scale", None)) is not None:
             scores = scores * factor
         if (divisor := getattr(config, "logits_scaling", None)) is not None:
@@ -112,11 +115,11 @@ class TransformersModel:
         return scores
 
     def parameters_by_name(self) -> dict[str, torch.Tensor]:
-        """Parameters and buffers by the module's names."""
+        """Return parameters and buffers by the module's names."""
         return dict(self.module.named_parameters()) | dict(self.module.named_buffers())
 
     def close(self) -> None:
-        """Take the tensors out of every module: the modules themselves are in cycles."""
+        """Remove the tensors from every module, because the modules are in reference cycles."""
         for module in self.module.modules():
             module._parameters.clear()
             module._buffers.clear()

@@ -1,7 +1,7 @@
 """Whisper: transformers' encoder, and a decoder on the paged KV pool.
 
-The decoder's keys and values of the sound are computed once, when it is encoded; every step of the
-request attends to them, so they stay until it ends.
+The decoder's keys and values of the audio are computed once, when it is encoded. Every step of the
+request attends to them, so they are kept until it ends.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ ENCODER, DECODER = "model.encoder.", "model.decoder."
 
 
 def kv_shape(config: Any) -> KVShape:
-    """Return the KV shape of the decoder's attention to its own tokens."""
+    """Return the shape of the decoder's self-attention keys and values."""
     heads = config.decoder_attention_heads
     return KVShape(config.decoder_layers, heads, config.d_model // heads)
 
 
 def decoder_parts(config: Any) -> dict[str, Part]:
-    """Every tensor of the decoder by its name, which is also its name in a checkpoint."""
+    """Return every tensor of the decoder by its name, as in a checkpoint."""
     hidden, inner = config.d_model, config.decoder_ffn_dim
     shapes: dict[str, tuple[int, ...]] = {
         "embed_tokens.weight": (config.vocab_size, hidden),
@@ -56,9 +56,10 @@ def decoder_parts(config: Any) -> dict[str, Part]:
 
 
 class WhisperModel:
-    """A model that hears: an encoder of sound and a decoder of text.
+    """Speech recognition model of an audio encoder and a text decoder.
 
-    See :class:`plimsoll_engine.models.model.MediaModel`. New ones have their tensors on meta.
+    It implements :class:`plimsoll_engine.models.model.MediaModel`. At first its tensors are on the
+    meta device.
     """
 
     lifelong = True
@@ -82,31 +83,31 @@ class WhisperModel:
 
     @property
     def ignored(self) -> frozenset[str]:
-        """The head is the token embedding."""
+        """Checkpoint tensors that are not read: the head, which is the token embedding."""
         return frozenset({"proj_out.weight"})
 
     @staticmethod
     def canonical(name: str) -> str:
-        """Return the name of a tensor here; checkpoints have the same."""
+        """Return the name in ``parts`` of a checkpoint's tensor, which is the same."""
         return name
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self._tensors[f"{DECODER}embed_tokens.weight"].device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of weights and activations."""
+        """Dtype of weights and activations."""
         return self._tensors[f"{DECODER}embed_tokens.weight"].dtype
 
     def parameters_by_name(self) -> dict[str, torch.Tensor]:
-        """Every tensor of encoder and decoder, by the checkpoint's names."""
+        """Return every tensor of encoder and decoder by its name in the checkpoint."""
         encoder = {ENCODER + name: t.data for name, t in self._encoder.named_parameters()}
         return encoder | self._tensors
 
     def bind(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Compute with ``tensors``; ValueError names one that does not fit."""
+        """Use ``tensors`` as weights. Raises ValueError with a name that does not fit."""
         for name, part in self.parts.items():
             if name not in tensors or tuple(tensors[name].shape) != part.shape:
                 raise ValueError(f"tensor {name}: missing or not of shape {part.shape}")
@@ -115,10 +116,10 @@ class WhisperModel:
         settle_buffers(self._encoder, self.device)
 
     def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:
-        """Return for each sound the decoder's keys and values of it.
+        """Return the decoder's cross-attention keys and values for each audio clip.
 
         They are [tokens, layers, 2, heads, dim] as a view of [layers, 2, heads, tokens, dim], which
-        is what attention reads, in the model's dtype.
+        attention reads, in the model's dtype.
         """
         mel = media_input.stack(media, self._shape, self.dtype, self.device)
         states = self._encoder(mel).last_hidden_state
@@ -132,11 +133,11 @@ class WhisperModel:
         return [output.clone().permute(3, 0, 1, 2, 4) for output in outputs]
 
     def example(self) -> Media:
-        """Return a sound of zeros in the processor's shape, for the warm-up."""
+        """Return audio of zeros in the processor's shape, for the warm-up."""
         return media_input.example("audio", self._shape, 0, self._tokens)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] of ``ids`` [tokens], without positions."""
+        """Return the embeddings [tokens, hidden] of ``ids`` [tokens], without positions."""
         return embedding(ids, self._tensors[f"{DECODER}embed_tokens.weight"]) * self._scale
 
     def forward(
@@ -148,8 +149,8 @@ class WhisperModel:
     ) -> torch.Tensor:
         """Return the normalised hidden states [tokens, hidden] of ``ids`` or ``embeds``.
 
-        They are at ``positions`` int64 [tokens]; cross attention reads what :meth:`encode` made.
-        Where ``plan`` says which rows are needed, they are those.
+        Tokens are at ``positions`` int64 [tokens]; cross attention reads the result of
+        :meth:`encode`. Only the rows that ``plan`` needs are returned.
         """
         x = self.embed(ids) if embeds is None else embeds
         x = x + embedding(positions, self._tensors[f"{DECODER}embed_positions.weight"])
@@ -165,11 +166,11 @@ class WhisperModel:
         return self._norm(x, "layer_norm")
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, vocabulary] of ``hidden`` [rows, hidden], by the tied embeddings."""
+        """Return the logits [rows, vocabulary] of ``hidden`` [rows, hidden]."""
         return product(hidden, self._tensors[f"{DECODER}embed_tokens.weight"], None)
 
     def close(self) -> None:
-        """Let go of every tensor of encoder and decoder."""
+        """Release every tensor of encoder and decoder."""
         self._tensors = {}
         empty(self._encoder)
 
@@ -185,7 +186,7 @@ class WhisperModel:
         return self._linear(out.flatten(1), layer, "self_attn.out_proj")
 
     def _attend_sound(self, x: torch.Tensor, plan: StepPlan, layer: int) -> torch.Tensor:
-        """Each sequence's rows to its own sound."""
+        """Return the cross attention of each sequence's rows to its audio."""
         assert plan.attended is not None
         query = self._linear(x, layer, "encoder_attn.q_proj")
         query = query.view(-1, self.kv.heads, self.kv.dim).transpose(0, 1)

@@ -117,8 +117,8 @@ def test_two_ranks_say_what_one_says(start_engine: Any, undisturbed: list[str]) 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--tensor-parallel-size", "3"), "field num_attention_heads: 4 cannot be divided by"),
-        (("--tensor-parallel-size", "4"), "field num_key_value_heads: 2 cannot be divided by"),
+        (("--tensor-parallel-size", "3"), "field num_attention_heads: 4 is not divisible by"),
+        (("--tensor-parallel-size", "4"), "field num_key_value_heads: 2 is not divisible by"),
         ((*FLAGS, "--kv-offload-bytes", "1Mi"), "--kv-offload-bytes: not with"),
     ],
 )

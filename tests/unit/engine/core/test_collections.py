@@ -44,10 +44,10 @@ def test_growth_since_the_last_question_is_named() -> None:
     assert allocations.report() == OFF
     tracemalloc.start()
     try:
-        assert "ask again" in allocations.report()
+        assert "request it again" in allocations.report()
         kept = [bytearray(1000) for _ in range(500)]
         text = allocations.report()
-        grown = text.partition("-- grown since the last question")[2]
+        grown = text.partition("-- growth since the previous request")[2]
         assert "test_collections.py" in grown
         assert re.search(r"test_collections.py:\d+: size=\d+ KiB \(\+[45]\d\d KiB\)", grown), grown
         del kept

@@ -285,7 +285,7 @@ def test_its_memory_is_in_the_ledger_and_comes_back(
     assert not findings
     kept = draft.forward.kv
     _, _, (finding,) = audit(engine, lifecycle.ledger)
-    assert "1 references to the draft model's KV pool have no holder" in finding.detail
+    assert "1 references to the draft model's KV pool have no known owner" in finding.detail
     del kept
     alive = [weakref.ref(tensor) for tensor in [*tensors, draft.forward.kv]]
     del tensors, engine

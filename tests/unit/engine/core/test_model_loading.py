@@ -56,7 +56,7 @@ BROKEN: list[tuple[Callable[[Path], Any], str]] = [
     (lambda f: edit_tensors(f, lambda t: t.update({GATE: torch.ones(2, 2)})), GATE),
     (
         lambda f: edit_tensors(f, lambda t: t.update({NORM: t[NORM].to(torch.int8)})),
-        rf"{NORM} in model\.safetensors is I8, none of F32",
+        rf"{NORM} in model\.safetensors is I8, expected F32",
     ),
     (lambda f: edit_config(f, quantization_config={"quant_method": "fp8"}), "quantization_config"),
 ]
@@ -98,7 +98,7 @@ def edit_shard(folder: Path, name: str, change: Callable[[dict[str, torch.Tensor
 
 INDEX = r"model\.safetensors\.index\.json"
 BROKEN_SHARDS: list[tuple[Callable[[Path], Any], str]] = [
-    (lambda f: (f / SECOND).unlink(), rf"{INDEX}: names {SECOND}, which is missing"),
+    (lambda f: (f / SECOND).unlink(), rf"{INDEX}: lists {SECOND}, which is missing"),
     (lambda f: (f / FIRST).write_bytes(b"torn"), FIRST),
     (lambda f: (f / "model.safetensors.index.json").write_text("{"), INDEX),
     (lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {}}'), INDEX),
@@ -124,7 +124,7 @@ BROKEN_SHARDS: list[tuple[Callable[[Path], Any], str]] = [
         lambda f: edit_shard(
             f, SECOND, lambda t: t.update({NORM: t[NORM].to(torch.float8_e4m3fn)})
         ),
-        rf"{NORM} in {SECOND} is F8_E4M3, none of",
+        rf"{NORM} in {SECOND} is F8_E4M3, expected",
     ),
 ]
 

@@ -80,7 +80,7 @@ def test_instances_in_a_methods_cache_are_found(make_engine: Any, helpers: Any) 
     serve(engine, faults, helpers)
     assert rules_hit(engine) == {"methods_cache_no_instances"}
     assert method_cache_problems() == [
-        "Rotary.angle is cached for its class, which holds 3 calls with their instances"
+        "Rotary.angle has a cache on its class, which keeps the instances of 3 calls alive"
     ]
     host.Rotary.angle.cache_clear()
     assert rules_hit(engine) == set()
@@ -101,7 +101,9 @@ def test_a_bounded_cache_on_a_method_is_found_as_well(monkeypatch: pytest.Monkey
     monkeypatch.setattr(rules, "Tokenizer", Tokenizer, raising=False)
     assert Tokenizer().encode("a") + Tokenizer.vocabulary() == 4
     (problem,) = method_cache_problems()
-    assert "Tokenizer.encode is cached for its class, which holds 1 calls" in problem
+    assert (
+        "Tokenizer.encode has a cache on its class, which keeps the instances of 1 calls" in problem
+    )
 
 
 def test_a_registry_of_the_kv_pool_is_found_while_the_engine_runs(
