@@ -1,4 +1,4 @@
-"""``python -m plimsoll_engine serve|drain``. Nothing heavy is imported before it is needed."""
+"""Command line: ``python -m plimsoll_engine serve|drain``. Imports are deferred until needed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from plimsoll_engine import settings
 
 
 class _Parser(argparse.ArgumentParser):
-    """One clear line and status 2, without the usage text around it.
+    """Argument parser that prints errors as one line, and exits with status 2.
 
-    A flag is written in full: what the operator reserves is reserved by its whole name.
+    Flags cannot be abbreviated, because the operator reserves them by their full names.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -38,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return the exit status: 0 after a graceful end, 1 after a failure, 2 for wrong usage."""
+    """Run the command and return its exit status: 0 on success, 1 on failure, 2 for wrong usage."""
     flags = _parser().parse_args(arguments)
     if flags.command == "drain":
         from plimsoll_engine import prestop
@@ -48,8 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from plimsoll_engine import server
     from plimsoll_engine.errors import UsageError
 
-    # One line a request would drown the lines about states (/metrics counts requests), and
-    # uvicorn's warnings are about requests: as many lines as a client likes.
+    # A line for each request would hide those about states (/metrics counts requests). uvicorn's
+    # warnings are about requests as well, so that a client could cause any number of them.
     logs.configure(libraries={"uvicorn.access": "WARNING", "uvicorn.error": "ERROR"})
     try:
         return server.run(settings.from_flags(flags))

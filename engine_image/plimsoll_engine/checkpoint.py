@@ -1,21 +1,20 @@
-"""What a checkpoint says besides its weights: the one reader of its small files.
+"""Reader of a checkpoint's small files: everything but its weights.
 
-Where several files say the same, the order is that of transformers and vLLM:
+If several files say the same, the precedence is that of transformers and vLLM:
 
-- The ends of a text are those of generation_config.json, else of config.json, else of its
-  text_config, and always the tokenizer's eos_token as well (vLLM). Of a file that another one
-  overrules, ends count that are special tokens: what is left there of a default may be a word.
-- A token is special where tokenizer.json or tokenizer_config.json says so or names it, as in
-  transformers.
-- Truncation and padding of tokenizer.json are left behind by training scripts and are off
+- Stop tokens are those of generation_config.json, else of config.json, else of its text_config, and
+  always the tokenizer's eos_token as well (vLLM). From files with lower precedence, only special
+  tokens count, because an old default there may be a word.
+- A token is special if tokenizer.json or tokenizer_config.json marks or names it (transformers).
+- Truncation and padding in tokenizer.json are ignored: training scripts leave them behind
   (transformers sets both for each call).
-- Tokens exist up to the largest number of the vocabulary, which may have gaps, and below the
+- Token IDs go up to the largest one of the vocabulary, which may have gaps, and are below the
   model's vocab_size.
-- Sampling defaults are those fields of generation_config.json that vLLM takes
-  (``--generation-config auto``), whatever do_sample says.
+- Sampling defaults are the fields of generation_config.json that vLLM uses
+  (``--generation-config auto``), regardless of do_sample.
 - The chat template is ``--chat-template``, else chat_template.jinja, else chat_template.json, else
-  that of tokenizer_config.json. Several have names: ``tool_use`` is for chats with tools, and each
-  file of additional_chat_templates has its own.
+  that of tokenizer_config.json. Several templates have names: ``tool_use`` is for chats with tools,
+  and each file of additional_chat_templates has its own.
 """
 
 from __future__ import annotations
@@ -33,15 +32,14 @@ from tokenizers import AddedToken, Tokenizer
 
 from plimsoll_engine.errors import UsageError
 
-# Threads of the library's own gain nothing for one text at a time, and a process that has them
-# cannot be forked.
+# The library's threads do not help for one text at a time, and prevent forks.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 DEFAULT_TEMPLATE, TOOLS_TEMPLATE = "default", "tool_use"
 NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
-"""Special tokens that chat templates know by name."""
+"""Special tokens that chat templates can use by name."""
 DEFAULTS: dict[str, tuple[float, float]] = {
     "temperature": (0, 2),
     "top_p": (math.ulp(0.0), 1),
@@ -49,17 +47,17 @@ DEFAULTS: dict[str, tuple[float, float]] = {
     "min_p": (0, 1),
     "repetition_penalty": (0.01, 100),
 }
-"""Fields of generation_config.json that are defaults of requests; bounds as of requests."""
+"""Fields of generation_config.json that are request defaults, with the same bounds as in requests.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What the folder of a checkpoint says.
+    """Contents of a checkpoint's small files.
 
-    ``ends`` are the tokens that end a text, ``special`` the texts of the tokens in NAMED,
-    ``num_tokens`` is one more than the largest number of a token, ``chat_templates`` are
-    by name, ``defaults`` are the sampling fields for requests that leave them out. ``sources`` says
-    of which file each of them is.
+    ``ends`` are the stop tokens, ``special`` the texts of the tokens in NAMED, ``num_tokens`` the
+    largest token ID plus one, ``chat_templates`` the sources by name, and ``defaults`` the sampling
+    fields for requests that omit them. ``sources`` has the file of each of these.
     """
 
     folder: Path
@@ -75,7 +73,7 @@ class Checkpoint:
     def read(
         cls, folder: Path, chat_template: Path | None = None, generation_config: str = "auto"
     ) -> Checkpoint:
-        """Read the checkpoint in ``folder``; UsageError names the file and field that is wrong."""
+        """Read the checkpoint in ``folder``. Raises UsageError with the wrong file and field."""
         settings = read_json(folder / TOKENIZER_CONFIG)
         tokenizer = _tokenizer(folder, settings)
         special = {
@@ -97,7 +95,7 @@ class Checkpoint:
         )  # fmt: skip
 
     def summary(self) -> dict[str, Any]:
-        """Return what requests get from the checkpoint, and of which file it is."""
+        """Return the defaults of requests, with the file of each."""
         return {
             "stop_token_ids": self.ends,
             "sampling": self.defaults,
@@ -106,7 +104,7 @@ class Checkpoint:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return the object in ``file``, empty where there is none; UsageError for anything else."""
+    """Return the JSON object in ``file``; empty if it is missing. Raises UsageError otherwise."""
     try:
         data = json.loads(file.read_bytes())
     except FileNotFoundError:
@@ -141,7 +139,7 @@ def _tokenizer(folder: Path, settings: dict[str, Any]) -> Tokenizer:
 
 
 def _special(folder: Path, settings: dict[str, Any]) -> Iterator[str]:
-    """Yield the texts of the tokens that tokenizer_config.json calls special, or names."""
+    """Yield the texts of the tokens that tokenizer_config.json marks as special or names."""
     where = f"{folder / TOKENIZER_CONFIG}: field"
     for name, value in settings.items():
         if name.endswith("_token") and value and not isinstance(value, bool):
@@ -164,14 +162,14 @@ def _special(folder: Path, settings: dict[str, Any]) -> Iterator[str]:
 def _token_text(value: Any, field: str) -> str:
     text = value.get("content") if isinstance(value, dict) else value
     if not isinstance(text, str):
-        raise UsageError(f"{field}: {value!r} is no token's text")
+        raise UsageError(f"{field}: {value!r} is not the text of a token")
     return text
 
 
 def _num_tokens(folder: Path, tokenizer: Tokenizer) -> int:
-    """Return how many token numbers both know.
+    """Return the number of token IDs that both tokenizer and model know.
 
-    On a GPU, a token that the model has no row for is a fault that ends the worker.
+    On a GPU, an unknown token ID is a fault that ends the worker.
     """
     numbers = tokenizer.get_vocab(with_added_tokens=True).values()
     config = read_json(folder / CONFIG)
@@ -199,7 +197,7 @@ def _ends(folder: Path, tokenizer: Tokenizer, eos: str | None) -> tuple[list[int
         named = list(value) if isinstance(value, list) else [value]
         if not all(type(one) is int and one >= 0 for one in named):
             field = f"{where}eos_token_id"
-            raise UsageError(f"{folder / name}: field {field}: {value!r} is no token number")
+            raise UsageError(f"{folder / name}: field {field}: {value!r} is not a token ID")
         if ids:
             named = [one for one in named if one in added and added[one].special]
         if more := [one for one in named if one not in ids]:
@@ -232,7 +230,7 @@ def _defaults(folder: Path) -> dict[str, float]:
 def _templates(
     folder: Path, settings: dict[str, Any], chosen: Path | None
 ) -> tuple[dict[str, str], str]:
-    """Return the sources of the chat templates by name, and the file that the default one is of."""
+    """Return the sources of the chat templates by name, and the file of the default one."""
     try:
         if chosen is not None:
             return {DEFAULT_TEMPLATE: chosen.read_text(encoding="utf-8")}, chosen.name
@@ -254,7 +252,7 @@ def _templates(
                 source = {DEFAULT_TEMPLATE: source}
             if isinstance(source, dict) and source:
                 if not all(isinstance(one, str) for one in source.values()):
-                    raise ValueError("a template is no text")
+                    raise ValueError("a template is not a string")
                 return source | more, name
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(

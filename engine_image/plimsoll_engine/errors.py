@@ -1,40 +1,39 @@
-"""Errors that end more than one request: each class says what it ends.
+"""Errors that end more than one request; each class says what it ends.
 
-Of everything else that is raised while a step is computed, the request dies that caused it
-(``core/engine_core.py``). What the end of a worker means for the engine is decided in
-``frontend/workers/failures.py``.
+Any other error during a step fails only the request that caused it (``core/engine_core.py``).
+``frontend/workers/failures.py`` decides what a worker's end means for the engine.
 """
 
 from __future__ import annotations
 
 
 class UsageError(Exception):
-    """A flag, path or variable that cannot be used; the message names it and says what to do."""
+    """A flag, path or variable is invalid. The message names it and says what to do."""
 
 
 class SettingsError(ValueError):
-    """A size that cannot be; the message names the flag. Every further start meets it as well."""
+    """A size is invalid, now and at every later start. The message names the flag."""
 
 
 class LoadError(Exception):
-    """The checkpoint cannot be served; the message names the file, tensor or field.
+    """The checkpoint cannot be served, now or at any later start.
 
-    Every further start meets it as well.
+    The message names the file, tensor or field.
     """
 
 
 class WorkerEnds(RuntimeError):
-    """Nothing more can be computed by this worker; another one can go on."""
+    """The worker cannot continue, but another one can."""
 
 
 class DeviceLost(WorkerEnds):
-    """The device no longer answers (a CUDA fault is sticky): only a new process helps."""
+    """The device no longer answers. A CUDA fault is sticky, so only a new process helps."""
 
 
 class RanksLost(WorkerEnds):
-    """The ranks no longer compute together: only a new group helps.
+    """The group of ranks has failed, so only a new group helps.
 
-    ``gone`` says that a rank has ended; the process that started it reports the cause.
+    ``gone`` means that a rank has exited; the process that started it reports the cause.
     """
 
     def __init__(self, message: str, gone: bool = False) -> None:
@@ -43,8 +42,8 @@ class RanksLost(WorkerEnds):
 
 
 class TrialsLost(WorkerEnds):
-    """The server that tries grammars out is gone; only another worker has one again."""
+    """The server that tries out grammars is gone. Only a new worker has one."""
 
 
 class WarmUpError(WorkerEnds):
-    """The model cannot compute a throw-away request; the message is the model's."""
+    """The model failed on the warm-up request. The message is the model's."""

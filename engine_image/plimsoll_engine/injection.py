@@ -1,7 +1,7 @@
-"""Load the faults that a test or a demonstration switches on: the package ``plimsoll_faults``.
+"""Loading of injected faults from the package ``plimsoll_faults``, for tests and demonstrations.
 
-The engine knows no fault. Where ``PLIMSOLL_INJECT`` is set, each process loads its own part of the
-package by an entry point.
+The engine itself has no faults. If ``PLIMSOLL_INJECT`` is set, each process loads its part of the
+package through an entry point.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ GROUP = "plimsoll_engine.faults"
 
 
 def check(text: str) -> None:
-    """Raise SettingsError where ``text`` is no list of faults, or no package of faults is there."""
+    """Raise SettingsError if ``text`` is not a list of faults, or the package is not installed."""
     if text:
         load("check")(text)
 
 
 def load(name: str) -> Any:
-    """Return what the package offers under ``name``; SettingsError where it is not installed."""
+    """Return the package's entry point ``name``. Raises SettingsError if it is not installed."""
     for entry in entry_points(group=GROUP, name=name):
         return entry.load()
     raise SettingsError(

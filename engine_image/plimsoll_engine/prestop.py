@@ -1,7 +1,7 @@
-"""The preStop hook: drain the engine of this pod. Standard library only, so it starts at once.
+"""preStop hook: drain the engine of this pod. It uses only the standard library, to start fast.
 
-It runs while the endpoints of a terminating pod are still being withdrawn, so it lets the engine
-serve for a moment before it closes the door.
+It runs while the endpoints of a terminating pod are being removed, so the engine keeps serving for
+a moment before it drains.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from plimsoll_api.names import TOKEN_FILE
 
 PREFIX = "/admin/v1"
 CALL_TIMEOUT_S = 5.0
-# Endpoint changes reach kube-proxy and ingress controllers within seconds; a quarter of the
-# deadline at most is spent on that.
+# Endpoint changes reach kube-proxy and ingress controllers within seconds. At most a quarter of
+# the deadline is spent on that.
 ENDPOINT_DELAY_S = 5.0
 POLL_S = 0.2
 
@@ -28,7 +28,7 @@ class DrainRefused(Exception):
 
 
 def drain(admin_port: int, run_dir: Path, deadline_s: float) -> int:
-    """0 when the engine is drained or gone, 1 with a line on standard error when it is not."""
+    """Drain the engine. Return 0 once it is drained or gone; 1 or 2 after printing an error."""
     end = time.monotonic() + deadline_s
     try:
         token = (run_dir / TOKEN_FILE).read_text(encoding="utf-8").strip()
@@ -55,7 +55,7 @@ def drain(admin_port: int, run_dir: Path, deadline_s: float) -> int:
 
 
 def _begin(admin_port: int, token: str, epoch: str, deadline_s: float) -> None:
-    """Refusals by the fence or by another operation are tried again until the deadline."""
+    """Start a drain. The caller retries conflicts (409) until the deadline."""
     body = {
         "operation_id": f"prestop-{epoch.replace(':', '-')}-{time.time_ns()}",
         "expected_epoch": epoch,
@@ -87,5 +87,5 @@ def _call(
     finally:
         connection.close()
     if not isinstance(answer, dict):
-        raise ValueError("the answer is no JSON object")
+        raise ValueError("the response is not a JSON object")
     return answer

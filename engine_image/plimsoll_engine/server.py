@@ -1,8 +1,8 @@
-"""The frontend process: two HTTP servers and the engine on one event loop, from start to exit.
+"""Frontend process: two HTTP servers and the engine on one event loop, from start to exit.
 
-The loop is uvloop's: each connection of asyncio's own leaves a cycle of five objects behind (a
-transport that keeps a method of itself), so that some of the collections that stop every stream
-would have work.
+The loop is uvloop's. With asyncio's own, each connection leaves a cycle of five objects (a
+transport that references its own method), so that full collections, which stop every stream, would
+have work.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ TOKEN_TIMEOUT_S = 30.0
 ADMIN_CONNECTIONS = 64
 ADMIN_BODIES_BYTES = 1 << 20
 OTHER_FILES = 256
-"""Descriptors of all but clients' connections."""
-# After shutdown every request is answered; this is for clients that read slowly.
+"""File descriptors reserved for everything but clients' connections."""
+# After shutdown every request is answered; this is for slow clients.
 HTTP_CLOSE_TIMEOUT_S = 2
 BACKLOG = 2048
 KEEPALIVE_S = 30
-"""A client whose machine is gone says nothing: its connection ends after four times as long."""
+"""TCP keepalive interval. The connection of a vanished client ends after four times that."""
 
 
 class _Server(uvicorn.Server):
-    """Signals are the process's business: two servers share it."""
+    """HTTP server that leaves signals to the process, which has two servers."""
 
     def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
         self.connections = connections
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second."""
+        """Close timed-out connections once a second. uvicorn calls this ten times a second."""
         if counter % 10 == 0:
             self.connections.sweep()
         return await super().on_tick(counter)
@@ -79,9 +79,9 @@ class _Server(uvicorn.Server):
         yield
 
     def part(self) -> None:
-        """Idle connections close, the others with the answer that they are giving.
+        """Close idle connections at once, and the others after their response.
 
-        A client that keeps one connection alive would otherwise not notice that the Service leads
+        Otherwise a client with a keep-alive connection would not notice that the Service routes
         elsewhere.
         """
         for connection in list(self.server_state.connections):
@@ -91,8 +91,8 @@ class _Server(uvicorn.Server):
 def read_token(file: Path, timeout_s: float) -> str:
     """Return the admin token. Raises UsageError.
 
-    In a pod the supervisor writes it, and is waited for. Elsewhere there may be no supervisor:
-    where the file is missing it is made.
+    In a pod, the supervisor writes it, so this waits for the file. Elsewhere a missing file is
+    created, because there may be no supervisor.
     """
     if "KUBERNETES_SERVICE_HOST" not in os.environ:
         try:
@@ -124,7 +124,7 @@ def _bind(host: str, port: int, flag: str) -> socket.socket:
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{flag} {port} on {host}: {reason}") from None
-    # What follows is inherited by each connection.
+    # Each connection inherits these options.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -132,7 +132,7 @@ def _bind(host: str, port: int, flag: str) -> socket.socket:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_S)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
     try:
-        listener.listen(BACKLOG)  # who reads engine.json may connect at once
+        listener.listen(BACKLOG)  # readers of engine.json may connect at once
     except OSError as error:
         listener.close()
         raise UsageError(f"{flag} {port} on {host}: {error.strerror}") from None
@@ -141,17 +141,18 @@ def _bind(host: str, port: int, flag: str) -> socket.socket:
 
 @contextlib.contextmanager
 def _writing(settings: Settings) -> Iterator[None]:
-    """UsageError where the run directory is full or read-only."""
+    """Convert an OSError in the run directory to a UsageError."""
     try:
         yield
     except OSError as error:
         raise UsageError(
-            f"--run-dir {settings.run_dir}: cannot be written: {error}; give a directory with room"
+            f"--run-dir {settings.run_dir}: cannot be written: {error};"
+            " give a writable directory with free space"
         ) from None
 
 
 def _record(settings: Settings, port: int, admin_port: int, boot_id: str) -> None:
-    """Tell whoever started us with port 0 where we listen; replaced in one step."""
+    """Write the ports to the run directory, atomically, for callers that started with port 0."""
     content: dict[str, Any] = {
         "pid": os.getpid(),
         "port": port,
@@ -172,8 +173,11 @@ def _write_stacks_on_sigusr1(settings: Settings) -> None:
 
 
 def run(settings: Settings) -> int:
-    """Serve until a signal, a shutdown call or a failure; the exit status. Raises UsageError."""
-    become_subreaper()  # of the workers, should their zygote be killed
+    """Serve until a signal, a shutdown call or a failure. Return the exit status.
+
+    Raises UsageError.
+    """
+    become_subreaper()  # becomes the parent of workers whose zygote was killed
     host_memory.return_large_blocks()
     with _writing(settings):
         _write_stacks_on_sigusr1(settings)
@@ -280,7 +284,7 @@ async def _serve(
 
 
 def _connections(settings: Settings) -> int:
-    """As many as are asked for, or as the process may have open files."""
+    """Return the maximum number of connections, limited by the process's open files."""
     wanted = settings.http.max_connections or 2 * settings.max_queued
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < wanted + OTHER_FILES:

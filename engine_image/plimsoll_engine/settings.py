@@ -1,4 +1,4 @@
-"""What ``python -m plimsoll_engine serve`` is told: flags and environment, checked at once."""
+"""Settings of ``python -m plimsoll_engine serve``: flags and environment, validated at once."""
 
 from __future__ import annotations
 
@@ -28,20 +28,23 @@ from plimsoll_engine.messages.zygote_ipc import MEDIA_CACHE_BYTES, WorkerConfig
 
 INJECT_VARIABLE = "PLIMSOLL_INJECT"
 REASONING_PARSERS = "qwen3", "deepseek_r1"
-"""vLLM's names; both mean the form of ``api/reasoning.py``."""
+"""Names as in vLLM; both select the format of ``api/reasoning.py``."""
 WORKER_SOCKET = "worker.sock"
 WEIGHTS_SOCKET = "weights.sock"
 ENGINE_FILE = "engine.json"
 
 
 PRIORITY_RANGE = 0, (1 << 31) - 1
-"""Lower numbers go first: a request may step back, and not ahead of those that ask for nothing."""
+"""Default range of priorities. Lower numbers go first.
+
+A request may lower its priority, but not overtake requests that set none.
+"""
 
 
 class StandbyPolicy(StrEnum):
     """When a prepared worker waits beside the serving one (``--standby-worker``).
 
-    ``on-suspicion``: while a client of the admin API, such as the supervisor, holds a lease on it.
+    ``on-suspicion`` means while a client of the admin API, such as the supervisor, holds a lease.
     """
 
     NEVER = "never"
@@ -50,12 +53,12 @@ class StandbyPolicy(StrEnum):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All times are seconds. Null leaves a size to the worker.
+    """Settings of the engine. Times are in seconds. None leaves a size to the worker.
 
-    ``max_queued`` bounds the requests accepted and not yet answered, running ones included.
-    A request may have a priority within ``priority_range``, or 0; where ``priority_keys`` is not
-    null, with an API key of one of these numbers only. ``max_loras`` is 0 without
-    ``--enable-lora``; ``lora_modules`` are those of the start by name.
+    ``max_queued`` limits unanswered requests, including running ones. A request may have a priority
+    in ``priority_range``, or 0. If ``priority_keys`` is not None, only API keys with these numbers
+    may set one. ``max_loras`` is 0 without ``--enable-lora``. ``lora_modules`` are the adapters
+    loaded at start, by name.
     """
 
     model: Path
@@ -94,21 +97,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def socket(self) -> Path:
-        """The Unix socket at which workers connect to the frontend."""
+        """Unix socket at which workers connect to the frontend."""
         return self.run_dir / WORKER_SOCKET
 
     @property
     def weights_socket(self) -> Path:
-        """The Unix socket of the weight server."""
+        """Unix socket of the weight server."""
         return self.run_dir / WEIGHTS_SOCKET
 
     @property
     def token_file(self) -> Path:
-        """The admin token, which the supervisor writes before the engine starts."""
+        """File with the admin token, which the supervisor writes before the engine starts."""
         return self.run_dir / TOKEN_FILE
 
     def worker_config(self) -> WorkerConfig:
-        """Return the part of the settings that the processes with the model need."""
+        """Return the settings that the worker's processes need."""
         return WorkerConfig(
             model=str(self.model),
             run_dir=str(self.run_dir),
@@ -134,7 +137,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def port(text: str) -> int:
-    """Parse a TCP port for argparse, 0 for any."""
+    """Parse a TCP port for argparse; 0 means any."""
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is not a port; give 0 (any) to 65535")
     return int(text)
@@ -177,65 +180,117 @@ def positive_seconds(text: str) -> float:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add every flag of ``plimsoll-engine``; ``--help`` shows them in this order."""
+    """Add every flag of ``plimsoll-engine``, in the order of ``--help``."""
     add = parser.add_argument
-    add("--model", required=True, metavar="DIR", help="checkpoint, or hf://ORG/NAME[@REVISION]")
+    add(
+        "--model",
+        required=True,
+        metavar="DIR",
+        help="checkpoint directory, or hf://ORG/NAME[@REVISION]",
+    )
     add("--served-model-name", metavar="NAME", help="default: the directory's name, or ORG/NAME")
-    add("--run-dir", required=True, type=Path, metavar="DIR", help="sockets, token, stacks")
-    add("--host", default=EVERY_ADDRESS, help="address of the serving API; default: all there are")
+    add(
+        "--run-dir",
+        required=True,
+        type=Path,
+        metavar="DIR",
+        help="directory for sockets, admin token and stack traces",
+    )
+    add("--host", default=EVERY_ADDRESS, help="address of the serving API; default: all addresses")
     add("--port", default=8000, type=port, help="port of the serving API; 0 takes a free one")
     add("--admin-port", default=ADMIN_PORT, type=port, help="admin API, on 127.0.0.1 only")
     add("--dtype", default="auto", choices=("auto", "float32", "bfloat16"))
     add("--kv-cache-dtype", default="auto", choices=("auto", "fp8", "fp8_e4m3"),
-        help="type of keys and values in the KV pool; default: the model's")  # fmt: skip
+        help="dtype of keys and values in the KV pool; default: the model's")  # fmt: skip
     add("--device", default="auto", choices=("auto", "cpu", "cuda"))
-    add("--max-num-seqs", type=_positive, metavar="N", help="requests that run at once")
-    add("--max-model-len", type=_positive, metavar="N", help="prompt and output tokens together")
-    add("--max-num-batched-tokens", type=_positive, metavar="N", help="tokens of one step")
-    add("--block-size", type=_positive, metavar="N", help="tokens of one KV block")
-    add("--num-blocks", type=_positive, metavar="N", help="KV blocks of the pool")
+    add("--max-num-seqs", type=_positive, metavar="N", help="maximum number of requests in a batch")
+    add(
+        "--max-model-len",
+        type=_positive,
+        metavar="N",
+        help="maximum tokens of prompt and output together",
+    )
+    add("--max-num-batched-tokens", type=_positive, metavar="N", help="maximum tokens of one step")
+    add("--block-size", type=_positive, metavar="N", help="tokens in a KV block")
+    add("--num-blocks", type=_positive, metavar="N", help="number of blocks in the KV pool")
     add("--kv-offload-bytes", default=0, type=_size, metavar="SIZE",
         help="host memory for evicted KV blocks, such as 8Gi; default: none")  # fmt: skip
-    add("--encoder-cache-tokens", type=_positive, metavar="N", help="images and sounds encoded")
+    add(
+        "--encoder-cache-tokens", type=_positive, metavar="N", help="encoder output tokens to cache"
+    )
     add(
         "--media-cache-mib", default=MEDIA_CACHE_BYTES >> 20, type=_positive, metavar="MIB",
-        help="processed images and sounds kept, here and in the worker each",
+        help="cache for processed images and audio, in the frontend and again in the worker",
     )  # fmt: skip
     add("--tensor-parallel-size", default=1, type=_positive, metavar="N",
-        help="GPUs of this host that compute the model together")  # fmt: skip
+        help="number of GPUs of this host that share the model")  # fmt: skip
     add("--reasoning-parser", choices=REASONING_PARSERS,
-        help="separate what models think from what they answer in chats; default: no")  # fmt: skip
+        help="separate reasoning from the answer in chats; default: off")  # fmt: skip
     api_flags.add_flags(parser)
-    add("--enable-lora", action="store_true", help="take LoRA adapters; their API reads folders")
-    add("--max-loras", default=4, type=_positive, metavar="N", help="adapters loaded at once")
-    add("--max-lora-rank", default=64, type=_positive, metavar="R", help="largest rank of one")
+    add(
+        "--enable-lora",
+        action="store_true",
+        help="enable LoRA adapters; their API reads local folders",
+    )
+    add(
+        "--max-loras",
+        default=4,
+        type=_positive,
+        metavar="N",
+        help="maximum number of loaded adapters",
+    )
+    add(
+        "--max-lora-rank",
+        default=64,
+        type=_positive,
+        metavar="R",
+        help="maximum rank of an adapter",
+    )
     add("--lora-modules", default=[], nargs="+", metavar="NAME=PATH",
-        help="adapters that are there from the start; vLLM's JSON objects, too")  # fmt: skip
+        help="adapters to load at start, also as vLLM's JSON objects")  # fmt: skip
     add("--standby-worker", default=StandbyPolicy.NEVER.value,
         choices=[one.value for one in StandbyPolicy],
         help="keep a prepared worker for the next restart; on-suspicion: while the supervisor"
-        " expects one; default: never")  # fmt: skip
+        " expects a restart; default: never")  # fmt: skip
     add("--speculative-config", metavar="JSON",
-        help="guess next tokens, as vLLM's flag of this name; default: no")  # fmt: skip
-    add("--max-queued", default=1024, type=_positive, metavar="N", help="then 429")
+        help="speculative decoding, as vLLM's flag of this name; default: off")  # fmt: skip
+    add(
+        "--max-queued",
+        default=1024,
+        type=_positive,
+        metavar="N",
+        help="maximum number of unanswered requests; more get status 429",
+    )
     add("--priority-range", default=PRIORITY_RANGE, type=_priority_range, metavar="MIN:MAX",
         help="priorities that requests may have; default: 0:2147483647")  # fmt: skip
     add("--priority-keys", nargs="+", type=_positive, metavar="N",
         help="lines of --api-key-file that may use priorities; default: all")  # fmt: skip
-    add("--api-key-file", type=Path, metavar="FILE", help="keys of /v1, one a line; default: open")
+    add(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="file of API keys for /v1, one a line; default: no authentication",
+    )
     http_settings.add_flags(parser, _positive, _size, positive_seconds)
     add("--startup-timeout", default=600.0, type=positive_seconds, metavar="S")
     add("--shutdown-timeout", default=30.0, type=positive_seconds, metavar="S")
-    add("--allow-inject", action="store_true", help=f"obey {INJECT_VARIABLE}: tests only")
+    add(
+        "--allow-inject",
+        action="store_true",
+        help=f"apply the faults in {INJECT_VARIABLE}; for tests only",
+    )
 
 
 def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = None) -> Settings:
-    """Return the settings that ``flags`` mean; :class:`UsageError` for a wrong path or variable."""
+    """Return the settings for ``flags``.
+
+    Raises :class:`UsageError` for a wrong path or variable.
+    """
     environ = os.environ if environ is None else environ
     inject = environ.get(INJECT_VARIABLE, "")
     if inject and not flags.allow_inject:
         raise UsageError(
-            f"{INJECT_VARIABLE} is set, which switches faults on: "
+            f"{INJECT_VARIABLE} is set, which injects faults: "
             "unset it, or add --allow-inject in a test"
         )
     try:
@@ -299,7 +354,7 @@ def from_flags(flags: argparse.Namespace, environ: Mapping[str, str] | None = No
 
 
 def _speculative(flags: argparse.Namespace, model: Path) -> Speculative | None:
-    """Return what the flag asks for, the path of a draft model resolved."""
+    """Return the speculative config, with the path of a draft model resolved; None without one."""
     if flags.speculative_config is None:
         return None
     try:
@@ -311,7 +366,7 @@ def _speculative(flags: argparse.Namespace, model: Path) -> Speculative | None:
     where = f"--speculative-config: field model: {found.model}"
     if flags.tensor_parallel_size > 1:
         raise UsageError(
-            f"{where}: a draft model is computed by one GPU alone; use prompt lookup, or leave"
+            f"{where}: a draft model runs on one GPU only; use prompt lookup, or leave"
             f" --tensor-parallel-size {flags.tensor_parallel_size} out"
         )
     try:
@@ -329,7 +384,7 @@ def _speculative(flags: argparse.Namespace, model: Path) -> Speculative | None:
 
 
 def _tokens(checkpoint: Path) -> tuple[object, object]:
-    """Return the parts of tokenizer.json that give each token its number."""
+    """Return the parts of tokenizer.json that assign token IDs."""
     file = checkpoint / "tokenizer.json"
     try:
         content = json.loads(file.read_bytes())
@@ -341,15 +396,17 @@ def _tokens(checkpoint: Path) -> tuple[object, object]:
 def _priority_keys(flags: argparse.Namespace) -> list[int] | None:
     keys: list[int] | None = flags.priority_keys
     if keys is not None and flags.api_key_file is None:
-        raise UsageError("--priority-keys: needs --api-key-file, whose lines it counts from 1")
+        raise UsageError(
+            "--priority-keys: needs --api-key-file; it selects lines of that file, counted from 1"
+        )
     return keys
 
 
 def _lora_modules(flags: argparse.Namespace, served: str) -> dict[str, LoraModule]:
-    """Return the adapters of ``--lora-modules`` by name; UsageError names a wrong flag."""
+    """Return the adapters of ``--lora-modules`` by name. Raises UsageError for a wrong flag."""
     if flags.enable_lora and flags.tensor_parallel_size > 1:
         raise UsageError(
-            f"--enable-lora: adapters are computed by one GPU alone; leave it out, or"
+            f"--enable-lora: adapters run on one GPU only; leave it out, or"
             f" --tensor-parallel-size {flags.tensor_parallel_size}"
         )
     if flags.lora_modules and not flags.enable_lora:
@@ -364,11 +421,11 @@ def _lora_modules(flags: argparse.Namespace, served: str) -> dict[str, LoraModul
         if name in found or name == served:
             raise UsageError(f"--lora-modules {text}: the name {name} is taken; give another one")
         if not os.path.isdir(module.path):
-            raise UsageError(f"--lora-modules {text}: no such folder, or none that can be read")
+            raise UsageError(f"--lora-modules {text}: no such folder, or it is not readable")
         found[name] = msgspec.structs.replace(module, path=str(Path(module.path).resolve()))
     if len(found) > flags.max_loras:
         raise UsageError(
-            f"--lora-modules: {len(found)} adapters are more than --max-loras {flags.max_loras}"
+            f"--lora-modules: {len(found)} adapters exceed --max-loras {flags.max_loras}"
         )
     return found
 

@@ -98,7 +98,7 @@ def test_a_volume_that_fills_up_in_the_middle_is_named_and_gone_on_with(
         status, said = fill_in_the_middle(at, source)
         assert status == 1
         assert f"{model} cannot be written: No space left on device" in said[-1]
-        assert "make room on its volume" in said[-1]
+        assert "free space on its volume" in said[-1]
         assert complete(at.seen) is None, "half a checkpoint is not served"
         (at.seen / "ballast").unlink()
         assert source.fetch(at)[0] == 0

@@ -213,11 +213,11 @@ def test_an_object_that_changes_meanwhile_is_no_mixture(store: Store, tmp_path: 
 @pytest.mark.parametrize(
     ("uri", "secret", "said"),
     [
-        (f"s3://{BUCKET}/none", "secret", "holds no object"),
+        (f"s3://{BUCKET}/none", "secret", "has no objects"),
         ("s3://absent/x", "secret", "s3://absent does not exist"),
         ("s3://elsewhere/x", "secret", "is in us-west-2: set AWS_REGION in the Secret"),
         (f"s3://{BUCKET}/models", "wrong", "SignatureDoesNotMatch"),
-        (f"s3://{BUCKET}/models", "", "go together"),
+        (f"s3://{BUCKET}/models", "", "set both AWS_ACCESS_KEY_ID"),
     ],
 )
 def test_what_cannot_be_had_is_said(

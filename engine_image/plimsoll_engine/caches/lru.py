@@ -1,9 +1,9 @@
-"""A bounded least-recently-used cache whose items can be pinned.
+"""Bounded LRU cache whose items can be pinned.
 
-Two rules hold at every moment, and the worker's audit checks them: the order and the data have the
-same keys, and only keys that are present are pinned. So a touch of a missing key does nothing (a
-ghost in the order would make an eviction loop look for it for ever), and an eviction looks at each
-item at most once (a cache full of pinned items evicts nothing and says so).
+Two invariants, which the worker's audit checks: order and data have the same keys, and only present
+keys are pinned. Touching a missing key therefore does nothing, since a stale key in the order would
+make eviction loop forever. Eviction visits each item at most once, so that it ends even if all
+items are pinned.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ V = TypeVar("V")
 
 
 class LruCache(Generic[K, V]):
-    """Items whose sizes add up to at most ``capacity``.
+    """LRU cache of items whose sizes add up to at most ``capacity``.
 
-    A size is in the cache's own unit: 1 each where items are counted, bytes where they are weighed.
-    Pins are counted: an item is free at zero pins.
+    The unit of sizes is up to the user: 1 for each item, or bytes. Pins are counted; an item with
+    zero pins can be evicted.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -28,7 +28,7 @@ class LruCache(Generic[K, V]):
             raise ValueError(f"capacity {capacity}: must be at least 1")
         self.capacity = capacity
         self.used = 0
-        """The sum of all sizes."""
+        """Sum of all sizes."""
         self._data: dict[K, V] = {}
         self._sizes: dict[K, int] = {}
         self._order: OrderedDict[K, None] = OrderedDict()
@@ -41,27 +41,27 @@ class LruCache(Generic[K, V]):
         return key in self._data
 
     def __iter__(self) -> Iterator[K]:
-        """Return the keys, least recently used first."""
+        """Iterate over the keys, least recently used first."""
         return iter(self._order)
 
     @property
     def pinned(self) -> int:
-        """How many items are pinned."""
+        """Number of pinned items."""
         return len(self._pins)
 
     def get(self, key: K) -> V | None:
-        """Return the value, without touching it."""
+        """Return the value; None if it is missing. Does not affect the order."""
         return self._data.get(key)
 
     def touch(self, key: K) -> None:
-        """Make ``key`` the most recently used; a missing key stays missing."""
+        """Make ``key`` the most recently used, if it is present."""
         if key in self._data:
             self._order.move_to_end(key)
 
     def put(self, key: K, value: V, size: int = 1) -> list[tuple[K, V]]:
-        """Store ``key`` as the most recently used and return what was evicted for it.
+        """Store ``key`` as the most recently used. Return the evicted items.
 
-        Where even the eviction of all that may go leaves no room: MemoryError, and nothing changes.
+        Raises MemoryError, without a change, if pinned items leave too little space.
         """
         if size < 0:
             raise ValueError(f"size {size}: must not be negative")
@@ -73,7 +73,7 @@ class LruCache(Generic[K, V]):
                     f"no room for {size} in a cache of {self.capacity}:"
                     f" {len(self._pins)} of its {len(self)} items are pinned"
                 )
-            self.touch(key)  # the last that an eviction looks at
+            self.touch(key)  # the last candidate for eviction
             evicted = self.evict(excess)
         self.used += size - self._sizes.get(key, 0)
         self._data[key] = value
@@ -83,14 +83,14 @@ class LruCache(Generic[K, V]):
         return evicted
 
     def pin(self, key: K) -> None:
-        """Keep ``key`` from eviction until it was unpinned as often; KeyError if it is missing."""
+        """Add a pin to ``key``, which prevents its eviction. Raises KeyError if it is missing."""
         if key not in self._data:
             raise KeyError(key)
         self._pins[key] = self._pins.get(key, 0) + 1
         self._order.move_to_end(key)
 
     def unpin(self, key: K) -> None:
-        """Take one pin away; the last one leaves ``key`` as the most recently used."""
+        """Remove a pin of ``key``. Removing the last one makes it the most recently used."""
         left = self._pins[key] - 1
         if left:
             self._pins[key] = left
@@ -99,10 +99,10 @@ class LruCache(Generic[K, V]):
             self._order.move_to_end(key)
 
     def evict(self, size: int) -> list[tuple[K, V]]:
-        """Remove items, least recently used first, until ``size`` is free, and return them.
+        """Remove unpinned items, least recently used first, until ``size`` is freed. Return them.
 
-        A pinned item is in use, so it goes to the recent end instead. Each item is looked at
-        once at most, so this ends, with less than what was asked for when the rest is pinned.
+        It frees less if the other items are pinned. Pinned items move to the most recently used
+        end, and each item is visited at most once.
         """
         evicted: list[tuple[K, V]] = []
         target = self.used - size
@@ -117,11 +117,11 @@ class LruCache(Generic[K, V]):
         return evicted
 
     def clear(self) -> list[tuple[K, V]]:
-        """Remove every item that is not pinned, and return them."""
+        """Remove and return every item that is not pinned."""
         return [(key, self._remove(key)) for key in list(self._order) if key not in self._pins]
 
     def discard(self, key: K) -> None:
-        """Remove ``key`` where it is present; a pinned one stays."""
+        """Remove ``key`` if it is present and not pinned."""
         if key in self._data and key not in self._pins:
             self._remove(key)
 
@@ -131,22 +131,24 @@ class LruCache(Generic[K, V]):
         return self._data.pop(key)
 
     def _evictable(self, besides: K) -> int:
-        """Return what the eviction of every other item that is not pinned would free."""
+        """Return the total size of the unpinned items, without ``besides``."""
         kept = sum(self._sizes[key] for key in self._pins if key != besides)
         return self.used - kept - self._sizes.get(besides, 0)
 
     def problems(self) -> list[str]:
-        """Return what is wrong with this cache, for the audit; nothing on a sound one."""
+        """Return the inconsistencies of this cache, for the audit."""
         found = []
         order, data = set(self._order), set(self._data)
         if order != data:
             found.append(
-                f"{len(order - data)} keys are in the order alone, {len(data - order)} in the data"
+                f"{len(order - data)} keys are only in the order, {len(data - order)} in the data"
             )
         if ghosts := set(self._pins) - data:
             found.append(f"{len(ghosts)} pinned keys are not in the data")
         if self.used > self.capacity:
-            found.append(f"items of {self.used} in all, capacity {self.capacity}")
+            found.append(
+                f"the items' total size is {self.used}, but the capacity is {self.capacity}"
+            )
         if (total := sum(self._sizes.values())) != self.used:
-            found.append(f"the items' sizes are {total} in all, {self.used} are counted")
+            found.append(f"the items' sizes add up to {total}, but {self.used} is recorded")
         return found

@@ -1,4 +1,4 @@
-"""The frontend's cache of processed media: who sends the same image again has it decoded once."""
+"""Frontend cache of processed media, so that a repeated image is decoded once."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ from plimsoll_engine.multimodal.processor import Processed
 
 
 class ProcessorCache:
-    """Tensors as bytes by key, at most ``capacity`` bytes."""
+    """Cache of processed media by key, with at most ``capacity`` bytes of tensors."""
 
     def __init__(self, capacity: int) -> None:
         self._items: LruCache[bytes, Processed] = LruCache(capacity)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all kept items."""
+        """Bytes of all cached tensors."""
         return self._items.used
 
     @property
     def capacity(self) -> int:
-        """The most bytes that it keeps."""
+        """Maximum number of bytes."""
         return self._items.capacity
 
     def get(self, key: bytes) -> Processed | None:
-        """Return the item of ``key``, now the last to be evicted; None if it is not here."""
+        """Return the item of ``key`` and make it the most recently used; None if it is missing."""
         found = self._items.get(key)
         if found is not None:
             self._items.touch(key)
         return found
 
     def put(self, item: Processed) -> None:
-        """Keep ``item``; one that is larger than the whole cache is not kept."""
+        """Cache ``item``, unless it is larger than the capacity."""
         if len(item.data) <= self._items.capacity:
             self._items.put(item.key, item, len(item.data))
 
     def clear(self) -> int:
-        """Let go of everything; running requests keep what they need. How many went."""
+        """Remove all items and return their number. Running requests keep theirs."""
         return len(self._items.clear())
 
     def problems(self) -> list[str]:
-        """For the audit; nothing on a sound one."""
+        """Return the inconsistencies of this cache, for the audit."""
         return self._items.problems()

@@ -1,6 +1,6 @@
-"""The worker's half: it holds what the sender says, and lets go when the sender says so.
+"""Worker side of the media cache. It stores and removes what the sender orders.
 
-There is no order and no eviction of its own, so there is nothing to fall out of step.
+It has no order and no eviction of its own, so that it cannot diverge from the sender.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from plimsoll_engine.messages.worker_ipc import Media, MediaMissing, Submit
 
 
 class Receiver:
-    """The tensors of images and sounds as bytes, by key. ``capacity`` (bytes) is the sender's."""
+    """Cache of media tensors by key. ``capacity`` (bytes) is enforced by the sender."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -25,7 +25,7 @@ class Receiver:
         return key in self._held
 
     def unpack(self, submit: Submit) -> Submit | MediaMissing:
-        """``submit`` with the data of each of its media, or what is missing for it."""
+        """Return ``submit`` with the data of all its media, or which media are missing."""
         for key in submit.forget:
             self._drop(key)
         for media in submit.media:
@@ -42,21 +42,21 @@ class Receiver:
         return replace(media, data=self._held[media.key]) if media.data is None else media
 
     def keys(self) -> list[bytes]:
-        """Return the keys that are held, sorted, for the audit against the sender's."""
+        """Return the sorted keys of all items, for the audit against the sender's."""
         return sorted(self._held)
 
     def clear(self) -> int:
-        """Let go of everything; requests that were begun keep what they need. How many went."""
+        """Remove all items and return their number. Running requests keep theirs."""
         count = len(self._held)
         self._held.clear()
         self.bytes = 0
         return count
 
     def problems(self) -> list[str]:
-        """Return what is wrong with this cache, for the audit; nothing on a sound one."""
+        """Return the inconsistencies of this cache, for the audit."""
         total = sum(map(len, self._held.values()))
         if total != self.bytes:
-            return [f"the items have {total} bytes, {self.bytes} are counted"]
+            return [f"the items have {total} bytes, but {self.bytes} are recorded"]
         return []
 
     def _drop(self, key: bytes) -> None:

@@ -1,10 +1,10 @@
-"""The frontend's half of the receiver cache: it knows what the worker holds without asking.
+"""Frontend side of the media cache. It knows what the worker holds without asking.
 
-The worker keeps the tensors of images and sounds, so that one that many requests share is sent
-once. What it keeps and lets go is decided here alone, when a submission is written to the socket:
-the socket delivers all or nothing and in order, so both sides hold the same keys whenever nothing
-is on the way. (Where each side evicts for itself, one lost message leaves them apart for ever.)
-A sender lives as long as its connection: the next worker begins with an empty cache and a new one.
+The worker keeps the tensors of images and audio, so that media shared by many requests are sent
+once. The sender alone decides what the worker keeps, when a submission is written to the socket.
+The socket delivers messages completely and in order, so both sides have the same keys whenever no
+message is in flight. (If each side evicted by itself, one lost message would make them diverge.) A
+sender lives as long as its connection; the next worker starts with an empty cache.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from plimsoll_engine.messages.worker_ipc import Media, Submit, ToWorker, Trim
 
 
 class Sender:
-    """``capacity`` is the bytes of the worker's receiver cache."""
+    """Mirror of the worker's media cache, which has ``capacity`` bytes."""
 
     def __init__(self, capacity: int) -> None:
         self._held: LruCache[bytes, None] = LruCache(capacity)
         self.changes = 0
-        """Counts every change; two equal readings mean that nothing happened in between."""
+        """Number of changes; equal values mean that nothing changed in between."""
         self.sent_bytes_total = 0
         self.spared_bytes_total = 0
 
     def pack(self, message: ToWorker) -> ToWorker:
-        """Return ``message`` as it is to be written, now and whatever happens.
+        """Return ``message`` in the form to be written. It must be written next.
 
-        It lacks the data that the worker has, and orders it to let go of what has to make room.
+        It lacks the data that the worker has, and orders it to remove items to make room.
         """
         match message:
             case Submit(media=media) if media:
@@ -40,22 +40,22 @@ class Sender:
         return message
 
     def lost(self, keys: list[bytes]) -> None:
-        """Send these again: the worker says that it lacks them."""
+        """Record media that the worker reported as missing, so that they are sent again."""
         self.changes += 1
         for key in keys:
             self._held.discard(key)
 
     def keys(self) -> set[bytes]:
-        """Return the keys that the worker holds by this account."""
+        """Return the keys that the worker should hold."""
         return set(self._held)
 
     def problems(self) -> list[str]:
-        """For the audit; nothing on a sound one."""
+        """Return the inconsistencies of this cache, for the audit."""
         return self._held.problems()
 
     def _pack(self, submit: Submit) -> Submit:
         forget: list[bytes] = []
-        # Pinned, so that an item of this submission never makes room for another one of it.
+        # Pinned, so that no item of this submission is evicted for another one.
         pinned = [media.key for media in submit.media if self._pin(media.key)]
         media = [self._one(item, forget, pinned) for item in submit.media]
         for key in pinned:
@@ -71,7 +71,7 @@ class Sender:
         try:
             evicted = self._held.put(media.key, None, len(media.data))
         except MemoryError:
-            return media  # sent for this request alone
+            return media  # sent without being cached
         forget += [key for key, _ in evicted]
         self._held.pin(media.key)
         pinned.append(media.key)

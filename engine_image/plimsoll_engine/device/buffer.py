@@ -1,8 +1,8 @@
-"""Plain device memory by the CUDA driver: allocated, exported, mapped, freed.
+"""Device memory from the CUDA driver: allocate, export, map, free.
 
-Not torch's allocator: its segments are shared by many tensors, and what it exports expects exactly
-one consumer. ``cuMemAlloc`` is what ``cudaMalloc`` calls; a handle of it may be opened by any
-number of processes, one after the other or at once (CUDA Driver API, "Memory Management").
+torch's allocator is unsuitable: its segments are shared by many tensors, and its exports expect
+exactly one consumer. ``cudaMalloc`` calls ``cuMemAlloc``; any number of processes may open a handle
+of it, in turn or at once (CUDA Driver API, "Memory Management").
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ import torch
 HANDLE_BYTES = 64
 """CU_IPC_HANDLE_SIZE of cuda.h."""
 LAZY_PEER_ACCESS = 1
-"""CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: the only flag that cuIpcOpenMemHandle takes."""
+"""CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag that cuIpcOpenMemHandle accepts."""
 OUT_OF_MEMORY = 2
 """CUDA_ERROR_OUT_OF_MEMORY."""
 PAGE_BYTES = 2 << 20
-"""The device's largest page. A process that opens an allocation by IPC maps it with the largest
-page that divides its size (seen on H100 and H200, driver 580). With 4 KiB pages, an H100 reads
-weights at 2.2 instead of 4.0 TB/s, and mapping 16 GB takes 83 instead of .7 ms."""
+"""Largest page of the device.
+
+A process that opens an allocation by IPC maps it with the largest page that divides its size (seen
+on H100 and H200, driver 580). With 4 KiB pages, an H100 reads weights at 2.2 instead of 4.0 TB/s,
+and mapping 16 GB takes 83 ms instead of 0.7 ms.
+"""
 
 
 class CudaError(RuntimeError):
-    """A driver call that failed; the message names the call and the driver's reason."""
+    """A driver call failed. The message has the call and the driver's reason."""
 
 
 class _Handle(ctypes.Structure):
@@ -35,10 +38,10 @@ class _Handle(ctypes.Structure):
 
 
 class DeviceBuffer:
-    """Bytes on the current device, this process's own or another's.
+    """Memory on the current device that this or another process allocated.
 
-    Shaped for torch, which reads ``__cuda_array_interface__`` (version 3) and keeps this object
-    alive as long as the tensor.
+    torch reads its ``__cuda_array_interface__`` (version 3) and keeps this object alive as long as
+    the tensor.
     """
 
     def __init__(self, pointer: int, nbytes: int, own: bool) -> None:
@@ -48,9 +51,9 @@ class DeviceBuffer:
 
     @classmethod
     def allocate(cls, nbytes: int) -> DeviceBuffer:
-        """Return memory of our own: ``nbytes`` bytes, in whole pages of the largest size.
+        """Allocate ``nbytes`` bytes, in whole pages of the largest size.
 
-        Raises torch.OutOfMemoryError as torch's own allocation would.
+        Raises torch.OutOfMemoryError, as torch's allocator does.
         """
         _ensure_context()
         pointer = ctypes.c_uint64()
@@ -66,7 +69,7 @@ class DeviceBuffer:
 
     @classmethod
     def map(cls, handle: bytes, nbytes: int) -> DeviceBuffer:
-        """Return the memory that another process, not this one, exported as ``handle``."""
+        """Map the memory that another process exported as ``handle``."""
         _ensure_context()
         pointer = ctypes.c_uint64()
         opened = _driver().cuIpcOpenMemHandle_v2(
@@ -76,14 +79,14 @@ class DeviceBuffer:
         return cls(pointer.value, nbytes, own=False)
 
     def export(self) -> bytes:
-        """Return the handle by which other processes map this memory."""
+        """Return the handle with which other processes map this memory."""
         handle = _Handle()
         status = _driver().cuIpcGetMemHandle(ctypes.byref(handle), ctypes.c_uint64(self.pointer))
         _check(status, "cuIpcGetMemHandle")
         return bytes(handle)
 
     def tensor(self) -> torch.Tensor:
-        """All of it as uint8, [nbytes]."""
+        """Return the whole buffer as uint8 [nbytes]."""
         return torch.as_tensor(self, device="cuda")
 
     @property
@@ -97,7 +100,7 @@ class DeviceBuffer:
         }
 
     def close(self) -> bool:
-        """Free or unmap, once no kernel uses it any more. Again does nothing more."""
+        """Free or unmap the memory, once no kernel uses it. Idempotent."""
         if not self.pointer:
             return True
         pointer, self.pointer = ctypes.c_uint64(self.pointer), 0
@@ -110,10 +113,10 @@ class DeviceBuffer:
 
 @contextlib.contextmanager
 def primary_context(index: int) -> Iterator[None]:
-    """Hold device ``index``'s primary context, the one that torch uses, and make it if need be.
+    """Retain the primary context of device ``index``, which torch uses, and create it if necessary.
 
-    It takes .2 s on an H200, during which torch would keep Python's lock; this does not. Raises
-    :class:`CudaError`.
+    Creating it takes 0.2 s on an H200. torch would hold the GIL meanwhile; this function does not.
+    Raises :class:`CudaError`.
     """
     driver, device, context = _driver(), ctypes.c_int(), ctypes.c_void_p()
     _check(driver.cuInit(0), "cuInit")
@@ -127,7 +130,7 @@ def primary_context(index: int) -> Iterator[None]:
 
 
 def _driver() -> ctypes.CDLL:
-    # Loaded already, by torch; dlopen only counts a reference.
+    # torch has already loaded it; dlopen only adds a reference.
     driver = ctypes.CDLL("libcuda.so.1")
     driver.cuIpcOpenMemHandle_v2.argtypes = [
         ctypes.POINTER(ctypes.c_uint64), _Handle, ctypes.c_uint
@@ -136,7 +139,7 @@ def _driver() -> ctypes.CDLL:
 
 
 def _ensure_context() -> None:
-    """Make torch's context of the current device current in this thread, as the driver needs."""
+    """Make torch's context of the current device current in this thread, as the driver requires."""
     torch.cuda.synchronize()
 
 

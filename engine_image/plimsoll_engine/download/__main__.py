@@ -1,10 +1,10 @@
-"""``python -m plimsoll_engine.download``: a checkpoint into a directory, before the engine starts.
+"""Download a checkpoint: ``python -m plimsoll_engine.download``.
 
-What an earlier run left half done is gone on with; a directory that is complete is used as it is,
-also while its source cannot be reached.
+It runs before the engine starts. An interrupted download continues. A complete directory is used as
+it is, even if its source cannot be reached.
 
-A repository without ``--to`` goes into the hub's own cache (HF_HOME), and the last line says where
-in it: so the engine itself fetches ``--model hf://…`` (source.py).
+A repository without ``--to`` goes into the hub's cache (HF_HOME), and the last line is its path.
+The engine downloads ``--model hf://…`` like that (source.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AUTHORITIES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0 when the checkpoint is there, 1 with the reason where it cannot be."""
+    """Download a checkpoint. Return exit status 0, or 1 after printing the reason of a failure."""
     parser = argparse.ArgumentParser(prog="plimsoll_engine.download", description=__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--repository", metavar="ORGANISATION/NAME", help="of the hub")
@@ -39,15 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--s3 needs --to")
     if given.parent is not None:
         die_with_parent(given.parent)
-    # Others' loggers say each HTTP request.
+    # Loggers of libraries log each HTTP request.
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
     log.setLevel(logging.INFO)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    for name in AUTHORITIES:  # of other clients: ours read this one variable
+    for name in AUTHORITIES:  # variables of other clients; ours read SSL_CERT_FILE
         if file := os.environ.get(name):
             os.environ.setdefault("SSL_CERT_FILE", file)
     try:
-        # Only what is needed: the hub's client alone takes a second to import.
+        # Import only what is needed: the hub's client takes a second.
         if given.s3:
             from plimsoll_engine.download import s3
 

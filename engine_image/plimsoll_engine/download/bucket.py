@@ -1,7 +1,7 @@
-"""A bucket of S3, or of a store that speaks its protocol: list objects, read one from an offset.
+"""Client of an S3-compatible bucket: lists objects, and reads one from an offset.
 
-These two requests are all that a download needs, so there is no SDK: it would be larger than the
-rest of the engine's frontend. Settings are the variables that AWS's own tools read.
+A download needs only these two requests, so there is no SDK, which would be larger than the rest of
+the frontend. Settings come from the variables that AWS's tools read.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from plimsoll_engine.download.sigv4 import Credentials, encoded_path, encoded_qu
 from plimsoll_engine.download.target import DownloadError
 
 TIMEOUT_S = 60.0
-"""Without a byte for so long a connection counts as dead."""
+"""Time without a byte after which a connection counts as dead."""
 BLOCK = 1 << 20
 SECRET = "spec.model.credentialsSecretRef"
 
 
 class Unreachable(Exception):
-    """The store did not answer, or asked to come again later."""
+    """The store did not answer, or asked to retry later."""
 
 
 class Changed(DownloadError):
-    """An object is not the one that was listed any more."""
+    """The object has changed since it was listed."""
 
 
 @dataclass(frozen=True)
 class BucketSettings:
-    """``endpoint`` is the URL of a store that is not AWS's; empty for AWS.
+    """Access to a bucket. ``endpoint`` is the URL of a store other than AWS's, else empty.
 
-    Without ``credentials`` requests are anonymous, which public buckets take.
+    Without ``credentials``, requests are anonymous, which public buckets accept.
     """
 
     region: str = "us-east-1"
@@ -45,11 +45,14 @@ class BucketSettings:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> BucketSettings:
-        """From the variables of AWS's tools; :class:`DownloadError` where half a key is given."""
+        """Read the variables of AWS's tools.
+
+        Raises :class:`DownloadError` for an incomplete key.
+        """
         key, secret = environ.get("AWS_ACCESS_KEY_ID"), environ.get("AWS_SECRET_ACCESS_KEY")
         if bool(key) != bool(secret):
             raise DownloadError(
-                f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY go together: the Secret of {SECRET} "
+                f"set both AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: the Secret of {SECRET} "
                 "has only one of them"
             )
         token = environ.get("AWS_SESSION_TOKEN", "")
@@ -66,7 +69,7 @@ class BucketSettings:
 
 @dataclass(frozen=True)
 class Item:
-    """One object. ``etag`` changes when its content does."""
+    """Object in a bucket. ``etag`` changes with its content."""
 
     key: str
     size: int
@@ -74,9 +77,9 @@ class Item:
 
 
 class Bucket:
-    """Read from one bucket.
+    """Reader of one bucket.
 
-    Every call raises :class:`Unreachable`, or :class:`DownloadError` where trying again is no use.
+    Every call raises :class:`Unreachable`, or :class:`DownloadError` if a retry would not help.
     """
 
     def __init__(self, name: str, settings: BucketSettings) -> None:
@@ -91,7 +94,7 @@ class Bucket:
             self._path = ""
 
     def list(self, prefix: str) -> list[Item]:
-        """All objects below ``prefix``, by key (ListObjectsV2)."""
+        """Return all objects below ``prefix``, sorted by key (ListObjectsV2)."""
         found: list[Item] = []
         query = {"list-type": "2", "prefix": prefix}
         while True:
@@ -108,14 +111,14 @@ class Bucket:
     def read(self, item: Item, offset: int) -> Iterator[bytes]:
         """Yield the object's bytes from ``offset`` on.
 
-        :class:`Changed` where it is another one by now.
+        Raises :class:`Changed` if the object has changed since it was listed.
         """
         headers = {"If-Match": f'"{item.etag}"'}
         if offset:
             headers["Range"] = f"bytes={offset}-"
         with self._get(f"/{item.key}", {}, headers) as answer:
             if offset and answer.status != 206:
-                raise DownloadError(f"{self._root} reads no part of an object (Range)")
+                raise DownloadError(f"{self._root} does not support range requests")
             try:
                 while block := answer.read(BLOCK):
                     yield block
@@ -133,7 +136,7 @@ class Bucket:
             credentials, region = self._settings.credentials, self._settings.region
             sent = signed(host, path, query, sent, credentials, region, now)
         url = f"{self._root}{encoded_path(path)}" + (f"?{encoded_query(query)}" if query else "")
-        request = urllib.request.Request(url, headers=sent)  # noqa: S310 - checked in Settings.of
+        request = urllib.request.Request(url, headers=sent)  # noqa: S310 - BucketSettings.of checks the scheme
         try:
             answer: http.client.HTTPResponse = urllib.request.urlopen(  # noqa: S310
                 request, timeout=TIMEOUT_S
@@ -145,7 +148,7 @@ class Bucket:
         return answer
 
     def _refused(self, error: urllib.error.HTTPError) -> Exception:
-        """Return what a status means for whoever wrote the manifest."""
+        """Return the exception for an HTTP error, with what the manifest's author can do."""
         where = f"s3://{self._name}"
         region = error.headers.get("x-amz-bucket-region")
         if error.code in (301, 307, 400) and region and region != self._settings.region:

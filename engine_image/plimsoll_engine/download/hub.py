@@ -1,7 +1,7 @@
-"""A repository of the Hugging Face Hub into a directory, or into the hub's own cache.
+"""Download of a Hugging Face Hub repository to a directory or to the hub's cache.
 
-What an earlier run left half done is gone on with. Several pods may share the directory: the hub's
-client takes a lock for each file.
+An interrupted download continues. Several pods may share the directory: the hub's client locks each
+file.
 """
 
 from __future__ import annotations
@@ -45,16 +45,17 @@ BUFFERS = {
     "HF_XET_RECONSTRUCTION_MIN_RECONSTRUCTION_FETCH_SIZE": 8,
     "HF_XET_RECONSTRUCTION_MAX_RECONSTRUCTION_FETCH_SIZE": 4,
 }
-"""hf-xet's settings of what it holds in memory, each with its part of the whole: hf-xet 1.8."""
+"""Variables for hf-xet's buffers, each with its divisor of the total (hf-xet 1.8)."""
 MAX_BUFFERS = 2_000_000_000
-"""Bytes that are enough for any network: hf-xet's own default before it looked at the machine."""
+"""Maximum total in bytes, which suffices for any network: hf-xet's former default."""
 
 
 def bound_buffers(environ: MutableMapping[str, str], headroom: int | None) -> None:
-    """Have hf-xet hold at most a quarter of ``headroom``, the bytes that are free.
+    """Limit hf-xet's buffers to a quarter of ``headroom``, the free bytes.
 
-    It sizes its buffers by the memory of the machine, which may be a hundred times the limit of a
-    container. What ``environ`` sets already stays. It reads these variables at its first download.
+    hf-xet sizes its buffers by the machine's memory, which may be a hundred times a container's
+    limit. It reads these variables of ``environ`` at its first download. Variables that are set
+    stay.
     """
     if headroom is None:
         return
@@ -64,13 +65,13 @@ def bound_buffers(environ: MutableMapping[str, str], headroom: int | None) -> No
 
 
 class _AwayError(Exception):
-    """The hub cannot be reached; the message says why."""
+    """The hub cannot be reached. The message says why."""
 
 
 def _info(repository: str, revision: str) -> ModelInfo:
-    """Return what the hub knows of a revision.
+    """Return the hub's information about a revision.
 
-    Raises :class:`DownloadError`, :class:`_AwayError`.
+    Raises :class:`DownloadError` or :class:`_AwayError`.
     """
     try:
         return HfApi().model_info(repository, revision=revision, files_metadata=True)
@@ -83,19 +84,16 @@ def _info(repository: str, revision: str) -> ModelInfo:
         raise DownloadError(f"{repository} has no revision {revision!r}") from None
     except RepositoryNotFoundError:
         raise DownloadError(
-            f"{repository} does not exist, or is private: then {TOKEN} must name a token that may "
-            "read it"
+            f"{repository} does not exist, or is private: set a token in {TOKEN} that may read it"
         ) from None
     except Exception as error:  # noqa: BLE001 - transport errors are the client's HTTP library's own
         raise _AwayError(str(error)) from None
 
 
 def into_cache(repository: str, revision: str) -> Path:
-    """Return the folder of the revision in the hub's cache.
+    """Return the folder of the revision in the hub's cache, after downloading it.
 
-    :class:`DownloadError` where there is none.
-
-    While the hub cannot be reached, what the cache has is used.
+    If the hub cannot be reached, the cached files are used. Raises :class:`DownloadError`.
     """
     info: ModelInfo | None = None
     try:
@@ -110,7 +108,7 @@ def into_cache(repository: str, revision: str) -> Path:
     except LocalEntryNotFoundError:
         raise DownloadError(
             f"{repository}@{revision} is not in {HF_HUB_CACHE}, and the hub cannot be reached: "
-            "name a cache that has it in HF_HOME, a mirror in HF_ENDPOINT, unset HF_HUB_OFFLINE, "
+            "set HF_HOME to a cache that has it or HF_ENDPOINT to a mirror, unset HF_HUB_OFFLINE, "
             "or give a checkpoint directory as --model"
         ) from None
     except Exception as error:
@@ -126,14 +124,14 @@ def into_cache(repository: str, revision: str) -> Path:
 def _cached(repository: str, revision: str) -> Path:
     """Return the revision's folder in the cache.
 
-    Raises LocalEntryNotFoundError, also where only a part of the files may be there.
+    Raises LocalEntryNotFoundError if it is absent or may be incomplete.
     """
     found = Path(
         snapshot_download(
             repository, revision=revision, local_files_only=True, ignore_patterns=list(IGNORED)
         )
     )
-    # The client compares with the list of files that it keeps. A full disk keeps neither.
+    # The client compares with its stored list of files, which a full disk may lack.
     if not list(found.parents[1].glob("trees/*.json")) and list(
         found.parents[1].glob("blobs/*.incomplete")
     ):
@@ -142,7 +140,7 @@ def _cached(repository: str, revision: str) -> Path:
 
 
 def _whole(repository: str, commit: str, info: ModelInfo) -> Path | None:
-    """Return the folder in a read-only cache, None where it lacks a file of ``info``'s."""
+    """Return the revision's folder in a read-only cache; None if a file of ``info`` is missing."""
     try:
         found = _cached(repository, commit)
     except (LocalEntryNotFoundError, OSError):
@@ -157,7 +155,7 @@ def _whole(repository: str, commit: str, info: ModelInfo) -> Path | None:
 
 
 def download(repository: str, revision: str, target: Path) -> str:
-    """Return the commit in ``target``; :class:`DownloadError` where it cannot be had."""
+    """Download a revision to ``target`` and return its commit. Raises :class:`DownloadError`."""
     there = complete(target)
     try:
         info = _info(repository, revision)

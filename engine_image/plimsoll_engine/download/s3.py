@@ -1,7 +1,7 @@
-"""The objects below a prefix of a bucket into a directory.
+"""Download of the objects below a prefix of a bucket to a directory.
 
-A file that was cut off is gone on with, one that is there is not fetched again, and one that the
-bucket has no more goes. Pods that share the directory take turns by a lock.
+An interrupted file continues, a complete one is not fetched again, and one that the bucket no
+longer has is removed. Pods that share the directory take turns with a lock.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ log = logging.getLogger("download")
 T = TypeVar("T")
 
 INDEX = ".plimsoll-objects.json"
-"""Name -> etag of the files that are whole."""
+"""Index of complete files: etag by name."""
 LOCK = ".plimsoll-lock"
 AT_ONCE = 4
 TRIES = 6
@@ -45,16 +45,16 @@ FIRST_PAUSE_S = 0.5
 
 
 def download(uri: str, target: Path, environ: Mapping[str, str]) -> str:
-    """Return the version in ``target``, a hash of what the bucket holds.
+    """Download ``uri`` to ``target`` and return its version, a hash of the bucket's contents.
 
-    :class:`DownloadError` where it cannot be had.
+    Raises :class:`DownloadError`.
     """
     name, _, prefix = uri.removeprefix("s3://").partition("/")
     prefix = f"{prefix.rstrip('/')}/" if prefix.strip("/") else ""
     bucket = Bucket(name, BucketSettings.of(environ))
     there = complete(target)
     try:
-        # Nobody waits for a store whose checkpoint is here.
+        # Do not retry if the checkpoint is already here.
         listed = _again(lambda: bucket.list(prefix), TRIES if there is None else 1)
     except Unreachable as error:
         if there is None:
@@ -63,7 +63,7 @@ def download(uri: str, target: Path, environ: Mapping[str, str]) -> str:
         return there
     wanted = _wanted(listed, prefix)
     if not wanted:
-        raise DownloadError(f"{uri} holds no object")
+        raise DownloadError(f"{uri} has no objects")
     listing = "".join(f"{n}\0{one.etag}\0{one.size}\n" for n, one in sorted(wanted.items()))
     version = hashlib.sha256(listing.encode()).hexdigest()[:16]
     if there == version:
@@ -77,7 +77,7 @@ def download(uri: str, target: Path, environ: Mapping[str, str]) -> str:
 
 
 def _wanted(items: list[Item], prefix: str) -> dict[str, Item]:
-    """Objects by their file names below the target."""
+    """Return the objects to download by their paths relative to the target."""
     found = {}
     for item in items:
         name = item.key.removeprefix(prefix)
@@ -85,7 +85,7 @@ def _wanted(items: list[Item], prefix: str) -> dict[str, Item]:
             continue
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or path.parts[0].startswith(".plimsoll"):
-            raise DownloadError(f"the object {item.key!r} has a name that no file may have")
+            raise DownloadError(f"the object {item.key!r} has a name that is not a valid file name")
         found[str(path)] = item
     return found
 
@@ -105,7 +105,7 @@ def _fetch_all(bucket: Bucket, wanted: dict[str, Item], target: Path) -> None:
     index = _index(target)
     missing = {name: one for name, one in wanted.items() if index.get(name) != one.etag}
     size = sum(one.size for one in wanted.values())
-    require_space(target, size - size_of(target))  # what goes makes as much room as it leaves
+    require_space(target, size - size_of(target))
     begin(target)
     for name in index.keys() - wanted.keys():
         (target / name).unlink(missing_ok=True)
@@ -118,7 +118,7 @@ def _fetch_all(bucket: Bucket, wanted: dict[str, Item], target: Path) -> None:
             index[name] = item.etag
             _write(target / INDEX, json.dumps(index, sort_keys=True))
 
-    # The largest first, so that the end does not wait for one of them alone.
+    # Largest first, so that the end does not wait for a single large file.
     order = sorted(missing.items(), key=lambda one: -one[1].size)
     with Progress(target, size), ThreadPoolExecutor(AT_ONCE) as pool:
         tasks = [pool.submit(fetch, name, item) for name, item in order]
@@ -134,7 +134,7 @@ def _fetch_all(bucket: Bucket, wanted: dict[str, Item], target: Path) -> None:
 
 
 def _fetch(bucket: Bucket, item: Item, path: Path) -> None:
-    """One file, from where an earlier try ended. A part belongs to one etag."""
+    """Download one file, continuing a partial file of the same etag."""
     path.parent.mkdir(parents=True, exist_ok=True)
     etag = hashlib.sha256(item.etag.encode()).hexdigest()[:12]
     part = path.with_name(f"{path.name}.{etag}.part")
@@ -144,7 +144,7 @@ def _fetch(bucket: Bucket, item: Item, path: Path) -> None:
     with part.open("ab") as file:
         offset = file.tell()
         if offset > item.size:
-            file.truncate(offset := 0)  # appending goes on from there
+            file.truncate(offset := 0)  # appending continues at the new end
         if offset < item.size:
             try:
                 for block in bucket.read(item, offset):
@@ -156,18 +156,18 @@ def _fetch(bucket: Bucket, item: Item, path: Path) -> None:
         os.fsync(file.fileno())
         came = os.fstat(file.fileno()).st_size
     if came != item.size:
-        raise Unreachable(f"{item.key}: {came} of {item.size} bytes came")
+        raise Unreachable(f"{item.key}: received {came} of {item.size} bytes")
     part.replace(path)
 
 
 def _again(call: Callable[[], T], tries: int = TRIES) -> T:
-    """``call``, tried again with growing pauses while the store is not reached."""
+    """Return the result of ``call``; retry with growing pauses while the store is unreachable."""
     for failures in range(1, tries):
         try:
             return call()
         except Unreachable as error:
             pause = FIRST_PAUSE_S * 2.0**failures * random.uniform(0.5, 1.0)
-            log.warning("%s; again in %.1f s", error, pause)
+            log.warning("%s; retrying in %.1f s", error, pause)
             time.sleep(pause)
     return call()
 

@@ -1,8 +1,7 @@
-"""AWS Signature Version 4 of a request without a body, in headers.
+"""AWS Signature Version 4 for requests without a body, in headers.
 
-Source: "Authenticating Requests: Using the Authorization Header (AWS Signature Version 4)" of the
-Amazon S3 API reference, whose worked examples are this module's tests. In S3 a path is encoded
-once.
+Source: "Authenticating Requests: Using the Authorization Header (AWS Signature Version 4)" in the
+Amazon S3 API reference, whose examples are this module's tests. S3 encodes a path only once.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ UNRESERVED = "-_.~"
 
 @dataclass(frozen=True)
 class Credentials:
-    """``token`` belongs to temporary credentials, and is empty with lasting ones."""
+    """AWS credentials. ``token`` belongs to temporary ones and is empty otherwise."""
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -28,12 +27,12 @@ class Credentials:
 
 
 def encoded_path(path: str) -> str:
-    """Return a path as it is sent and signed."""
+    """Return the percent-encoded path, for URL and signature."""
     return quote(path, safe=f"/{UNRESERVED}")
 
 
 def encoded_query(query: Mapping[str, str]) -> str:
-    """Return a query as it is sent and signed: in the order of its names."""
+    """Return the percent-encoded query, sorted by name, for URL and signature."""
     pairs = sorted((quote(k, safe=UNRESERVED), quote(v, safe=UNRESERVED)) for k, v in query.items())
     return "&".join(f"{key}={value}" for key, value in pairs)
 
@@ -47,7 +46,10 @@ def signed(
     region: str,
     at: datetime,
 ) -> dict[str, str]:
-    """``headers`` of a GET with those that authorize it. ``at`` is in UTC, ``path`` not encoded."""
+    """Return ``headers`` of a GET request with those that authorize it.
+
+    ``at`` is in UTC; ``path`` is not encoded.
+    """
     stamp, day = at.strftime("%Y%m%dT%H%M%SZ"), at.strftime("%Y%m%d")
     sent = {**headers, "x-amz-content-sha256": EMPTY_SHA256, "x-amz-date": stamp}
     if credentials.token:

@@ -1,4 +1,4 @@
-"""The folder of the checkpoint that ``--model`` names: one of this machine, or one of the hub."""
+"""Checkpoint folder that ``--model`` names: a local folder, or a repository of the hub."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ _HUB = re.compile(
 
 
 class SourceError(Exception):
-    """The model is not to be had; the message says what to do."""
+    """The model is not available. The message says what to do."""
 
 
 def default_name(model: str) -> str:
-    """Return what a model is served as: a folder's name, or ORGANISATION/NAME of the hub."""
+    """Return the default served name: the folder's name, or ORGANISATION/NAME of the hub."""
     return _parsed(model)[0] if model.startswith(SCHEME) else Path(model).resolve().name
 
 
 def folder(model: str) -> Path:
-    """Return the checkpoint's folder, after its download where ``model`` names the hub.
+    """Return the checkpoint's folder, after downloading it if ``model`` names the hub.
 
     ``hf://ORGANISATION/NAME[@REVISION]`` goes to the hub's cache. Raises :class:`SourceError`.
 
-    A process of its own downloads: what the hub's client keeps is not this one's to carry. Its
-    waits are bounded by the client's timeouts (HF_HUB_DOWNLOAD_TIMEOUT), not by the size of a
-    model.
+    A separate process downloads, so that this one does not keep the memory of the hub's client. The
+    client's timeouts (HF_HUB_DOWNLOAD_TIMEOUT) limit its waits.
     """
     if not model.startswith(SCHEME):
         return Path(model)

@@ -1,4 +1,4 @@
-"""The directory that a checkpoint is downloaded into: space, progress, and the mark of the end."""
+"""Directory that a checkpoint is downloaded to: free space, progress, and completion marker."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import TypeGuard
 log = logging.getLogger("download")
 
 COMPLETE = ".plimsoll-complete"
-"""Written last: names the version that the directory holds."""
+"""Completion marker: a file, written last, with the version in the directory."""
 PROGRESS_S = 10.0
 IGNORED = ("*.pth", "*.pt", "*.gguf", "*.onnx", "*.msgpack", "*.h5", "original/*")
-"""The same weights in other formats."""
+"""Files with the same weights in other formats."""
 
 
 _OF_DISK = (
@@ -26,16 +26,16 @@ _OF_DISK = (
 
 
 class DownloadError(Exception):
-    """Why there is no checkpoint, and what to do about it."""
+    """The checkpoint is not available. The message says why and what to do."""
 
 
 def ignored(name: str) -> bool:
-    """Whether a file of a checkpoint is not wanted."""
+    """Report whether a file of a checkpoint is not needed."""
     return any(fnmatch.fnmatch(name, pattern) for pattern in IGNORED)
 
 
 def complete(target: Path) -> str | None:
-    """Return the version in ``target``, None where it is not all there."""
+    """Return the version in ``target``; None if it is incomplete."""
     try:
         return (target / COMPLETE).read_text().strip()
     except FileNotFoundError:
@@ -43,28 +43,28 @@ def complete(target: Path) -> str | None:
 
 
 def finish(target: Path, version: str) -> None:
-    """Mark ``target`` as complete: in one step, so that a full disk leaves no empty mark."""
+    """Write the completion marker of ``target``, atomically."""
     new = target / f"{COMPLETE}.new"
     new.write_text(f"{version}\n")
     new.replace(target / COMPLETE)
 
 
 def begin(target: Path) -> None:
-    """Take the mark away before the first file changes.
+    """Remove the completion marker, before the first file changes.
 
-    Half of a new version among the files of an old one is neither.
+    A mixture of two versions is neither of them.
     """
     (target / COMPLETE).unlink(missing_ok=True)
 
 
 def unwritable(folder: Path | str, error: OSError) -> DownloadError:
-    """For a disk that is full or read-only, also in the middle of a file."""
+    """Return the error for a disk that is full or read-only."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        cure = "make room on its volume, or name a larger claim in spec.model.cache"
+        cure = "free space on its volume, or name a larger claim in spec.model.cache"
     elif error.errno == errno.EROFS:
         cure = "mount its volume writable"
     else:
-        cure = "see that it is a folder which this user may write"
+        cure = "make sure that it is a folder and writable for this user"
     what = os.strerror(error.errno) if error.errno else str(error)
     return DownloadError(
         f"{folder} cannot be written: {what}; the files downloaded so far are kept: {cure}"
@@ -72,22 +72,22 @@ def unwritable(folder: Path | str, error: OSError) -> DownloadError:
 
 
 def is_of_disk(error: BaseException) -> TypeGuard[OSError]:
-    """Whether an error of a library is the disk's: those of the network are OSErrors too."""
+    """Report whether an error comes from the disk. Network errors are OSErrors as well."""
     return isinstance(error, OSError) and error.errno in _OF_DISK
 
 
 def require_space(target: Path, needed: int) -> None:
-    """:class:`DownloadError` where ``needed`` bytes do not fit."""
+    """Raise :class:`DownloadError` if ``needed`` bytes do not fit."""
     free = shutil.disk_usage(target).free
     if needed > free:
         raise DownloadError(
-            f"{target} has {free >> 20} MiB left and up to {needed >> 20} MiB are needed: name a "
+            f"{target} has {free >> 20} MiB free, but up to {needed >> 20} MiB are needed: name a "
             "larger claim in spec.model.cache"
         )
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files below ``folder``; files that vanish meanwhile count as none."""
+    """Return the bytes of all files below ``folder``, ignoring files that vanish meanwhile."""
     total = 0
     for path in folder.rglob("*"):
         try:
@@ -98,7 +98,7 @@ def size_of(folder: Path) -> int:
 
 
 class Progress:
-    """Says how far it is, every :data:`PROGRESS_S`."""
+    """Context that logs the progress every :data:`PROGRESS_S` seconds."""
 
     def __init__(self, target: Path, wanted: int) -> None:
         self._target, self._wanted = target, wanted

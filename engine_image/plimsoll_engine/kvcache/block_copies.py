@@ -1,7 +1,7 @@
-"""Copies of KV blocks between the device's pool and a buffer in host memory, without waiting.
+"""Asynchronous copies of KV blocks between the device's pool and a buffer in host memory.
 
-On CUDA the buffer is pinned and a side stream copies while the model computes; an event tells when
-a batch is done. On a CPU the same calls do a batch when it is first asked whether it is done.
+On CUDA the buffer is pinned, a side stream copies while the model computes, and an event shows when
+a batch is done. On a CPU a batch is copied when it is first polled.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ WAIT_STEP_S = 0.0005
 
 
 class Ticket(Protocol):
-    """One batch of copies under way."""
+    """Handle of one batch of copies."""
 
     def done(self) -> bool:
-        """Whether all copies of the batch have ended; never waits."""
+        """Report whether all copies of the batch are done. Never waits."""
 
 
 class _Deferred:
-    """Done when it is first looked at."""
+    """Ticket of a batch that is copied at the first poll."""
 
     def __init__(self, copy: Callable[[], None]) -> None:
         self._copy: Callable[[], None] | None = copy
@@ -44,11 +44,11 @@ class _Recorded:
 
 
 class Copies:
-    """Copies of blocks between the pool on the device and a buffer on the host.
+    """Copier of blocks between the pool on the device and a buffer on the host.
 
     ``kv`` is the pool, [2, layers, blocks * block_size, heads, dim], and ``scales`` [2, layers,
     blocks * block_size, heads] those of an FP8 pool. The buffer holds ``slots`` blocks, [slots, 2,
-    layers, block_size, ...], of the same dtype, and as many of the scales.
+    layers, block_size, ...], of the same dtype, and as many blocks of scales.
     """
 
     def __init__(
@@ -62,21 +62,21 @@ class Copies:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of host memory for the blocks; zero after it was closed."""
+        """Bytes of the host buffers; 0 after :meth:`close`."""
         return sum(buffer.nbytes for buffer in self._host)
 
     def store(self, pairs: Sequence[tuple[int, int]]) -> Ticket:
-        """Begin to copy each (block, slot) to the host."""
+        """Start copying each (block, slot) to the host."""
         return self._begin(pairs, to_host=True)
 
     def load(self, pairs: Sequence[tuple[int, int]]) -> Ticket:
-        """Begin to copy each (block, slot) to the device."""
+        """Start copying each (block, slot) to the device."""
         return self._begin(pairs, to_host=False)
 
     def _begin(self, pairs: Sequence[tuple[int, int]], to_host: bool) -> Ticket:
         if self._stream is None:
             return _Deferred(lambda: self._copy(pairs, to_host))
-        # What the model has written or still reads comes first.
+        # Wait for the model's pending reads and writes of the pool.
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         with torch.cuda.stream(self._stream):
             self._copy(pairs, to_host)
@@ -97,7 +97,7 @@ class Copies:
                 target.copy_(source, non_blocking=True)
 
     def close(self) -> None:
-        """Wait for what is under way and let go of both. Again does nothing more."""
+        """Wait for running copies and release all buffers. Idempotent."""
         if self._stream is not None:
             self._stream.synchronize()
             self._stream = None
@@ -106,9 +106,9 @@ class Copies:
 
 
 def _buffer(pool: torch.Tensor, block_size: int, slots: int) -> torch.Tensor:
-    """Return host memory for ``slots`` blocks of ``pool`` [2, layers, slots, ...].
+    """Return a host buffer for ``slots`` blocks of ``pool`` [2, layers, slots, ...].
 
-    Zeros are written, so that it does not grow while it is filled.
+    It is filled with zeros, so that it does not grow in use.
     """
     two, layers, _, *rest = pool.shape
     shape = (slots, two, layers, block_size, *rest)
@@ -116,7 +116,7 @@ def _buffer(pool: torch.Tensor, block_size: int, slots: int) -> torch.Tensor:
 
 
 def wait_for(done: Callable[[], bool], timeout_s: float) -> bool:
-    """Whether ``done`` became true within ``timeout_s`` seconds."""
+    """Report whether ``done`` returned True within ``timeout_s`` seconds."""
     deadline = time.monotonic() + timeout_s
     while not done():
         if time.monotonic() >= deadline:

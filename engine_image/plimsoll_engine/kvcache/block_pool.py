@@ -1,8 +1,8 @@
-"""The pool of KV blocks: who holds which, and which still hold a prompt's beginning.
+"""Pool of KV blocks: reference counts and the prefix cache.
 
-A block is in one of three states: *used* (referenced by one or more requests), *cached* (by none,
-but its contents have a hash, so a later prompt may take it again) or *free*. The three counts add
-up to the pool's size at every moment. Only numbers live here; the tensors are the runner's.
+A block is *used* (referenced by one or more requests), *cached* (unreferenced, but indexed by its
+hash for later prompts) or *free*. The three counts always add up to the pool's size. This module
+has block numbers only; the runner has the tensors.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from itertools import islice
 from plimsoll_engine.caches.lru import LruCache
 
 INDEX_ENTRY_BYTES = 400
-"""Of one cached block's hash in the cache's dictionaries and its key (CPython 3.11, rounded up)."""
+"""Bytes of one cached block's index entry and hash (CPython 3.11, rounded up)."""
 
 
 class BlockPool:
-    """``num_blocks`` blocks of ``block_size`` tokens each.
+    """Pool of ``num_blocks`` blocks of ``block_size`` tokens each.
 
-    The prefix cache maps a block's hash to its number. Blocks in use are pinned in it; the others
-    are evicted, least recently used first, when the free blocks are spent.
+    The prefix cache maps a block's hash to its number. It pins used blocks. Cached blocks are
+    evicted in LRU order once no block is free.
     """
 
     def __init__(
         self, num_blocks: int, block_size: int, tables: Iterable[Sequence[int]] = ()
     ) -> None:
-        """Make a pool in which each of ``tables`` references its blocks; all others are free.
+        """Create a pool in which each of ``tables`` references its blocks; all others are free.
 
-        The tables are those of a predecessor: what it had lost is free again. Each of their blocks
-        is among the ``num_blocks``, and no table has one twice.
+        The tables come from a predecessor. Each block number must be below ``num_blocks`` and occur
+        only once in a table.
         """
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"num_blocks {num_blocks}, block_size {block_size}: at least 1 each")
@@ -39,13 +39,15 @@ class BlockPool:
         self.prefix: LruCache[bytes, int] = LruCache(num_blocks)
         self._references = [0] * num_blocks
         self.taken = array("Q", [0]) * num_blocks
-        """How often each block was allocated: while that is unchanged, so are its full contents.
-        An array, since numbers above 256 are objects: a list would grow for the first million
-        requests."""
+        """Number of allocations of each block; while it is unchanged, so are the block's full
+        contents.
+
+        It is an array because a list of large integers would grow with the first million requests.
+        """
         self._hashes: list[bytes | None] = [None] * num_blocks
         self.used = 0
         self.held = 0
-        """References of all blocks together: what the holders' own counts must add up to."""
+        """Total number of references, which must match the holders' own counts."""
         for table in tables:
             for block in table:
                 self.used += not self._references[block]
@@ -56,25 +58,25 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that nothing uses and that hold no prefix."""
+        """Number of blocks that are neither used nor cached."""
         return len(self._free)
 
     @property
     def cached(self) -> int:
-        """Blocks that no request uses, kept for a prompt with the same prefix."""
+        """Number of blocks that no request uses and that are cached for later prompts."""
         return len(self.prefix) - self.prefix.pinned
 
     @property
     def available(self) -> int:
-        """Blocks that can be allocated now: free ones and those that may be evicted."""
+        """Number of blocks that can be allocated: free ones and evictable ones."""
         return self.free + self.cached
 
     def blocks_for(self, tokens: int) -> int:
-        """How many blocks hold ``tokens`` tokens."""
+        """Return the number of blocks that ``tokens`` tokens need."""
         return -(-tokens // self.block_size)
 
     def allocate(self, count: int) -> list[int] | None:
-        """``count`` blocks with one reference each, or None where there are not as many."""
+        """Allocate ``count`` blocks with one reference each; None if too few are available."""
         if count > self.available:
             return None
         if count > len(self._free):
@@ -88,7 +90,7 @@ class BlockPool:
         return blocks
 
     def lookup(self, hashes: Iterable[bytes]) -> list[int]:
-        """Return the blocks of the longest cached beginning, without taking them."""
+        """Return the blocks of the longest cached prefix, without referencing them."""
         found = []
         for key in hashes:
             block = self.prefix.get(key)
@@ -99,7 +101,7 @@ class BlockPool:
         return found
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Take one more reference to each of ``blocks``, which :meth:`lookup` found."""
+        """Add a reference to each of ``blocks``, which :meth:`lookup` returned."""
         for block in blocks:
             if self._references[block] == 0:
                 self.prefix.pin(self._hash_of(block))
@@ -108,19 +110,21 @@ class BlockPool:
         self.held += len(blocks)
 
     def register(self, block: int, key: bytes) -> None:
-        """Offer the full block to later prompts, unless another block holds the same contents."""
+        """Add a full block to the prefix cache, unless an equal block is cached."""
         if key in self.prefix or self._hashes[block] is not None:
             return
-        # There is an entry for each block at most, so the cache never evicts here.
+        # Each block has at most one entry, so the cache never evicts here.
         self.prefix.put(key, block)
         self.prefix.pin(key)
         self._hashes[block] = key
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Give one reference back for each block; the last blocks of a prompt are evicted first."""
+        """Drop one reference to each block. The last blocks of a prompt are evicted first."""
         for block in reversed(blocks):
             if self._references[block] < 1:
-                raise AssertionError(f"block {block} was released more often than it was taken")
+                raise AssertionError(
+                    f"block {block} was released more often than it was referenced"
+                )
             self._references[block] -= 1
             self.held -= 1
             if self._references[block]:
@@ -133,31 +137,31 @@ class BlockPool:
                 self.prefix.unpin(key)
 
     def oldest(self, count: int) -> list[tuple[bytes, int]]:
-        """(hash, block) of the cached blocks among the ``count`` that were not used for longest."""
+        """Return (hash, block) of cached blocks among the ``count`` least recently used entries."""
         found = ((key, self.prefix.get(key)) for key in islice(self.prefix, count))
         return [(k, b) for k, b in found if b is not None and not self._references[b]]
 
     def reset_prefix_cache(self) -> int:
-        """Forget every cached block that no request uses; returns how many became free."""
+        """Evict every cached block that no request uses. Return their number."""
         evicted = self.prefix.evict(len(self.prefix))
         self._forget(evicted)
         return len(evicted)
 
     def index_bytes(self) -> int:
-        """Host memory of the prefix cache's index; the contents are in the pool's tensors."""
+        """Return the host memory of the prefix cache's index."""
         return len(self.prefix) * INDEX_ENTRY_BYTES
 
     @property
     def index_bytes_bound(self) -> int:
-        """The most host bytes that the index of prefixes can take."""
+        """Maximum host memory of the prefix cache's index."""
         return self.num_blocks * INDEX_ENTRY_BYTES
 
     def references(self) -> dict[int, int]:
-        """Return the used blocks and how many requests hold each."""
+        """Return the number of references to each used block."""
         return {block: count for block, count in enumerate(self._references) if count}
 
     def problems(self) -> list[str]:
-        """Return what is wrong with this pool, for the audit; nothing on a sound one."""
+        """Return the inconsistencies of this pool, for the audit."""
         found = []
         if (referenced := len(self.references())) != self.used:
             found.append(f"{referenced} blocks are referenced, {self.used} are counted as used")

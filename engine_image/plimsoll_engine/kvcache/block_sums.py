@@ -1,4 +1,4 @@
-"""Sums of what blocks hold, by which two workers know that nothing was written in between."""
+"""Checksums of KV blocks, which show whether blocks changed between two workers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import torch
 
 CHUNK_BYTES = 64 << 20
-"""Of the pool that are gathered at once."""
+"""Bytes of the pool that are gathered at a time."""
 
 
 @torch.inference_mode()
 def block_sums(kv: torch.Tensor, block_size: int, blocks: Sequence[int]) -> list[int]:
-    """Return a sum modulo 2**64 of the bytes of each of ``blocks``, in their order.
+    """Return a checksum modulo 2**64 of the bytes of each of ``blocks``, in order.
 
-    ``kv`` is the pool, [2, layers, blocks * block_size, heads, dim]. A sum finds stray writes, not
-    an adversary's. The result is known once the device has done all that was launched before.
+    ``kv`` is the pool, [2, layers, blocks * block_size, heads, dim]. The sums detect stray writes
+    but not deliberate ones. The call waits for all earlier work on the device.
     """
     two, layers, slots, heads, dim = kv.shape
     words = kv.reshape(two * layers, slots // block_size, block_size * heads * dim)
@@ -27,13 +27,13 @@ def block_sums(kv: torch.Tensor, block_size: int, blocks: Sequence[int]) -> list
     for start in range(0, len(blocks), at_once):
         chosen = torch.tensor(blocks[start : start + at_once], device=kv.device)
         sums = words.index_select(1, chosen).sum(dim=2, dtype=torch.int64)
-        # Odd weights: layers that change places, or keys and values, have another sum.
+        # Odd weights change the sum if layers, or keys and values, are swapped.
         found += (sums * weights).sum(dim=0).tolist()
     return found
 
 
 def add_sums(ranks: Sequence[Sequence[int]]) -> list[int]:
-    """Return one sum for each block from those of all ranks, as a signed 64-bit integer."""
+    """Combine the sums of all ranks into one for each block, as a signed 64-bit integer."""
     found = []
     for sums in zip(*ranks, strict=True):
         total = sum((2 * rank + 1) * value for rank, value in enumerate(sums))

@@ -1,13 +1,13 @@
-"""Prefix blocks that are about to be evicted move to host memory, and come back for a later prompt.
+"""Offload of cached KV blocks to host memory, before they are evicted from the device.
 
-The cached blocks that will be evicted next are copied out ahead of time; they stay where they are,
-and what was taken for something else meanwhile is not kept. A prompt whose beginning lies on the
-host waits until it is copied in. Copies go on beside the model's work, and :meth:`poll` takes in
-those that are done: between steps, and also while the engine is idle.
+The next blocks to be evicted are copied to the host ahead of time, and stay cached on the device. A
+copy of a block that was reallocated meanwhile is discarded. A prompt whose prefix is on the host
+waits until it is copied back. Copies run beside the model's work; :meth:`Offload.poll` completes
+them between steps, and also while the engine is idle.
 
-A transfer belongs to the pool and never to a request: one that copies in references its device
-blocks itself and ends by making them ordinary cached blocks. So neither an abort nor a preemption
-concerns it, and no block can be left behind by one.
+A transfer belongs to the pool and never to a request. A transfer to the device references its
+blocks itself, and leaves them as ordinary cached blocks. Aborts and preemptions therefore do not
+affect transfers, and cannot leak their blocks.
 """
 
 from __future__ import annotations
@@ -25,20 +25,24 @@ from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.pool_memory import PoolTensors
 
 AHEAD, MAX_AHEAD = 4, 256
-"""The oldest cached blocks are copied out: the pool's AHEAD-th part, MAX_AHEAD at most, since
-every step looks through them."""
+"""Share and maximum number of the oldest cached blocks that are copied ahead of time.
+
+The share is 1/AHEAD of the pool. The maximum limits the cost, because every step scans them.
+"""
 IN_FLIGHT = 8
-"""At most the IN_FLIGHT-th part of the pool's blocks are in transfer."""
+"""At most 1/IN_FLIGHT of the pool's blocks are in transfer."""
 STALE_S = 5.0
-"""A transfer takes milliseconds; one of this age is looked after by nobody."""
+"""Age at which a transfer counts as stuck; a healthy one takes milliseconds."""
 RECLAIM_WAIT_S = 2.0
 
 
 @dataclass(slots=True)
 class Transfer:
-    """``keys`` [n] of the contents, ``blocks`` [n] on the device and ``slots`` [n] on the host.
+    """Running copy of blocks.
 
-    ``taken`` [n] is how often each block had been allocated when the copy began.
+    ``keys`` [n] are their hashes, ``blocks`` [n] their numbers on the device and ``slots`` [n]
+    those on the host. ``taken`` [n] is the number of allocations of each block when the copy
+    started.
     """
 
     keys: list[bytes]
@@ -51,14 +55,14 @@ class Transfer:
 
 
 class Offload:
-    """The host's part of one pool's prefix cache: at most ``slots`` blocks."""
+    """Prefix cache of one pool in host memory, with at most ``slots`` blocks."""
 
     def __init__(self, pool: BlockPool, copies: Copies, slots: int) -> None:
         self.pool = pool
         self.copies = copies
         self.slots = slots
         self.stored: LruCache[bytes, int] = LruCache(slots)
-        """Key to slot. Pinned while a transfer reads or writes the slot."""
+        """Slot by hash. Pinned while a transfer reads or writes the slot."""
         self.transfers: list[Transfer] = []
         self.stored_total = 0
         self.loaded_total = 0
@@ -72,10 +76,10 @@ class Offload:
         size_bytes: int,
         scales: torch.Tensor | None = None,
     ) -> Offload:
-        """Return one with as many host blocks of ``kv``, the runner's pool, as ``size_bytes`` hold.
+        """Return an offload of as many blocks of the pool ``kv`` as fit into ``size_bytes``.
 
         ``kv`` is [2, layers, blocks * block_size, heads, dim] of any dtype, ``scales`` those of an
-        FP8 pool. ValueError where the bytes hold no block.
+        FP8 pool. Raises ValueError if no block fits.
         """
         block_bytes = PoolTensors(kv, scales).nbytes // pool.num_blocks
         slots = size_bytes // block_bytes
@@ -84,10 +88,10 @@ class Offload:
         return cls(pool, Copies(kv, pool.block_size, slots, scales), slots)
 
     def poll(self, idle: bool = False) -> None:
-        """Take in the transfers that are done and begin those that are due.
+        """Complete the finished transfers and start the due ones.
 
-        Transfers end whether steps run or not, so ``idle`` (no step runs) changes nothing here. It
-        is for the injected fault that looks after transfers in steps alone.
+        ``idle`` means that no step runs. It makes no difference here; an injected fault uses it to
+        poll transfers only in steps.
         """
         for transfer in [t for t in self.transfers if t.ticket.done()]:
             self.transfers.remove(transfer)
@@ -95,9 +99,9 @@ class Offload:
         self._move_out()
 
     def fetch(self, keys: Sequence[bytes]) -> bool:
-        """Begin to copy in the blocks after those of ``keys`` that are on the device already.
+        """Start copying back the blocks of ``keys`` that follow those on the device.
 
-        True where the prompt with these blocks is better off waiting for them.
+        Return True if the prompt with these blocks should wait for them.
         """
         here = len(self.pool.lookup(keys))
         if self.brings(keys[here:]):
@@ -109,7 +113,7 @@ class Offload:
                 break
             wanted.append(key)
         wanted = wanted[: max(0, self._room())]
-        # The prompt's blocks on the device must not be evicted for those that join them.
+        # Do not evict the prompt's own blocks to allocate the others.
         held = self.pool.lookup(keys[:here])
         self.pool.share(held)
         blocks = self.pool.allocate(len(wanted)) if wanted else None
@@ -127,7 +131,7 @@ class Offload:
         return True
 
     def brings(self, keys: Sequence[bytes]) -> bool:
-        """Whether a transfer is bringing one of ``keys``, and in good time."""
+        """Report whether a transfer, not yet stuck, copies a block of ``keys`` to the device."""
         wanted = set(keys)
         late = time.monotonic() - STALE_S
         return any(
@@ -136,14 +140,14 @@ class Offload:
         )
 
     def reclaim(self) -> bool:
-        """Wait for the transfers, so that the blocks they hold can be allocated.
+        """Wait for the transfers, so that their blocks can be allocated.
 
-        False where they hold none or do not end (:data:`RECLAIM_WAIT_S`).
+        Return False if they hold none or do not end within :data:`RECLAIM_WAIT_S`.
         """
         return bool(self.held_blocks()) and self.settle(RECLAIM_WAIT_S)
 
     def settle(self, timeout_s: float) -> bool:
-        """Whether no transfer is left after at most ``timeout_s`` seconds."""
+        """Wait up to ``timeout_s`` seconds for all transfers. Report whether none is left."""
 
         def settled() -> bool:
             for transfer in [t for t in self.transfers if t.ticket.done()]:
@@ -154,13 +158,16 @@ class Offload:
         return wait_for(settled, timeout_s)
 
     def clear(self) -> int:
-        """Forget what is stored and not in transfer; how many blocks that were."""
+        """Remove the blocks that are not in transfer. Return their number."""
         cleared = self.stored.clear()
         self._free += [slot for _, slot in cleared]
         return len(cleared)
 
     def held_blocks(self, begun_after: float = -math.inf) -> list[int]:
-        """Device blocks that transfers reference, one entry a reference."""
+        """Return the device blocks that transfers reference, once for each reference.
+
+        Only transfers that started after ``begun_after`` (CLOCK_MONOTONIC) count.
+        """
         return [
             block
             for transfer in self.transfers
@@ -169,20 +176,20 @@ class Offload:
         ]
 
     def lost_slots(self, begun_after: float = -math.inf) -> int:
-        """Return host blocks that are pinned, but by no transfer begun after ``begun_after``.
+        """Return the number of host blocks that are pinned without a live transfer.
 
-        Nothing can be stored in their place.
+        A transfer is live if it started after ``begun_after``. Lost blocks cannot be reused.
         """
         moving = {key for t in self.transfers if t.begun > begun_after for key in t.keys}
         return self.stored.pinned - len(moving)
 
     def stale(self) -> list[float]:
-        """Return the ages in seconds of transfers that nobody looks after."""
+        """Return the ages in seconds of stuck transfers."""
         now = time.monotonic()
         return [age for t in self.transfers if (age := now - t.begun) > STALE_S]
 
     def problems(self) -> list[str]:
-        """Return what is wrong here, for the audit; nothing on a sound one."""
+        """Return the inconsistencies of this cache, for the audit."""
         found = [f"host cache: {problem}" for problem in self.stored.problems()]
         slots = [slot for key in self.stored if (slot := self.stored.get(key)) is not None]
         if sorted(slots + self._free) != list(range(self.slots)):
@@ -198,7 +205,7 @@ class Offload:
         return found
 
     def close(self) -> None:
-        """Wait for the copies and give every block back. Again does nothing more."""
+        """Wait for the copies and release every block. Idempotent."""
         self.copies.close()
         self.pool.release(self.held_blocks())
         for transfer in self.transfers:
@@ -208,7 +215,7 @@ class Offload:
         self.clear()
 
     def _room(self) -> int:
-        """How many more blocks may be in transfer."""
+        """Return the number of blocks that may still be added to transfers."""
         moving = sum(len(transfer.blocks) for transfer in self.transfers)
         return max(1, self.pool.num_blocks // IN_FLIGHT) - moving
 
@@ -217,7 +224,7 @@ class Offload:
             return
         ahead = max(1, min(self.pool.num_blocks // AHEAD, MAX_AHEAD))
         due = [(k, b) for k, b in self.pool.oldest(ahead) if k not in self.stored]
-        # What is in transfer cannot make room on the host.
+        # Pinned slots are in transfer and cannot be evicted.
         due = due[: min(room, self.slots - self.stored.pinned)]
         if not due:
             return
@@ -250,6 +257,6 @@ class Offload:
         for key, block, slot, taken in rows:
             if self.pool.taken[block] == taken:
                 self.stored_total += 1
-            else:  # evicted and written meanwhile: the copy may be of either
+            else:  # reallocated meanwhile: the copy may have the new contents
                 self.stored.discard(key)
                 self._free.append(slot)

@@ -1,7 +1,7 @@
-"""The tensors of the KV pool, over memory of their own or over a buffer that is mapped.
+"""Tensors of the KV pool, in memory of their own or in a mapped buffer.
 
-An FP8 pool has a scale for each token, head and layer, of keys and of values. The scales lie behind
-all keys and values, so that these are as aligned as those of any other pool.
+An FP8 pool has a scale for each token, head and layer, for keys and for values. The scales follow
+all keys and values, so that these have the same alignment as in other pools.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from plimsoll_engine.kvcache.block_sums import add_sums, block_sums
 
 
 class PoolTensors(NamedTuple):
-    """``pairs`` [2, layers, slots, heads, dim], and ``scales`` float32 [2, layers, slots, heads].
+    """Tensors of a KV pool.
 
-    ``scales`` are None where the pool is not FP8. Those of a block lie together, in the order of
-    :class:`plimsoll_engine.kernels.step_plan.Pages`.
+    ``pairs`` [2, layers, slots, heads, dim] holds keys and values. ``scales`` float32 [2, layers,
+    slots, heads] is None unless the pool is FP8. The scales of a block are contiguous, in the order
+    of :class:`plimsoll_engine.kernels.step_plan.Pages`.
     """
 
     pairs: torch.Tensor
@@ -28,7 +29,7 @@ class PoolTensors(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both."""
+        """Bytes of both tensors."""
         return self.pairs.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
 
@@ -39,10 +40,10 @@ def pool_tensors(
     device: torch.device,
     memory: torch.Tensor | None = None,
 ) -> PoolTensors:
-    """Return a pool of ``slots`` tokens, over ``memory`` uint8 [bytes] where that is given.
+    """Return a pool of ``slots`` tokens, in ``memory`` uint8 [bytes] if that is given.
 
-    What is in that memory stays. Otherwise zeros are written, not only reserved: a pool that filled
-    its pages while it serves would look like growth.
+    The contents of ``memory`` are preserved. Otherwise zeros are written, because a pool that
+    touches its pages only in use would look like growth.
     """
     layers, heads, dim = kv
     shape = (2, layers, slots, heads, dim)
@@ -59,7 +60,7 @@ def pool_tensors(
 
 
 def pool_sums(pool: PoolTensors, block_size: int, blocks: Sequence[int]) -> list[int]:
-    """Return a sum of what each of ``blocks`` holds, its scales included."""
+    """Return a checksum of each of ``blocks``, including its scales."""
     sums = block_sums(pool.pairs, block_size, blocks)
     if pool.scales is None:
         return sums

@@ -1,4 +1,4 @@
-"""Hashes of full blocks: each covers its own tokens and, through its parent, all before them."""
+"""Hashes of full KV blocks. Each covers its tokens and, through its parent, all tokens before."""
 
 from __future__ import annotations
 
@@ -10,34 +10,36 @@ from typing import Protocol
 from plimsoll_engine.messages.worker_ipc import Media
 
 HASH_BYTES = 16
-"""128 bits: a collision would serve another prompt's keys and values; 2**64 blocks away."""
+"""Size of a hash: 128 bits, so a collision is unlikely below 2**64 blocks.
+
+A collision would use another prompt's keys and values.
+"""
 
 
 class Identity(Protocol):
-    """A loaded LoRA adapter.
+    """Identity of a loaded LoRA adapter.
 
-    Within one worker no two loadings have an equal name and number. A later worker loads the same
-    folder under the same number, and its files may have changed since: hence the digest.
+    Within one worker, name and number are unique for each loading. A later worker may load changed
+    files under the same number, hence the digest.
     """
 
     @property
     def number(self) -> int:
-        """The number of this loading, never used again."""
+        """Number of this loading, never reused."""
 
     @property
     def name(self) -> str:
-        """The name that requests call it by."""
+        """Name in requests."""
 
     @property
     def digest(self) -> bytes:
-        """A digest of its tensors."""
+        """Digest of the adapter's tensors."""
 
 
 class Hashed(Protocol):
-    """A request, as far as its hashes depend on it.
+    """Request properties that its block hashes depend on.
 
-    They are computed by a function that is handed the request: a request that stored one would hold
-    itself.
+    Functions compute the hashes, because a request that stored a hasher would reference itself.
     """
 
     block_hashes: list[bytes]
@@ -46,26 +48,26 @@ class Hashed(Protocol):
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """All tokens so far, the prompt's first."""
+        """All tokens so far, starting with the prompt."""
 
     @property
     def adapter(self) -> Identity | None:
-        """The adapter that the request's keys and values depend on; None for the model alone."""
+        """Adapter that the request uses; None for the base model."""
 
 
 def hash_block(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> bytes:
-    """Return the hash of one full block after ``parent`` (for the first block: the prompt's root).
+    """Return the hash of one full block after ``parent``; the first block's parent is :func:`root`.
 
-    ``extra`` is what the tokens do not say: which media their placeholders stand for.
+    ``extra`` identifies the media behind placeholder tokens.
     """
     content = array("q", token_ids).tobytes() + extra
     return blake2b(content, digest_size=HASH_BYTES, key=parent).digest()
 
 
 def root(cache_salt: str, adapter: Identity | None = None) -> bytes:
-    """Return what stands before a prompt's first block.
+    """Return the parent of a prompt's first block.
 
-    It is equal for those that may share cached blocks.
+    It is equal for requests that may share cached blocks.
     """
     salted = b""
     if cache_salt:
@@ -77,7 +79,7 @@ def root(cache_salt: str, adapter: Identity | None = None) -> bytes:
 
 
 def extend_block_hashes(request: Hashed, block_size: int) -> None:
-    """Hash the blocks of ``request`` that became full since the last call."""
+    """Hash the blocks of ``request`` that became full since the previous call."""
     hashes = request.block_hashes
     for start in range(len(hashes) * block_size, len(request.token_ids), block_size):
         tokens = request.token_ids[start : start + block_size]
@@ -88,9 +90,10 @@ def extend_block_hashes(request: Hashed, block_size: int) -> None:
 
 
 def hash_tail(request: Hashed, computed: int, block_size: int) -> bytes:
-    """Return the hash of the tokens before ``computed`` that fill no block, and of all before them.
+    """Return the hash of the tokens before ``computed`` that follow the last full block.
 
-    Empty where there are none. The full blocks are hashed already.
+    It covers all tokens before as well, whose blocks must be hashed already. Empty if no token
+    follows.
     """
     full = computed // block_size
     start = full * block_size
@@ -102,10 +105,9 @@ def hash_tail(request: Hashed, computed: int, block_size: int) -> bytes:
 
 
 def _media_in(media: Sequence[Media], start: int, size: int) -> bytes:
-    """Return the keys of the media with placeholders among ``size`` tokens from ``start`` on.
+    """Return keys and offsets of the media with placeholders in ``size`` tokens from ``start`` on.
 
-    Each comes with its place. One without placeholders counts where it is: at the beginning of its
-    prompt.
+    Media without placeholders count at their position, the beginning of the prompt.
     """
     if not media:
         return b""

@@ -1,7 +1,7 @@
-"""Every ledger against every other: what must hold between two steps, by name.
+"""Consistency rules that must hold between two steps.
 
-The rules of an idle engine are stricter: nothing may be left of requests that ended. A rule never
-repairs; it only says what it found.
+An idle engine has additional rules: nothing of ended requests may remain. A rule reports what it
+finds and repairs nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Rule = Callable[[EngineCore, Ledger], list[str]]
 
 
 def kv_blocks_add_up(engine: EngineCore, _: Ledger) -> list[str]:
-    """Free, used and cached blocks are together the pool."""
+    """Check that free, used and cached blocks add up to the pool."""
     return engine.pool.problems()
 
 
 def kv_references_match(engine: EngineCore, _: Ledger) -> list[str]:
-    """Each block is referenced as often as block tables and transfers name it."""
+    """Check that block tables and transfers account for all references to blocks."""
     named = Counter(block for request in engine.requests.values() for block in request.block_ids)
     if engine.inheritance is not None:
         named.update(engine.inheritance.held_blocks())
@@ -51,7 +51,7 @@ def prefix_cache_keys_equal(engine: EngineCore, _: Ledger) -> list[str]:
 
 
 def queues_match_requests(engine: EngineCore, _: Ledger) -> list[str]:
-    """Each request is in exactly one queue or compiled for, and nothing else is."""
+    """Check that each request is in exactly one queue or waits for its grammar."""
     scheduler = engine.scheduler
     queued = Counter(r.request_id for r in [*scheduler.running, *scheduler.waiting])
     queued.update(engine.grammars)
@@ -61,7 +61,7 @@ def queues_match_requests(engine: EngineCore, _: Ledger) -> list[str]:
 
 
 def released_requests_die(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that a request that ended is dead, by reference counting alone."""
+    """Check that reference counting has freed the requests that ended."""
     known = set(map(id, engine.requests.values()))
     kept = [request.request_id for request in engine.live if id(request) not in known]
     if not kept:
@@ -70,19 +70,19 @@ def released_requests_die(engine: EngineCore, _: Ledger) -> list[str]:
 
 
 def adapters_are_held(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that an adapter that has memory is loaded or used by a request."""
+    """Check that each adapter in memory is loaded or used by a request."""
     if (adapters := engine.runner.adapters) is None:
         return []
     return adapters.problems([r.adapter for r in engine.requests.values() if r.adapter is not None])
 
 
 def ledger_within_bounds(_: EngineCore, ledger: Ledger) -> list[str]:
-    """No owner holds more than it declared."""
+    """Check that no owner exceeds its declared bound."""
     return ledger.problems()
 
 
 def encoder_outputs_are_known(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that the scheduler's ledger knows all of the runner's encoder outputs."""
+    """Check that the scheduler's ledger lists all of the runner's encoder outputs."""
     cache, outputs = engine.scheduler.encoder, engine.runner.outputs
     if cache is None or outputs is None:
         return []
@@ -95,12 +95,12 @@ def encoder_outputs_are_known(engine: EngineCore, _: Ledger) -> list[str]:
 
 
 def receiver_cache_adds_up(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that the receiver cache counts the bytes that it holds."""
+    """Check that the receiver cache's byte count is right."""
     return engine.receiver.problems()
 
 
 def idle_holds_no_encoder_output(engine: EngineCore, _: Ledger) -> list[str]:
-    """At idle neither the runner nor the scheduler's ledger has an encoder output."""
+    """Check that an idle engine has no encoder outputs."""
     cache, outputs = engine.scheduler.encoder, engine.runner.outputs
     if cache is None or outputs is None:
         return []
@@ -109,17 +109,17 @@ def idle_holds_no_encoder_output(engine: EngineCore, _: Ledger) -> list[str]:
 
 
 def idle_holds_no_block(engine: EngineCore, _: Ledger) -> list[str]:
-    """At idle no block is referenced but by a transfer under way."""
+    """Check that in an idle engine only transfers reference blocks."""
     offload = engine.scheduler.offload
     used = engine.pool.used - (0 if offload is None else len(set(offload.held_blocks())))
     return [f"{used} blocks are referenced by no request"] if used else []
 
 
 def kv_pool_has_its_owners_alone(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that the KV pool belongs to the runner, its graphs and the offload alone.
+    """Check that only the runner, its graphs and the offload reference the KV pool.
 
-    A registry or a stored frame that refers to it as well would keep it beyond the engine's
-    shutdown. The same holds of a draft model's pool.
+    Another reference, such as one in a stored frame, would keep the pool after shutdown. The same
+    holds for a draft model's pool.
     """
     found = []
     draft = None if engine.speculation is None else engine.speculation.draft_model
@@ -132,37 +132,37 @@ def kv_pool_has_its_owners_alone(engine: EngineCore, _: Ledger) -> list[str]:
         parts = forward.graphs, forward.layers, offload
         owners = 1 + sum(part is not None for part in parts)
         kv, scales, unknown_to_others = forward.kv, forward.kv_scales, object()
-        # Each has a name here; the pool has its owners on top.
+        # A local name references each of them; owners add to the pool's count.
         known = owners + sys.getrefcount(unknown_to_others)
         others = 0 if kv is None else sys.getrefcount(kv) - known
         others += 0 if scales is None else sys.getrefcount(scales) - known
         if others:
-            found.append(f"{others} references to the {name} have no holder")
+            found.append(f"{others} references to the {name} have no known owner")
     return found
 
 
 def nothing_is_frozen_again(_: EngineCore, __: Ledger) -> list[str]:
-    """Check that what was made since the start is within the collector's reach."""
+    """Check that the garbage collector can reach all objects made since the start."""
     return frozen.problems()
 
 
 def methods_cache_no_instances(_: EngineCore, __: Ledger) -> list[str]:
-    """No ``lru_cache`` on a method holds instances for its class."""
+    """Check that no ``lru_cache`` on a method keeps instances of its class alive."""
     return method_cache_problems()
 
 
 def offload_adds_up(engine: EngineCore, _: Ledger) -> list[str]:
-    """Each host block is free or stored under one key, and pinned only while in transfer."""
+    """Check that each host block is free or stored once, and pinned only during a transfer."""
     offload = engine.scheduler.offload
     return [] if offload is None else offload.problems()
 
 
 def transfers_end(engine: EngineCore, _: Ledger) -> list[str]:
-    """No KV transfer is left behind: an idle engine looks after them as a busy one does."""
+    """Check that no KV transfer is stuck, in an idle engine as in a busy one."""
     offload = engine.scheduler.offload
     if offload is None or not (ages := offload.stale()):
         return []
-    return [f"{len(ages)} KV transfers are not looked after, the oldest for {max(ages):.0f} s"]
+    return [f"{len(ages)} KV transfers are stuck, the oldest for {max(ages):.0f} s"]
 
 
 ALWAYS: tuple[Rule, ...] = (
@@ -188,7 +188,10 @@ AT_IDLE: tuple[Rule, ...] = (
 
 
 def audit(engine: EngineCore, ledger: Ledger) -> tuple[bool, list[str], list[AuditFinding]]:
-    """(idle, the rules that were held, what they found)."""
+    """Run the rules.
+
+    Return whether the engine is idle, the names of the rules, and the findings.
+    """
     idle = not engine.has_work
     rules = ALWAYS + AT_IDLE if idle else ALWAYS
     findings = [

@@ -1,9 +1,9 @@
-"""From nothing to a warm engine, and back to nothing.
+"""Start and shutdown of a worker's engine core.
 
-``shutdown()`` is explicit, complete and may be called again: after success, after a start that
-failed at any stage, and after a failed forward. Nothing relies on ``__del__``, on the garbage
-collector or on the end of the process. On CUDA the bytes that torch has allocated are the baseline
-again, exactly; the baseline is taken when the context exists and its libraries have run once.
+``shutdown()`` is explicit, complete and idempotent: after success, after a start that failed at any
+stage, and after a failed forward pass. Nothing relies on ``__del__``, on the garbage collector or
+on the end of the process. On CUDA, torch's allocated bytes return exactly to the baseline, which is
+measured once the context exists and its libraries have run.
 """
 
 from __future__ import annotations
@@ -60,16 +60,18 @@ from plimsoll_engine.weights.mapping import WeightMapping
 log = logging.getLogger(__name__)
 
 GC_THRESHOLDS = (20_000, 50, 1_000)
-"""Allocations before a young collection, and young ones before the older ones: a full collection
-stops every stream, and no request of ours needs one to die."""
+"""Allocations before a young collection, and young collections before the older ones.
+
+A full collection stops every stream, and no request needs one to be freed.
+"""
 
 
 class CoreLifecycle:
-    """One engine's memory, from the first byte to the last.
+    """Owner of one engine core's memory, from start to shutdown.
 
-    A start has two halves. :meth:`prepare` needs little of the device, so that it can run beside a
-    predecessor that still serves; :meth:`take_over` takes the KV pool. Where a weight server is
-    configured weights and KV pool are its own and only mapped here; otherwise they are made here.
+    A start has two phases. :meth:`prepare` needs little device memory, so that it can run while a
+    predecessor serves; :meth:`take_over` takes the KV pool. With a weight server, weights and KV
+    pool belong to it and are only mapped here.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class CoreLifecycle:
         trials: TrialServer | None = None,
         on_stage: Callable[[str], None] = lambda name: None,
     ) -> None:
-        """``on_stage`` gets the name of each stage of the start as it begins."""
+        """Create an empty lifecycle. ``on_stage`` receives the name of each stage as it begins."""
         self.config = config
         self._on_stage = on_stage
         self.member = Member(ranks)
@@ -95,36 +97,37 @@ class CoreLifecycle:
         self.device_baseline: int | None = None
         self.collections = FullCollections()
         self.stages_s: dict[str, float] = {}
-        """How long each stage of the start took, in seconds."""
+        """Duration of each stage of the start, in seconds."""
         self.ended_s: dict[str, float] = {}
-        """How long each stage of :meth:`shutdown` took."""
+        """Duration of each stage of :meth:`shutdown`, in seconds."""
         self._model_config: Any = None
         self._kv_dtype: torch.dtype | None = None
         self._model: Model | None = None
         self._draft: Decoder | None = None
         self._mapping: WeightMapping | None = None
         self._pool: torch.Tensor | None = None
-        """The weight server's KV pool, uint8 [bytes], once this process takes it over."""
+        """KV pool of the weight server, uint8 [bytes], once this process maps it."""
         self._claim = rank_ipc.PoolMade()
-        """What the weight server said when this process claimed its KV pool."""
+        """The weight server's reply to the claim of its KV pool."""
         self.refusal: Refusal | None = None
-        """Why a handover was not accepted."""
+        """Why a handover was not accepted; None if it was."""
         self.fenced = False
-        """After :meth:`shutdown`: no process of the worker can write to the KV pool any more."""
+        """Whether no process of the worker can write to the KV pool any more, after
+        :meth:`shutdown`.
+        """
         self._runner: Runner | None = None
         self._thresholds: tuple[int, int, int] | None = None
 
     def start(self) -> EngineCore:
-        """Both halves. Whatever fails, everything is given back before it is raised."""
+        """Run both phases. Releases everything if a phase fails."""
         self.prepare()
         return self.take_over()
 
     def prepare(self) -> None:
-        """Make context, process group, weights and kernels.
+        """Create context, process group, weights and kernels.
 
-        Gives everything back where it fails. A rank that follows has its kernels from the steps
-        that rank 0 computes. A second thread has the driver make the context and map the weights
-        meanwhile: neither holds Python's lock.
+        Releases everything if it fails. A rank above 0 gets its kernels from the steps of rank 0. A
+        second thread creates the context and maps the weights meanwhile; neither holds the GIL.
         """
         with self._all_or_nothing(), ThreadPoolExecutor(1, "device") as beside:
             folder = Path(self.config.model)
@@ -139,7 +142,7 @@ class CoreLifecycle:
                 dtype = loader.choose_dtype(self.config.dtype, self._model_config, self.device)
                 asked = self.config.kv_cache_dtype
                 self._kv_dtype = sizes.cache_dtype(asked, dtype, self.device)
-                # First, so that the weight server loads while this process makes its context.
+                # Early, so that the weight server loads while this process creates its context.
                 shared = self._ask_for_weights(folder, dtype)
                 mapped = None if shared is None else beside.submit(self._map_weights)
             with self._stage("context"):
@@ -149,7 +152,7 @@ class CoreLifecycle:
                 torch.set_float32_matmul_precision("highest")
                 self.device_baseline = device_baseline(self.device, dtype)
                 if self.device.type == "cuda" and not self.member.follows:
-                    # What fails here fails again when the kernels are needed.
+                    # An error here is ignored: it occurs again when the kernels are needed.
                     words = loader.text_config(self._model_config).vocab_size
                     beside.submit(load_sampling, words, dtype, self.device)
             if not self.member.alone:
@@ -184,12 +187,11 @@ class CoreLifecycle:
                     load_kernels(self._draft, kv_dtype=self.kv_dtype)
 
     def take_over(self, quick: bool = False, handover: bytes | None = None) -> EngineCore:
-        """Make the KV pool and the rest, warm.
+        """Create the KV pool and the engine core, and warm it up.
 
-        Gives everything back where it fails. ``quick`` leaves the trial of the largest steps out,
-        which a predecessor of the same sizes has made, and all graphs to be captured while it
-        serves. Only with it the engine takes the predecessor's ``handover`` over, or
-        :attr:`refusal` says why not.
+        Releases everything if it fails. ``quick`` skips the trial of the largest steps, which a
+        predecessor with the same sizes has done, and captures all graphs while serving. It also
+        accepts the predecessor's ``handover``; if that is refused, :attr:`refusal` says why.
         """
         with self._all_or_nothing():
             assert self._model is not None
@@ -266,13 +268,13 @@ class CoreLifecycle:
             return self.engine
 
     def _sums(self, dtype: torch.dtype) -> SumShape:
-        """Return the sums over the ranks that the steps of the engine make."""
+        """Return the shape of the all-reduce of a step."""
         assert self.device is not None
         columns = loader.text_config(self._model_config).hidden_size
         return SumShape(sizes.most_rows(self.config, self.device), columns, dtype)
 
     def _map_weights(self) -> dict[str, torch.Tensor]:
-        """Return the weight server's weights, and map its KV pool where it has one."""
+        """Return the weight server's weights, and map its KV pool if it has one."""
         assert self._mapping is not None
         tensors = self._mapping.tensors()
         self.map_pool()
@@ -281,23 +283,24 @@ class CoreLifecycle:
     def map_pool(self, nbytes: int = 0) -> torch.Tensor | None:
         """Return the weight server's memory for this rank's KV pool, uint8 [bytes].
 
-        It is of ``nbytes`` where it has none yet (not with 0); None where the pool is made here.
+        If it has none, it allocates ``nbytes``, unless that is 0. None if this process makes the
+        pool.
         """
         if self._mapping is not None and self._pool is None:
             self._pool = self._mapping.pool(nbytes)
         return self._pool
 
     def claim_pool(self) -> rank_ipc.PoolMade:
-        """Tell the weight server that this process writes to its KV pool from now on."""
+        """Declare this process as a writer of the weight server's KV pool. Return the reply."""
         if self._mapping is None or self._pool is None:
             return rank_ipc.PoolMade()
         alone = self._mapping.claim_pool()
         return rank_ipc.PoolMade(self._mapping.identity, self._mapping.pool_identity, alone)
 
     def hand_over(self) -> bytes:
-        """Return what a successor needs to go on with the keys and values of the running requests.
+        """Return what a successor needs to continue with the KV blocks of running requests.
 
-        The engine rests, and nothing is done with it any more but :meth:`shutdown`. Raises
+        The engine must be at rest, and only :meth:`shutdown` may follow. Raises
         :class:`HandoverRefused`.
         """
         assert self.engine is not None
@@ -306,7 +309,7 @@ class CoreLifecycle:
         return hand_over.leave(self.engine, self._layout())
 
     def _accepted(self, handover: bytes | None) -> list[Table]:
-        """Return the tables of ``handover``; none where it is refused."""
+        """Return the tables of ``handover``; empty if it is refused."""
         assert self._runner is not None
         assert self.settings is not None
         if handover is None:
@@ -329,7 +332,6 @@ class CoreLifecycle:
         return []
 
     def _claims(self) -> list[rank_ipc.PoolMade]:
-        """Return the claims of all ranks."""
         assert self._runner is not None
         return [self._claim, *self._runner.pools]
 
@@ -347,7 +349,7 @@ class CoreLifecycle:
         )
 
     def freeze(self) -> None:
-        """End the start: what exists by now is nobody's garbage until :meth:`shutdown`."""
+        """End the start: exempt existing objects from garbage collection until :meth:`shutdown`."""
         self._thresholds = gc.get_threshold()
         frozen.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
@@ -355,18 +357,18 @@ class CoreLifecycle:
 
     @property
     def model(self) -> Model:
-        """After :meth:`prepare`."""
+        """Model of this rank, after :meth:`prepare`."""
         assert self._model is not None
         return self._model
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """The dtype of the KV pool, after :meth:`prepare`."""
+        """Dtype of the KV pool, after :meth:`prepare`."""
         assert self._kv_dtype is not None
         return self._kv_dtype
 
     def device_free(self) -> int | None:
-        """Bytes free on the device; None on a CPU."""
+        """Return the free bytes of the device; None on a CPU."""
         if self.device is None or self.device.type != "cuda":
             return None
         return int(torch.cuda.mem_get_info(self.device)[0])
@@ -377,7 +379,7 @@ class CoreLifecycle:
             yield
         except BaseException as error:
             self.shutdown()
-            # The frames of the traceback hold what they were building.
+            # The traceback's frames reference what they were building.
             traceback.clear_frames(error.__traceback__)
             raise
 
@@ -389,10 +391,10 @@ class CoreLifecycle:
         return _timed(self.ended_s, name)
 
     def _ask_for_weights(self, folder: Path, dtype: torch.dtype) -> OwnModel | None:
-        """Return a model without tensors, for the weight server's weights.
+        """Return a model without tensors, for the weights of the weight server.
 
-        None where this process loads them itself: no weight server, or a model that only
-        transformers can build.
+        None if this process loads them: without a weight server, or if only transformers can build
+        the model.
         """
         if not self.config.weights:
             return None
@@ -403,19 +405,22 @@ class CoreLifecycle:
 
     @property
     def mapped_host_bytes(self) -> int:
-        """Shared memory of the weight server that is mapped here."""
+        """Bytes of the weight server's shared memory that are mapped here."""
         if self._mapping is None or self.device is None or self.device.type == "cuda":
             return 0
         return self._mapping.nbytes + self._mapping.pool_nbytes
 
     def _adapters(self) -> LoadedAdapters | None:
-        """None where none is taken, which :meth:`prepare` has checked the model for."""
+        """Return the adapter slots; None if adapters are disabled."""
         if not self.config.max_loras or not isinstance(self._model, Decoder):
             return None
         return LoadedAdapters(self._model, self.config.max_loras, self.config.max_lora_rank)
 
     def _draft_model(self, pool: BlockPool, begin: int) -> DraftModel | None:
-        """Return what drafts tokens, its keys and values from byte ``begin`` of the pool on."""
+        """Return the draft model, whose KV blocks begin at byte ``begin`` of the pool.
+
+        None if unused.
+        """
         if self._draft is None:
             return None
         assert self.settings is not None
@@ -441,7 +446,7 @@ class CoreLifecycle:
         return self.settings.kv_bytes(self._draft.kv, self.kv_dtype)
 
     def _drafts(self) -> Forward | None:
-        """Return the draft model over its pool, if there is one."""
+        """Return the forward pass of the draft model; None without one."""
         assert self.engine is not None
         if self.engine.speculation is None or self.engine.speculation.draft_model is None:
             return None
@@ -513,11 +518,11 @@ class CoreLifecycle:
         media_owners.register_owners(self.ledger, self.engine, self._model, tensors)
 
     def shutdown(self) -> None:
-        """Give everything back, on every rank. Again does nothing more.
+        """Release everything on every rank. Idempotent.
 
-        On CUDA nothing comes back once a rank is lost: what waits for it on the device ends with
-        this process alone (NCCL 2.28.9 did not give up within 60 s on an H200). The
-        frontend ends it.
+        On CUDA nothing is released once a rank is lost: only the end of this process ends the
+        kernels that wait for it (NCCL 2.28.9 did not give up within 60 s on an H200). The frontend
+        kills it.
         """
         with self._ending("owners"):
             self.ledger.clear()
@@ -566,14 +571,14 @@ class CoreLifecycle:
                 release_device_caches()
 
     def left(self) -> tuple[int | None, int | None]:
-        """Return the bytes allocated on the devices of all ranks, and their baselines.
+        """Return the bytes still allocated on the devices of all ranks, and their baselines.
 
-        Call it after :meth:`shutdown`. None on a CPU, or where a rank did not say.
+        Call it after :meth:`shutdown`. None on a CPU, or if a rank did not report.
         """
         return self.member.left(self.device_allocated(), self.device_baseline)
 
     def device_allocated(self) -> int | None:
-        """Bytes that torch, and the group of ranks, have allocated on the device now.
+        """Return the bytes that torch and the process group have allocated on the device.
 
         None on a CPU.
         """
@@ -583,16 +588,16 @@ class CoreLifecycle:
 
 
 def has_compiled() -> bool:
-    """Return whether torch.compile did anything here.
+    """Report whether torch.compile was used in this process.
 
-    Asked first, because a reset of nothing imports the whole compiler: 2 s of every restart.
+    Resetting an unused compiler would import all of it, which takes 2 s of every restart.
     """
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters)
 
 
 def make_context(device: torch.device) -> None:
-    """Make the device's context, and ``device`` the current one of this thread."""
+    """Create the device's context and make ``device`` current in this thread."""
     if device.type == "cuda":
         with primary_context(device.index):
             torch.cuda.set_device(device)
@@ -600,9 +605,9 @@ def make_context(device: torch.device) -> None:
 
 
 def device_baseline(device: torch.device, dtype: torch.dtype) -> int | None:
-    """Return the bytes allocated once the context exists and its libraries ran once.
+    """Return the bytes allocated once the context exists and its libraries have run; None on a CPU.
 
-    For ``dtype`` alone: each loads kernels of its own. None on a CPU.
+    Measures for ``dtype``, because each dtype loads kernels of its own.
     """
     if device.type != "cuda":
         return None
@@ -615,7 +620,7 @@ def device_baseline(device: torch.device, dtype: torch.dtype) -> int | None:
 
 
 def release_device_caches() -> None:
-    """Give back what torch keeps for later: cuBLAS workspaces, free segments, pinned memory."""
+    """Free torch's caches: cuBLAS workspaces, free segments and pinned memory."""
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch._C._host_emptyCache()
@@ -623,7 +628,7 @@ def release_device_caches() -> None:
 
 @contextlib.contextmanager
 def _timed(stages_s: dict[str, float], name: str) -> Iterator[None]:
-    """Note in ``stages_s`` how many seconds the block took, unless it fails."""
+    """Record the duration of the block in ``stages_s``, unless it fails."""
     begun = time.monotonic()
     yield
     stages_s[name] = round(time.monotonic() - begun, 4)

@@ -1,4 +1,4 @@
-"""The worker's accelerator by its own account: the driver's figures and torch's."""
+"""Memory of the worker's device, as the driver and torch report it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from plimsoll_api.admin import DeviceMemory
 
 
 def device_memory(device: torch.device) -> list[DeviceMemory]:
-    """Return the worker's accelerator, or nothing on a CPU."""
+    """Return the memory of the worker's device; empty on a CPU."""
     if device.type != "cuda":
         return []
     index = device.index or 0

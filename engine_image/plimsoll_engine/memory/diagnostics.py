@@ -1,4 +1,4 @@
-"""Evidence of the worker's inside, as text for a person."""
+"""Diagnostics of the worker, as text for a person."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from plimsoll_engine.process.allocations import TOP, Allocations
 
 
 def diagnose(kind: str, allocations: Allocations) -> str:
-    """Return the text of one of :class:`Diagnostic`; for an unknown kind, what there is."""
+    """Return the text of one :class:`Diagnostic`. For an unknown kind, list the known ones."""
     match kind:
         case Diagnostic.STACKS:
             return stacks()
@@ -39,7 +39,10 @@ def stacks() -> str:
 
 
 def collector() -> str:
-    """Return the collector's state and the types with most tracked objects; frozen ones apart."""
+    """Return the garbage collector's state and the most frequent types of tracked objects.
+
+    Frozen objects are not included.
+    """
     types = Counter(type(item).__qualname__ for item in gc.get_objects())
     lines = [
         f"enabled {gc.isenabled()}, thresholds {gc.get_threshold()}, counts {gc.get_count()}",
@@ -50,9 +53,9 @@ def collector() -> str:
 
 
 def device() -> str:
-    """Return the allocator's own summary, and the largest blocks in use of its snapshot.
+    """Return torch's memory summary and the largest blocks in use.
 
-    Where they came from is in it only after ``torch.cuda.memory._record_memory_history()``, which
+    The blocks have stack traces only after ``torch.cuda.memory._record_memory_history()``, which
     costs memory.
     """
     cuda: Any = torch.cuda

@@ -1,7 +1,7 @@
-"""Who holds how much: each owner of memory declares its bytes and the most it will ever hold.
+"""Memory ledger: each owner of memory declares its bytes and their upper bound.
 
-An owner is a function that counts, not a number, so that the ledger cannot go stale; the functions
-belong to the engine's parts, and the ledger is cleared at shutdown before they go.
+An owner is a function that counts, not a number, so that the ledger cannot go stale. The functions
+belong to parts of the engine; shutdown clears the ledger before it releases those parts.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from plimsoll_api.admin import LedgerEntry, MemoryKind, Role
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who holds memory.
+    """Owner of memory.
 
-    ``count`` gives its bytes now, ``bound`` the most it will hold, None without a limit.
+    ``count`` returns its bytes. ``bound`` is their maximum, None without a limit.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Owner:
 
 
 class Ledger:
-    """The owners of one worker, by name."""
+    """Memory owners of one worker, by name."""
 
     def __init__(self) -> None:
         self._owners: dict[str, Owner] = {}
@@ -40,23 +40,23 @@ class Ledger:
         bound: int | None,
         process: Role = Role.WORKER,
     ) -> None:
-        """Add an owner; ``count`` gives its bytes now, ``bound`` the most, None where unknown.
+        """Add an owner. ``count`` returns its bytes; ``bound`` is their maximum, None if unknown.
 
-        ``process`` is whose memory it is.
+        ``process`` is the process that has the memory. Raises ValueError for a duplicate name.
         """
         if name in self._owners:
             raise ValueError(f"ledger owner {name!r} is already registered")
         self._owners[name] = Owner(name, kind, count, bound, process)
 
     def entries(self) -> list[LedgerEntry]:
-        """Every owner's bytes at this instant."""
+        """Return the current bytes of every owner."""
         return [
             LedgerEntry(owner.name, owner.kind, owner.count(), owner.bound, owner.process)
             for owner in self._owners.values()
         ]
 
     def problems(self) -> list[str]:
-        """Return the owners outside their bounds."""
+        """Return the owners that exceed their bounds."""
         return [
             f"{entry.owner} holds {entry.bytes} bytes, its bound is {entry.bound}"
             for entry in self.entries()
@@ -64,5 +64,5 @@ class Ledger:
         ]
 
     def clear(self) -> None:
-        """Forget every owner, and with them what their functions refer to."""
+        """Remove every owner, and thereby the references of its function."""
         self._owners.clear()

@@ -1,8 +1,8 @@
-"""Capacity that is lost: taken, and held by nobody who could still need it or give it back.
+"""Lost capacity: it is taken, but nothing needs it or will release it.
 
-It is counted between steps, where every book must agree, so that load, preemption and a full prefix
-cache cannot be mistaken for it. A sound engine pays for a sum over its running requests; blocks are
-only gone through once that is not the pool's own.
+It is counted between steps, when all counts must agree, so that load, preemption and a full prefix
+cache are not mistaken for it. A healthy engine pays only for a sum over its running requests;
+blocks are examined once that sum differs from the pool's count.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from plimsoll_engine.kvcache.offload import STALE_S
 
 
 def lost_blocks(engine: EngineCore) -> int:
-    """Return KV blocks that are referenced, but by nothing that is waited for.
+    """Return the number of lost KV blocks.
 
-    That is a request that somebody waits for, or a transfer that is looked after.
+    They are referenced, but neither by a request with a client nor by a transfer that is not stuck.
     """
     pool, offload = engine.pool, engine.scheduler.offload
     fresh = [] if offload is None else offload.held_blocks(time.monotonic() - STALE_S)
-    if engine.inheritance is not None:  # it ends by itself
+    if engine.inheritance is not None:  # released by itself
         fresh += engine.inheritance.held_blocks()
-    # Those that wait hold none; where a defect leaves them some, the blocks themselves are counted.
+    # Waiting requests hold none. If a defect leaves them some, the blocks are examined below.
     running = _waited_for(engine, engine.scheduler.running)
     if pool.held == sum(len(request.block_ids) for request in running) + len(fresh):
         return 0
@@ -35,7 +35,7 @@ def lost_blocks(engine: EngineCore) -> int:
 
 
 def lost_host_blocks(engine: EngineCore) -> int | None:
-    """Return the host's KV blocks that are pinned by no transfer that is looked after.
+    """Return the number of host KV blocks that are pinned without a live transfer.
 
     None without an offload.
     """
@@ -44,10 +44,10 @@ def lost_host_blocks(engine: EngineCore) -> int | None:
 
 
 def lost_encoder_tokens(engine: EngineCore) -> int | None:
-    """Return the tokens of the encoder cache's budget that nobody will use.
+    """Return the tokens of the encoder cache's budget that are lost.
 
-    They are of entries that no request holds which runs and is waited for, and of outputs of the
-    runner that have no entry. None for a model without an encoder.
+    They belong to entries without a running request that has a client, or to outputs of the runner
+    without an entry. None for a model without an encoder.
     """
     cache, outputs = engine.scheduler.encoder, engine.runner.outputs
     if cache is None or outputs is None:

@@ -1,4 +1,4 @@
-"""The owners of images and sounds in a worker: their sizes and their place in the ledger."""
+"""Encoder cache and receiver cache of a worker: their sizes and their ledger entries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plimsoll_engine.models.model import MediaModel, Model
 def encoder_cache(
     model: Model, requested: WorkerConfig, settings: sizes.EngineSizes
 ) -> EncoderCache | None:
-    """Return the scheduler's ledger of encoder outputs; None for a model that takes text alone."""
+    """Return the scheduler's ledger of encoder outputs; None for a text-only model."""
     if not isinstance(model, MediaModel):
         return None
     budget = sizes.encoder_tokens(
@@ -24,7 +24,7 @@ def encoder_cache(
 
 
 def register_owners(ledger: Ledger, engine: EngineCore, model: Model, tensors: MemoryKind) -> None:
-    """Register the receiver cache and the encoder's outputs; ``tensors`` holds the latter."""
+    """Register the receiver cache, and the encoder cache as ``tensors`` memory."""
     outputs, cache = engine.runner.outputs, engine.scheduler.encoder
     if not isinstance(model, MediaModel) or outputs is None or cache is None:
         return

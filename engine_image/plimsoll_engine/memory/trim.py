@@ -1,4 +1,4 @@
-"""Give back what can be given back without disturbing a request, and say what each step gave."""
+"""Trim: free memory without disturbing requests, and report the result of each step."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from plimsoll_engine.process.host_memory import PythonObjects
 def trim(
     engine: EngineCore, python: PythonObjects, leader: Leader | None = None
 ) -> list[OperationStep]:
-    """Flush caches, collect garbage, return free memory to the device and to the kernel.
+    """Flush caches, collect garbage, and return free memory to the device and the kernel.
 
-    The order matters: what one step sets free the later ones return. Each step's bytes are of the
-    memory it is about, named in ``detail``, of all ranks that ``leader`` leads together.
+    The order matters: later steps return what earlier ones free. A step's bytes are those of the
+    memory in its ``detail``, summed over all ranks of ``leader``.
     """
     pool = engine.pool
 
@@ -39,7 +39,7 @@ def trim(
         ),
         _step(
             "receiver_cache_flush",
-            "media that the worker keeps",
+            "media in the receiver cache",
             lambda: engine.receiver.bytes,
             engine.receiver.clear,
         ),
@@ -49,7 +49,7 @@ def trim(
 
 
 def trim_process(device: torch.device, python: PythonObjects) -> list[OperationStep]:
-    """Return what any process that computes on ``device`` can give back by itself."""
+    """Free the memory of one process that computes on ``device``. Return the steps."""
 
     def host_in_use() -> int | None:
         in_use, _ = host_memory.malloc()
@@ -77,10 +77,7 @@ def trim_process(device: torch.device, python: PythonObjects) -> list[OperationS
 
 
 def _summed(ranks: list[list[OperationStep]]) -> list[OperationStep]:
-    """Return the same steps of each rank as one.
-
-    It has the longest time, and the bytes together, where known.
-    """
+    """Combine the equal steps of all ranks: the longest duration and the sum of bytes, if known."""
 
     def total(values: list[int | None]) -> int | None:
         known = [value for value in values if value is not None]

@@ -1,4 +1,4 @@
-"""Messages for others without addresses of this process's memory."""
+"""Removal of memory addresses from messages to clients."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{6,16}\b")
 
 
 def without_addresses(text: str) -> str:
-    """Return ``text`` with Python's names of objects cut to their kind.
+    """Return ``text`` with Python's object representations reduced to the type.
 
-    ``<_io.BytesIO object at 0x7f…>`` is such a name. An address tells where the heap lies, which an
-    attack on a native library needs.
+    An example is ``<_io.BytesIO object at 0x7f…>``. Addresses would reveal the heap's location,
+    which helps attacks on native libraries.
     """
     return _ADDRESS.sub("0x…", _OBJECT.sub(r"<\1>", text))

@@ -1,25 +1,25 @@
-"""Where Python memory was allocated, and what grew since somebody last asked."""
+"""Report of Python allocations by source line, and of their growth."""
 
 from __future__ import annotations
 
 import tracemalloc
 
 TOP = 40
-"""Lines of a ranking: enough to see a leak, few enough to read."""
+"""Lines of a ranking."""
 OFF = "tracing is off; start the engine with PYTHONTRACEMALLOC=1 to see allocations"
 
 
 class Allocations:
-    """Keeps the snapshot of the last question to compare with.
+    """Reporter of Python allocations. It keeps the previous snapshot for comparison.
 
-    Tracing is never switched on by asking: it costs speed, and its own tables grow.
+    It never enables tracing, which slows the process down and has growing tables.
     """
 
     def __init__(self) -> None:
         self._last: tracemalloc.Snapshot | None = None
 
     def report(self) -> str:
-        """Growth by source line since the last call, on top of it all that is held now."""
+        """Return current allocations by source line, and their growth since the previous call."""
         if not tracemalloc.is_tracing():
             return OFF
         now = tracemalloc.take_snapshot().filter_traces(
@@ -28,8 +28,8 @@ class Allocations:
         last, self._last = self._last, now
         lines = ["-- held now", *map(str, now.statistics("lineno")[:TOP])]
         if last is None:
-            lines.append("-- growth: ask again, this was the first snapshot")
+            lines.append("-- growth: request it again, this was the first snapshot")
         else:
             grown = [one for one in now.compare_to(last, "lineno") if one.size_diff > 0]
-            lines += ["-- grown since the last question", *map(str, grown[:TOP])]
+            lines += ["-- growth since the previous request", *map(str, grown[:TOP])]
         return "\n".join(lines)

@@ -1,8 +1,8 @@
-"""What the full collections of a process find.
+"""Counts of a process's full garbage collections.
 
-No request of ours needs the collector to die, so in steady state a collection of the oldest
-generation finds nothing: whatever it finds is a cycle that somebody made. The frontend and the
-worker count, and report the count with their memory.
+Requests are freed by reference counting, so that in steady state a full collection finds nothing.
+Anything that it finds is a reference cycle, which is a bug. Frontend and worker report these counts
+with their memory.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ OLDEST = 2
 
 
 class FullCollections:
-    """Counts between :meth:`start` and :meth:`stop`, which are paired like freeze and unfreeze."""
+    """Counter of full collections between :meth:`start` and :meth:`stop`."""
 
     def __init__(self) -> None:
         self.runs = 0
         self.collected = 0
 
     def start(self) -> None:
-        """Forget what was counted before, and count."""
+        """Reset the counts and start counting."""
         self.stop()
         self.runs = self.collected = 0
         gc.callbacks.append(self._seen)
 
     def stop(self) -> None:
-        """Again does nothing more."""
+        """Stop counting. Idempotent."""
         while self._seen in gc.callbacks:
             gc.callbacks.remove(self._seen)
 

@@ -1,7 +1,7 @@
-"""How much more host memory the engine may take, by its control group and by the machine.
+"""Free host memory of the engine, by the limits of its cgroup and of the machine.
 
-Inside a container ``/sys/fs/cgroup`` shows its own group; outside the path in ``/proc/self/cgroup``
-leads there. Version 1 and 2. A limit of a group above it is not seen.
+In a container, ``/sys/fs/cgroup`` is the container's cgroup; otherwise ``/proc/self/cgroup`` has
+its path. Versions 1 and 2 are supported. Limits of parent groups are not considered.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _FILES = {
         ("total_active_file", "total_inactive_file"),
     ),
 }
-"""By version: the limit, what is used, and what the kernel takes back of it when it must."""
+"""Files by cgroup version: limit, usage, and the keys of reclaimable page cache."""
 
 
 def host_headroom(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
-    """Return the free bytes, the page cache among them; None where nothing says it."""
+    """Return the free bytes, including page cache; None if unknown."""
     found = [bytes_of(str(proc / "meminfo"), "MemAvailable")]
     for folder, version in _folders(proc, cgroups):
         if (folder / _FILES[version][1]).exists():
@@ -36,7 +36,7 @@ def host_headroom(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
 
 
 def _folders(proc: Path, cgroups: Path) -> list[tuple[Path, int]]:
-    """Return where the group's files may be, the likeliest place first."""
+    """Return the candidate folders of the cgroup's files, most likely first, with their version."""
     try:
         own = memory_group(os.fsdecode((proc / "self/cgroup").read_bytes()))
     except OSError:
@@ -61,7 +61,7 @@ def _left(folder: Path, version: int) -> int | None:
 
 
 def _number(path: Path) -> int | None:
-    """Return None also for ``max``, which is no limit."""
+    """Return the number in the file; None if unreadable or ``max``, which means no limit."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""A process's host memory by its own account, for processes with and without torch.
+"""Host memory of a process, as it measures it, with or without torch.
 
-What cannot be read is None, never zero.
+Unreadable values are None, never zero.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _PROBE_BYTES = 16 << 20
 _PROBES = 3
 _M_MMAP_THRESHOLD = -3  # malloc.h
 _LARGE_BYTES = 4 << 20
-"""Pillow keeps pixels in blocks of 16 MiB; below this is what most requests take."""
+"""Size from which malloc uses mmap. Pillow allocates pixels in blocks of 16 MiB."""
 
 
 class _Mallinfo2(ctypes.Structure):
-    """``struct mallinfo2`` (malloc.h, glibc 2.33 and later); ten fields of size_t, in bytes."""
+    """``struct mallinfo2`` of malloc.h (glibc 2.33 and later): ten size_t fields, in bytes."""
 
     _fields_ = [
         (name, ctypes.c_size_t)
@@ -54,15 +54,18 @@ _mallopt = _libc("mallopt", ctypes.c_int, ctypes.c_int, ctypes.c_int)
 
 @cache
 def _counts_our_malloc() -> bool:
-    """Whether glibc sees what this process allocates: not with jemalloc or tcmalloc preloaded."""
+    """Report whether glibc counts this process's allocations.
+
+    Not if jemalloc or tcmalloc is loaded.
+    """
     return _mallinfo2 is not None and any(_probe_counts(_mallinfo2) for _ in range(_PROBES))
 
 
 def _probe_counts(mallinfo2: Callable[[], Any]) -> bool:
-    """Return whether the account moves with a block of our own.
+    """Report whether a test allocation changes glibc's counts.
 
-    Half of the probe is enough: other threads free memory meanwhile, and another allocator's 16 MiB
-    do not move glibc's account at all.
+    Half of its size suffices, because other threads free memory meanwhile. With another allocator,
+    glibc's counts do not change at all.
     """
     before = mallinfo2()
     probe = bytearray(_PROBE_BYTES)
@@ -72,7 +75,10 @@ def _probe_counts(mallinfo2: Callable[[], Any]) -> bool:
 
 
 def malloc() -> tuple[int | None, int | None]:
-    """(in use, retained) bytes of malloc: blocks in arenas and mapped ones; free but kept."""
+    """Return the bytes that malloc has in use, and the free bytes that it retains.
+
+    Both are None if they are unknown.
+    """
     if _mallinfo2 is None or not _counts_our_malloc():
         return None, None
     info = _mallinfo2()
@@ -80,7 +86,7 @@ def malloc() -> tuple[int | None, int | None]:
 
 
 def malloc_trim() -> bool:
-    """Give malloc's free pages back to the kernel; False where the libc cannot."""
+    """Return malloc's free pages to the kernel. Return False if the libc cannot."""
     if _malloc_trim is None:
         return False
     _malloc_trim(0)
@@ -88,34 +94,32 @@ def malloc_trim() -> bool:
 
 
 def return_large_blocks() -> bool:
-    """Give each large block back to the kernel from now on when it is freed.
+    """Make malloc return each large block to the kernel when it is freed.
 
-    False where the libc cannot.
-
-    By default glibc keeps blocks of up to 32 MiB in its arenas once it has seen one freed: two
-    decoded images of 40 million pixels left 230 MiB behind. A trim afterwards would hold the locks
-    of the arenas, and so the event loop.
+    Return False if the libc cannot. By default, glibc keeps blocks of up to 32 MiB in its arenas
+    once one was freed: two decoded images of 40 million pixels left 230 MiB. A later trim would
+    hold the arenas' locks and block the event loop.
     """
     return _mallopt is not None and _mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES) == 1
 
 
 class PythonObjects:
-    """Bytes of Python objects, estimated from their count.
+    """Estimate of the bytes of Python objects from their number.
 
-    ``sys.getallocatedblocks()`` costs microseconds, the size of every object does not; so the mean
-    size of a block is measured once, from a sample of the collector's objects.
+    ``sys.getallocatedblocks()`` takes microseconds, but measuring every object takes long. The mean
+    size of a block is therefore measured once, from a sample of tracked objects.
     """
 
     def __init__(self) -> None:
         objects = gc.get_objects()
         step = max(1, len(objects) // _SAMPLE_OBJECTS)
         sizes = (sys.getsizeof(item, 64) for item in objects[::step])
-        # Larger objects than pymalloc's 512 bytes live in malloc and are counted there.
+        # Objects above pymalloc's limit of 512 bytes are in malloc and counted there.
         small = [size for size in sizes if size <= 512]
         self._bytes_per_block = sum(small) / len(small) if small else 64.0
 
     def measure(self) -> tuple[int, int]:
-        """(blocks, bytes)."""
+        """Return the number of allocated blocks and an estimate of their bytes."""
         blocks = sys.getallocatedblocks()
         return blocks, int(blocks * self._bytes_per_block)
 
@@ -126,7 +130,7 @@ def process_memory(
     collections: FullCollections | None = None,
     mapped: int = 0,
 ) -> ProcessMemory:
-    """Return host memory of this process by segment.
+    """Return the host memory of this process by segment.
 
     ``mapped`` bytes of its shared memory belong to another process; all of them are resident.
     """
@@ -147,17 +151,20 @@ def process_memory(
 
 
 def rss_anon() -> int | None:
-    """Anonymous memory of this process in bytes (``RssAnon`` of /proc/self/status)."""
+    """Return the anonymous resident memory of this process in bytes (``RssAnon``).
+
+    None if unknown.
+    """
     return _status_bytes("RssAnon")
 
 
 def swapped() -> int | None:
-    """Anonymous memory of this process that is swapped out, in bytes."""
+    """Return the swapped-out memory of this process in bytes; None if unknown."""
     return _status_bytes("VmSwap")
 
 
 def machine_swap() -> int | None:
-    """Bytes of swap that the machine has, 0 for none (``SwapTotal`` of /proc/meminfo)."""
+    """Return the machine's swap space in bytes (``SwapTotal``), 0 without swap; None if unknown."""
     return bytes_of("/proc/meminfo", "SwapTotal")
 
 
@@ -166,24 +173,24 @@ def _status_bytes(key: str) -> int | None:
 
 
 def private_anon(pid: int | None = None) -> int | None:
-    """Bytes of this or another process that no other one has as well.
+    """Return the bytes of a process, by default this one, that it does not share; None if unknown.
 
-    Pages of before its fork that it has not written to are its parent's, too. Files and shared
-    memory count where it has written to them alone.
+    Pages that it shares with its parent since the fork do not count. Files and shared memory count
+    only where it alone has written to them.
     """
-    # The kernel walks through all pages for each time that the file is read.
+    # Read the file once: the kernel walks all pages for each read.
     found = _all_bytes_of(f"/proc/{'self' if pid is None else pid}/smaps_rollup")
     dirty = found.get("Private_Dirty")
     return None if dirty is None else dirty + found.get("Swap", 0)
 
 
 def bytes_of(path: str, key: str) -> int | None:
-    """Return the bytes after ``key:`` in a file of ``/proc``, None where it is not there."""
+    """Return the bytes after ``key:`` in a file of ``/proc``; None if absent."""
     return _all_bytes_of(path).get(key)
 
 
 def _all_bytes_of(path: str) -> dict[str, int]:
-    """Return the bytes of each line ``key: number kB``; none where there is no such file."""
+    """Return the bytes of each line ``key: number kB``; empty without the file."""
     found = {}
     with contextlib.suppress(OSError), open(path) as status:
         for line in status:

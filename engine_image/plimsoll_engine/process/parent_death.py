@@ -1,4 +1,4 @@
-"""The parent-death signal (``PR_SET_PDEATHSIG``, prctl(2)): no process outlives the engine."""
+"""Parent-death signal (``PR_SET_PDEATHSIG``, prctl(2)), so that no process outlives the engine."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 import signal
 
 PR_SET_PDEATHSIG = 1
-"""linux/prctl.h"""
+"""From linux/prctl.h."""
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when the process ``parent`` ends, also when it did already."""
+    """Let the kernel kill this process when ``parent`` exits. Exit if it already has."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
@@ -20,12 +20,10 @@ def die_with_parent(parent: int) -> None:
 
 
 def outlive_zygote(zygote: int, frontend: int) -> None:
-    """Live on when ``zygote``, the parent, ends, as a child of ``frontend``.
+    """Survive the exit of ``zygote``, the parent, as a child of ``frontend``.
 
-    The process is killed when the frontend ends. Without a frontend that takes it in it ends with
-    the zygote.
-
-    The zygote kills its children where the frontend ends first.
+    The process is killed when the frontend exits. If the frontend does not become its parent, it
+    exits with the zygote. The zygote kills its children if the frontend exits first.
     """
 
     def adopted(*_: object) -> None:
@@ -42,5 +40,5 @@ def outlive_zygote(zygote: int, frontend: int) -> None:
 
 
 def outlive_parent() -> None:
-    """Take :func:`die_with_parent` back."""
+    """Undo :func:`die_with_parent`."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)

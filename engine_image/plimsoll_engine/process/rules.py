@@ -1,11 +1,9 @@
-"""What must hold in each of the engine's processes, whatever it computes.
+"""Rules for each of the engine's processes: the garbage collector's state, and method caches.
 
-It is about the collector's state and the caches that Python itself offers.
-
-``gc.freeze()`` hides all that exists from every later collection. That is right once, for what
-lives as long as the engine; done again while requests come and go it hides their garbage, and no
-collection finds it. The permanent generation is the process's, so freezing is counted here for all
-engines of the process: the last one that unfreezes does.
+``gc.freeze()`` hides all existing objects from later collections. That is right once, for objects
+that live as long as the engine. While requests run, it would hide their garbage forever. The
+permanent generation belongs to the process, so freezes of all its engines are counted here, and the
+last one that unfreezes ends it.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ OURS = "plimsoll_"
 
 
 class Frozen:
-    """The pairs of freeze and unfreeze of one process."""
+    """Counter of the freezes of one process."""
 
     def __init__(self) -> None:
         self._engines = 0
@@ -27,17 +25,17 @@ class Frozen:
         self._inherited: int | None = None
 
     def before_forks(self) -> None:
-        """Freeze what the processes forked from this one inherit.
+        """Freeze the objects that forked processes inherit.
 
-        It is counted here, once: to count some 300,000 objects takes 30 ms, which each restart
-        would wait for.
+        They are counted here once, because counting some 300,000 objects takes 30 ms of each
+        restart.
         """
         gc.collect()
         gc.freeze()
         self._inherited = gc.get_freeze_count()
 
     def freeze(self) -> None:
-        """Freeze what exists by now, which lives as long as the engine: no collection looks."""
+        """Exclude existing objects, which live as long as the engine, from garbage collection."""
         gc.collect()
         if self._inherited is None or self._engines:
             gc.freeze()
@@ -48,31 +46,31 @@ class Frozen:
         self._engines += 1
 
     def unfreeze(self) -> None:
-        """Undo :meth:`freeze`. Without one before it, this does nothing."""
+        """Undo :meth:`freeze`. No effect without one."""
         self._engines = max(0, self._engines - 1)
         if not self._engines:
             gc.unfreeze()
 
     def problems(self) -> list[str]:
-        """Objects that somebody else has frozen since; frozen ones that died are fewer."""
+        """Return a problem if objects were frozen since :meth:`freeze`."""
         if not self._engines:
             return []
         more = gc.get_freeze_count() - self._objects
         if more <= 0:
             return []
-        return [f"{more} objects were frozen while the engine serves: no collection sees them"]
+        return [f"{more} objects were frozen while the engine serves, so they are never collected"]
 
 
 frozen = Frozen()
 
 
 def method_cache_problems() -> list[str]:
-    """Return each ``functools.lru_cache`` on a method of ours.
+    """Return each ``functools.lru_cache`` on a method of this project.
 
-    It belongs to the class and holds every instance that it was called on.
+    Such a cache belongs to the class and keeps every instance that it was called on.
     """
     return [
-        f"{name} is cached for its class, which holds {size} calls with their instances"
+        f"{name} has a cache on its class, which keeps the instances of {size} calls alive"
         for name, size in _method_caches()
         if size
     ]

@@ -1,8 +1,8 @@
-"""The stacks files of the engine's processes: written on SIGUSR1, and bounded in size and number.
+"""Stack trace files of the engine's processes, written on SIGUSR1 and limited in size and number.
 
-The run directory is in memory and lives as long as the pod. Of the files of processes that have
-ended the empty ones go, and of the others the newest stay. A process's file goes when its parent
-reaps it, or with the next start of the frontend.
+The run directory is in memory and lives as long as the pod. Of ended processes, empty files are
+removed and the newest others are kept. That happens when the parent reaps a process, and at the
+next start of the frontend.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ log = logging.getLogger(__name__)
 
 STACKS_DIRECTORY = "stacks"
 KEPT = 8
-"""Files of ended processes with stacks in them: what they hung in."""
+"""Number of files of ended processes that are kept."""
 MAX_BYTES = 1 << 20
-"""A living process's file is begun again beyond this; a dump has some ten KiB."""
+"""Size above which a live process's file is truncated; a dump has about ten KiB."""
 
 
 def stacks_path(run_dir: str | Path, role: str, pid: int) -> Path:
-    """Where process ``pid`` appends its stacks on SIGUSR1: by faulthandler, so also in a hang."""
+    """Return the file for stack traces of process ``pid``, which it writes on SIGUSR1.
+
+    faulthandler writes it, even if the process hangs.
+    """
     return Path(run_dir) / STACKS_DIRECTORY / f"{role}-{pid}.txt"
 
 
 def tidy(run_dir: str | Path) -> None:
-    """Remove what nobody needs any more; what cannot be removed stays."""
+    """Remove files that are no longer needed. Ignores errors."""
     ended: list[tuple[int, Path]] = []
     for path in (Path(run_dir) / STACKS_DIRECTORY).glob("*-*.txt"):
         if os.path.exists(f"/proc/{path.stem.rpartition('-')[2]}"):
@@ -48,7 +51,10 @@ def tidy(run_dir: str | Path) -> None:
 
 
 def bounded_size(path: Path) -> int:
-    """Return the file's size in bytes, zero where there is none; a long one is emptied first."""
+    """Return the file's size in bytes, 0 if it is missing.
+
+    Truncates a file above the limit first.
+    """
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
@@ -60,15 +66,15 @@ def bounded_size(path: Path) -> int:
 
 
 def write_stacks_on_sigusr1(run_dir: str, role: str) -> None:
-    """SIGUSR1 appends the stacks of all threads to this process's stacks file, also in a hang.
+    """Append the stacks of all threads to this process's file on SIGUSR1, even if it hangs.
 
-    Where the run directory cannot be written they go to the log: no process ends for its stacks.
+    They go to the log if the run directory is not writable.
     """
     path = stacks_path(run_dir, role, os.getpid())
     file: TextIO
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Open for the life of the process: faulthandler writes to the descriptor from the handler.
+        # Keep it open: faulthandler writes to the descriptor from the signal handler.
         file = path.open("a")
     except OSError as error:
         log.warning("--run-dir: %s; stacks go to the log", error, extra={"role": role})

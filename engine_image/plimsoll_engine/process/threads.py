@@ -1,4 +1,4 @@
-"""Threads of this process, and the cores that it may use."""
+"""Threads of this process, and its available cores."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 def cores(processes: int = 1) -> int:
-    """Return the cores that each of so many processes has for itself, one at least."""
+    """Return the number of cores for each of ``processes`` processes, at least 1."""
     return max(1, len(os.sched_getaffinity(0)) // processes)
 
 
 def threads() -> list[str]:
-    """Return the names of this process's threads, the first one first."""
+    """Return the names of this process's threads, the main thread first."""
     tasks = sorted(Path("/proc/self/task").iterdir(), key=lambda task: int(task.name))
     return [(task / "comm").read_text().strip() for task in tasks]

@@ -1,7 +1,7 @@
-"""Where each weight lies in one flat buffer. Pure.
+"""Layout of a model's weights in one flat buffer. Pure.
 
-A model's tensors are laid one behind the other, each aligned as ``cudaMalloc`` aligns, so that
-every kernel takes a view of the buffer as it would take a tensor of its own.
+Tensors follow each other, each aligned as ``cudaMalloc`` would align it, so that a kernel can use a
+view of the buffer like a separate tensor.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import torch
 from plimsoll_engine.messages.weight_ipc import Manifest, Place
 
 ALIGNMENT = 256
-"""Bytes; what ``cudaMalloc`` guarantees for each allocation (CUDA C++ Programming Guide)."""
+"""Alignment in bytes, which ``cudaMalloc`` guarantees (CUDA C++ Programming Guide)."""
 
 
 def lay_out(tensors: Mapping[str, torch.Tensor]) -> Manifest:
-    """Return the manifest of ``tensors``, which may be on ``meta``.
+    """Return the manifest of ``tensors``, which may be on the meta device.
 
-    A tensor under two names (tied weights) has one place.
+    A tensor with two names (tied weights) gets one place.
     """
     places: dict[str, Place] = {}
     seen: dict[int, Place] = {}
@@ -37,7 +37,10 @@ def lay_out(tensors: Mapping[str, torch.Tensor]) -> Manifest:
 
 
 def views(flat: torch.Tensor, manifest: Manifest) -> dict[str, torch.Tensor]:
-    """Return the tensors of ``manifest`` as views of ``flat``, a one-dimensional uint8 tensor."""
+    """Return the tensors of ``manifest`` as views of ``flat``, uint8 [bytes].
+
+    Raises ValueError if the sizes differ.
+    """
     if flat.numel() != manifest.nbytes:
         raise ValueError(f"a buffer of {flat.numel()} bytes; the manifest needs {manifest.nbytes}")
     made: dict[int, torch.Tensor] = {}
@@ -50,9 +53,10 @@ def views(flat: torch.Tensor, manifest: Manifest) -> dict[str, torch.Tensor]:
 
 
 def checksums(flat: torch.Tensor, manifest: Manifest) -> dict[str, int]:
-    """Return a sum modulo 2**64 of each tensor's bytes, padding included: one pass at memory speed.
+    """Return a sum modulo 2**64 of each tensor's bytes, including padding.
 
-    It finds stray writes, not an adversary's: two equal and opposite changes cancel out.
+    It detects stray writes but not deliberate ones: opposite changes cancel out. It takes one pass
+    at memory speed.
     """
     ends = sorted({place.offset for place in manifest.places.values()} | {manifest.nbytes})
     end_of = dict(pairwise(ends))

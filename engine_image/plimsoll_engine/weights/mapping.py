@@ -1,4 +1,4 @@
-"""The worker's end: weights and KV pool of the weight server, as views of its buffers."""
+"""Worker side of the weight server: mapped weights and KV pool, as tensors."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from plimsoll_engine.weights.memory import Buffer, HostBuffer
 
 
 class WeightMapping:
-    """Connects at once, so that the weight server loads while the worker makes its context."""
+    """Connection of one rank to the weight server, and the buffers that it mapped.
+
+    It connects at once, so that the weight server loads while the worker creates its context.
+    """
 
     def __init__(self, path: str, rank: int = 0) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._buffer: Buffer | None = None
         self._pool: Buffer | None = None
         self.identity = b""
-        """Of the weights, once they are mapped."""
+        """Identity of the weights, once they are mapped."""
         self.pool_identity = b""
-        """Of the memory of the KV pool, once it is mapped."""
+        """Identity of the KV pool's memory, once it is mapped."""
         try:
             self._socket.connect(path)
             weight_ipc.send(self._socket, weight_ipc.WeightsRequest(rank))
@@ -35,18 +38,18 @@ class WeightMapping:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the mapped weights; zero after it was closed."""
+        """Bytes of the mapped weights; 0 after :meth:`end`."""
         return 0 if self._buffer is None else self._buffer.nbytes
 
     @property
     def pool_nbytes(self) -> int:
-        """Bytes of the mapped KV pool; zero without one and after it was closed."""
+        """Bytes of the mapped KV pool; 0 without one and after :meth:`end`."""
         return 0 if self._pool is None else self._pool.nbytes
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the weights by name, read-only by contract: every worker sees the same bytes.
+        """Return the weights by name. Workers share these bytes and must not write to them.
 
-        Waits for the weight server to load them; the frontend's startup timeout bounds the wait.
+        Waits for the weight server to load them; the frontend's startup timeout limits the wait.
         Raises LoadError, MappingLost and RuntimeError.
         """
         answer, fd = self._receive()
@@ -56,22 +59,21 @@ class WeightMapping:
             case weight_ipc.WeightsShared(manifest) if fd is not None:
                 self._buffer = HostBuffer.map(fd)
             case _:
-                raise MappingLost("weight server: neither a handle nor a descriptor came")
+                raise MappingLost("weight server: it sent neither a handle nor a descriptor")
         self.identity = answer.identity
         return views(self._buffer.tensor(), manifest)
 
     def pool(self, nbytes: int = 0) -> torch.Tensor | None:
         """Return the weight server's memory for the KV pool, uint8 [bytes].
 
-        It makes ``nbytes`` where it has none; without a size None there. What a predecessor wrote
-        is still in it.
-
-        After :meth:`tensors`. Raises MappingLost and RuntimeError.
+        If none exists, it is allocated with ``nbytes``, or None is returned if that is 0. A
+        predecessor's contents are preserved. Call it after :meth:`tensors`. Raises MappingLost and
+        RuntimeError.
         """
         weight_ipc.send(self._socket, weight_ipc.PoolRequest(nbytes))
         answer, fd = self._receive()
         if not isinstance(answer, weight_ipc.PoolShared):
-            raise MappingLost("weight server: its answer is not the KV pool")
+            raise MappingLost("weight server: unexpected reply to the request for the KV pool")
         if answer.handle is not None:
             self._pool = DeviceBuffer.map(answer.handle, answer.nbytes)
         elif fd is not None:
@@ -82,14 +84,14 @@ class WeightMapping:
         return self._pool.tensor()
 
     def claim_pool(self) -> bool:
-        """Say that this worker writes to the pool from now on; whether no other may any more.
+        """Declare this worker as a writer of the KV pool. Return whether it is the only one.
 
-        Raises MappingLost, and RuntimeError where a worker that crashed has changed the weights.
+        Raises MappingLost, and RuntimeError if a crashed worker has damaged the weights.
         """
         weight_ipc.send(self._socket, weight_ipc.PoolClaim())
         answer, _ = self._receive()
         if not isinstance(answer, weight_ipc.PoolClaimed):
-            raise MappingLost("weight server: its answer is not about the claim")
+            raise MappingLost("weight server: unexpected reply to the claim of the KV pool")
         return answer.alone
 
     def _receive(self) -> tuple[weight_ipc.Answer, int | None]:
@@ -99,14 +101,16 @@ class WeightMapping:
         return answer, fd
 
     def end(self) -> bool:
-        """Unmap, then tell the weight server. No view may be used after this. Idempotent.
+        """Unmap everything and disconnect.
 
-        True where nothing of this process can write to the KV pool any more.
+        Return whether this process can no longer write to the pool.
+
+        Views must not be used after this. Idempotent.
         """
         fenced = False
         if self._buffer is not None:
-            # A device that is lost takes no calls; the mapping then ends with the process, and the
-            # connection is cut, not returned.
+            # A lost device accepts no calls. The mapping then ends with the process, and the weight
+            # server sees a lost connection instead of a Returned message.
             with contextlib.suppress(CudaError):
                 unmapped = self._pool is None or self._pool.close()
                 self._buffer.close()
@@ -117,5 +121,5 @@ class WeightMapping:
         return fenced
 
     def _returned(self) -> None:
-        with contextlib.suppress(MappingLost):  # the weight server is gone: nobody to tell
+        with contextlib.suppress(MappingLost):  # the weight server is gone
             weight_ipc.send(self._socket, weight_ipc.Returned())

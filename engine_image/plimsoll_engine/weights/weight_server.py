@@ -1,13 +1,14 @@
-"""The weight server: a process that keeps the weights on the device while workers come and go.
+"""Weight server: a process that keeps the weights on the device while workers come and go.
 
-Forked from the zygote like a worker. It loads the checkpoint once, into one buffer, when the first
-worker asks; shares it with every worker after that; and frees it only when all of them are gone. It
-keeps the KV pool for them as well, so that keys and values outlive a worker; and memory of 100 GiB
-that a worker frees on CUDA comes back to its successor only after .3 s.
-A worker's mapping is writable on CUDA, so after a worker that crashed the sums of all tensors are
-compared with those of the load: weights that changed are loaded again.
+It is forked from the zygote like a worker. It loads the checkpoint into one buffer when the first
+worker asks, shares it with every later worker, and frees it once all of them are gone. It also owns
+the KV pool, so that keys and values outlive a worker, and because 100 GiB that a worker frees on
+CUDA are available to its successor only after 0.3 s.
 
-One thread. SIGTERM ends it as soon as no mapping is left.
+On CUDA a worker's mapping is writable. After a worker crashed, the server therefore compares the
+checksums of all tensors with those after loading, and loads damaged weights again.
+
+It has one thread. SIGTERM ends it once no mapping is left.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ IDENTITY_BYTES = 16
 
 
 class WeightsLost(Exception):
-    """Weights that a worker uses are damaged: all workers must go, and so must this process."""
+    """Weights that a worker uses are damaged, so all workers and this process must exit."""
 
 
 class Weights:
-    """The loaded buffer of one rank, on its device, and how it looked when it was loaded."""
+    """Loaded weights of one rank on its device, with their checksums."""
 
     def __init__(self, config: WorkerConfig, rank: int) -> None:
         self._folder = Path(config.model)
@@ -90,7 +91,7 @@ class Weights:
         return manifest, buffer
 
     def damaged(self) -> list[str]:
-        """Return the tensors whose bytes are no longer those of the load."""
+        """Return the names of the tensors whose bytes have changed since loading."""
         now = self._checksums()
         return [name for name, value in self._sums.items() if now[name] != value]
 
@@ -99,26 +100,26 @@ class Weights:
             return checksums(self.buffer.tensor(), self.manifest)
 
     def share(self) -> tuple[WeightsShared, int | None]:
-        """Return the answer to a worker, and the descriptor to send with it."""
+        """Return the reply to a worker, and the file descriptor to send with it or None."""
         if isinstance(self.buffer, HostBuffer):
             return WeightsShared(self.manifest, identity=self.identity), self.buffer.fd
         with on(self.device):
             return WeightsShared(self.manifest, self.buffer.export(), self.identity), None
 
     def close(self) -> None:
-        """Give the weights' memory back; workers that map it keep it until they end."""
+        """Release the weights. Workers keep their mappings until they exit."""
         with on(self.device):
             self.buffer.close()
 
 
 def _identity(manifest: Manifest, sums: dict[str, int]) -> bytes:
-    """Return a hash that other weights, or the same ones in another place, do not have."""
+    """Return a hash that identifies these weights in this layout."""
     content = msgspec.msgpack.encode((manifest, sums))
     return blake2b(content, digest_size=IDENTITY_BYTES).digest()
 
 
 class Pool:
-    """The memory of one rank's KV pool. Its identity is never that of another one."""
+    """Memory of one rank's KV pool, with a unique identity."""
 
     def __init__(self, device: torch.device, nbytes: int) -> None:
         self.device = device
@@ -127,7 +128,7 @@ class Pool:
             self.buffer = allocate(device, nbytes, "plimsoll-kv-pool")
 
     def share(self) -> tuple[PoolShared, int | None]:
-        """Return the answer to a worker, and the descriptor to send with it."""
+        """Return the reply to a worker, and the file descriptor to send with it or None."""
         nbytes = self.buffer.nbytes
         if isinstance(self.buffer, HostBuffer):
             return PoolShared(nbytes, identity=self.identity), self.buffer.fd
@@ -135,35 +136,35 @@ class Pool:
             return PoolShared(nbytes, self.buffer.export(), self.identity), None
 
     def close(self) -> None:
-        """Give the pool's memory back."""
+        """Release the pool's memory."""
         with on(self.device):
             self.buffer.close()
 
 
 def on(device: torch.device) -> AbstractContextManager[None]:
-    """``device`` is the current one in here: the driver's calls mean that."""
+    """Make ``device`` the current CUDA device inside the context; no effect on a CPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class WeightServer:
-    """Answers workers on ``listener``; a mapping is a connection that is open."""
+    """Server of weights and KV pools on ``listener``. An open connection is a mapping."""
 
     def __init__(self, config: WorkerConfig, listener: socket.socket) -> None:
         self._config = config
         self._listener = listener
         self._weights: dict[int, Weights] = {}
-        """By rank, as all that follows."""
+        """Weights by rank, as in the other dictionaries by rank below."""
         self._pools: dict[int, Pool] = {}
         self._writers: dict[int, set[int]] = {}
-        """The connections of those that may write to the pool."""
+        """Descriptors of the connections that may write to the pool."""
         self._mappings: dict[int, tuple[socket.socket, int | None]] = {}
-        """The connection and the rank, once its weights are mapped; by descriptor."""
+        """Connection, and rank once its weights are mapped, by descriptor."""
         self._doubt: set[int] = set()
-        """A worker ended without returning its mapping: it may have written anywhere there."""
+        """Ranks whose weights a crashed worker may have damaged."""
         self._poll = select.poll()
 
     def serve(self) -> None:
-        """Until SIGTERM and the end of the last mapping. Raises :class:`WeightsLost`."""
+        """Serve until SIGTERM and the end of the last mapping. Raises :class:`WeightsLost`."""
         woken, waker = os.pipe()
         signal.signal(signal.SIGTERM, lambda *_: os.write(waker, b"T"))
         listener = self._listener.fileno()
@@ -171,7 +172,7 @@ class WeightServer:
             self._poll.register(fd, select.POLLIN)
         stopping = False
         while not stopping or self._mappings:
-            # The listener last: a descriptor that a mapping gave up may come back from it.
+            # Handle the listener last: accept may reuse the descriptor of a closed mapping.
             for fd, _ in sorted(self._poll.poll(), key=lambda ready: ready[0] == listener):
                 if fd == woken:
                     stopping = True
@@ -188,21 +189,21 @@ class WeightServer:
             weights.close()
 
     def _accept(self) -> int:
-        """Take in a worker that has connected; what it wants it says next."""
+        """Accept a connection and return its descriptor."""
         connection, _ = self._listener.accept()
         connection.settimeout(SEND_TIMEOUT_S)
         self._mappings[connection.fileno()] = connection, None
         return connection.fileno()
 
     def _end(self, fd: int) -> None:
-        """Close a mapping that has ended."""
+        """Close the mapping with descriptor ``fd``."""
         self._poll.unregister(fd)
         for writers in self._writers.values():
             writers.discard(fd)
         self._mappings.pop(fd)[0].close()
 
     def _share_weights(self, rank: int) -> tuple[weight_ipc.Answer, int | None]:
-        """Return the answer, and the descriptor to send with it."""
+        """Return the reply, and the file descriptor to send with it or None."""
         try:
             return self._sound_weights(rank).share()
         except LoadError as error:
@@ -234,7 +235,7 @@ class WeightServer:
         self._weights[rank] = Weights(self._config, rank)
 
     def _read(self, fd: int) -> bool:
-        """Answer what a worker asks for; return False where its mapping ends."""
+        """Answer one request of a worker. Return False if its mapping ends."""
         connection, rank = self._mappings[fd]
         try:
             match weight_ipc.receive_request(connection):
@@ -251,7 +252,7 @@ class WeightServer:
                     answer = self._claim(fd, rank)
                     weight_ipc.send(connection, answer)
                     return isinstance(answer, weight_ipc.PoolClaimed)
-        except MappingLost as error:  # it went meanwhile, or it hangs
+        except MappingLost as error:  # the worker is gone or hangs
             log.warning("a worker: %s", error)
             _, rank = self._mappings[fd]
             if rank is not None:
@@ -259,7 +260,7 @@ class WeightServer:
         return False
 
     def _share_pool(self, rank: int, nbytes: int) -> tuple[weight_ipc.Answer, int | None]:
-        """Return the answer, and the descriptor to send with it."""
+        """Return the reply, and the file descriptor to send with it or None."""
         try:
             if rank not in self._pools and nbytes:
                 self._pools[rank] = Pool(self._weights[rank].device, nbytes)
@@ -270,13 +271,13 @@ class WeightServer:
             return WeightsRefused(f"KV pool of {nbytes} bytes: {error}", permanent=False), None
 
     def _claim(self, fd: int, rank: int) -> weight_ipc.Answer:
-        """Let the worker at ``fd`` write to the pool; say whether no other one may any more.
+        """Register the worker at ``fd`` as a writer of the pool. Reply whether it is the only one.
 
-        It may have mapped the weights before another one crashed: where that one has damaged them,
-        it is refused, and the next worker's are loaded again.
+        It may have mapped the weights before another worker crashed. If that worker damaged them,
+        the claim is refused, and they are loaded again for the next worker.
         """
         writers = self._writers.setdefault(rank, set())
-        # A predecessor that has returned its mapping said so before this one was told to claim.
+        # A predecessor sent its Returned message before this worker was allowed to claim.
         for other in select.select(writers - {fd}, [], [], 0)[0]:
             if not self._read(other):
                 self._end(other)
@@ -294,7 +295,7 @@ def _changed(damaged: list[str]) -> str:
 
 
 def run(config: WorkerConfig, listener: socket.socket) -> int:
-    """Be a weight server in a freshly forked process; return the exit status."""
+    """Run a weight server in a freshly forked process. Return the exit status."""
     write_stacks_on_sigusr1(config.run_dir, "weight_server")
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     try:

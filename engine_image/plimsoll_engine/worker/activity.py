@@ -1,4 +1,4 @@
-"""What the worker's loop did lately, so that a Stop can say what it had to wait for."""
+"""Recent activity of the worker's loop, which explains what a Stop had to wait for."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable
 
 KEPT = 32
-"""Spans: some turns of the loop."""
+"""Number of recorded spans, which cover several turns of the loop."""
 
 
 class Activity:
-    """One thread's spans, one after the other: each ends where the next one begins."""
+    """Recorder of one thread's consecutive spans: each ends where the next one begins."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -19,17 +19,17 @@ class Activity:
         self._since = clock()
 
     def begin(self) -> None:
-        """Leave out what came before: the loop waited."""
+        """Start the next span now, so that waiting time is not counted."""
         self._since = self._clock()
 
     def did(self, name: str) -> None:
-        """Say what was done since the last call."""
+        """End the current span and record it under ``name``."""
         now = self._clock()
         self._spans.append((name, self._since, now))
         self._since = now
 
     def since(self, moment: float) -> dict[str, float]:
-        """Return the seconds of each activity since then, the first one first."""
+        """Return the seconds of each activity since ``moment``, oldest first."""
         found: dict[str, float] = {}
         for name, begun, ended in self._spans:
             took = ended - max(begun, moment)

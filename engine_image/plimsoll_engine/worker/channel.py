@@ -1,4 +1,4 @@
-"""The worker's end of the socket to its frontend."""
+"""Worker side of the socket to the frontend."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.messages.framing import FrameReader
 
 SEND_TIMEOUT_S = 30.0
-"""A frontend that reads nothing for so long is hung or gone; the worker must not hang with it."""
+"""Time after which a frontend that reads nothing counts as gone, so the worker does not hang."""
 MAX_UNSENT_BYTES = 16 << 20
-"""What steps may leave unsent while the frontend is busy: 100,000 tokens and more. Beyond it, the
-next message waits for the frontend."""
+"""Maximum unsent bytes while the frontend is busy, enough for 100,000 tokens and more.
+
+Above it, the next message waits for the frontend.
+"""
 CONNECT_TIMEOUT_S = 10.0
 
 
 class FrontendGoneError(ConnectionError):
-    """The frontend closed the socket or does not read it: the worker has nobody to work for."""
+    """The frontend closed the socket or does not read it, so the worker has to exit."""
 
 
 class Channel:
-    """Sends and receives without waiting longer than asked.
+    """Non-blocking connection to the frontend.
 
-    What the socket does not take at once is sent with the next call: a step does not wait for a
-    frontend that is busy.
+    Bytes that the socket does not accept at once are sent by later calls, so that a step does not
+    wait for a busy frontend.
     """
 
     def __init__(self, path: str) -> None:
@@ -41,13 +43,13 @@ class Channel:
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
         self._sent_at = 0.0
-        """When the socket last took something, or last had all (CLOCK_MONOTONIC)."""
+        """Last time that the socket accepted bytes or had none to send (CLOCK_MONOTONIC)."""
 
     def send(self, message: worker_ipc.FromWorker, last: bool = False) -> None:
-        """Send one message, or keep it for later.
+        """Send a message, or queue it if the socket is full.
 
-        Waits until the frontend has all, where it is the ``last`` one or too much is kept. Raises
-        FrontendGoneError.
+        Blocks until the queue is empty for the ``last`` message, and until it is below
+        :data:`MAX_UNSENT_BYTES` otherwise. Raises FrontendGoneError.
         """
         frame = memoryview(worker_ipc.frame(message))
         if not self._unsent:
@@ -61,7 +63,10 @@ class Channel:
             self._flush()
 
     def _flush(self) -> None:
-        """Send what the socket takes now. Raises FrontendGoneError, also if it takes too long."""
+        """Send what the socket accepts now.
+
+        Raises FrontendGoneError, also after the send timeout.
+        """
         try:
             while self._unsent:
                 sent = self._socket.send(self._unsent[0])
@@ -83,9 +88,9 @@ class Channel:
         return max(0.0, self._sent_at + SEND_TIMEOUT_S - time.monotonic())
 
     def receive(self, timeout_s: float) -> list[worker_ipc.ToWorker]:
-        """Return what has arrived, after waiting at most ``timeout_s`` for the first byte.
+        """Return the messages that arrive within ``timeout_s`` seconds; empty if none do.
 
-        Sends meanwhile what was kept.
+        Returns after the first bytes. Sends queued messages meanwhile.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -108,11 +113,14 @@ class Channel:
         return [worker_ipc.to_worker.decode(body) for body in self._reader.feed(data)]
 
     def readable(self) -> bool:
-        """Whether something has arrived, or the frontend is gone."""
+        """Report whether a message has arrived or the frontend is gone."""
         return bool(select.select([self._socket], [], [], 0.0)[0])
 
     def wait_closed(self, timeout_s: float) -> None:
-        """Until the frontend has closed its end, at most ``timeout_s``; what it says is dropped."""
+        """Wait up to ``timeout_s`` seconds for the frontend to close the socket.
+
+        Ignores its messages.
+        """
         deadline = time.monotonic() + timeout_s
         try:
             while (left_s := deadline - time.monotonic()) > 0:
@@ -121,5 +129,5 @@ class Channel:
             return
 
     def close(self) -> None:
-        """Close the socket; the frontend then takes the worker for ended."""
+        """Close the socket. The frontend takes that for the end of the worker."""
         self._socket.close()

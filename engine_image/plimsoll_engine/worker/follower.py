@@ -1,7 +1,7 @@
-"""The whole life of a rank that follows rank 0 (:mod:`plimsoll_engine.worker.rank_loop`).
+"""Entry point of the ranks above 0 (:mod:`plimsoll_engine.worker.rank_loop`).
 
-In an engine the zygote forks it. Whoever is rank 0 without a zygote, such as a benchmark, starts
-``python -m plimsoll_engine.worker.follower --config JSON --rank N`` for each other rank.
+In an engine, the zygote forks them. Without a zygote, as in a benchmark, rank 0 starts ``python -m
+plimsoll_engine.worker.follower --config JSON --rank N`` for each of them.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from plimsoll_engine.worker.rank_loop import Follower, FollowError
 log = logging.getLogger(__name__)
 
 LINGER_S = 5.0
-"""How long rank 0 may take to say why the whole group fails, before this end is taken for it."""
+"""Time for rank 0 to report why the whole group fails, before this exit is taken for the cause."""
 LEAVE_S = 60.0
-"""Longer than rank 0 stays after its last word."""
+"""Longer than rank 0 stays after its final message."""
 
 
 def run(config: WorkerConfig, epoch: int, rank: int) -> int:
-    """Be a rank in a freshly forked process; return the exit status.
+    """Run a rank in a freshly forked process. Return the exit status.
 
-    Where rank 0 is gone it returns at once and gives nothing back: a kernel that waits for rank 0
-    ends with this process alone.
+    If rank 0 is gone, it returns at once and releases nothing: a kernel that waits for rank 0 ends
+    only with this process.
     """
     write_stacks_on_sigusr1(config.run_dir, "worker")
     size = config.tensor_parallel_size
@@ -88,7 +88,7 @@ def main() -> NoReturn:
     status = run(config, flags.epoch, flags.rank)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(status)  # nothing of the libraries' waits for a rank that is gone
+    os._exit(status)  # skips library clean-up that might wait for a lost rank
 
 
 if __name__ == "__main__":

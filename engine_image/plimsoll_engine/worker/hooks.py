@@ -1,4 +1,4 @@
-"""Where a package of faults may change the worker. Without one nothing changes."""
+"""Extension points for fault injection in the worker. They change nothing by default."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from plimsoll_engine.messages.worker_ipc import ToWorker
 
 
 class WorkerHooks:
-    """Called by the worker's loop. ``names`` are those of the faults."""
+    """Callbacks of the worker's loop. ``names`` lists the injected faults."""
 
     names: Sequence[str] = ()
 
     def after_step(self, finished: int) -> None:
-        """``finished`` requests ended in the step."""
+        """Run after a step in which ``finished`` requests ended."""
 
     def tick(self) -> None:
-        """Do what is due before each report, also while idle."""
+        """Run before each report, also while idle."""
 
     def lose(self, message: ToWorker) -> bool:
-        """Return whether the engine never hears of ``message``."""
+        """Report whether to drop ``message`` instead of handling it."""
         return False
 
 
 def worker_hooks(text: str, epoch: int, engine: EngineCore, ledger: Ledger) -> WorkerHooks:
-    """Return the hooks of the faults in ``text`` that the worker of ``epoch`` has.
+    """Return the hooks of the faults in ``text`` for the worker of ``epoch``.
 
-    ``text`` is the value of ``PLIMSOLL_INJECT``. Raises SettingsError for one that this engine
-    cannot have.
+    ``text`` is the value of ``PLIMSOLL_INJECT``. Raises SettingsError for a fault that this engine
+    does not support.
     """
     hooks: WorkerHooks = (
         injection.load("worker")(text, epoch, engine, ledger) if text else WorkerHooks()

@@ -1,7 +1,7 @@
-"""One worker: connect, prepare, take over when told to, then serve until it is told to stop.
+"""Main loop of a worker: connect, prepare, take over, serve until Stop.
 
-One thread. Messages are read between steps, a step does not wait for a frontend that is busy
-(``channel.py``), and a report goes out at least once a second, also while idle.
+It has one thread. It reads messages between steps, never waits for a busy frontend
+(``channel.py``), and sends a report at least once a second, also while idle.
 """
 
 from __future__ import annotations
@@ -50,22 +50,24 @@ log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.5
 TRANSFER_POLL_S = 0.01
-"""How often an idle worker looks after its KV transfers, in seconds."""
+"""Interval at which an idle worker polls its KV transfers, in seconds."""
 LINGER_S = 10.0
 CAPTURE_INTERVAL_S = 0.2
-"""Between two captures of decode graphs while requests run; a tenth of it while none does."""
+"""Interval between captures of decode graphs while requests run; a tenth of it while idle."""
 CAPTURE_POSTPONED_S = 1.0
-"""For so long at most a capture makes way for messages, the first of which may be a Stop."""
+"""Maximum delay of a capture by messages, the first of which may be a Stop."""
 FIRST_MESSAGES_S = 0.05
-"""For so long at most the first capture and the first report make way for requests that a worker
-takes over. They are submitted once it has said that it is ready, and streams wait for them."""
+"""Delay of the first capture and report after Ready.
+
+The requests that the worker takes over arrive in this time, and their streams wait for them.
+"""
 PERMANENT = (LoadError, SettingsError)
-"""What another worker of the same settings and checkpoint meets as well."""
+"""Errors that another worker with the same settings and checkpoint would have as well."""
 
 
 def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) -> int:
-    """Be a worker in a freshly forked process; return the exit status."""
-    # First of all: it is a fork, which copies one thread and must not have a CUDA context.
+    """Run a worker in a freshly forked process. Return the exit status."""
+    # Before all else: a fork copies one thread only and must not inherit a CUDA context.
     trials = None if vocabulary is None else TrialServer.fork(vocabulary.attempt)
     write_stacks_on_sigusr1(config.run_dir, "worker")
     random.seed()
@@ -119,7 +121,7 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
         return _fail(channel, str(error), permanent=True)
     except (WorkerEnds, MappingLost) as error:
         if isinstance(error, RanksLost) and error.gone:
-            log.error("%s", error)  # the frontend hears from the zygote which one ended, and how
+            log.error("%s", error)  # the zygote reports to the frontend which rank exited
             return 1
         return _fail(channel, str(error))
     except Exception as error:
@@ -137,7 +139,7 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
 
 
 def _prepared(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc.Prepared:
-    """Return what a worker that may wait for long says of its memory, on each of its ranks."""
+    """Return the Prepared message, with the memory of each rank while it waits."""
     memory = process_memory(Role.WORKER, PythonObjects(), mapped=lifecycle.mapped_host_bytes)
     leader = lifecycle.member.leader
     others = [] if leader is None else [rank.memory for rank in leader.waiting_accounts()]
@@ -147,7 +149,7 @@ def _prepared(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc.Prepared:
 
 
 def _order(channel: Channel) -> worker_ipc.TakeOver | worker_ipc.Stop:
-    """Wait for the predecessor's end; Stop where this worker is not wanted after all."""
+    """Wait for the order to take over or to stop."""
     while True:
         for message in channel.receive(REPORT_INTERVAL_S):
             if isinstance(message, worker_ipc.TakeOver | worker_ipc.Stop):
@@ -160,17 +162,15 @@ def _leave(
     handover: bytes | Refusal | None = None,
     before_s: dict[str, float] | None = None,
 ) -> None:
-    """Give everything back and say so; then stay until the frontend has closed the socket.
+    """Release everything, report it, and wait until the frontend closes the socket.
 
-    The end of a process that has a CUDA context keeps the driver busy, which the successor's own
-    calls would feel. A handover goes out only once nothing here can write to the KV pool any more.
-    ``before_s`` is how long the stages took that came before.
+    A process that exits with a CUDA context keeps the driver busy, which would delay the
+    successor's calls. The handover is sent only once nothing in this process can write to the KV
+    pool. ``before_s`` has the durations of the earlier stages.
     """
     lifecycle.shutdown()
     if isinstance(handover, bytes) and not lifecycle.fenced:
-        handover = Refusal(
-            Outcome.UNFENCED, "something in the old worker still refers to the KV pool"
-        )
+        handover = Refusal(Outcome.UNFENCED, "the old worker could not unmap the KV pool")
     stopped = worker_ipc.Stopped(*lifecycle.left())
     if isinstance(handover, bytes):
         stopped.handover = handover
@@ -192,7 +192,7 @@ def _fail(channel: Channel, message: str, permanent: bool = False) -> int:
 
 
 class Worker:
-    """The loop between the channel and the engine."""
+    """Loop that connects the channel and the engine core."""
 
     def __init__(self, lifecycle: CoreLifecycle, channel: Channel, hooks: WorkerHooks) -> None:
         assert lifecycle.engine is not None
@@ -207,11 +207,11 @@ class Worker:
         self._hand_over = False
         self._activity = Activity()
         self._ended_s: dict[str, float] = {}
-        """How long each stage of the end took before everything is given back."""
+        """Duration of each stage of the stop before memory is released, in seconds."""
         self._next_report = self._next_capture = time.monotonic() + FIRST_MESSAGES_S
 
     def serve(self) -> None:
-        """Until Stop. Raises :class:`FrontendGoneError` and :class:`WorkerEnds`."""
+        """Serve until Stop. Raises :class:`FrontendGoneError` and :class:`WorkerEnds`."""
         while not self.stopping:
             due = min(self._next_report, self._next_capture)
             wait_s = 0.0 if self.engine.has_work else due - time.monotonic()
@@ -253,10 +253,9 @@ class Worker:
             self.channel.send(dropped)
 
     def _capture(self) -> None:
-        """Capture one of the graphs that are still missing.
+        """Capture one of the missing graphs, often while idle and rarely between steps.
 
-        Often while idle, seldom between steps, since a step waits for it some tens of milliseconds.
-        So would a Stop that came during the step.
+        A capture delays the next step by some tens of milliseconds, and a Stop as well.
         """
         now = time.monotonic()
         late = now >= self._next_capture + CAPTURE_POSTPONED_S
@@ -360,8 +359,8 @@ class Worker:
         )
 
     def _stop(self) -> None:
-        # The process ends. A collection now would look at all that the zygote had frozen as well,
-        # and copy its pages, while the streams wait.
+        # The process exits. A collection now would also traverse the objects that the zygote froze
+        # and copy their pages, while streams wait.
         gc.disable()
         begun = time.monotonic()
         handover = self._handover() if self._hand_over else None
@@ -373,9 +372,9 @@ class Worker:
         _leave(self.lifecycle, self.channel, handover, self._ended_s)
 
     def _handover(self) -> bytes | Refusal:
-        """Finish the step under way, and say what is in the KV pool then.
+        """Finish the current step and return the handover of the KV pool, or the refusal.
 
-        Raises DeviceLost: then nobody knows what is in it.
+        Raises DeviceLost, because the contents of the pool are unknown then.
         """
         begun = time.monotonic()
         self._answer(self.engine.rest())
@@ -386,6 +385,6 @@ class Worker:
             return Refusal(error.outcome, str(error))
         except WorkerEnds:
             raise
-        except Exception as error:  # a successor can do without
+        except Exception as error:  # the successor can prefill again
             log.exception("no handover")
             return Refusal(Outcome.FAILED, f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""A rank that is not rank 0: it does what rank 0 tells it, in that order, and schedules nothing."""
+"""Loop of a rank above 0. It executes rank 0's commands in order and schedules nothing itself."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from plimsoll_engine.process.host_memory import PythonObjects, process_memory
 
 
 class FollowError(RuntimeError):
-    """A command failed.
+    """A command of rank 0 failed.
 
-    ``answered``: rank 0 waits for the answer and hears of it there; otherwise it waits in a
-    collective, and only this process's end wakes it.
+    ``answered`` means that rank 0 waits for a reply and receives the error there. Otherwise rank 0
+    waits in a collective, which only the exit of this process ends.
     """
 
     def __init__(self, message: str, answered: bool) -> None:
@@ -28,7 +28,10 @@ class FollowError(RuntimeError):
 
 
 class Follower:
-    """``lifecycle`` has the model ready; the KV pool is made and dropped here by command."""
+    """Executor of rank 0's commands.
+
+    ``lifecycle`` has prepared the model. Commands create and drop the KV pool.
+    """
 
     def __init__(self, lifecycle: CoreLifecycle, link: Link) -> None:
         self._lifecycle = lifecycle
@@ -37,7 +40,7 @@ class Follower:
         self._python = PythonObjects()
 
     def serve(self) -> None:
-        """Obey rank 0 until it says End. Raises LeaderGone and FollowError."""
+        """Execute commands until rank 0 sends End. Raises LeaderGone and FollowError."""
         while not isinstance(command := self._link.receive(), rank_ipc.Shutdown):
             try:
                 answer = self._do(command)
@@ -89,7 +92,7 @@ class Follower:
     @property
     def _pool(self) -> Forward:
         if self._forward is None:
-            raise RuntimeError("a step without a KV pool")
+            raise RuntimeError("rank 0 sent a step before it created the KV pool")
         return self._forward
 
     @property

@@ -1,13 +1,13 @@
-"""The zygote: torch and the model code imported, no CUDA context, one thread.
+"""Zygote: a process with torch and the model code imported, one thread and no CUDA context.
 
-The weight server and the workers fork off it.
+The weight server and the workers are forked from it.
 
-Started by the frontend as ``python -m plimsoll_engine.worker.zygote --control-fd FD --config JSON``
-(:mod:`plimsoll_engine.messages.zygote_ipc`). A fork copies one thread only, so a lock that another
-thread held would stay locked in the child for ever, and an OpenMP pool would be gone while its
-library waits for it. Hence: thread counts are set before numpy and torch load, no tensor operation
-is run here, ``torch.cuda.is_available()`` is never asked, and the number of threads is checked
-before each fork.
+The frontend starts it as ``python -m plimsoll_engine.worker.zygote --control-fd FD --config JSON``
+(:mod:`plimsoll_engine.messages.zygote_ipc`). A fork copies only one thread. A lock that another
+thread held would stay locked in the child forever, and an OpenMP library would wait for its lost
+threads. The zygote therefore sets thread counts before numpy and torch load, runs no tensor
+operation, never calls ``torch.cuda.is_available()``, and checks its number of threads before each
+fork.
 """
 
 from __future__ import annotations
@@ -51,8 +51,10 @@ log = logging.getLogger(__name__)
 
 SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 COMPILED_ON_CPU = "128"
-"""What oneDNN keeps at most of what it compiles for the shapes of a CPU's steps: up to 0.3 MB each,
-and 1,024 of them by default."""
+"""Capacity of oneDNN's cache of kernels compiled for CPU shapes.
+
+Each takes up to 0.3 MB, and the default capacity is 1,024.
+"""
 IMPORTS = (
     "torch",
     "safetensors.torch",
@@ -64,11 +66,14 @@ OPTIONAL_IMPORTS = ("triton",)
 """Published for Linux on x86-64 only."""
 
 FORK_SAFE_THREADS = {"jemalloc_bg_thd"}
-"""jemalloc, which some libraries bring along, stops its thread around a fork (pthread_atfork)."""
+"""Threads that may exist during a fork.
+
+jemalloc, which some libraries include, stops its thread around a fork (pthread_atfork).
+"""
 
 
 class Zygote:
-    """Forks on demand and reaps."""
+    """Server that forks processes on request and reaps them."""
 
     def __init__(
         self, control: socket.socket, config: WorkerConfig, weights: socket.socket | None
@@ -78,14 +83,17 @@ class Zygote:
         self.vocabulary = Vocabulary.load(Path(config.model))
         self.reader = FrameReader()
         self.children: dict[int, Forked] = {}
-        """By pidfd."""
+        """Child processes by pidfd."""
         self.frontend = os.getppid()
         self.weights = weights
-        """Where the weight server listens. The socket is the frontend's: a worker may connect while
-        there is no weight server yet, and the next zygote's workers meet the same one."""
+        """Listening socket of the weight server.
+
+        It belongs to the frontend, so a worker can connect before a weight server runs, and the
+        workers of the next zygote reach the same one.
+        """
 
     def serve(self) -> None:
-        """Until the frontend is gone; then no worker is left."""
+        """Serve until the frontend is gone. Kills the remaining children then."""
         poll = select.poll()
         poll.register(self.control, select.POLLIN)
         try:
@@ -97,7 +105,7 @@ class Zygote:
                     elif not self._read_control(poll):
                         return
         except OSError as error:
-            # The frontend went while it was written to.
+            # The frontend exited during a write.
             log.error("control socket: %s", error)
         finally:
             self._kill_children()
@@ -112,7 +120,7 @@ class Zygote:
         return bool(data)
 
     def send(self, message: zygote_ipc.FromZygote) -> None:
-        """Send one message to the frontend. Raises OSError when it is gone."""
+        """Send a message to the frontend. Raises OSError if it is gone."""
         self.control.sendall(zygote_ipc.frame(message))
 
     def _fork(self, message: Fork) -> int | None:
@@ -137,7 +145,7 @@ class Zygote:
         return fd
 
     def _become(self, message: Fork, zygote: int) -> NoReturn:
-        """Be the child; this never returns into the zygote's code."""
+        """Run the child process and exit; never returns into the zygote's code."""
         status = 1
         try:
             outlive_zygote(zygote, self.frontend)
@@ -175,7 +183,7 @@ class Zygote:
         self.send(Exited(child.number, child.pid, code, child.role, child.rank))
 
     def _kill_children(self) -> None:
-        """Workers before the weight server: their memory is not freed under them."""
+        """Kill workers before the weight server, so that their memory is not freed under them."""
         for fd in sorted(
             self.children, key=lambda fd: self.children[fd].role == Role.WEIGHT_SERVER
         ):
@@ -188,9 +196,9 @@ class Zygote:
 
 
 def import_everything(model: Path, device: str) -> None:
-    """Import what every worker of ``model`` on ``device`` needs, once.
+    """Import everything that workers of ``model`` on ``device`` need.
 
-    The libraries read their thread counts when they load.
+    Sets thread counts before, because libraries read them when they load.
     """
     os.environ.update(dict.fromkeys(SINGLE_THREADED, "1"))
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", COMPILED_ON_CPU)
@@ -209,7 +217,7 @@ def import_everything(model: Path, device: str) -> None:
 
 
 def main() -> None:
-    """Import what workers need, then fork one for each order until the frontend is gone."""
+    """Import what workers need, then fork on request until the frontend is gone."""
     parser = argparse.ArgumentParser(prog="plimsoll_engine.worker.zygote")
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument(
@@ -219,7 +227,7 @@ def main() -> None:
     arguments = parser.parse_args()
     logs.configure()
     die_with_parent(os.getppid())
-    # The terminal's Ctrl-C goes to the whole group; the frontend decides when workers end.
+    # Ctrl-C reaches the whole process group, but the frontend decides when workers exit.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = msgspec.json.decode(arguments.config, type=WorkerConfig)
     control = socket.socket(fileno=arguments.control_fd)
@@ -229,24 +237,24 @@ def main() -> None:
         injection.load("worker")
     weights = None if arguments.weights_fd is None else socket.socket(fileno=arguments.weights_fd)
     zygote = Zygote(control, config, weights)
-    # Python warns of any second thread; ours are checked by name before each fork.
+    # Python warns about any second thread; _fork checks threads by name instead.
     warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
-    # Objects of before the fork are nobody's garbage: a collection in a worker need not look at
-    # them, and so does not copy their pages.
+    # Freeze the objects that exist before a fork: a collection in a worker skips them, and so does
+    # not copy their pages.
     frozen.before_forks()
-    # From now on the end of the control socket says it, and no child outlives that: a zygote that
-    # was killed instead would leave them to nobody.
+    # From here on, the closed control socket shows that the frontend is gone, and the zygote kills
+    # its children. The parent-death signal would kill only the zygote.
     outlive_parent()
     if os.getppid() != zygote.frontend:
         os._exit(1)
     try:
         zygote.send(ZygoteReady(os.getpid(), time.monotonic() - begun))
     except BrokenPipeError:
-        os._exit(1)  # the frontend did not wait so long, and has said so
+        os._exit(1)  # the frontend timed out and has logged it
     zygote.serve()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # the libraries' own clean-up takes longer than all else and prints of itself
+    os._exit(0)  # skips the libraries' slow clean-up and its output
 
 
 if __name__ == "__main__":

@@ -107,7 +107,9 @@ def test_a_run_directory_that_takes_nothing_at_the_start_is_one_line(
     assert done.returncode == 2, done.stderr
     (line,) = [one for one in done.stderr.splitlines() if not one.startswith("{")]
     assert f"--run-dir {run_dir}" in line
-    assert ("writable" if trouble == "read-only" else "give a directory with room") in line
+    assert (
+        "writable" if trouble == "read-only" else "give a writable directory with free space"
+    ) in line
     assert not (run_dir / "engine.json").exists()
 
 
@@ -199,7 +201,7 @@ def test_a_triton_cache_that_takes_nothing_is_named_and_done_without(
         first = compile_kernel(at, environ)
         (line,) = [one for one in first.stderr.splitlines() if "TRITON_CACHE_DIR" in one]
         assert str(cache) in line
-        assert "make room, or name a writable volume" in line
+        assert "free space, or name a writable volume" in line
         kept = sorted(temporary.rglob("*.cubin"))
         assert len(kept) == 1
         before = kept[0].stat().st_mtime_ns

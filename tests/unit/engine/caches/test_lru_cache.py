@@ -145,7 +145,7 @@ def test_a_touch_that_makes_ghost_keys_is_caught() -> None:
     class GhostMachine(CacheMachine):
         cache_type = GhostTouch
 
-    with pytest.raises(AssertionError, match="keys are in the order alone"):
+    with pytest.raises(AssertionError, match="keys are only in the order"):
         run_state_machine_as_test(
             GhostMachine, settings=settings(max_examples=150, deadline=None, database=None)
         )

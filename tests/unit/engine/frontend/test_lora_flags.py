@@ -68,7 +68,7 @@ WRONG = [
     (["--enable-lora", "--lora-modules", "a={0}/adapter", "a={0}/adapter"], "name a is taken"),
     (
         ["--enable-lora", "--max-loras", "1", "--lora-modules", "a={0}/adapter", "b={0}/adapter"],
-        "2 adapters are more than --max-loras 1",
+        "2 adapters exceed --max-loras 1",
     ),
 ]
 

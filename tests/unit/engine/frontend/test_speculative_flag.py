@@ -73,7 +73,7 @@ def test_a_draft_model_reaches_the_worker(tmp_path: Path) -> None:
         (TOKENS.replace('"b"', '"c"'), (), "field model: .*other tokens than that of --model"),
         ("[", (), "field model: .*tokenizer.json: cannot be read"),
         ("[]", (), "field model: .*tokenizer.json: cannot be read"),
-        (TOKENS, ("--tensor-parallel-size", "2"), "field model: .*one GPU alone"),
+        (TOKENS, ("--tensor-parallel-size", "2"), "field model: .*one GPU only"),
         (None, (), "field model: .*config.json is missing"),
     ],
 )
