@@ -2,8 +2,8 @@
 
 If several files say the same, the precedence is that of transformers and vLLM:
 
-- Stop tokens are those of generation_config.json, else of config.json, else of its text_config, and
-  always the tokenizer's eos_token as well (vLLM). From files with lower precedence, only special
+- Stop tokens are those of generation_config.json, else of config.json, else of its text_config. The
+  tokenizer's eos_token always counts as well (vLLM). From files with lower precedence, only special
   tokens count, because an old default there may be a word.
 - A token is special if tokenizer.json or tokenizer_config.json marks or names it (transformers).
 - Truncation and padding in tokenizer.json are ignored: training scripts leave them behind
@@ -12,9 +12,9 @@ If several files say the same, the precedence is that of transformers and vLLM:
   model's vocab_size.
 - Sampling defaults are the fields of generation_config.json that vLLM uses
   (``--generation-config auto``), regardless of do_sample.
-- The chat template is ``--chat-template``, else chat_template.jinja, else chat_template.json, else
-  that of tokenizer_config.json. Several templates have names: ``tool_use`` is for chats with tools,
-  and each file of additional_chat_templates has its own.
+- The chat template is ``--chat-template``, else chat_template.jinja, chat_template.json or that of
+  tokenizer_config.json. Several templates have names: ``tool_use`` is for chats with tools. Each
+  file of additional_chat_templates has its own name.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Member:
         return 0 if self.leader is None else sum(r.graph_bytes for r in self.leader.accounts())
 
     def frozen(self) -> None:
-        """Tell the other ranks that the start is complete."""
+        """Report to the other ranks that the start is complete."""
         if self.leader is not None:
             self.leader.tell(rank_ipc.Freeze())
 

@@ -38,15 +38,16 @@ def cut_for(sequences: int, kv_heads: int, row_bytes: int, limit: int) -> Cut:
     ``row_bytes`` comes from :func:`row_bytes_of`. ``limit`` is the maximum number of tokens of a
     context, 0 if unknown.
 
-    Measured on an H200 with contexts of 300 to 1,700 tokens: from 128 sequences of 8 kv heads on,
+    Measured on an H200 with contexts of 300 to 1,700 tokens and 8 kv heads. From 128 sequences on,
     one program each reaches 99 to 102 % of the copy bandwidth, and splitting costs 7 %. Fewer
-    programs all run at once and end with the longest. Wider tiles, two programs a multiprocessor
-    instead of four, reduce that (64 sequences: 62 µs; with narrow split tiles 70).
+    programs all run at once and end with the longest. Wider tiles, with two programs a
+    multiprocessor instead of four, reduce that: 64 sequences take 62 µs, with narrow split tiles
+    70.
 
-    Measured on an H100 by whole layers with contexts of 300 to 4,000 tokens: from 24 sequences on,
+    Measured on an H100 by whole layers with contexts of 300 to 4,000 tokens. From 24 sequences on,
     splitting costs 1 to 2 %. Below, more programs than run at once cost as well (8 sequences: 3 %).
-    Splitting pays for one or two sequences, where latency counts, and where one context may be a
-    hundred times as long as the others.
+    Splitting pays for one or two sequences, where latency counts. It also pays if one context may
+    be a hundred times as long as the others.
     """
     programs = sequences * kv_heads
     short = 0 < limit <= SHORT

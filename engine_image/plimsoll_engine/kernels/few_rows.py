@@ -39,8 +39,8 @@ class Tile(NamedTuple):
 def tile_for(size: int, silu: bool, padded: int) -> Tile:
     """Return the tile for a product of ``size`` columns.
 
-    Measured on an H100 in the layers of a 0.6B and an 8B model: small products need many programs,
-    and one or two programs a multiprocessor must read far ahead.
+    Measured on an H100 in the layers of a 0.6B and an 8B model. Small products need many programs.
+    If a multiprocessor runs only one or two programs, these must read far ahead.
     """
     if silu:
         return Tile(64, 128, 4)

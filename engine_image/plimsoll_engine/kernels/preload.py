@@ -1,7 +1,7 @@
 """Initialisation of Triton and torch that needs no device, done before the fork.
 
 Workers inherit it. On an H200 it saves 0.3 s of a restart for Triton's hash of its own files, which
-is part of every kernel's cache key, and 0.1 s for modules that torch imports with CUDA.
+is part of every kernel's cache key. It also saves 0.1 s for modules that torch imports with CUDA.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from subprocess import SubprocessError
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 """Device files of NVIDIA's driver on Linux and on WSL.
 
-They replace a query to CUDA, which a process that forks must not initialise.
+Their presence is checked because CUDA must not be initialised in a process that forks.
 """
 MODULES = ("plimsoll_engine.kernels.fused", "triton.experimental.gluon")
 

@@ -70,7 +70,7 @@ def _padded(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     """Return torch's product; on a CPU with rows padded to a few different numbers.
 
     For each number of bfloat16 or float16 rows, oneDNN compiles kernels of 0.25 MB that live as
-    long as the process (torch 2.11, AVX-512), which adds up to gigabytes for a real model. Padding
+    long as the process (torch 2.11, AVX-512). That adds up to gigabytes for a real model. Padding
     leaves eight numbers between two powers of two.
     """
     if x.device.type != "cpu" or x.dim() != 2 or x.dtype not in (torch.bfloat16, torch.float16):

@@ -39,8 +39,8 @@ class BlockPool:
         self.prefix: LruCache[bytes, int] = LruCache(num_blocks)
         self._references = [0] * num_blocks
         self.taken = array("Q", [0]) * num_blocks
-        """Number of allocations of each block; while it is unchanged, so are the block's full
-        contents.
+        """Number of allocations of each block. A full block's contents change only when it is
+        allocated.
 
         It is an array because a list of large integers would grow with the first million requests.
         """

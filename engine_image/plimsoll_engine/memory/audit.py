@@ -1,6 +1,6 @@
 """Consistency rules that must hold between two steps.
 
-An idle engine has additional rules: nothing of ended requests may remain. A rule reports what it
+An idle engine has additional rules: ended requests must leave no traces. A rule reports what it
 finds and repairs nothing.
 """
 

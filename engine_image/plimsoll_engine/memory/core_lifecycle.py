@@ -110,7 +110,7 @@ class CoreLifecycle:
         self._claim = rank_ipc.PoolMade()
         """The weight server's reply to the claim of its KV pool."""
         self.refusal: Refusal | None = None
-        """Why a handover was not accepted; None if it was."""
+        """Reason why a handover was not accepted; None if it was."""
         self.fenced = False
         """Whether no process of the worker can write to the KV pool any more, after
         :meth:`shutdown`.
@@ -605,9 +605,9 @@ def make_context(device: torch.device) -> None:
 
 
 def device_baseline(device: torch.device, dtype: torch.dtype) -> int | None:
-    """Return the bytes allocated once the context exists and its libraries have run; None on a CPU.
+    """Return the allocated bytes once the context exists and its libraries have run.
 
-    Measures for ``dtype``, because each dtype loads kernels of its own.
+    None on a CPU. Measures for ``dtype``, because each dtype loads kernels of its own.
     """
     if device.type != "cuda":
         return None

@@ -1,8 +1,8 @@
 """Mixture of experts: its config, and its tensors in a checkpoint.
 
-A layer's experts are stacked in two matrices: the gate and up projections of the first expert,
-those of the second and so on, and the down projections in the other matrix. With several ranks,
-each rank has a share of the inner columns of every expert.
+A layer's experts are stacked in two matrices. One has the gate and up projections of the first
+expert, those of the second and so on; the other has the down projections. With several ranks, each
+rank has a share of the inner columns of every expert.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ DEFAULTS: Mapping[str, Any] = {
 WEIGHTS = {**DEFAULTS, "type": "float", "strategy": "channel"}
 ACTIVATIONS = {**DEFAULTS, "type": "float", "strategy": "token", "dynamic": True}
 WITHOUT_EFFECT = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
-"""How the scales were calibrated, and their stored dtype, which each tensor has as well."""
+"""Fields about calibration, and about dtypes that the tensors state themselves."""
 
 
 @dataclass(frozen=True, slots=True)

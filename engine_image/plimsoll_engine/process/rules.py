@@ -27,8 +27,7 @@ class Frozen:
     def before_forks(self) -> None:
         """Freeze the objects that forked processes inherit.
 
-        They are counted here once, because counting some 300,000 objects takes 30 ms of each
-        restart.
+        They are counted here once, because counting 300,000 objects takes 30 ms of each restart.
         """
         gc.collect()
         gc.freeze()

@@ -2,8 +2,8 @@
 
 First, the successor is forked and loads its context, weights and kernels while the old worker
 serves. Then the old worker stops, and the successor takes over the KV pool and the running
-requests. If either worker dies meanwhile, one worker still serves in the end, or the operation
-reports why not.
+requests. If either worker dies meanwhile, the other one or a new one serves, or the operation
+reports why none does.
 
 The old worker hands over its block tables, so the keys and values of running requests stay in the
 pool. If that fails, the requests are prefilled again, and the operation reports why.

@@ -197,12 +197,12 @@ class Generation:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended with an error."""
+        """Whether the generation ended with an error."""
         return self._error is not None
 
     @property
     def done(self) -> bool:
-        """Whether it ended, with or without an error."""
+        """Whether the generation ended, with or without an error."""
         return self.finish_reason is not None or self._error is not None
 
     def push(

@@ -68,7 +68,7 @@ class OrphanWatcher:
 
 
 def reap_unknown_children(known: set[int]) -> None:
-    """Reap exited children whose pid is not in ``known``, such as children of a killed worker."""
+    """Reap exited children whose PID is not in ``known``, such as children of a killed worker."""
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if found.si_pid in known:

@@ -62,7 +62,7 @@ class Standby:
     ) -> None:
         self.policy = policy
         self.error: str | None = None
-        """Why there is no standby although one is wanted."""
+        """Reason why there is no standby although one is wanted."""
         self._workers = workers
         self._timeout_s = timeout_s
         self._headroom = headroom

@@ -20,7 +20,7 @@ from plimsoll_engine.messages.framing import read_body
 log = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 10.0
-_UCRED = struct.Struct("3i")  # pid, uid, gid: unix(7)
+_UCRED = struct.Struct("3i")  # PID, uid, gid: unix(7)
 
 
 class WorkerLink:
@@ -162,7 +162,7 @@ class WorkerSocket:
     async def _hello(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> worker_ipc.Hello | None:
-        """Return the peer's Hello message; None if it is invalid or claims another pid."""
+        """Return the peer's Hello message; None if it is invalid or claims another PID."""
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
                 body = await read_body(reader)

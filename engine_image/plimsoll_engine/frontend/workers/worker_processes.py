@@ -161,7 +161,7 @@ class WorkerProcesses:
     async def prepare(self, worker: WorkerHandle, timeout_s: float) -> None:
         """Fork ``worker`` and let it load context, weights and kernels while another one serves.
 
-        Raises :class:`WorkerLost`; nothing of the worker remains then.
+        Raises :class:`WorkerLost` after removing the worker.
         """
         number = worker.epoch.number
         self._living[number] = worker
@@ -296,7 +296,7 @@ class WorkerProcesses:
             self.starts += 1
 
     async def _fork(self, zygote: ZygoteClient, worker: WorkerHandle, rank: int) -> None:
-        """Fork a rank of ``worker``. Records its pid even if the caller is cancelled."""
+        """Fork a rank of ``worker``. Records its PID even if the caller is cancelled."""
         forking = asyncio.ensure_future(zygote.fork(worker.epoch.number, rank=rank))
         try:
             worker.pids.append(await asyncio.shield(forking))

@@ -30,9 +30,9 @@ FORK_TIMEOUT_S = 10.0
 THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 """Environment of the zygote, which its workers inherit.
 
-One thread, because a fork copies only one. Passive, because OpenMP threads of a worker that spin
-between the small operations of a step slow each other down on a busy or CPU-limited machine: 2 s
-became 27 s for 600 tokens (2 cores, load 4).
+One thread, because a fork copies only one. Passive, because OpenMP threads that spin between small
+operations slow each other down on a busy or CPU-limited machine. 600 tokens then took 27 s instead
+of 2 s (2 cores, load 4).
 """
 
 
@@ -109,7 +109,7 @@ class ZygoteClient:
             )
 
     async def fork(self, number: int, role: Role = Role.WORKER, rank: int = 0) -> int:
-        """Fork a process and return its pid.
+        """Fork a process and return its PID.
 
         Raises :class:`ZygoteLost`, or :class:`ForkRefused`, after which a retry is possible.
         """
