@@ -63,6 +63,17 @@ def service() -> Dashboard:
                           (f"plimsoll_memory_baseline_requests{{{AT}}} / "
                            f"plimsoll_memory_baseline_age_seconds{{{AT}}}",
                            "{{pod}} {{kind}}"), width=HALF))
+        .with_panel(lines("Learned growth", BYTES, "What healthy replicas gain within each window, "
+                          "what a start takes, and the leak budget that follows.",
+                          (f"plimsoll_memory_learned_growth_bytes{{{AT}}}",
+                           "{{pod}} {{kind}} in {{window}}"),
+                          (f"plimsoll_memory_learned_start_bytes{{{AT}}}",
+                           "{{pod}} {{kind}} after a start"),
+                          (f"plimsoll_memory_learned_budget_bytes{{{AT}}}",
+                           "{{pod}} {{kind}} budget"), width=HALF))
+        .with_panel(lines("Learning", SECONDS, "For how long healthy memory was observed.",
+                          (f"plimsoll_memory_learned_seconds{{{AT}}}", "{{pod}} {{kind}}"),
+                          width=HALF))
         .with_panel(lines("Requests", COUNT, "Load of the engine.",
                           (f"sum(plimsoll_engine_num_requests_running{{{AT}}})", "running"),
                           (f"sum(plimsoll_engine_num_requests_waiting{{{AT}}})", "waiting"),

@@ -206,6 +206,11 @@ class MemoryPolicy(msgspec.Struct, frozen=True):
         written("How budgets with `growthBudget: Auto` are learned, and what a restart requires."),
     ] = AutoBudgets()
 
+    @property
+    def learns(self) -> bool:
+        """Whether a budget sets itself."""
+        return any(one is not None and one.auto for one in (self.host, self.device))
+
     def auto_of(self, kind: IncidentKind) -> MemoryBudget | None:
         """Return the budget for incidents of a ``kind`` if it sets itself, and None otherwise."""
         budgets = {IncidentKind.HOST_GROWTH: self.host, IncidentKind.DEVICE_GROWTH: self.device}

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plimsoll_api import logs
+from plimsoll_api.learned import LEARNED_FILE
 from plimsoll_api.listening import EVERY_ADDRESS
 from plimsoll_api.names import ENGINE_CONTAINER, METRICS_PORT, PROBE_PORT, TOKEN_FILE
 from plimsoll_api.peers import PEERS_FILE
@@ -37,6 +38,7 @@ from plimsoll_sidecar.signals.other_pods import (
     GroupLeader,
     GroupMembers,
     GroupPages,
+    LearnedFile,
     PeersFile,
     leader_matcher,
     worker_matcher,
@@ -125,9 +127,11 @@ def build(
     )
     metrics = Metrics(lambda: source.cgroup)
     peers = PeersFile(arguments.config.with_name(PEERS_FILE))
+    learned = LearnedFile(arguments.config.with_name(LEARNED_FILE))
     supervisor = Supervisor(
-        config, source, new_detector, new_actuator, publisher, metrics, state_dir, pod, group, peers
-    )
+        config, source, new_detector, new_actuator, publisher, metrics, state_dir, pod, group,
+        peers, learned,
+    )  # fmt: skip
     return supervisor, metrics
 
 

@@ -46,7 +46,7 @@ from plimsoll_sidecar.record.journal_manager import JournalManager
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.record.publisher import Publisher
 from plimsoll_sidecar.record.storage import LastKnownEngine
-from plimsoll_sidecar.signals.other_pods import GroupMembers, PeersFile
+from plimsoll_sidecar.signals.other_pods import GroupMembers, LearnedFile, PeersFile
 from plimsoll_sidecar.signals.process_table import ProcessId, identify
 from plimsoll_sidecar.signals.sampler import Sampler, SignalLog
 from plimsoll_sidecar.view import Display, Observation, log_event
@@ -61,7 +61,7 @@ class Supervisor:
 
     ``new_detector`` creates a detector, at the start and after a change of the configuration.
     ``group`` is set for the leader of a multi-node group. ``peers`` is the growth of the other
-    replicas, if an operator publishes it.
+    replicas, if an operator publishes it, and ``learned`` what they have learned about growth.
     """
 
     def __init__(
@@ -76,7 +76,9 @@ class Supervisor:
         replica: str,
         group: GroupMembers | None = None,
         peers: PeersFile | None = None,
+        learned: LearnedFile | None = None,
     ) -> None:
+        self._others_learned, self._learned_shown = learned, False
         self._group, self._peers, self._replica = group, peers, replica
         self._config, self._source, self._metrics = config, source, metrics
         self._new_detector, self._publisher, self._state_dir = new_detector, publisher, state_dir
@@ -180,6 +182,9 @@ class Supervisor:
         revision = f"{seen.status.model} {seen.status.version}"
         growing = self._governor.growing()
         learned.observe(seen.now, seen.engine.epoch, revision, seen.assessment, growing)
+        if self._journal.learned_is_due or not self._learned_shown:
+            self._learned_shown = True
+            self._metrics.show_learned(learned.reports(memory.auto))
         if self._governor.state.incidents:
             return
         found = learned.next_budgets(seen.now, memory, self._governor.budgets)
@@ -331,6 +336,10 @@ class Supervisor:
         if time.monotonic() < self._config_at:
             return True
         self._config_at = time.monotonic() + CONFIG_CHECK_S
+        if self._others_learned is not None and self._journal.learned.lacks_budget(
+            self._config.current.memory
+        ):
+            self._journal.learned.inherit(self._others_learned.read(self.service.workload))
         old = self._config.current
         changed = self._config.reload()
         self._metrics.show_config(self._config.error is None)

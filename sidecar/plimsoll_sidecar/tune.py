@@ -12,6 +12,7 @@ import msgspec
 
 from plimsoll_api import trace
 from plimsoll_api.assessment import BudgetState
+from plimsoll_api.learned import WINDOWS_H
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy, budget_of
 from plimsoll_api.supervision import Supervision
 from plimsoll_api.times import unix_seconds
@@ -21,7 +22,6 @@ from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.govern.auto_budget import (
     DAY_H,
     HOUR_S,
-    WINDOWS_H,
     Hour,
     Learned,
     LearnedBudgets,
@@ -86,7 +86,7 @@ def tunings(learned: LearnedBudgets, memory: MemoryPolicy) -> list[Tuning]:
 def tuning(name: str, learned: Learned, budget: MemoryBudget) -> Tuning:
     """Return what ``learned`` says about a memory, and the budget that follows."""
     clean = healthy(learned.hours)
-    wanted = proposal([learned], budget)
+    wanted = proposal(learned, budget)
     if wanted is not None:
         wanted = max(wanted, budget.minimum_bytes or 1)
     levels = {

@@ -17,6 +17,7 @@ from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.kinds import BY_KIND, OPTIONAL, SERVICE, Key, Object, Ref, ref
 from plimsoll_operator.plans.service import Failure, Plan, claims_of, parse, reconcile
 from plimsoll_operator.render.compare import missing_fields
+from plimsoll_operator.render.names import supervisor as supervisor_object
 from plimsoll_operator.render.objects import first_replicas
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api
@@ -77,21 +78,23 @@ class InferenceServiceController(Reconciler[_Observation]):
         next_check_s = reconcile_pods(
             self._api, self._store, key, item, every, incidents, now, config
         )
-        requeue_s.append(await next_check_s)
+        requeue_s += [await next_check_s, self._next_lesson_s(observed.service.spec.memory)]
 
     async def _apply(
         self, key: Key, item: Object, service: InferenceService, pods: list[PodView]
     ) -> Plan:
-        incidents = self._incidents(key)
+        incidents, owned = self._incidents(key), self._live(key)
+        peers = replicas_of_service(sorted(pods, key=lambda one: one.created))
+        published = owned.get(Ref("ConfigMap", supervisor_object(key.name)))
         plan = reconcile(
             service,
-            self._live(key),
+            owned,
             pods,
             incidents,
             self._config.images,
             (self._item(key) or {}).get("status"),
             key.namespace not in self._config.unrestricted_namespaces,
-            self._peers.text(key, replicas_of_service(pods), incidents, self._scraper.latest(key)),
+            self._files(key, peers, service.spec.memory, published),
             [one for one in claims_of(service) if await self._claims.is_shared(key.namespace, one)],
         )
         uid, replicas = service.metadata.uid, first_replicas(service)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Generic, TypeVar
 
-from plimsoll_api.times import rfc3339
+from plimsoll_api.learned import LEARNED_FILE
+from plimsoll_api.memory_policy import MemoryPolicy
+from plimsoll_api.peers import PEERS_FILE, Peer
+from plimsoll_api.times import rfc3339, unix_seconds
 from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.pods import retain_incidents
 from plimsoll_operator.controllers.writes import (
@@ -18,6 +21,7 @@ from plimsoll_operator.controllers.writes import (
     write_status,
 )
 from plimsoll_operator.fleet.figures import PeersFiles
+from plimsoll_operator.fleet.learned import HOUR_S, learned_file
 from plimsoll_operator.kinds import INCIDENT, OWNED, InvalidSpec, Key, Kind, Object, Ref, ref
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.runtime.cache import Store
@@ -118,6 +122,25 @@ class Reconciler(ABC, Generic[Observation]):
     @abstractmethod
     def forget(self, key: Key) -> None:
         """Forget an object that is gone."""
+
+    def _files(
+        self, key: Key, replicas: Sequence[Peer], memory: MemoryPolicy, published: Object | None
+    ) -> dict[str, str]:
+        """Return the files beside the supervisors' configuration, by name.
+
+        ``replicas`` are the pods, oldest first. ``published`` is the ConfigMap as it is now.
+        """
+        incidents, figures = self._incidents(key), self._scraper.latest(key)
+        found = {PEERS_FILE: self._peers.text(key, replicas, incidents, figures)}
+        if memory.learns:
+            before = str(((published or {}).get("data") or {}).get(LEARNED_FILE) or "")
+            now = unix_seconds(self._clock())
+            found[LEARNED_FILE] = learned_file(before, replicas, incidents, figures, now)
+        return {name: text for name, text in found.items() if text}
+
+    def _next_lesson_s(self, memory: MemoryPolicy) -> float | None:
+        """Return the seconds until what was learned changes; None if nothing is."""
+        return HOUR_S if memory.learns else None
 
     def _item(self, key: Key) -> Object | None:
         return self._store.get(key, Ref(self.KIND.kind, key.name))

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from plimsoll_api.names import policy_object_name
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.config import Config
@@ -21,7 +22,7 @@ from plimsoll_operator.fleet.refused_creations import RefusedCreation
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State, next_stuck_s
 from plimsoll_operator.fleet.workloads import workload_statuses
 from plimsoll_operator.injection.policy import injected_images
-from plimsoll_operator.kinds import POLICY, Key, Object, read
+from plimsoll_operator.kinds import POLICY, Key, Object, Ref, read
 from plimsoll_operator.plans.injection import decide_injection, parse_injection
 from plimsoll_operator.plans.policy import PolicyPlan, reconcile
 from plimsoll_operator.plans.service import Failure
@@ -113,7 +114,7 @@ class PolicyController(Reconciler[_Observation]):
         there = Counter(one.state for one in pods)
         self.pods[key] = {state: there[state] for state in State if state is not State.LEAVING}
         plan = await self._apply(key, item, policy, pods)
-        requeue_s.append(next_stuck_s(pods, self._clock()))
+        requeue_s += [next_stuck_s(pods, self._clock()), self._next_lesson_s(policy.spec.memory)]
         next_check_s = await reconcile_pods(
             self._api, self._store, key, item, _views_without_containers(pods),
             self._incidents(key), self._clock(), self._config,
@@ -127,10 +128,12 @@ class PolicyController(Reconciler[_Observation]):
     async def _apply(
         self, key: Key, item: Object, policy: SupervisionPolicy, pods: tuple[SelectedPod, ...]
     ) -> PolicyPlan:
-        incidents, latest = self._incidents(key), self._scraper.latest(key)
-        peers = self._peers.text(key, replicas_of_policy(pods), incidents, latest)
+        incidents, owned = self._incidents(key), self._live(key)
+        peers = replicas_of_policy(sorted(pods, key=lambda one: one.created))
+        published = owned.get(Ref("ConfigMap", policy_object_name(key.name)))
+        files = self._files(key, peers, policy.spec.memory, published)
         now, before = self._clock(), item.get("status")
-        plan = reconcile(policy, self._live(key), pods, incidents, now, before, peers)
+        plan = reconcile(policy, owned, pods, incidents, now, before, files)
         for one in plan.desired:
             await self._owned.apply(key, policy.metadata.uid, one, 0)
         await self._owned.remove(key, plan.surplus)

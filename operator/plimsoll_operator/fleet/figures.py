@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from plimsoll_api.assessment import Segment
 from plimsoll_api.incidents import ENDED
+from plimsoll_api.learned import MAX_SEEN_S, WINDOWS_H, LearnedMemory
 from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
 from plimsoll_api.names import UNREADY_MANUAL
 from plimsoll_api.peers import (
@@ -88,7 +89,8 @@ class Figures:
     growth is None until all of its parts are known. ``drained`` says whether a person took the
     replica out of service. ``missing_signals`` has the signals that its supervisor has lacked for
     :data:`SIGNAL_MISSING_S`, each with the reason; it is None if the supervisor does not report
-    signals. ``limit`` is the share of the memory limit that is in use and cannot be reclaimed.
+    signals. ``limit`` is the share of the memory limit that is in use and cannot be reclaimed. What
+    was learned of a memory is None until all parts but the budget are known.
     """
 
     host: float | None = None
@@ -100,6 +102,8 @@ class Figures:
     drained: bool | None = None
     missing_signals: tuple[tuple[str, str], ...] | None = None
     limit: float | None = None
+    host_learned: LearnedMemory | None = None
+    device_learned: LearnedMemory | None = None
 
     @property
     def is_blind(self) -> bool:
@@ -112,6 +116,7 @@ _SAMPLE = re.compile(
     rb"|plimsoll_supervisor_out_of_service|plimsoll_signal_age_seconds"
     rb"|plimsoll_supervisor_signal_missing|plimsoll_cgroup_memory_limit_ratio"
     rb"|plimsoll_memory_slow_leak(?:_bytes_per_second|_limit_seconds)?"
+    rb"|plimsoll_memory_learned_(?:seconds|growth_bytes|start_bytes|budget_bytes)"
     rb"|plimsoll_memory_unexplained_bytes|plimsoll_memory_baseline_(?:age_seconds|requests))"
     rb"(?:\{([^{}\n]{0,512})\})?[ \t]{1,8}([-+.0-9A-Za-z]{1,32})[ \t\r]{0,8}$",
     re.MULTILINE,
@@ -131,6 +136,16 @@ _GROWN = {
     b"plimsoll_memory_baseline_requests": MAX_REQUESTS,
 }
 """Samples of growth in the order of the fields of :class:`PeerGrowth`, each with its maximum."""
+
+_LEARNED = {
+    b"plimsoll_memory_learned_seconds": MAX_SEEN_S,
+    b"plimsoll_memory_learned_growth_bytes": MAX_GROWTH_BYTES,
+    b"plimsoll_memory_learned_start_bytes": MAX_GROWTH_BYTES,
+    b"plimsoll_memory_learned_budget_bytes": MAX_GROWTH_BYTES,
+}
+"""Samples of what a replica has learned, each with its maximum."""
+
+_WINDOW = re.compile(rb'(?:^|,)\s{0,8}window="([0-9]{1,4})h"')
 
 _SEGMENT = re.compile(rb'(?:^|,)\s{0,8}segment="([a-z_]{1,63})"')
 
@@ -152,6 +167,7 @@ def parse(page: bytes) -> Figures:
     ratios: dict[bytes, float | None] = {}
     slow: dict[bytes, dict[bytes, tuple[float | None, str]]] = {}
     grown: dict[bytes, dict[bytes, float | None]] = {}
+    lessons: dict[bytes, dict[tuple[bytes, int], float | None]] = {}
     left: float | None = None
     manual: float | None = None
     limit: float | None = None
@@ -174,6 +190,10 @@ def parse(page: bytes) -> Figures:
             continue
         elif name in _GROWN:
             grown.setdefault(kind[1], {})[name] = _number(text, _GROWN[name])
+        elif name in _LEARNED:
+            window = _WINDOW.search(labels)
+            key = name, int(window[1]) if window else 0
+            lessons.setdefault(kind[1], {})[key] = _number(text, _LEARNED[name])
         elif name in _SLOW:
             found = _SEGMENT.search(labels)
             segment = found[1].decode() if found else ""
@@ -191,6 +211,8 @@ def parse(page: bytes) -> Figures:
         drained=None if manual is None else bool(manual),
         missing_signals=_missing_signals(ages, reasons),
         limit=limit,
+        host_learned=_learned(lessons.get(b"host", {})),
+        device_learned=_learned(lessons.get(b"device", {})),
     )
 
 
@@ -210,6 +232,18 @@ def _growth(seen: Mapping[bytes, float | None]) -> PeerGrowth | None:
     """Return the growth of one memory; None if a part of it is unknown."""
     known = [int(value) for name in _GROWN if (value := seen.get(name)) is not None]
     return PeerGrowth(*known) if len(known) == len(_GROWN) else None
+
+
+def _learned(seen: Mapping[tuple[bytes, int], float | None]) -> LearnedMemory | None:
+    """Return what was learned of one memory; None if a part of it other than the budget is not."""
+    observed, growth, start, budget = _LEARNED
+    needed = [(observed, 0), *((growth, hours) for hours in WINDOWS_H), (start, 0)]
+    known = [int(value) for one in needed if (value := seen.get(one)) is not None]
+    if len(known) < len(needed):
+        return None
+    seen_s, first, second, third, least = known
+    size = int(seen.get((budget, 0)) or 0) or None
+    return LearnedMemory(seen_s, (first, second, third), least, size)
 
 
 def _slow_leaks(

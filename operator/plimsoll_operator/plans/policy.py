@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from plimsoll_api.engines import EngineType
 from plimsoll_api.names import (
@@ -45,7 +46,6 @@ from plimsoll_operator.kinds import LEASE, Key, Object, Ref, owner_uid, ref
 from plimsoll_operator.plans.service import Failure, held_slots
 from plimsoll_operator.render.names import MANAGED_BY, MANAGER, owned
 from plimsoll_operator.render.objects import rule, supervisor_binding, supervisor_role
-from plimsoll_operator.render.supervisor import peers_data
 
 MAX_ACCOUNTS = 100
 """Maximum number of service accounts in a RoleBinding."""
@@ -76,12 +76,12 @@ def reconcile(
     incidents: Sequence[Object],
     now: str,
     status: Object | None = None,
-    peers: str = "",
+    beside: Mapping[str, str] = MappingProxyType({}),
 ) -> PolicyPlan:
     """Plan which objects to apply, and which of the policy's own objects to remove.
 
-    ``status`` is the last one, ``now`` RFC 3339. ``peers`` is the file with the replicas' growth
-    for their supervisors.
+    ``status`` is the last one, ``now`` RFC 3339. ``beside`` has the files beside the
+    supervisors' configuration, by name.
     """
     uid, name = policy.metadata.uid, policy.metadata.name
     own = {where: item for where, item in owned.items() if owner_uid(item) == uid}
@@ -93,7 +93,7 @@ def reconcile(
     accounts = sorted(
         {one.account for one in pods if one.may_hold_slot or one.state is State.SUPERVISED}
     )
-    desired = render(policy, accounts[:MAX_ACCOUNTS], chosen, held, peers)
+    desired = render(policy, accounts[:MAX_ACCOUNTS], chosen, held, beside)
     wanted = {ref(one) for one in desired}
     idle = [item for slot, item in leases.items() if Ref(LEASE.kind, slot) not in wanted]
     kept = {*held, *slots_with_restarts(idle, policy.spec.supervision.restart_budget.window_s, now)}
@@ -196,20 +196,20 @@ def render(
     accounts: Collection[str],
     workloads: Sequence[Workload] = (),
     held: Collection[str] = (),
-    peers: str = "",
+    beside: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Object]:
     """Return all objects of ``policy``, in the order of application.
 
     ``accounts`` are the ServiceAccounts of the pods that it supervises. ``workloads`` are those
     that have slots. ``held`` names surplus slots that are still held: their holders release them.
-    ``peers`` is the file with the replicas' growth for their supervisors.
+    ``beside`` has the files beside the supervisors' configuration, by name.
     """
     name = policy_object_name(policy.metadata.name)
     config: Object = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": name},
-        "data": {CONFIG_FILE: encode(supervisor_config(policy)).decode()} | peers_data(peers),
+        "data": {CONFIG_FILE: encode(supervisor_config(policy)).decode()} | dict(beside),
     }
     owners = list(workloads)
     if all(one.ref is not None for one in owners):

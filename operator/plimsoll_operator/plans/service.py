@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from plimsoll_api.decoding import MAX_DEPTH
@@ -87,14 +88,14 @@ def reconcile(
     images: Images,
     status: Object | None = None,
     restricted: bool = True,
-    peers: str = "",
+    beside: Mapping[str, str] = MappingProxyType({}),
     shared: Collection[str] = (),
 ) -> Plan:
     """Plan which objects to apply, and which of the service's own objects to remove.
 
     ``pods`` are those that are not terminating, ``status`` is the last one. ``restricted`` holds
-    the service's ``podTemplate`` to the Pod Security Standard. ``peers`` is the file with the
-    replicas' growth for their supervisors. ``shared`` names claims that pods on several nodes may
+    the service's ``podTemplate`` to the Pod Security Standard. ``beside`` has the files beside the
+    supervisors' configuration, by name. ``shared`` names claims that pods on several nodes may
     mount. Raises :class:`InvalidSpec`.
     """
     before = status or {}
@@ -118,7 +119,7 @@ def reconcile(
                 f"the pod's {found}, which is another one, for containers of a service share their"
                 " process IDs: signal the engine by its name, or start it without an init system"
             )
-        desired = render(service, images, pinned, held, instead, decision.paused, peers, shared)
+        desired = render(service, images, pinned, held, instead, decision.paused, beside, shared)
     except NotAllowed as error:
         raise InvalidSpec(str(error)) from None
     except InvalidSpec:

@@ -5,7 +5,8 @@ Called by the operator's reconcile and, only for engine and supervisor, by local
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
@@ -54,16 +55,16 @@ def render(
     held: Sequence[str] = (),
     instead: tuple[str, dict[str, Any]] | None = None,
     paused: bool = False,
-    peers: str = "",
+    beside: Mapping[str, str] = MappingProxyType({}),
     shared: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     """Return all objects of ``service``, in the order of application.
 
     ``pinned`` is the pod template of the spec's revision, if one exists already. ``held`` names
     slot Leases that supervisors hold. ``instead`` is another revision that runs in place of the
-    spec's, by its hash and template. ``paused`` pauses a rollout. ``peers`` is the file with the
-    replicas' growth for their supervisors. ``shared`` names claims that pods on several nodes may
-    mount.
+    spec's, by its hash and template. ``paused`` pauses a rollout. ``beside`` has the files
+    beside the supervisors' configuration, by name. ``shared`` names claims that pods on several
+    nodes may mount.
     """
     template = pinned or pod_template(service, images)
     of, running = instead or (pod_hash(service), template)
@@ -71,7 +72,7 @@ def render(
         service_account(service),
         role(service, held),
         role_binding(service),
-        config_map(service, peers),
+        config_map(service, beside),
         *slot_leases(service),
         *disruption_budget(service),
         *network_policy(service),

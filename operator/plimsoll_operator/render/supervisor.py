@@ -13,7 +13,6 @@ from plimsoll_api import engines
 from plimsoll_api.engines import EngineType
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
-from plimsoll_api.peers import PEERS_FILE
 from plimsoll_api.serving import Engine
 from plimsoll_api.supervisor_config import (
     CONFIG_FILE,
@@ -162,11 +161,6 @@ def _with_limit(budget: MemoryBudget | None, limit: str | None) -> MemoryBudget 
     return replace(budget, limit_bytes=parse_bytes(limit))
 
 
-def peers_data(peers: str) -> dict[str, str]:
-    """Return the ConfigMap's data for the file of ``peers``; empty if there is none."""
-    return {PEERS_FILE: peers} if peers else {}
-
-
 def supervisor_args(at: SupervisorPlaces) -> list[str]:
     """Return the arguments of the supervisor's command."""
     return [
@@ -179,8 +173,8 @@ def supervisor_args(at: SupervisorPlaces) -> list[str]:
     ]
 
 
-def config_map(service: InferenceService, peers: str = "") -> dict[str, Any]:
-    """Build the ConfigMap with ``supervisor.json``, and with ``peers`` if there are any.
+def config_map(service: InferenceService, beside: Mapping[str, str]) -> dict[str, Any]:
+    """Build the ConfigMap with ``supervisor.json`` and the files ``beside`` it.
 
     It is mounted as a directory, so that changes need no restart.
     """
@@ -188,5 +182,5 @@ def config_map(service: InferenceService, peers: str = "") -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": names.supervisor(service.metadata.name)},
-        "data": {CONFIG_FILE: encode(supervisor_config(service)).decode()} | peers_data(peers),
+        "data": {CONFIG_FILE: encode(supervisor_config(service)).decode()} | dict(beside),
     }

@@ -21,13 +21,12 @@ import msgspec
 
 from plimsoll_api.assessment import Assessment, BudgetState
 from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.learned import MAX_SEEN_S, WINDOWS_H, LearnedMemory, LearnedWorkload, stepped
 from plimsoll_api.memory_policy import AutoBudgets, MemoryBudget, MemoryPolicy, provisional
 
 HOUR_S = 3600.0
 DAY_H = 24
-WINDOWS_H = (1, 6, DAY_H)
-KEPT_H = 14 * DAY_H
-"""Hours kept: two weeks, so that each weekday occurs twice."""
+KEPT_H = MAX_SEEN_S // 3600
 KEPT_STARTS = 8
 MAX_GAP_S = 60.0
 """Longest time between two samples that counts as observed."""
@@ -37,7 +36,6 @@ FLOOR_SHARE = 0.03
 FLOOR_BYTES = 64 << 20
 """The least budget where no limit is known: 3 % of 2 GiB."""
 ROOM_SHARE = 0.5
-RISE_A_DAY, FALL_A_DAY = 1.25, 0.9
 CHANGED = 0.05
 """A budget changes only by more than this share, because the detector then restarts its trends."""
 MAX_REVISION = 200
@@ -62,7 +60,8 @@ class Learned(msgspec.Struct, omit_defaults=True):
     ``lows`` is the least growth of each hour of the ``epoch``, and ``starts`` the memory after its
     newest warm-ups. ``limit`` is the newest known limit. ``budget`` is None before the first one,
     and ``budget_at`` the hour in which it was set. ``observed_s`` is the time of observation in
-    this and earlier revisions.
+    this and earlier revisions. ``inherited`` is what other replicas of the workload had learned
+    when this one started.
     """
 
     revision: str = ""
@@ -75,6 +74,7 @@ class Learned(msgspec.Struct, omit_defaults=True):
     budget: int | None = None
     budget_at: int = 0
     seen_at: float = 0.0
+    inherited: LearnedMemory | None = None
 
     def observe(
         self, now: float, epoch: str, revision: str, state: BudgetState | None, incident: bool
@@ -83,6 +83,8 @@ class Learned(msgspec.Struct, omit_defaults=True):
         at = int(now // HOUR_S)
         if revision != self.revision:
             # The next revision starts with the budget in force.
+            if self.revision:
+                self.inherited = None
             self.revision, self.hours, self.starts = revision[:MAX_REVISION], [], []
         began = epoch != self.epoch
         if began:
@@ -122,10 +124,9 @@ class Learned(msgspec.Struct, omit_defaults=True):
         if self.budget is None:
             if not self.is_known(auto):
                 return False
-            wanted = proposal([self], budget)
-            self.budget = provisional(self.room_limit(budget)) if wanted is None else wanted
+            self.budget = self._first_budget(budget)
         elif at > self.budget_at:
-            wanted = proposal([self], budget) if healthy_s(self.hours) >= auto.learning_s else None
+            wanted = proposal(self, budget) if healthy_s(self.hours) >= auto.learning_s else None
             days = (at - self.budget_at) / DAY_H if self.budget_at else 0.0
             if wanted is not None:
                 self.budget = stepped(self.budget, wanted, days)
@@ -136,7 +137,52 @@ class Learned(msgspec.Struct, omit_defaults=True):
 
     def is_known(self, auto: AutoBudgets) -> bool:
         """Report whether the replica was observed for long enough to act on its growth."""
-        return self.budget is not None or self.observed_s >= auto.learning_s
+        seen_s = self.observed_s
+        if self.inherited is not None:
+            if self.inherited.budget is not None:
+                return True
+            seen_s += self.inherited.seen_s
+        return self.budget is not None or seen_s >= auto.learning_s
+
+    def _first_budget(self, budget: MemoryBudget) -> int:
+        """Return the budget at the end of the learning time, in bytes."""
+        limit = self.room_limit(budget)
+        if self.inherited is not None and self.inherited.budget is not None:
+            start = max(self.starts, default=self.inherited.start)
+            return bounded(self.inherited.budget, limit, start)
+        wanted = proposal(self, budget)
+        return provisional(limit) if wanted is None else wanted
+
+    def inherit(self, known: LearnedMemory | None) -> None:
+        """Adopt the lessons of other replicas, until this one has a budget of its own."""
+        if known is None or self.budget is not None or known == self.inherited:
+            return
+        if not self.hours:
+            self.inherited = known
+        elif known.budget is not None:
+            # Their growth may include that of this replica, which must not count twice.
+            self.inherited = LearnedMemory(start=known.start, budget=known.budget)
+
+    def experience(self) -> list[Hour]:
+        """Return the healthy hours; those of other replicas count as one more."""
+        found = healthy(self.hours)
+        if self.inherited is not None and self.inherited.seen_s:
+            found.append(Hour(0, float(self.inherited.seen_s), self.inherited.gains))
+        return found
+
+    def report(self, auto: AutoBudgets) -> LearnedMemory | None:
+        """Return what other replicas may take from this one; None before the first hour."""
+        hours = self.experience()
+        seen_s = sum(one.seen_s for one in hours)
+        if not hours or not self.hours:
+            return None
+        first, second, third = (level(one.gains[i] for one in hours) or 0 for i in range(3))
+        return LearnedMemory(
+            seen_s=min(int(seen_s), MAX_SEEN_S),
+            gains=(first, second, third),
+            start=max(self.starts, default=0),
+            budget=self.budget if seen_s >= auto.learning_s else None,
+        )
 
     def room_limit(self, budget: MemoryBudget) -> int | None:
         """Return the limit by which the budget's floor and room are measured, in bytes."""
@@ -179,16 +225,13 @@ def gains_within(hours: Iterable[Hour], window_s: float) -> list[int]:
     return [one.gains[index] * days for one in hours]
 
 
-def proposal(replicas: Sequence[Learned], budget: MemoryBudget) -> int | None:
-    """Return the budget in bytes from the ``replicas``, or None if they have no level."""
-    gains = [gain for one in replicas for gain in gains_within(healthy(one.hours), budget.window_s)]
-    found = level(gains)
+def proposal(learned: Learned, budget: MemoryBudget) -> int | None:
+    """Return the budget in bytes that follows from what was learned, or None without a level."""
+    found = level(gains_within(learned.experience(), budget.window_s))
     if found is None:
         return None
-    limits = [one.room_limit(budget) for one in replicas]
-    limit = max((one for one in limits if one is not None), default=None)
-    starts = [start for one in replicas for start in one.starts]
-    return bounded(int(MARGIN * found), limit, max(starts, default=0))
+    start = max(learned.starts, default=learned.inherited.start if learned.inherited else 0)
+    return bounded(int(MARGIN * found), learned.room_limit(budget), start)
 
 
 def bounded(wanted: int, limit: int | None, start: int) -> int:
@@ -197,14 +240,6 @@ def bounded(wanted: int, limit: int | None, start: int) -> int:
         return max(wanted, FLOOR_BYTES)
     most = max(1, int(ROOM_SHARE * max(0, limit - start)))
     return min(max(wanted, int(FLOOR_SHARE * limit), 1), most)
-
-
-def stepped(now: int, wanted: int, days: float) -> int:
-    """Return the budget ``days`` after it was ``now``, on its way to ``wanted`` bytes."""
-    days = min(days, float(KEPT_H))
-    most = math.ceil(now * math.pow(RISE_A_DAY, days))
-    least = math.floor(now * math.pow(FALL_A_DAY, days))
-    return max(1, min(max(wanted, least), most))
 
 
 class BudgetsInForce(NamedTuple):
@@ -231,6 +266,22 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         """Add an assessment. ``incidents`` are the kinds of open incidents."""
         self.host.observe(now, epoch, revision, assessment.host, GROWTH["host"] in incidents)
         self.device.observe(now, epoch, revision, assessment.device, GROWTH["device"] in incidents)
+
+    def lacks_budget(self, memory: MemoryPolicy) -> bool:
+        """Report whether a budget that sets itself is not known yet."""
+        pairs = ((self.host, memory.host), (self.device, memory.device))
+        return any(b is not None and b.auto and one.budget is None for one, b in pairs)
+
+    def inherit(self, known: LearnedWorkload | None) -> None:
+        """Adopt the lessons of the other replicas of the workload."""
+        if known is not None:
+            self.host.inherit(known.host)
+            self.device.inherit(known.device)
+
+    def reports(self, auto: AutoBudgets) -> dict[str, LearnedMemory]:
+        """Return what other replicas may take from this one, by memory."""
+        found = {"host": self.host.report(auto), "device": self.device.report(auto)}
+        return {name: one for name, one in found.items() if one is not None}
 
     def revise(self, now: float, memory: MemoryPolicy) -> bool:
         """Update the budgets in force, and return whether one may have changed."""

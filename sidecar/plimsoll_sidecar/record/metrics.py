@@ -24,6 +24,7 @@ from prometheus_client import (
 from plimsoll_api.assessment import HOST_SEGMENTS, Assessment, BudgetState
 from plimsoll_api.incident_record import StepOutcome
 from plimsoll_api.incidents import OPERATOR_ONLY, IncidentKind, IncidentPhase
+from plimsoll_api.learned import WINDOWS_H, LearnedMemory
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.names import UNREADY_REASONS
 from plimsoll_api.state import Signal
@@ -75,6 +76,20 @@ GAUGES: dict[str, tuple[str, ...]] = {
     "memory_budget_consumed_ratio": ("Share of the leak budget that is spent.", "kind"),
     "memory_budget_exhaustion_seconds": (
         "Time until the leak budget is spent; absent while nothing grows.",
+        "kind",
+    ),
+    "memory_learned_seconds": (
+        "For how long healthy memory was observed, in this and earlier pods of the workload.",
+        "kind",
+    ),
+    "memory_learned_growth_bytes": (
+        "Growth of healthy memory within a window: its 99th percentile.",
+        "kind",
+        "window",
+    ),
+    "memory_learned_start_bytes": ("Most memory after a warm-up of this revision.", "kind"),
+    "memory_learned_budget_bytes": (
+        "Leak budget that was learned; absent while it is learned.",
         "kind",
     ),
     "memory_slow_leak": (
@@ -197,6 +212,7 @@ class Metrics:
         self._known_at: dict[str, float] = {}
         self._cpu_seen = 0.0
         self._segments = self._slow_rates = self._missing = frozenset[tuple[str, str]]()
+        self._learned = frozenset[tuple[str, str]]()
         self._create_zero_counters()
         self.show_journal(True)
         self.show_config(True)
@@ -226,6 +242,20 @@ class Metrics:
             self._set("memory_budget_bytes", kind, growth)
             self._set("memory_budget_window_seconds", kind, window_s)
         self._gauges["memory_device_shared"].set(int(memory.shared_device))
+
+    def show_learned(self, learned: Mapping[str, LearnedMemory]) -> None:
+        """Export what the replica has learned about its growth, by memory."""
+        gains = {}
+        for kind in ("host", "device"):
+            one = learned.get(kind)
+            self._set("memory_learned_seconds", kind, one.seen_s if one else None)
+            self._set("memory_learned_start_bytes", kind, one.start if one else None)
+            self._set("memory_learned_budget_bytes", kind, one.budget if one else None)
+            for hours, gain in zip(WINDOWS_H, one.gains if one else (), strict=False):
+                gains[kind, f"{hours}h"] = gain
+        self._learned = _replace_series(
+            self._gauges["memory_learned_growth_bytes"], gains, self._learned
+        )
 
     def observe(self, assessment: Assessment, known: Mapping[str, bool], duration_s: float) -> None:
         """Export an assessment, count its growth, and export which signals its sample had."""

@@ -24,13 +24,14 @@ from typing import TypeVar
 
 import msgspec
 
-from plimsoll_api import peers
+from plimsoll_api import learned, peers
 from plimsoll_api.admin import EngineState
 from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
 from plimsoll_api.decoding import Malformed, decode
+from plimsoll_api.learned import MAX_LEARNED_BYTES, LearnedWorkload
 from plimsoll_api.names import METRICS_PORT
 from plimsoll_api.peers import MAX_PEERS_BYTES, Peer
-from plimsoll_api.workloads import RAY_KIND
+from plimsoll_api.workloads import RAY_KIND, WorkloadRef
 from plimsoll_sidecar.background import BackgroundThread
 from plimsoll_sidecar.clients.http import EngineError, HttpClient
 from plimsoll_sidecar.clients.kube import EndpointSlices, KubeError
@@ -335,9 +336,29 @@ class PeersFile:
         return self._peers if now < self._until else ()
 
     def _read(self) -> bytes:
-        """Return the content, at most one byte more than the maximum; empty without a file."""
+        return _read_at_most(self._path, MAX_PEERS_BYTES)
+
+
+class LearnedFile:
+    """The file in which the operator keeps what the replicas have learned about their growth."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self, workload: WorkloadRef | None) -> LearnedWorkload | None:
+        """Return what the pods of ``workload`` have learned; None if nothing is. Never raises."""
+        name = str(workload) if workload is not None else ""
         try:
-            with self._path.open("rb") as file:
-                return file.read(MAX_PEERS_BYTES + 1)
-        except OSError:
-            return b""
+            found = learned.decode(_read_at_most(self._path, MAX_LEARNED_BYTES))
+        except Malformed:
+            return None
+        return next((one for one in found if one.workload == name), None)
+
+
+def _read_at_most(path: Path, limit: int) -> bytes:
+    """Return the content of a file, at most one byte more than ``limit``; empty without a file."""
+    try:
+        with path.open("rb") as file:
+            return file.read(limit + 1)
+    except OSError:
+        return b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import itertools
 import threading
@@ -28,20 +29,15 @@ from tests.cluster.operator.test_policy_fleet import pods, policy, workload
 MIB = 1 << 20
 
 
-@pytest.fixture
-def address() -> Iterator[str]:
-    """A machine whose supervisors have grown by 101 MiB, 102 MiB, … after an hour of requests."""
-    sizes = itertools.count(101)
+@contextlib.contextmanager
+def supervisors(page: Callable[[], Metrics]) -> Iterator[str]:
+    """The address of a machine whose supervisors answer with ``page``."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            grown = next(sizes) * MIB
-            host = BudgetState(unexplained=grown, age_s=3600.0, requests=9_000)
-            metrics = Metrics()
-            metrics.observe(Assessment(t=1.0, epoch=1, warm=True, host=host), {}, 0.0)
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(metrics.render())
+            self.wfile.write(page().render())
 
         def log_message(self, *_: Any) -> None:
             pass
@@ -53,6 +49,21 @@ def address() -> Iterator[str]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """A machine whose supervisors have grown by 101 MiB, 102 MiB, … after an hour of requests."""
+    sizes = itertools.count(101)
+
+    def page() -> Metrics:
+        host = BudgetState(unexplained=next(sizes) * MIB, age_s=3600.0, requests=9_000)
+        metrics = Metrics()
+        metrics.observe(Assessment(t=1.0, epoch=1, warm=True, host=host), {}, 0.0)
+        return metrics
+
+    with supervisors(page) as found:
+        yield found
 
 
 def test_the_growth_of_all_replicas_reaches_the_one_that_is_suspected(

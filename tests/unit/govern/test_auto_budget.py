@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from plimsoll_api.assessment import Assessment, BudgetState
 from plimsoll_api.incident_record import Reason, StepOutcome
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
+from plimsoll_api.learned import FALL_A_DAY, RISE_A_DAY, LearnedMemory, LearnedWorkload
 from plimsoll_api.memory_policy import (
     AutoBudgets,
     MemoryBudget,
@@ -19,11 +20,9 @@ from plimsoll_api.memory_policy import (
     provisional,
 )
 from plimsoll_sidecar.govern.auto_budget import (
-    FALL_A_DAY,
     FLOOR_SHARE,
     HOUR_S,
     KEPT_H,
-    RISE_A_DAY,
     ROOM_SHARE,
     Hour,
     Learned,
@@ -86,7 +85,7 @@ def test_a_day_with_an_incident_teaches_nothing() -> None:
     now = live(learned, now, day(100 * MIB)[:120])
     assert {one.at for one in healthy(learned.hours)} >= {0, 48, 49}
     assert max(gains_within(healthy(learned.hours), 24 * HOUR_S)) < 8 * GIB + 1
-    assert proposal([learned], HOST) is not None
+    assert proposal(learned, HOST) is not None
 
 
 def test_learning_ends_by_time_though_every_hour_had_an_incident() -> None:
@@ -105,6 +104,61 @@ def test_the_next_revision_begins_with_the_budget_of_the_one_before() -> None:
     assert learned.is_known(MEMORY.auto)
     assert learned.budget == 600 * MIB
     assert [one.at for one in learned.hours] == [24], "its hours are its own"
+
+
+def inherited(known: LearnedMemory, limit: int | None = LIMIT) -> Learned:
+    """What a new replica makes of what the others have learned, after one sample."""
+    found = LearnedBudgets()
+    found.inherit(LearnedWorkload("", "64d8", 0, host=known))
+    seen = msgspec.structs.replace(state(0), limit=limit)
+    found.host.observe(0.0, "epoch", "r1", seen, False)
+    return found.host
+
+
+def test_a_new_pod_acts_by_the_budget_that_the_others_have_learned() -> None:
+    found = inherited(LearnedMemory(86400, (1, 2, 400 * MIB), BASE, 600 * MIB))
+    assert found.is_known(MEMORY.auto)
+    found.revise(0.0, HOST, MEMORY.auto)
+    assert found.budget == 600 * MIB
+    now = live(found, STEP_S, day(100 * MIB)[:120])
+    found.revise(now, HOST, MEMORY.auto)
+    assert found.budget == 600 * MIB, "two hours change nothing"
+    found.inherit(LearnedMemory(86400, (0, 0, 0), BASE, 10 * GIB))
+    assert found.budget == 600 * MIB, "it has one of its own"
+
+
+def test_an_inherited_budget_is_at_most_half_of_the_room() -> None:
+    found = inherited(LearnedMemory(86400, (0, 0, 0), BASE, 1 << 49))
+    found.revise(0.0, HOST, MEMORY.auto)
+    assert found.budget == ROOM_SHARE * (LIMIT - BASE)
+
+
+def test_pods_that_live_for_hours_learn_a_day_together() -> None:
+    first = Learned()
+    live(first, 0.0, day(400 * MIB)[: 20 * 60])
+    lesson = first.report(MEMORY.auto)
+    assert lesson == LearnedMemory(20 * 3600 - 60, (400 * MIB,) * 3, BASE)
+    second = inherited(lesson)
+    assert not second.is_known(MEMORY.auto)
+    now = live(second, STEP_S, day(100 * MIB)[: 4 * 60 + 2])
+    second.revise(now, HOST, MEMORY.auto)
+    assert second.budget == 600 * MIB
+    again = second.report(MEMORY.auto)
+    assert again is not None
+    assert again.budget == 600 * MIB
+
+
+def test_a_pod_that_has_begun_to_learn_takes_only_the_budget() -> None:
+    found = Learned()
+    now = live(found, 0.0, day(100 * MIB)[:120])
+    found.inherit(LearnedMemory(36000, (GIB, GIB, GIB), BASE))
+    assert found.inherited is None, "that growth may be its own"
+    found.inherit(LearnedMemory(86400, (GIB, GIB, GIB), BASE, 600 * MIB))
+    found.revise(now, HOST, MEMORY.auto)
+    assert found.budget == 600 * MIB
+    lesson = found.report(MEMORY.auto)
+    assert lesson is not None
+    assert (lesson.gains[2], lesson.budget) == (100 * MIB, None)
 
 
 def test_a_budget_rises_and_falls_slowly_and_the_owner_raises_it_at_once() -> None:
@@ -153,7 +207,7 @@ def test_a_proposal_stays_between_the_floor_and_half_of_the_room(
 ) -> None:
     learned = Learned()
     live(learned, 0.0, grown)
-    found = proposal([learned], msgspec.structs.replace(HOST, limit_bytes=limit))
+    found = proposal(learned, msgspec.structs.replace(HOST, limit_bytes=limit))
     assert found is not None
     room = int(ROOM_SHARE * max(0, limit - BASE))
     assert 1 <= found <= max(1, room)

@@ -157,11 +157,11 @@ def test_supervisors_find_it_beside_their_configuration() -> None:
     )
     text = peers_file([Peer(name, "64d8", host=GROWN) for name in NAMES], {"qwen-0"})
 
-    def objects(peers: str) -> list[list[dict[str, Any]]]:
-        plan = reconcile(parse(item), {}, [], [], Images("e:1", "s:1"), peers=peers)
-        return [plan.desired, render_policy(policy, [], peers=peers)]
+    def objects(beside: dict[str, str]) -> list[list[dict[str, Any]]]:
+        plan = reconcile(parse(item), {}, [], [], Images("e:1", "s:1"), beside=beside)
+        return [plan.desired, render_policy(policy, [], beside=beside)]
 
-    for quiet, told in zip(objects(""), objects(text), strict=True):
+    for quiet, told in zip(objects({}), objects({PEERS_FILE: text}), strict=True):
         (before,) = [one for one in quiet if one["kind"] == "ConfigMap"]
         (after,) = [one for one in told if one["kind"] == "ConfigMap"]
         assert set(before["data"]) == {CONFIG_FILE}

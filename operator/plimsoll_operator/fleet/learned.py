@@ -1,0 +1,138 @@
+"""Keeps what supervisors learn about growth over their pods, for new pods and revisions.
+
+A replica with an open incident of growth teaches nothing. Of the others, only those count that were
+observed for at least half as long as the longest. Their lower median decides, so that one replica
+of three cannot raise the budget of the others.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from plimsoll_api.decoding import Malformed
+from plimsoll_api.learned import (
+    MAX_LEARNED,
+    MAX_SEEN_S,
+    WINDOWS_H,
+    LearnedMemory,
+    LearnedWorkload,
+    decode,
+    encode,
+    stepped,
+)
+from plimsoll_api.peers import Peer
+from plimsoll_operator.fleet.figures import Figures, pods_with_growth
+from plimsoll_operator.kinds import Object
+
+HOUR_S = 3600.0
+KEPT_H = MAX_SEEN_S // 3600
+"""Hours for which a workload without pods is kept."""
+MAX_STEP_DAYS = 1.0
+"""Days of a rise or fall at once, however long ago the last one was."""
+CHANGED = 0.05
+"""A size changes only by more than this share, because each change is a write."""
+MEMORIES: tuple[tuple[str, Callable[[Figures], LearnedMemory | None]], ...] = (
+    ("host", lambda one: one.host_learned),
+    ("device", lambda one: one.device_learned),
+)
+
+
+def learned_file(
+    before: str,
+    replicas: Sequence[Peer],
+    incidents: Iterable[Object],
+    figures: Mapping[str, Figures],
+    now: float,
+) -> str:
+    """Return the file to publish at ``now`` (Unix seconds); empty if nothing is known.
+
+    ``before`` is the published file. ``replicas`` are the pods, oldest first: the newest one's
+    revision is the one that new pods have. A workload changes at most once an hour.
+    """
+    hour = int(now // HOUR_S)
+    known = {
+        one.workload: replace(one, at=min(one.at, hour))
+        for one in _read(before)
+        if one.at >= hour - KEPT_H
+    }
+    revisions = {one.workload: one.revision for one in replicas}
+    treated = pods_with_growth(incidents)
+    for workload, revision in revisions.items():
+        old = known.get(workload)
+        if old is not None and (old.at, old.revision) == (hour, revision):
+            continue
+        reports = [
+            figures[one.pod] for one in replicas
+            if (one.workload, one.revision) == (workload, revision)
+            and one.pod in figures and one.pod not in treated
+        ]  # fmt: skip
+        found = {name: _merged(old, name, read, revision, reports, hour) for name, read in MEMORIES}
+        new = LearnedWorkload(workload, revision, hour, **found)
+        if any(found.values()) and (old is None or _differs(old, new)):
+            known[workload] = new
+    newest = sorted(known.values(), key=lambda one: (-one.at, one.workload))[:MAX_LEARNED]
+    kept = sorted(newest, key=lambda one: one.workload)
+    return encode(kept).decode() if kept else ""
+
+
+def _read(text: str) -> tuple[LearnedWorkload, ...]:
+    """Return the content of a file; empty if it is invalid."""
+    try:
+        return decode(text.encode()) if text else ()
+    except Malformed:
+        return ()
+
+
+def _merged(
+    before: LearnedWorkload | None,
+    name: str,
+    read: Callable[[Figures], LearnedMemory | None],
+    revision: str,
+    reports: Sequence[Figures],
+    hour: int,
+) -> LearnedMemory | None:
+    """Return what is known of one memory now; None if nothing is."""
+    old: LearnedMemory | None = getattr(before, name) if before is not None else None
+    if old is not None and before is not None and before.revision != revision:
+        # The next revision starts with the budget, and learns its own growth.
+        old = LearnedMemory(budget=old.budget) if old.budget is not None else None
+    found = [one for report in reports if (one := read(report)) is not None and one.seen_s > 0]
+    longest = max((one.seen_s for one in found), default=0)
+    found = [one for one in found if one.seen_s * 2 >= longest]
+    if not found:
+        return old
+    budgets = [one.budget for one in found if one.budget is not None]
+    budget = statistics.median_low(budgets) if budgets else None
+    standing = old.budget if old is not None else None
+    if standing is not None and before is not None:
+        days = min(MAX_STEP_DAYS, (hour - before.at) / 24)
+        budget = standing if budget is None else stepped(standing, budget, days)
+    seen_s = max(longest, old.seen_s if old is not None else 0)
+    first, second, third = (
+        statistics.median_low(one.gains[index] for one in found) for index in range(len(WINDOWS_H))
+    )
+    return LearnedMemory(
+        seen_s=int(min(seen_s, MAX_SEEN_S) // HOUR_S * HOUR_S),
+        gains=(first, second, third),
+        start=statistics.median_low(one.start for one in found),
+        budget=budget,
+    )
+
+
+def _differs(old: LearnedWorkload, new: LearnedWorkload) -> bool:
+    """Report whether ``new`` is worth a write."""
+    if old.revision != new.revision:
+        return True
+    for name, _ in MEMORIES:
+        one, other = (getattr(each, name) or LearnedMemory() for each in (old, new))
+        if (one.budget is None) != (other.budget is None):
+            return True
+        if other.budget is None and one.seen_s != other.seen_s:
+            return True
+        sizes = zip((*one.gains, one.budget or 0), (*other.gains, other.budget or 0), strict=True)
+        if any(abs(a - b) > CHANGED * max(a, b) for a, b in sizes):
+            return True
+    return False
