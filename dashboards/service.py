@@ -71,6 +71,14 @@ def service() -> Dashboard:
                            "{{pod}} {{kind}} after a start"),
                           (f"plimsoll_memory_learned_budget_bytes{{{AT}}}",
                            "{{pod}} {{kind}} budget"), width=HALF))
+        .with_panel(lines("Needs", BYTES, "The most that a healthy replica held, what its declared "
+                          "pools may take in all and may still take, and its limit.",
+                          (f"plimsoll_memory_needed_bytes{{{AT}}}", "{{pod}} {{kind}}"),
+                          (f"plimsoll_memory_declared_bytes{{{AT}}}", "{{pod}} {{kind}} pools"),
+                          (f"plimsoll_memory_declared_unfilled_bytes{{{AT}}}",
+                           "{{pod}} {{kind}} not full yet"),
+                          (f"plimsoll_memory_limit_bytes{{{AT}}}", "{{pod}} {{kind}} limit"),
+                          width=HALF))
         .with_panel(lines("Learning", SECONDS, "For how long healthy memory was observed.",
                           (f"plimsoll_memory_learned_seconds{{{AT}}}", "{{pod}} {{kind}}"),
                           width=HALF))

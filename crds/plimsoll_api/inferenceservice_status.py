@@ -73,6 +73,43 @@ class MemoryStatus(ResourceModel):
     )
 
 
+class RecommendedMemory(ResourceModel):
+    """An amount of host memory."""
+
+    memory: Annotated[str, StringConstraints(max_length=64)] = Field(
+        description="Amount of memory, as a quantity."
+    )
+
+
+class RecommendedResources(ResourceModel):
+    """Requests and limits for the engine's container."""
+
+    requests: RecommendedMemory = Field(description="The most memory that a healthy replica held.")
+    limits: RecommendedMemory = Field(
+        description="Memory with all declared pools full, and the leak budget."
+    )
+
+
+class Recommendation(ResourceModel):
+    """The memory contract of a revision, from what its replicas were observed to need."""
+
+    message: Annotated[str, StringConstraints(max_length=1024)] = Field(
+        description="Needs, pools, growth per request, and how long the limit lasts, in a sentence."
+    )
+    revision: Annotated[str, StringConstraints(max_length=63)] = Field(
+        description="Hash of the revision."
+    )
+    time: str = Field(
+        description="Time of the last change, at most once an hour.",
+        json_schema_extra={"format": "date-time"},
+    )
+    resources: RecommendedResources | None = Field(
+        default=None,
+        description="Requests and limits to set for the engine's container. Absent if host memory "
+        "is unknown.",
+    )
+
+
 class Revisions(ResourceModel):
     """Revisions of the pods, by hash: the names of their ControllerRevisions end with it."""
 
@@ -144,6 +181,11 @@ class InferenceServiceStatus(ResourceModel):
         },
     )
     memory: MemoryStatus | None = Field(default=None, description="Memory of the worst replica.")
+    recommendation: Recommendation | None = Field(
+        default=None,
+        description="Memory that the newest revision needs, and what to set. Absent until a "
+        "replica was observed.",
+    )
     revisions: Revisions | None = Field(
         default=None,
         description="Revisions of the pods, each identified by its hash. The names "

@@ -7,7 +7,12 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from plimsoll_api.inferenceservice_status import Condition, MemoryStatus, SuspectRevision
+from plimsoll_api.inferenceservice_status import (
+    Condition,
+    MemoryStatus,
+    Recommendation,
+    SuspectRevision,
+)
 from plimsoll_api.schema import ResourceModel
 
 MAX_REFUSED_PODS = 16
@@ -75,6 +80,11 @@ class PolicyWorkload(ResourceModel):
     engine: Annotated[str, StringConstraints(max_length=MAX_REASON)] | None = Field(
         default=None,
         description="What was taken for the engine of its pods, and by what evidence.",
+    )
+    recommendation: Recommendation | None = Field(
+        default=None,
+        description="Memory that its newest revision needs, and what to set. Absent until a pod "
+        "was observed.",
     )
     suspect_revision: SuspectRevision | None = Field(
         default=None,

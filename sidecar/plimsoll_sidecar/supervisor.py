@@ -184,7 +184,9 @@ class Supervisor:
         learned.observe(seen.now, seen.engine.epoch, revision, seen.assessment, growing)
         if self._journal.learned_is_due or not self._learned_shown:
             self._learned_shown = True
-            self._metrics.show_learned(learned.reports(memory.auto))
+            self._metrics.show_learned(
+                learned.reports(memory.auto), learned.needs(seen.status.ledger)
+            )
         if self._governor.state.incidents:
             return
         found = learned.next_budgets(seen.now, memory, self._governor.budgets)

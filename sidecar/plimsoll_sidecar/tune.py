@@ -13,6 +13,7 @@ import msgspec
 from plimsoll_api import trace
 from plimsoll_api.assessment import BudgetState
 from plimsoll_api.learned import WINDOWS_H
+from plimsoll_api.memory_contract import contract, needs_of
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy, budget_of
 from plimsoll_api.supervision import Supervision
 from plimsoll_api.times import unix_seconds
@@ -59,7 +60,9 @@ class Tuning(msgspec.Struct, kw_only=True):
 
     ``level`` maps 1h, 6h and 24h to the 99th percentile of the growth, and ``usual`` is that of the
     budget's window. ``proposal`` is null if no
-    hour can teach anything. ``in_force`` is the budget that was learned so far.
+    hour can teach anything. ``in_force`` is the budget that was learned so far. ``recommendation``
+    says what the revision needs, and ``request`` and ``memory_limit`` are what to set for the
+    engine's container; they are null without a healthy hour.
     """
 
     memory: str
@@ -72,6 +75,9 @@ class Tuning(msgspec.Struct, kw_only=True):
     window_s: float
     in_force: int | None
     proposal: int | None
+    recommendation: str | None
+    request: int | None
+    memory_limit: int | None
     days: list[Day]
 
 
@@ -94,6 +100,11 @@ def tuning(name: str, learned: Learned, budget: MemoryBudget) -> Tuning:
         for hours in WINDOWS_H
         if (found := level(gains_within(clean, hours * HOUR_S))) is not None
     }
+    needed = learned.level()
+    said = None
+    if needed is not None:
+        needs = needs_of(name, needed, learned.room_limit(budget), ())
+        said = contract(name, [needs], [], wanted or budget.growth_bytes)
     return Tuning(
         memory=name,
         revision=learned.revision,
@@ -105,6 +116,9 @@ def tuning(name: str, learned: Learned, budget: MemoryBudget) -> Tuning:
         window_s=budget.window_s,
         in_force=learned.budget,
         proposal=wanted,
+        recommendation=said.text if said else None,
+        request=said.request if said else None,
+        memory_limit=said.limit if said else None,
         days=list(_days(learned.hours, budget.window_s, wanted)),
     )
 

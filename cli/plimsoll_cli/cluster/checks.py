@@ -86,6 +86,19 @@ def of_service(service: Object) -> Check:
     return Check(name, not wrong, "; ".join(wrong) or f"{ready.get('reason')}: {ready['message']}")
 
 
+def memory(name: str, status: Object) -> Iterator[Check]:
+    """Tell what memory a service or workload needs; it is wrong if the manifest has too little."""
+    said = status.get("recommendation") or {}
+    if not said:
+        return
+    text, resources = str(said.get("message")), said.get("resources") or {}
+    fits = "too small" not in text
+    if resources and not fits:
+        amounts = (f"{of}.memory: {resources[of]['memory']}" for of in ("requests", "limits"))
+        text += f"; set {', '.join(amounts)}"
+    yield Check(f"{name} memory", fits, text)
+
+
 def _conditions(item: Object) -> tuple[dict[str, Object], str]:
     """Conditions by type, and what to say if they are not those of the present spec."""
     meta, status = item["metadata"], item.get("status") or {}
@@ -156,6 +169,8 @@ def of_status(policy: Object) -> Iterator[Check]:
     if conflict.get("status") == "True":
         text = f"{conflict.get('message')}: narrow one of the selectors"
         yield Check(f"{name} conflict", False, text)
+    for one in status.get("workloads") or ():
+        yield from memory(f"{name} {one.get('name', 'pods')}", one)
 
 
 def _by_workload(pods: Sequence[Object]) -> str:

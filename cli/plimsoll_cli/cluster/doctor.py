@@ -165,13 +165,15 @@ def _operator(cluster: Cluster) -> Iterator[Check]:
     yield from checks.secret(cluster, found)
 
 
-def _services(cluster: Cluster, name: str | None) -> Iterator[Check]:
+def _services(cluster: Cluster, service: str | None) -> Iterator[Check]:
     """Check what the operator says of the services."""
     try:
-        for one in checks.named(cluster, SERVICES, name):
+        for one in checks.named(cluster, SERVICES, service):
             yield checks.of_service(one)
+            name = f"service {one['metadata']['name']}"
+            yield from checks.memory(name, one.get("status") or {})
     except RunError as error:
-        yield Check(f"service {name or ''}".strip(), False, str(error).splitlines()[0])
+        yield Check(f"service {service or ''}".strip(), False, str(error).splitlines()[0])
 
 
 def _policies(cluster: Cluster, name: str | None) -> Iterator[Check]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from plimsoll_api.manifest import POSITIVE_BYTES
+from plimsoll_api.memory_contract import quantity_text
 from plimsoll_api.units import format_bytes, format_duration, format_span
 from plimsoll_cli import yaml_text
 from plimsoll_cli.errors import RunError, UsageError
@@ -55,6 +56,8 @@ def summary(one: Tuning) -> list[str]:
     if one.level:
         gains = ", ".join(f"{format_bytes(size)} in {span}" for span, size in one.level.items())
         said.append(f"a healthy replica gains {gains}")
+    if one.recommendation is not None:
+        said.append(one.recommendation)
     return [*said, *_proposed(one)]
 
 
@@ -79,7 +82,7 @@ def effect(day: Day) -> str:
 
 
 def manifest(found: list[Tuning]) -> dict[str, object]:
-    """Return the proposals as ``spec.memory`` of a manifest, rounded up to MiB."""
+    """Return the proposals as parts of a manifest's ``spec``, rounded up to MiB."""
     budgets = {
         one.memory: {
             "growthBudget": f"{-(-one.proposal // MIB)}Mi",
@@ -88,4 +91,13 @@ def manifest(found: list[Tuning]) -> dict[str, object]:
         for one in found
         if one.proposal is not None
     }
-    return {"memory": budgets} if budgets else {}
+    made: dict[str, object] = {}
+    host = next((one for one in found if one.memory == "host"), None)
+    if host is not None and host.request is not None and host.memory_limit is not None:
+        made["engine"] = {
+            "resources": {
+                "requests": {"memory": quantity_text(host.request)},
+                "limits": {"memory": quantity_text(host.memory_limit)},
+            }
+        }
+    return made | ({"memory": budgets} if budgets else {})

@@ -13,6 +13,7 @@ from plimsoll_operator.controllers.pods import pod_events, reconcile_pods
 from plimsoll_operator.controllers.reconciler import Reconciler, now
 from plimsoll_operator.controllers.writes import ClaimModes
 from plimsoll_operator.fleet.figures import replicas_of_service
+from plimsoll_operator.fleet.learned import HOUR_S
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.kinds import BY_KIND, OPTIONAL, SERVICE, Key, Object, Ref, ref
 from plimsoll_operator.plans.service import Failure, Plan, claims_of, parse, reconcile
@@ -78,7 +79,7 @@ class InferenceServiceController(Reconciler[_Observation]):
         next_check_s = reconcile_pods(
             self._api, self._store, key, item, every, incidents, now, config
         )
-        requeue_s += [await next_check_s, self._next_lesson_s(observed.service.spec.memory)]
+        requeue_s += [await next_check_s, HOUR_S]
 
     async def _apply(
         self, key: Key, item: Object, service: InferenceService, pods: list[PodView]
@@ -134,6 +135,7 @@ class InferenceServiceController(Reconciler[_Observation]):
             [kind.kind for kind in OPTIONAL if not self._available(kind.kind)],
             observed.plan,
             events,
+            self._scraper.latest(key),
         )
         (self.suspects.add if "suspectRevision" in wanted else self.suspects.discard)(key)
         return wanted, next_s

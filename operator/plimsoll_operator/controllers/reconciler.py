@@ -21,7 +21,7 @@ from plimsoll_operator.controllers.writes import (
     write_status,
 )
 from plimsoll_operator.fleet.figures import PeersFiles
-from plimsoll_operator.fleet.learned import HOUR_S, learned_file
+from plimsoll_operator.fleet.learned import learned_file
 from plimsoll_operator.kinds import INCIDENT, OWNED, InvalidSpec, Key, Kind, Object, Ref, ref
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.runtime.cache import Store
@@ -137,10 +137,6 @@ class Reconciler(ABC, Generic[Observation]):
             now = unix_seconds(self._clock())
             found[LEARNED_FILE] = learned_file(before, replicas, incidents, figures, now)
         return {name: text for name, text in found.items() if text}
-
-    def _next_lesson_s(self, memory: MemoryPolicy) -> float | None:
-        """Return the seconds until what was learned changes; None if nothing is."""
-        return HOUR_S if memory.learns else None
 
     def _item(self, key: Key) -> Object | None:
         return self._store.get(key, Ref(self.KIND.kind, key.name))

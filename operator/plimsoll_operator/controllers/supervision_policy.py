@@ -17,6 +17,7 @@ from plimsoll_operator.controllers.refused_creations import RefusedCreations
 from plimsoll_operator.controllers.rolling_restart import RollingRestarts
 from plimsoll_operator.controllers.selected_pods import PolicyPods
 from plimsoll_operator.fleet.figures import replicas_of_policy
+from plimsoll_operator.fleet.learned import HOUR_S
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.refused_creations import RefusedCreation
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State, next_stuck_s
@@ -114,7 +115,7 @@ class PolicyController(Reconciler[_Observation]):
         there = Counter(one.state for one in pods)
         self.pods[key] = {state: there[state] for state in State if state is not State.LEAVING}
         plan = await self._apply(key, item, policy, pods)
-        requeue_s += [next_stuck_s(pods, self._clock()), self._next_lesson_s(policy.spec.memory)]
+        requeue_s += [next_stuck_s(pods, self._clock()), HOUR_S]
         next_check_s = await reconcile_pods(
             self._api, self._store, key, item, _views_without_containers(pods),
             self._incidents(key), self._clock(), self._config,
@@ -174,6 +175,8 @@ class PolicyController(Reconciler[_Observation]):
             observed.wait_reasons,
             events,
             injection,
+            read(SupervisionPolicy, item).spec.memory if observed.pods is not None else None,
+            self._scraper.latest(key),
         )
         self.stopped[key] = "stopped" in (wanted.get("injection") or {})
         shown = workload_statuses(wanted)

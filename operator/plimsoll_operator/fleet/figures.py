@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from plimsoll_api.assessment import Segment
 from plimsoll_api.incidents import ENDED
 from plimsoll_api.learned import MAX_SEEN_S, WINDOWS_H, LearnedMemory
+from plimsoll_api.memory_contract import MemoryNeeds
 from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
 from plimsoll_api.names import UNREADY_MANUAL
 from plimsoll_api.peers import (
@@ -90,7 +91,8 @@ class Figures:
     replica out of service. ``missing_signals`` has the signals that its supervisor has lacked for
     :data:`SIGNAL_MISSING_S`, each with the reason; it is None if the supervisor does not report
     signals. ``limit`` is the share of the memory limit that is in use and cannot be reclaimed. What
-    was learned of a memory is None until all parts but the budget are known.
+    was learned of a memory is None until all parts but the budget are known, and its needs until
+    all but the limit are.
     """
 
     host: float | None = None
@@ -104,6 +106,8 @@ class Figures:
     limit: float | None = None
     host_learned: LearnedMemory | None = None
     device_learned: LearnedMemory | None = None
+    host_needs: MemoryNeeds | None = None
+    device_needs: MemoryNeeds | None = None
 
     @property
     def is_blind(self) -> bool:
@@ -116,6 +120,7 @@ _SAMPLE = re.compile(
     rb"|plimsoll_supervisor_out_of_service|plimsoll_signal_age_seconds"
     rb"|plimsoll_supervisor_signal_missing|plimsoll_cgroup_memory_limit_ratio"
     rb"|plimsoll_memory_slow_leak(?:_bytes_per_second|_limit_seconds)?"
+    rb"|plimsoll_memory_(?:needed|declared|declared_unfilled|limit)_bytes"
     rb"|plimsoll_memory_learned_(?:seconds|growth_bytes|start_bytes|budget_bytes)"
     rb"|plimsoll_memory_unexplained_bytes|plimsoll_memory_baseline_(?:age_seconds|requests))"
     rb"(?:\{([^{}\n]{0,512})\})?[ \t]{1,8}([-+.0-9A-Za-z]{1,32})[ \t\r]{0,8}$",
@@ -145,6 +150,15 @@ _LEARNED = {
 }
 """Samples of what a replica has learned, each with its maximum."""
 
+_NEEDS = {
+    b"plimsoll_memory_needed_bytes": MAX_GROWTH_BYTES,
+    b"plimsoll_memory_declared_bytes": MAX_GROWTH_BYTES,
+    b"plimsoll_memory_declared_unfilled_bytes": MAX_GROWTH_BYTES,
+    b"plimsoll_memory_limit_bytes": MAX_GROWTH_BYTES,
+}
+"""Samples of a memory's needs in the order of the fields of :class:`MemoryNeeds`, the limit last,
+each with its maximum."""
+
 _WINDOW = re.compile(rb'(?:^|,)\s{0,8}window="([0-9]{1,4})h"')
 
 _SEGMENT = re.compile(rb'(?:^|,)\s{0,8}segment="([a-z_]{1,63})"')
@@ -167,6 +181,7 @@ def parse(page: bytes) -> Figures:
     ratios: dict[bytes, float | None] = {}
     slow: dict[bytes, dict[bytes, tuple[float | None, str]]] = {}
     grown: dict[bytes, dict[bytes, float | None]] = {}
+    needs: dict[bytes, dict[bytes, float | None]] = {}
     lessons: dict[bytes, dict[tuple[bytes, int], float | None]] = {}
     left: float | None = None
     manual: float | None = None
@@ -190,6 +205,8 @@ def parse(page: bytes) -> Figures:
             continue
         elif name in _GROWN:
             grown.setdefault(kind[1], {})[name] = _number(text, _GROWN[name])
+        elif name in _NEEDS:
+            needs.setdefault(kind[1], {})[name] = _number(text, _NEEDS[name])
         elif name in _LEARNED:
             window = _WINDOW.search(labels)
             key = name, int(window[1]) if window else 0
@@ -213,6 +230,8 @@ def parse(page: bytes) -> Figures:
         limit=limit,
         host_learned=_learned(lessons.get(b"host", {})),
         device_learned=_learned(lessons.get(b"device", {})),
+        host_needs=_needs(needs.get(b"host", {})),
+        device_needs=_needs(needs.get(b"device", {})),
     )
 
 
@@ -244,6 +263,14 @@ def _learned(seen: Mapping[tuple[bytes, int], float | None]) -> LearnedMemory | 
     seen_s, first, second, third, least = known
     size = int(seen.get((budget, 0)) or 0) or None
     return LearnedMemory(seen_s, (first, second, third), least, size)
+
+
+def _needs(seen: Mapping[bytes, float | None]) -> MemoryNeeds | None:
+    """Return the needs of one memory; None if a part of them other than the limit is unknown."""
+    level, pools, unfilled, limit = (seen.get(name) for name in _NEEDS)
+    if level is None or pools is None or unfilled is None:
+        return None
+    return MemoryNeeds(int(level), int(pools), int(unfilled), int(limit) if limit else None)
 
 
 def _slow_leaks(

@@ -15,6 +15,7 @@ from enum import Enum
 from plimsoll_api.names import POLICY_LABEL, REFUSED, SERVICE_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
+from plimsoll_api.units import parse_bytes
 from plimsoll_api.workloads import Membership, membership
 from plimsoll_operator.fleet.pods import OVER, Container, PodView, printable_line, seconds_between
 from plimsoll_operator.injection.policy import ENGINE_ANNOTATION, INJECTED_IMAGES, inject_pod
@@ -65,6 +66,7 @@ class SelectedPod:
     supervisor in it may hold a restart slot, also while the pod terminates. ``created`` is RFC
     3339, because a StatefulSet reuses names. ``engine`` describes the container that admission took
     for its engine. ``view`` is set while a container of a supervised pod is not ready.
+    ``memory_request`` is the largest request of a container in bytes, which is its engine's.
     """
 
     name: str
@@ -80,6 +82,7 @@ class SelectedPod:
     start: StartState = StartState()
     node: str = ""
     engine: str = ""
+    memory_request: int | None = None
 
 
 def summarize(
@@ -125,7 +128,14 @@ def summarize(
         engine=printable_line(
             str((meta.get("annotations") or {}).get(ENGINE_ANNOTATION, "")), MAX_REASON
         ),
+        memory_request=_memory_request(spec),
     )
+
+
+def _memory_request(spec: Object) -> int | None:
+    """Return the largest memory request of a container in bytes; None if none has one."""
+    requests = ((one.get("resources") or {}).get("requests") or {} for one in spec["containers"])
+    return max((parse_bytes(one["memory"]) for one in requests if "memory" in one), default=None)
 
 
 def next_stuck_s(pods: Iterable[SelectedPod], now: str) -> float | None:

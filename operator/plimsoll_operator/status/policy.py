@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from plimsoll_api.incidents import ENDED
+from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.supervision_policy_status import (
     MAX_REASON,
     MAX_REFUSED_PODS,
@@ -33,6 +34,7 @@ from plimsoll_operator.status.conditions import (
     figure_conditions,
     same_leak,
 )
+from plimsoll_operator.status.recommendation import recommendation
 from plimsoll_operator.status.service import figure_fields, merge_conditions
 
 
@@ -46,6 +48,8 @@ def status(
     wait_reasons: Mapping[WorkloadRef | None, str] | None = None,
     events: Events = MappingProxyType({}),
     injection: Object | None = None,
+    memory: MemoryPolicy | None = None,
+    latest: Mapping[str, Figures] = MappingProxyType({}),
 ) -> Object:
     """Return the status that ``item`` should have.
 
@@ -53,7 +57,8 @@ def status(
     ``figures`` is None until the supervisors were first scraped. ``now`` is RFC 3339.
     ``wait_reasons`` explains why the waiting pods of a workload wait, if they are to be recreated.
     ``events`` are the Events of pods whose containers are not created, by the pod's name.
-    ``injection`` is the decision about it.
+    ``injection`` is the decision about it. ``memory`` are the policy's budgets, None if the spec is
+    invalid, and ``latest`` the figures of the last scrape.
     """
     before: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
@@ -67,10 +72,23 @@ def status(
         after |= {key: before[key] for key in counted if key in before}
         after |= {"openIncidents": before.get("openIncidents", 0)}
     else:
+
+        def recommend(workload: Workload, last: Object | None) -> Object | None:
+            if memory is None:
+                return last
+            return _recommendation(last, workload, memory, latest, now)
+
         open_incidents = _count_open_incidents(pods, incidents)
         after |= _count_pods(pods, blind) | {"openIncidents": open_incidents.total()}
         after |= _workloads(
-            before, pods, incidents, open_incidents, figures, wait_reasons or {}, blind
+            before,
+            pods,
+            incidents,
+            open_incidents,
+            figures,
+            wait_reasons or {},
+            blind,
+            recommend,
         )
     troubles = _blocked_pods(pods or (), events, now)
     if injection is not None and pods is not None:
@@ -133,6 +151,7 @@ def _workloads(
     figures: Mapping[str, Figures] | None,
     wait_reasons: Mapping[WorkloadRef | None, str],
     blind: Mapping[str, str],
+    recommend: Callable[[Workload, Object | None], Object | None],
 ) -> Object:
     """Return ``workloads``; if there are too many for a status, those that matter most."""
     there = [one for one in pods if one.state is not State.LEAVING]
@@ -151,8 +170,11 @@ def _workloads(
         }
         engines = [pod.engine for pod in one.pods if pod.state is State.SUPERVISED and pod.engine]
         shown |= {"engine": engines[-1]} if engines else {}
-        used = _consumed(one, figures, known.get(str(one.ref or "Pod/")) or {})
+        earlier = known.get(str(one.ref or "Pod/")) or {}
+        used = _consumed(one, figures, earlier)
         shown |= {} if used is None else {"consumedPercent": used}
+        said = recommend(one, earlier.get("recommendation"))
+        shown |= {} if said is None else {"recommendation": said}
         text = wait_reasons.get(one.ref, "")
         shown |= {"message": printable_line(text, MAX_REASON)} if text else {}
         if one.ref in suspected:
@@ -170,6 +192,24 @@ def _workloads(
         )
     )
     return {"workloadCount": len(made), "workloads": made[:MAX_SHOWN_WORKLOADS]}
+
+
+def _recommendation(
+    before: Object | None,
+    workload: Workload,
+    memory: MemoryPolicy,
+    latest: Mapping[str, Figures],
+    now: str,
+) -> Object | None:
+    """Return the recommendation for the newest revision of ``workload``; None without one."""
+    supervised = [one for one in workload.pods if one.state is State.SUPERVISED]
+    newest = max(supervised, key=lambda one: one.created, default=None)
+    if newest is None:
+        return before
+    revision = newest.member.revision
+    same = [one.name for one in supervised if one.member.revision == revision]
+    figures = [latest[name] for name in same if name in latest]
+    return recommendation(before, revision, figures, memory, newest.memory_request, now)
 
 
 def _workload_fields(ref: WorkloadRef | None) -> Object:

@@ -10,6 +10,7 @@ from plimsoll_api.incidents import ENDED
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.inferenceservice_status import ConditionType
 from plimsoll_api.names import POD_HASH, SERVICE_LABEL
+from plimsoll_api.units import parse_bytes
 from plimsoll_operator.fleet.figures import Figures, count_drained, drained_pods, memory_status
 from plimsoll_operator.fleet.pods import Events, PodView
 from plimsoll_operator.fleet.revisions import next_revisions, suspect_status
@@ -19,6 +20,7 @@ from plimsoll_operator.render.deployment import pod_hash
 from plimsoll_operator.render.objects import first_replicas, url
 from plimsoll_operator.status import conditions
 from plimsoll_operator.status.conditions import Verdict
+from plimsoll_operator.status.recommendation import recommendation
 
 RESTARTS = frozenset({"WorkerRestart", "EngineRestart"})
 RETIRED_TYPES = frozenset({"OutOfMemoryKilled"})
@@ -37,13 +39,15 @@ def status(
     missing: Sequence[str] = (),
     plan: Plan | None = None,
     events: Events = MappingProxyType({}),
+    latest: Mapping[str, Figures] = MappingProxyType({}),
 ) -> Object:
     """Return the status that ``item`` should have.
 
     ``service`` is None if the spec is invalid. ``figures`` is None until the supervisors were first
     scraped: the last status's memory facts then stay. ``now`` is RFC 3339. ``missing`` names kinds
     that the cluster does not have. ``plan`` is None if there is none. ``events`` are the Events of
-    pods whose containers are not created, by the pod's name.
+    pods whose containers are not created, by the pod's name. ``latest`` are the figures of the
+    last scrape.
     """
     before: Object = item.get("status") or {}
     generation = item["metadata"].get("generation", 0)
@@ -87,7 +91,19 @@ def status(
         after["url"] = url(service)
     elif "url" in before:
         after["url"] = before["url"]
-    return after | figure_fields(before, figures)
+    said = before.get("recommendation")
+    if service is not None and (newest := max(pods, key=lambda one: one.created, default=None)):
+        seen_pods = [one.name for one in pods if one.revision == newest.revision]
+        request = service.spec.engine.resources.requests.get("memory")
+        said = recommendation(
+            said,
+            newest.revision,
+            [latest[name] for name in seen_pods if name in latest],
+            service.spec.memory,
+            parse_bytes(request) if request is not None else None,
+            now,
+        )
+    return after | figure_fields(before, figures) | ({"recommendation": said} if said else {})
 
 
 def figure_fields(before: Object, figures: Mapping[str, Figures] | None) -> Object:

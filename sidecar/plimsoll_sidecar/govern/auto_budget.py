@@ -19,9 +19,11 @@ from typing import NamedTuple
 
 import msgspec
 
+from plimsoll_api.admin import LedgerEntry
 from plimsoll_api.assessment import Assessment, BudgetState
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.learned import MAX_SEEN_S, WINDOWS_H, LearnedMemory, LearnedWorkload, stepped
+from plimsoll_api.memory_contract import MemoryNeeds, needs_of
 from plimsoll_api.memory_policy import AutoBudgets, MemoryBudget, MemoryPolicy, provisional
 
 HOUR_S = 3600.0
@@ -45,13 +47,15 @@ GROWTH = {"host": IncidentKind.HOST_GROWTH, "device": IncidentKind.DEVICE_GROWTH
 class Hour(msgspec.Struct, array_like=True):
     """The growth in one hour. ``at`` counts hours since 1970, ``gains`` are for :data:`WINDOWS_H`.
 
-    ``incident`` states that a confirmed incident of this memory was open or in its cooldown.
+    ``incident`` states that a confirmed incident of this memory was open or in its cooldown, and
+    ``most`` is the largest size of the memory.
     """
 
     at: int
     seen_s: float = 0.0
     gains: tuple[int, int, int] = (0, 0, 0)
     incident: bool = False
+    most: int = 0
 
 
 class Learned(msgspec.Struct, omit_defaults=True):
@@ -117,6 +121,7 @@ class Learned(msgspec.Struct, omit_defaults=True):
         gains = (grown - lowest(self.lows, at - window) for window in WINDOWS_H)
         first, second, third = map(max, hour.gains, gains)
         hour.gains = (first, second, third)
+        hour.most = max(hour.most, state.current or 0)
 
     def revise(self, now: float, budget: MemoryBudget, auto: AutoBudgets) -> bool:
         """Update the budget in force once an hour, and return whether it may have changed."""
@@ -169,6 +174,10 @@ class Learned(msgspec.Struct, omit_defaults=True):
         if self.inherited is not None and self.inherited.seen_s:
             found.append(Hour(0, float(self.inherited.seen_s), self.inherited.gains))
         return found
+
+    def level(self) -> int | None:
+        """Return the most that the healthy memory of this revision held, in bytes."""
+        return max((one.most for one in healthy(self.hours)), default=0) or None
 
     def report(self, auto: AutoBudgets) -> LearnedMemory | None:
         """Return what other replicas may take from this one; None before the first hour."""
@@ -266,6 +275,14 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         """Add an assessment. ``incidents`` are the kinds of open incidents."""
         self.host.observe(now, epoch, revision, assessment.host, GROWTH["host"] in incidents)
         self.device.observe(now, epoch, revision, assessment.device, GROWTH["device"] in incidents)
+
+    def needs(self, ledger: Sequence[LedgerEntry]) -> dict[str, MemoryNeeds]:
+        """Return the needs of each memory whose healthy level is known."""
+        return {
+            name: needs_of(name, found, one.limit, ledger)
+            for name, one in (("host", self.host), ("device", self.device))
+            if (found := one.level()) is not None
+        }
 
     def lacks_budget(self, memory: MemoryPolicy) -> bool:
         """Report whether a budget that sets itself is not known yet."""

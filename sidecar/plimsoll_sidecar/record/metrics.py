@@ -25,6 +25,7 @@ from plimsoll_api.assessment import HOST_SEGMENTS, Assessment, BudgetState
 from plimsoll_api.incident_record import StepOutcome
 from plimsoll_api.incidents import OPERATOR_ONLY, IncidentKind, IncidentPhase
 from plimsoll_api.learned import WINDOWS_H, LearnedMemory
+from plimsoll_api.memory_contract import MemoryNeeds
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.names import UNREADY_REASONS
 from plimsoll_api.state import Signal
@@ -78,6 +79,10 @@ GAUGES: dict[str, tuple[str, ...]] = {
         "Time until the leak budget is spent; absent while nothing grows.",
         "kind",
     ),
+    "memory_needed_bytes": ("Most healthy memory of this revision.", "kind"),
+    "memory_declared_bytes": ("Sum of the bounds in the engine's ledger.", "kind"),
+    "memory_declared_unfilled_bytes": ("Memory that the declared pools may still take.", "kind"),
+    "memory_limit_bytes": ("Memory limit of the container, or size of the devices.", "kind"),
     "memory_learned_seconds": (
         "For how long healthy memory was observed, in this and earlier pods of the workload.",
         "kind",
@@ -243,14 +248,21 @@ class Metrics:
             self._set("memory_budget_window_seconds", kind, window_s)
         self._gauges["memory_device_shared"].set(int(memory.shared_device))
 
-    def show_learned(self, learned: Mapping[str, LearnedMemory]) -> None:
-        """Export what the replica has learned about its growth, by memory."""
+    def show_learned(
+        self, learned: Mapping[str, LearnedMemory], needs: Mapping[str, MemoryNeeds]
+    ) -> None:
+        """Export what the replica has learned about its growth and its needs, by memory."""
         gains = {}
         for kind in ("host", "device"):
             one = learned.get(kind)
             self._set("memory_learned_seconds", kind, one.seen_s if one else None)
             self._set("memory_learned_start_bytes", kind, one.start if one else None)
             self._set("memory_learned_budget_bytes", kind, one.budget if one else None)
+            need = needs.get(kind)
+            self._set("memory_needed_bytes", kind, need.level if need else None)
+            self._set("memory_declared_bytes", kind, need.pools if need else None)
+            self._set("memory_declared_unfilled_bytes", kind, need.unfilled if need else None)
+            self._set("memory_limit_bytes", kind, need.limit if need else None)
             for hours, gain in zip(WINDOWS_H, one.gains if one else (), strict=False):
                 gains[kind, f"{hours}h"] = gain
         self._learned = _replace_series(

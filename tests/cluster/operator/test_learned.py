@@ -10,6 +10,7 @@ import pytest
 
 from plimsoll_api.assessment import Assessment, BudgetState
 from plimsoll_api.learned import LEARNED_FILE, LearnedMemory, LearnedWorkload, decode
+from plimsoll_api.memory_contract import MemoryNeeds
 from plimsoll_api.memory_policy import MemoryPolicy, budget_of
 from plimsoll_api.names import policy_object_name
 from plimsoll_api.workloads import WorkloadRef
@@ -24,6 +25,8 @@ from tests.cluster.operator.test_policy_fleet import pods, policy, workload
 
 MIB, GIB = 1 << 20, 1 << 30
 AUTO = {"host": {"growthBudget": "Auto"}}
+NEEDS = MemoryNeeds(9 * GIB, 4 * GIB, 2 * GIB, 16 * GIB)
+SAID = "host memory needs 9.0 GiB at this load; fills to 11.0 GiB (declared pools 4.0 GiB)"
 KNOWN = LearnedMemory(86400, (300 * MIB, 350 * MIB, 400 * MIB), 4 * GIB, 600 * MIB)
 
 
@@ -33,7 +36,7 @@ def address() -> Iterator[str]:
 
     def page() -> Metrics:
         metrics = Metrics()
-        metrics.show_learned({"host": KNOWN})
+        metrics.show_learned({"host": KNOWN}, {"host": NEEDS})
         return metrics
 
     with supervisors(page) as found:
@@ -59,6 +62,10 @@ def test_a_service_keeps_what_its_pods_have_learned(
     (known,) = decode(text.encode())
     assert (known.workload, known.host) == ("", KNOWN)
     assert {one["metadata"]["uid"] for one in pods_of(kubectl)} == uids, "no pod is replaced"
+
+    said = eventually(lambda: kubectl.get("plinf", "tiny")["status"].get("recommendation"))
+    assert said["message"] == SAID
+    assert said["resources"]["limits"] == {"memory": "11776Mi"}
 
     assert operator.stop() == 0
     start("--scrape=2")
@@ -108,3 +115,12 @@ def test_each_workload_of_a_policy_has_its_own(
     assert found is not None
     assert found.host == KNOWN
     assert file.read(WorkloadRef("Deployment", "other")) is None
+
+    def said() -> dict[str, str]:
+        shown = kubectl.get("plsp", "engines")["status"]["workloads"]
+        return {
+            one["name"]: one["recommendation"]["message"] for one in shown
+            if "recommendation" in one
+        }  # fmt: skip
+
+    eventually(lambda: said() == {"vllm": SAID})

@@ -12,6 +12,8 @@ from prometheus_client import Gauge
 from plimsoll_api.assessment import Assessment, BudgetState, Segment, SlowGrowth
 from plimsoll_api.incident_record import Reason, StepOutcome, StepRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
+from plimsoll_api.learned import LearnedMemory
+from plimsoll_api.memory_contract import MemoryNeeds
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.state import Signal, SignalReason
 from plimsoll_api.trace import Host, OpenFiles, Sample
@@ -255,5 +257,8 @@ def test_the_whole_page(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics.show_status(open_incidents=1, restarts_left=2, backlog=3)
     metrics.show_unready(["manual"])
     metrics.show_missing_signals({"metrics": Signal(False, SignalReason.METRICS_SILENT, "why")})
+    metrics.show_learned(
+        {"host": LearnedMemory(86400, (1, 2, 3), 4, 64 * MIB)}, {"host": MemoryNeeds(5, 6, 7, 8)}
+    )
     golden = Path(__file__).with_name("metrics.txt")
     assert metrics.render().decode() == golden.read_text(), f"if it is meant, write it to {golden}"

@@ -1,0 +1,107 @@
+"""The memory contract of a revision: a sentence, and the requests and limits to set. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from plimsoll_api.admin import LedgerEntry
+from plimsoll_api.peers import MAX_GROWTH_BYTES, PeerGrowth
+from plimsoll_api.units import DAY_S, format_bytes, format_left
+
+STEP_BYTES = 256 << 20
+"""Requests and limits are rounded up to a multiple of this size."""
+MIN_REQUESTS, MIN_AGE_S = 1000, 3600
+"""Requests and seconds after a warm-up from which growth per request and per second is stated."""
+MAX_LEFT_S = 3 * 365 * DAY_S
+"""Longest time that a text gives a limit to last; slower growth is not worth a word."""
+SHOWN_SHARE = 0.01
+"""Share of the level from which pools that are not full yet are mentioned."""
+
+Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_GROWTH_BYTES)]
+
+
+class MemoryNeeds(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The needs of one memory of a replica, in bytes.
+
+    ``level`` is the most that it held while it was healthy. ``pools`` is the sum of the bounds in
+    the engine's ledger, and ``unfilled`` what these pools may still take. ``limit`` is None if
+    unknown.
+    """
+
+    level: Size
+    pools: Size = 0
+    unfilled: Size = 0
+    limit: Size | None = None
+
+
+class Contract(NamedTuple):
+    """A sentence about one memory, and its request and limit in bytes."""
+
+    text: str
+    request: int
+    limit: int
+
+
+def needs_of(
+    memory: str, level: int, limit: int | None, ledger: Iterable[LedgerEntry]
+) -> MemoryNeeds:
+    """Return the needs of ``memory`` (host or device) with its pools from the engine's ledger."""
+    pools = [(one.bytes, one.bound) for one in ledger if one.kind == memory]
+    bounded = [(size, bound) for size, bound in pools if bound is not None]
+    return MemoryNeeds(
+        level,
+        min(sum(bound for _, bound in bounded), MAX_GROWTH_BYTES),
+        min(sum(max(0, bound - size) for size, bound in bounded), MAX_GROWTH_BYTES),
+        limit,
+    )
+
+
+def contract(
+    memory: str,
+    needs: Sequence[MemoryNeeds],
+    growth: Sequence[PeerGrowth],
+    budget: int,
+    request: int | None = None,
+) -> Contract:
+    """Return the contract of a revision by the worst of its replicas; ``needs`` is not empty.
+
+    ``growth`` is that since the warm-up, ``budget`` the leak budget and ``request`` the present
+    request, in bytes.
+    """
+    worst = max(needs, key=lambda one: one.level + one.unfilled)
+    level = max(one.level for one in needs)
+    full = worst.level + worst.unfilled
+    limit = min((one.limit for one in needs if one.limit is not None), default=None)
+    said = [f"{memory} memory needs {format_bytes(level)} at this load"]
+    if request is not None and request < level:
+        said[0] += f", request {format_bytes(request)} is too small"
+    if worst.unfilled > SHOWN_SHARE * level:
+        said.append(f"fills to {format_bytes(full)} (declared pools {format_bytes(worst.pools)})")
+    if limit is not None and limit < full:
+        said[-1] += f", limit {format_bytes(limit)} is too small"
+    each = max((g.bytes / g.requests for g in growth if g.requests >= MIN_REQUESTS), default=0.0)
+    if each >= 1:
+        said.append(f"grows by {format_bytes(_two_digits(each))} a request")
+    rate = max((g.bytes / g.age_s for g in growth if g.age_s >= MIN_AGE_S), default=0.0)
+    if rate and limit is not None and (left_s := (limit - level) / rate) <= MAX_LEFT_S:
+        lasts = format_left(max(0.0, left_s))
+        said.append(f"the limit lasts {lasts} at this traffic")
+    return Contract("; ".join(said), _rounded(level), _rounded(full + budget))
+
+
+def _two_digits(value: float) -> float:
+    """Return ``value`` with two digits, so that a status seldom changes."""
+    return round(value, 1 - math.floor(math.log10(value)))
+
+
+def _rounded(size: int) -> int:
+    return -(-size // STEP_BYTES) * STEP_BYTES
+
+
+def quantity_text(size: int) -> str:
+    """Format a multiple of 1 MiB as a quantity in a manifest: ``17408Mi``, ``18Gi``."""
+    return f"{size >> 30}Gi" if size % (1 << 30) == 0 else f"{size >> 20}Mi"

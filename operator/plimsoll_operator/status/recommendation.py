@@ -1,0 +1,60 @@
+"""The ``recommendation`` in a status: the memory contract of a revision. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plimsoll_api.memory_contract import Contract, contract, quantity_text
+from plimsoll_api.memory_policy import MemoryPolicy
+from plimsoll_operator.fleet.figures import Figures
+from plimsoll_operator.fleet.pods import seconds_between
+from plimsoll_operator.kinds import Object
+
+KEPT_S = 3600.0
+"""Least time in seconds between two changes for one revision."""
+
+
+def recommendation(
+    before: Object | None,
+    revision: str,
+    figures: Sequence[Figures],
+    memory: MemoryPolicy,
+    request: int | None,
+    now: str,
+) -> Object | None:
+    """Return the recommendation for ``revision``; None if nothing is known of it.
+
+    ``before`` is the last one, ``figures`` those of the revision's pods, ``request`` the present
+    memory request in bytes, and ``now`` RFC 3339.
+    """
+    same = before if before is not None and before.get("revision") == revision else None
+    if same is not None and seconds_between(str(same.get("time") or now), now) < KEPT_S:
+        return same
+    host = _contract("host", figures, memory, request)
+    device = _contract("device", figures, memory, None)
+    said = [one.text for one in (host, device) if one is not None]
+    if not said:
+        return same
+    found: Object = {"message": ". ".join(said), "revision": revision}
+    if host is not None:
+        found["resources"] = {
+            "requests": {"memory": quantity_text(host.request)},
+            "limits": {"memory": quantity_text(host.limit)},
+        }
+    unchanged = same is not None and {**same, **found} == same
+    return same if unchanged else found | {"time": now}
+
+
+def _contract(
+    kind: str, figures: Sequence[Figures], memory: MemoryPolicy, request: int | None
+) -> Contract | None:
+    """Return the contract for one memory; None if no replica reports its needs."""
+    needs = [found for one in figures if (found := getattr(one, f"{kind}_needs")) is not None]
+    if not needs:
+        return None
+    growth = [found for one in figures if (found := getattr(one, f"{kind}_growth")) is not None]
+    lessons = [found for one in figures if (found := getattr(one, f"{kind}_learned")) is not None]
+    budget = getattr(memory, kind)
+    fixed = budget.growth_bytes if budget is not None and not budget.auto else 0
+    learned = max((one.budget or 0 for one in lessons), default=0)
+    return contract(kind, needs, growth, fixed or learned, request)
