@@ -8,31 +8,28 @@ import time
 import tracemalloc
 from typing import Any, Dict, List, Tuple
 
-from plimsoll_probe.memory import cuda
+from plimsoll_probe.memory import cuda, has_few_objects, young_objects
 
 MAX_THREADS = 256
 MAX_FRAMES = 64
 MAX_TEXT_CHARS = 1 << 20
 MAX_ROWS = 40
 """Number of types or source lines that are listed."""
-MAX_OBJECTS = 1_000_000
-"""Number of objects that are listed in one call: that takes 40 ms (Python 3.11)."""
-MAX_FROZEN = 4_000_000
-"""Number of blocks up to which the frozen objects are counted: that follows a list of them."""
-YOUNG = (0,) if sys.version_info >= (3, 14) else (0, 1)
-"""Generations of the collector with some thousand objects at most."""
 OBJECTS_AT_ONCE, TRACES_AT_ONCE = 10_000, 500
-REST_S = 0.01
+REST_S = 0.05
 """Seconds for which the engine's threads have the interpreter to themselves, after each part of a
-millisecond or two."""
+millisecond or less."""
 MAX_TRACE_S = 60.0
 """Seconds after which a trace stops itself."""
-MAX_TRACE_BYTES = 2 << 20
-"""Size of tracemalloc's own tables at which a trace stops itself. They have 32,772 entries then,
-which Python copies in one call, in 9 ms."""
-TRACE_CHECK_S = 0.02
-MAX_HELD_BYTES = 32 << 20
-"""More than diagnostics ever hold at a time: the list of :data:`MAX_OBJECTS` takes 8 MiB."""
+MAX_TRACE_CPU_S = 0.025
+"""CPU seconds of the process after which a trace stops itself. Python that only allocates is six
+times slower while it is traced (3.11), so that a request loses less than this."""
+MAX_TRACE_BYTES = 512 << 10
+"""Size of tracemalloc's own tables at which a trace stops itself. They have 8,192 entries then,
+which Python copies in one call, in two milliseconds."""
+TRACE_CHECK_S = 0.005
+MAX_HELD_BYTES = 8 << 20
+"""More than diagnostics ever hold at a time."""
 HELD: Dict[str, int] = {"objects": 0, "traces": 0}
 """Bytes of lists that diagnostics hold now."""
 
@@ -66,19 +63,14 @@ def gc_objects() -> str:
     that has too many objects for that, only those count that were made recently.
     """
     lines = [f"-- collections {gc.get_stats()}"]
-    blocks = sys.getallocatedblocks()
-    if blocks <= MAX_FROZEN:
-        frozen = gc.get_freeze_count()
-        lines.append(f"-- frozen {frozen}")
-        blocks -= frozen
     counted: "collections.Counter[type]" = collections.Counter()
-    if blocks <= MAX_OBJECTS:
+    if has_few_objects():
         lines.append(f"-- {_count_types(gc.get_objects(), counted)} tracked objects")
-    elif gc.get_count()[0] > MAX_OBJECTS:
-        lines.append("-- too many objects to list: the collector is disabled")
+    elif (found := young_objects()) is None:
+        lines.append("-- too many objects to list: the collector is disabled, or runs seldom")
     else:
-        found = sum(_count_types(gc.get_objects(generation=one), counted) for one in YOUNG)
-        lines.append(f"-- {found} tracked objects made recently, of some {blocks} objects in all")
+        recent, blocks = _count_types(found, counted), sys.getallocatedblocks()
+        lines.append(f"-- {recent} tracked objects made recently, of some {blocks} objects in all")
     for kind, count in counted.most_common(MAX_ROWS):
         lines.append(f"{count:>10} {kind.__module__}.{kind.__qualname__}")
     return "\n".join(lines)[:MAX_TEXT_CHARS]
@@ -109,14 +101,14 @@ def torch_memory() -> str:
 class Allocations:
     """Traces allocations with tracemalloc from ``start`` to ``stop``.
 
-    Tracing slows Python down. So it ends after :data:`MAX_TRACE_S`, or when its tables reach
-    :data:`MAX_TRACE_BYTES`; what it has seen until then is kept for ``diff``.
+    Tracing slows Python down. So it ends after :data:`MAX_TRACE_CPU_S` of the process, or when its
+    tables reach :data:`MAX_TRACE_BYTES`; what it has seen until then is kept for ``diff``.
     """
 
     def __init__(self) -> None:
         self._is_ours = False
         self._until = 0.0
-        self._begun = 0.0
+        self._begun = self._cpu_until = 0.0
         self._sizes: Dict[Tuple[str, int], List[int]] = {}
         self._lasted = 0.0
         self._lock = threading.Lock()
@@ -139,12 +131,16 @@ class Allocations:
             self._is_ours, self._sizes, self._lasted = True, {}, 0.0
             self._begun = time.monotonic()
             self._until = self._begun + MAX_TRACE_S
+            self._cpu_until = time.process_time() + MAX_TRACE_CPU_S
         threading.Thread(target=self._end_at_limit, name="plimsoll-trace", daemon=True).start()
         return "started"
 
     def _end_at_limit(self) -> None:
         while self.traces:
-            full = tracemalloc.get_tracemalloc_memory() > MAX_TRACE_BYTES
+            full = (
+                tracemalloc.get_tracemalloc_memory() > MAX_TRACE_BYTES
+                or time.process_time() > self._cpu_until
+            )
             if full or time.monotonic() > self._until:
                 self._end(keep=full)
                 return

@@ -3,20 +3,28 @@
 import gc
 from typing import Any, Dict, List
 
-from plimsoll_probe.memory import cuda, malloc_trim, status_bytes
+from plimsoll_probe.memory import cuda, has_few_objects, malloc_trim, status_bytes, young_objects
 
 
 def trim(idle: bool) -> Dict[str, Any]:
     """Free memory; return what was done, with sizes in bytes.
 
-    The cached blocks of PyTorch are freed only in an idle engine, because that waits for the
-    device. ``before`` and ``after`` are anonymous memory; ``device_before`` and ``device_after``
-    are what torch has reserved.
+    A collection stops the engine's threads. So all generations are collected only in a process with
+    few objects, or else the young ones; the engine's own collector does the rest. The cached blocks
+    of PyTorch are freed only in an idle engine, because that waits for the device. ``before`` and
+    ``after`` are anonymous memory; ``device_before`` and ``device_after`` are what torch has
+    reserved.
     """
     steps: List[str] = []
     result: Dict[str, Any] = {"before": status_bytes("RssAnon"), "steps": steps}
-    result["collected"] = gc.collect()
-    steps.append("gc.collect")
+    if has_few_objects():
+        result["collected"] = gc.collect()
+        steps.append("gc.collect")
+    elif young_objects() is not None:
+        result["collected"] = gc.collect(1)
+        steps.append("gc.collect(1): too many objects for all generations")
+    else:
+        steps.append("no gc.collect: too many objects")
     module = cuda() if idle else None
     if module is not None:
         result["device_before"] = _reserved(module)

@@ -65,7 +65,7 @@ def test_a_service_keeps_what_its_pods_have_learned(
 
     said = eventually(lambda: kubectl.get("plinf", "tiny")["status"].get("recommendation"))
     assert said["message"] == SAID
-    assert said["resources"]["limits"] == {"memory": "11776Mi"}
+    assert said["resources"]["limits"] == {"memory": "12032Mi"}
 
     assert operator.stop() == 0
     start("--scrape=2")
