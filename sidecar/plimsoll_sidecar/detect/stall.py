@@ -5,9 +5,10 @@ present demand. It always is one after the configured timeout. An idle engine do
 does a request that waits only for the compilation of its grammar. Unknown progress (a failed
 scrape, a worker that starts) and a deliberate pause of the engine stop the clock.
 
-A frontend with living processes has stalled if neither its status nor its serving port answers for
-much longer than ever before, or for twice the timeout. A silent status alone proves only that the
-supervisor cannot see the engine. A frontend that ended and left its processes serves no requests.
+A frontend with living processes has stalled if neither its status nor its serving port answers. One
+of them must also have been silent for much longer than ever before, or for twice the timeout. Each
+port has a history of its own. A silent status alone proves only that the supervisor cannot see the
+engine. A frontend that ended and left its processes serves no requests.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from plimsoll_sidecar.detect.patience import (
 
 FRONTEND_FACTOR = 2.0
 ANSWERED_S, SILENT_S = 60.0, 16.0
-"""After a minute of answers, a silence of this length at both ports is a stall, if it is longer by
-a margin than any silence before. A request to each port is given up after 3 s, so that five in a
-row went unanswered. With the wait for the last of them and a round to confirm, it takes less than
-30 s from the hang."""
+"""After a minute of answers, a silence of this length at both ports is a stall. It must be longer,
+by a margin, than any silence of one of them before. A request to each port is given up after 3 s,
+so that five in a row went unanswered. With the wait for the last of them and a round to confirm, it
+takes less than 30 s from the hang."""
 HEADLESS_S = 10.0
 """Longer than an engine takes to end, because its main process may end first. vLLM takes 0.8 to
 4 s."""
@@ -39,6 +40,33 @@ UNANSWERED_S = 8.0
 """The same in seconds, for any interval: a sample waits for both the status and the serving port of
 an engine that does not answer."""
 SAME_PAGE_S = 0.01
+
+
+class _Port:
+    """The silences of one port, and for how long it has been silent now."""
+
+    def __init__(self) -> None:
+        self.silent_s = 0.0
+        self._before = StepGaps()
+
+    def end_silence(self, step: float) -> None:
+        """Add an answer, and the silence before it."""
+        if self.silent_s > 0.0:
+            self._before.add(self.silent_s, Demand(), interval_s=step)
+        else:
+            self._before.serve(step, 1)
+        self.silent_s = 0.0
+
+    def limit(self, latest_s: float) -> tuple[float, str]:
+        """Return the unusual silence in seconds, at most ``latest_s``, and the usual in words."""
+        if self._before.served_s < ANSWERED_S:
+            return latest_s, ""
+        longest = self._before.longest
+        usual = max(SILENT_S, longest + MARGIN_S)
+        if self._before.usual.known:
+            usual = max(usual, self._before.usual.bound_s)
+        words = "none before" if not longest else f"the longest was {longest:.0f} s"
+        return (usual, f"; {words}") if usual < latest_s else (latest_s, "")
 
 
 class StallWatch:
@@ -57,8 +85,8 @@ class StallWatch:
         self._demand = Demand()
         self._prompt_tokens: int | None = None
         self._frozen_s = 0.0
-        self._silences = StepGaps()
-        self._silent_s = self._headless_s = 0.0
+        self._status, self._serving = _Port(), _Port()
+        self._headless_s = 0.0
         self._throttled: int | None = None
         self._throttled_since = 0
         self._answered = self._read = self._idle = self._rested = False
@@ -74,7 +102,8 @@ class StallWatch:
         if not sample.scrape_ok:
             self._add_silence(sample, step)
             return self._suspicion()
-        self._end_silence(step)
+        for port in (self._status, self._serving):
+            port.end_silence(step)
         self._answered, self._headless_s = True, 0.0
         # An unreadable page does not prove that the engine answers at every sample.
         self._read = self._read or sample.load_age_s is not None
@@ -105,18 +134,18 @@ class StallWatch:
         """Add a sample without an answer of the engine."""
         if sample.host.processes and sample.host.frontend_lives is False:
             self._headless_s += step
-        elif self._answered and sample.host.processes and sample.serving is False:
-            self._silent_s += step
-        elif sample.serving:
-            self._end_silence(step)
+            return
+        if self._answered and sample.host.processes:
+            self._status.silent_s += step
+            if sample.serving is False:
+                self._serving.silent_s += step
+        if sample.serving:
+            self._serving.end_silence(step)
 
-    def _end_silence(self, step: float) -> None:
-        """Add an answer, and the silence before it."""
-        if self._silent_s > 0.0:
-            self._silences.add(self._silent_s, Demand(), interval_s=step)
-        else:
-            self._silences.serve(step, 1)
-        self._silent_s = 0.0
+    @property
+    def _silent_s(self) -> float:
+        """For how long both ports have been silent."""
+        return min(self._status.silent_s, self._serving.silent_s)
 
     def _add_throttling(self, sample: Sample) -> None:
         """Count how often the kernel throttled the engine since it last worked and answered."""
@@ -196,25 +225,20 @@ class StallWatch:
                 f" memory for {self._headless_s:.0f} s"
             )
             return self._stall(self._headless_s / HEADLESS_S, reason, "frontend")
-        silent, why = self._silence_limit()
-        if self._silent_s >= silent:
-            reason = (
-                "the engine's processes run, but neither its status nor its serving port answered "
-                f"for {self._silent_s:.0f} s{why}"
-            )
-            return self._stall(self._silent_s / silent, reason, "frontend")
-        return None
+        return self._silence()
 
-    def _silence_limit(self) -> tuple[float, str]:
-        """Seconds of silence at both ports that make a stall, and why if it is not the timeout."""
-        latest, before = self.timeout_s * FRONTEND_FACTOR, self._silences
-        if before.served_s < ANSWERED_S:
-            return latest, ""
-        usual = max(SILENT_S, before.longest + MARGIN_S)
-        if before.usual.known:
-            usual = max(usual, before.usual.bound_s)
-        words = "none before" if not before.longest else f"the longest was {before.longest:.0f} s"
-        return (usual, f"; {words}") if usual < latest else (latest, "")
+    def _silence(self) -> Suspicion | None:
+        """Return the stall of a frontend that answers at no port, if any."""
+        least = min(SILENT_S, self.timeout_s * FRONTEND_FACTOR)
+        for port in (self._serving, self._status):
+            limit_s, why = port.limit(self.timeout_s * FRONTEND_FACTOR)
+            if port.silent_s >= limit_s and self._silent_s >= least:
+                reason = (
+                    "the engine's processes run, but neither its status nor its serving port"
+                    f" answered for {self._silent_s:.0f} s{why}"
+                )
+                return self._stall(port.silent_s / limit_s, reason, "frontend")
+        return None
 
     def _stall(self, ratio: float, reason: str, process: str) -> Suspicion:
         evidence = [reason]

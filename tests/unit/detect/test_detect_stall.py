@@ -120,6 +120,40 @@ def test_a_silence_like_an_earlier_one_is_no_stall() -> None:
     assert "the longest was" in suspicion.evidence[0]
 
 
+def test_each_port_has_a_history_of_its_own() -> None:
+    """The status was often silent for a minute while the serving port answered."""
+    watch, t = StallWatch(120, 1), 0.0
+    for _ in range(3):
+        for _ in range(100):
+            t += 1
+            assert watch.update(busy(t, int(t))) is None
+        for _ in range(15):
+            t += 4
+            assert watch.update(unresponsive(t, serving=True)) is None
+    t += 1
+    watch.update(busy(t, int(t)))
+    seconds, suspicion = silent_for(watch, t, 10)
+    assert seconds is not None
+    assert seconds <= 30.0, "the serving port was never silent before"
+    assert suspicion.evidence[0].endswith("; none before")
+
+
+def test_a_silence_that_is_usual_for_both_ports_is_no_stall() -> None:
+    """Each was silent alone before, and now they are at the same time."""
+    watch, t = StallWatch(120, 1), 0.0
+    for _ in range(3):
+        for _ in range(100):
+            t += 1
+            watch.update(busy(t, int(t)))
+        for n in range(12):
+            t += 4
+            watch.update(unresponsive(t, serving=not 2 < n < 9))
+    t += 1
+    watch.update(busy(t, int(t)))
+    seconds, _ = silent_for(watch, t, 6)
+    assert seconds is None
+
+
 def test_throttling_by_the_kernel_is_evidence_of_a_stall_that_it_came_with() -> None:
     watch = StallWatch(120, 1)
     for t in range(62):
