@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.runner import Runner
-from plimsoll_engine.core.scheduler import Scheduler
+from plimsoll_engine.core.execute.runner import Runner
+from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.distributed.group import Shard
 from plimsoll_engine.kernels import quantized
 from plimsoll_engine.kvcache.block_pool import BlockPool

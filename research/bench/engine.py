@@ -29,8 +29,8 @@ import torch
 from bench.result import RESULTS, earlier, publish
 from bench.shapes import SHAPES, random_decoder
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.runner import Runner
-from plimsoll_engine.core.scheduler import Scheduler
+from plimsoll_engine.core.execute.runner import Runner
+from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.core.warmup import warm_up
 from plimsoll_engine.kernels.quantized import dequantize
 from plimsoll_engine.kernels.reference import ReferenceOps

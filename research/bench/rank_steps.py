@@ -24,8 +24,8 @@ import torch
 from bench.rank_sums import flags, on_all_ranks, seconds
 from bench.result import publish
 from bench.shapes import SHAPES
-from plimsoll_engine.core.forward import Forward
-from plimsoll_engine.core.graphs import DecodeGraphs
+from plimsoll_engine.core.execute.forward import Forward
+from plimsoll_engine.core.execute.graphs import DecodeGraphs
 from plimsoll_engine.distributed.group import ALONE, WHOLE, Group, ProcessGroup, Shard, SumShape
 from plimsoll_engine.messages.rank_ipc import Array, Inputs
 from plimsoll_engine.models.decoder import Decoder

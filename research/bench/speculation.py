@@ -26,12 +26,12 @@ from transformers import Qwen3Config
 
 from bench.result import RESULTS, publish
 from bench.shapes import SHAPES, random_decoder
-from plimsoll_engine.core import speculation
-from plimsoll_engine.core.draft_model import DraftModel
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.forward import Forward
-from plimsoll_engine.core.runner import Runner
-from plimsoll_engine.core.scheduler import Scheduler
+from plimsoll_engine.core.execute.forward import Forward
+from plimsoll_engine.core.execute.runner import Runner
+from plimsoll_engine.core.schedule.scheduler import Scheduler
+from plimsoll_engine.core.speculation import drafting
+from plimsoll_engine.core.speculation.draft_model import DraftModel
 from plimsoll_engine.core.warmup import warm_up
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.speculative import Speculative
@@ -74,7 +74,7 @@ def made(model: Decoder, seqs: int, method: str) -> EngineCore:
         forward = Forward(guesser, blocks, BLOCK)
         draft = DraftModel(forward, pool, BUDGET, small.vocab_size, small.vocab_size)
     runner = Runner(model, blocks, BLOCK)
-    guesses = speculation.of_settings(CONFIG, seqs, draft) if method != "plain" else None
+    guesses = drafting.of_settings(CONFIG, seqs, draft) if method != "plain" else None
     engine = EngineCore(runner, Scheduler(pool, seqs, BUDGET, LENGTH), speculation=guesses)
     warm_up(engine)
     runner.capture_graphs(engine.max_rows, LENGTH // BLOCK)
@@ -140,7 +140,7 @@ def main() -> None:
             rates: dict[str, list[float]] = {method: [] for method in METHODS}
             for engine in engines.values():
                 if engine.speculation is not None:
-                    engine.speculation.counters = speculation.Drafted()
+                    engine.speculation.counters = drafting.Drafted()
             for number in range(arguments.sets + 1):  # the first one is not counted
                 outputs = []
                 for method, engine in engines.items():

@@ -1,6 +1,6 @@
 """The engine on published tokenizers and a published model, against transformers.
 
-Tests ``frontend/requests/detokenize.py``, ``core/sampling.py`` and ``models/decoder.py``.
+Tests ``frontend/requests/detokenize.py``, ``core/execute/sampling.py`` and ``models/decoder.py``.
 """
 
 from __future__ import annotations

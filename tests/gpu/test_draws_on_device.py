@@ -1,4 +1,4 @@
-"""Draws on a device are those of a CPU: ``kernels/argmax.py``, ``core/sampling.py``."""
+"""Draws on a device are those of a CPU: ``kernels/argmax.py``, ``core/execute/sampling.py``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from plimsoll_engine.core.sampling import Row, plan, sample
+from plimsoll_engine.core.execute.sampling import Row, plan, sample
 from plimsoll_engine.messages.worker_ipc import Sampling
 
 pytestmark = pytest.mark.skipif(

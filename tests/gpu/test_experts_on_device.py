@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.graphs import DecodeGraphs
+from plimsoll_engine.core.execute.graphs import DecodeGraphs
 from plimsoll_engine.kernels.fused import FusedOps
 from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.quantized import Quantized, quantize

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.grammar import Vocabulary
+from plimsoll_engine.core.grammar.grammars import Vocabulary
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.messages.worker_ipc import Grammar, Sampling, Submit

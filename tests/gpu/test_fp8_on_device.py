@@ -15,7 +15,7 @@ from transformers import AutoConfig
 
 from bench.engine import exact_tensors, reference_logits
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.runner import Runner
+from plimsoll_engine.core.execute.runner import Runner
 from plimsoll_engine.kernels import decode_attention, quantized
 from plimsoll_engine.kernels.decode_cut import Cut
 from plimsoll_engine.kernels.quantized import FP8, Quantized

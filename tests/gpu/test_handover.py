@@ -1,6 +1,6 @@
 """Keys and values over a planned restart on one GPU, behind the HTTP API, with and without standby.
 
-Tests ``core/inheritance.py`` and ``frontend/workers/standby.py``.
+Tests ``core/handover/inheritance.py`` and ``frontend/workers/standby.py``.
 """
 
 from __future__ import annotations

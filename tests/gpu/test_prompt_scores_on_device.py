@@ -1,6 +1,6 @@
 """Log probabilities of prompts on CUDA are those of a CPU, in chunks and with graphs beside them.
 
-Tests ``core/prompt_scores.py``.
+Tests ``core/execute/prompt_scores.py``.
 """
 
 from __future__ import annotations

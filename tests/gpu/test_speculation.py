@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.graphs import DecodeGraphs
-from plimsoll_engine.core.request import Request
+from plimsoll_engine.core.execute.graphs import DecodeGraphs
+from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit

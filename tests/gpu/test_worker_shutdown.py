@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.graphs import DecodeGraphs
+from plimsoll_engine.core.execute.graphs import DecodeGraphs
 from plimsoll_engine.memory import core_lifecycle as lifecycle_module
 from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.memory.device_memory import device_memory

@@ -21,7 +21,7 @@ from plimsoll_engine.messages.worker_ipc import Grammar
 
 MAX_CHARACTERS = {"regex": 8 << 10, "lark": 64 << 10, "json_schema": 64 << 10, "json_object": 0}
 """The compiler's time grows with the square of a regular expression's length, and its depth with
-the length of the others (see plimsoll_engine.core.grammar)."""
+the length of the others (see plimsoll_engine.core.grammar.grammars)."""
 
 
 def of(body: CompletionRequest | ChatRequest, tokenizer: Tokenizer, family: str) -> Grammar | None:

@@ -20,15 +20,15 @@ from weakref import WeakSet
 import torch
 
 from plimsoll_engine.caches.receiver import Receiver
-from plimsoll_engine.core.grammar import GrammarError, Grammars
-from plimsoll_engine.core.inheritance import Inheritance
-from plimsoll_engine.core.logit_edits import TOKEN_BYTES as COUNT_BYTES
-from plimsoll_engine.core.matcher import GRACE_S
-from plimsoll_engine.core.request import Request
-from plimsoll_engine.core.runner import Flight, NextToken, Runner
-from plimsoll_engine.core.sampling import NO_TOKEN
-from plimsoll_engine.core.scheduler import Chunk, Scheduler
-from plimsoll_engine.core.speculation import Speculation
+from plimsoll_engine.core.execute.logit_edits import TOKEN_BYTES as COUNT_BYTES
+from plimsoll_engine.core.execute.runner import Flight, NextToken, Runner
+from plimsoll_engine.core.execute.sampling import NO_TOKEN
+from plimsoll_engine.core.grammar.grammars import GrammarError, Grammars
+from plimsoll_engine.core.grammar.matcher import GRACE_S
+from plimsoll_engine.core.handover.inheritance import Inheritance
+from plimsoll_engine.core.schedule.request import Request
+from plimsoll_engine.core.schedule.scheduler import Chunk, Scheduler
+from plimsoll_engine.core.speculation.drafting import Speculation
 from plimsoll_engine.errors import DeviceLost, WorkerEnds
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.worker_ipc import (

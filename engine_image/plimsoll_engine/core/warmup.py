@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 import torch
 
-from plimsoll_engine.core import sampling
-from plimsoll_engine.core.encoder_cache import EncoderCache
 from plimsoll_engine.core.engine_core import Counters, EngineCore
-from plimsoll_engine.core.request import Request
-from plimsoll_engine.core.runner import Runner
-from plimsoll_engine.core.scheduler import Scheduler
-from plimsoll_engine.core.speculation import Drafted
+from plimsoll_engine.core.execute import sampling
+from plimsoll_engine.core.execute.runner import Runner
+from plimsoll_engine.core.schedule.encoder_cache import EncoderCache
+from plimsoll_engine.core.schedule.request import Request
+from plimsoll_engine.core.schedule.scheduler import Scheduler
+from plimsoll_engine.core.speculation.drafting import Drafted
 from plimsoll_engine.distributed.leader import Leader
 from plimsoll_engine.errors import WarmUpError
 from plimsoll_engine.kvcache.block_pool import BlockPool

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from plimsoll_api.admin import AuditFinding
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.forward import Forward
+from plimsoll_engine.core.execute.forward import Forward
 from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.process.rules import frozen, method_cache_problems

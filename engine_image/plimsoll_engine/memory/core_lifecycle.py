@@ -23,17 +23,18 @@ from typing import Any
 import torch
 
 from plimsoll_api.admin import MemoryKind, Role
-from plimsoll_engine.core import engine_sizes as sizes
-from plimsoll_engine.core import hand_over, inheritance, speculation
-from plimsoll_engine.core.draft_model import DraftModel
+from plimsoll_engine.core import sizes
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.forward import Forward
-from plimsoll_engine.core.grammar import Grammars, Vocabulary
-from plimsoll_engine.core.grammar_trial import TrialServer
-from plimsoll_engine.core.inheritance import Inheritance
-from plimsoll_engine.core.loaded_adapters import LoadedAdapters
-from plimsoll_engine.core.runner import Runner
-from plimsoll_engine.core.scheduler import Scheduler
+from plimsoll_engine.core.execute.forward import Forward
+from plimsoll_engine.core.execute.loaded_adapters import LoadedAdapters
+from plimsoll_engine.core.execute.runner import Runner
+from plimsoll_engine.core.grammar.grammars import Grammars, Vocabulary
+from plimsoll_engine.core.grammar.trial import TrialServer
+from plimsoll_engine.core.handover import export, inheritance
+from plimsoll_engine.core.handover.inheritance import Inheritance
+from plimsoll_engine.core.schedule.scheduler import Scheduler
+from plimsoll_engine.core.speculation import drafting
+from plimsoll_engine.core.speculation.draft_model import DraftModel
 from plimsoll_engine.core.warmup import load_kernels, load_sampling, warm_up
 from plimsoll_engine.device.buffer import primary_context
 from plimsoll_engine.distributed.group import SumShape
@@ -242,7 +243,7 @@ class CoreLifecycle:
                     scheduler,
                     Grammars(self.vocabulary, trials=self.trials),
                     self.config.media_cache_bytes,
-                    speculation.of_settings(
+                    drafting.of_settings(
                         self.config.speculative,
                         self.settings.max_num_seqs,
                         self._draft_model(pool, own),
@@ -306,7 +307,7 @@ class CoreLifecycle:
         assert self.engine is not None
         if self._pool is None:
             raise HandoverRefused(Outcome.NO_HOLDER, "the KV pool is this worker's own")
-        return hand_over.leave(self.engine, self._layout())
+        return export.export_tables(self.engine, self._layout())
 
     def _accepted(self, handover: bytes | None) -> list[Table]:
         """Return the tables of ``handover``; empty if it is refused."""
@@ -319,7 +320,7 @@ class CoreLifecycle:
                 raise HandoverRefused(Outcome.NO_HOLDER, "the KV pool is this worker's own")
             if not all(claim.alone for claim in self._claims()):
                 raise HandoverRefused(Outcome.UNFENCED, "another worker may write to the KV pool")
-            return inheritance.accept(
+            return inheritance.validate_tables(
                 handover, self._layout(), self._runner, self.settings.max_num_seqs
             )
         except HandoverRefused as error:

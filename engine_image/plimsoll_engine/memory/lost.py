@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from itertools import chain
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.request import Request
+from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.kvcache.offload import STALE_S
 
 

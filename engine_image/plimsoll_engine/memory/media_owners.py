@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from plimsoll_api.admin import MemoryKind
-from plimsoll_engine.core import engine_sizes as sizes
-from plimsoll_engine.core.encoder_cache import EncoderCache
+from plimsoll_engine.core import sizes
 from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.core.schedule.encoder_cache import EncoderCache
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models.model import MediaModel, Model

@@ -19,9 +19,9 @@ import torch
 from plimsoll_api.admin import STANDBY, Load, Role
 from plimsoll_engine import injection
 from plimsoll_engine.core.engine_core import EngineCore, StepOutput
-from plimsoll_engine.core.grammar import Vocabulary
-from plimsoll_engine.core.grammar_trial import TrialServer
-from plimsoll_engine.core.speculation import Drafted
+from plimsoll_engine.core.grammar.grammars import Vocabulary
+from plimsoll_engine.core.grammar.trial import TrialServer
+from plimsoll_engine.core.speculation.drafting import Drafted
 from plimsoll_engine.distributed.leader import Leader
 from plimsoll_engine.errors import LoadError, RanksLost, SettingsError, WorkerEnds
 from plimsoll_engine.memory.audit import audit

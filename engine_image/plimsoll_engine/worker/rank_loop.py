@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from plimsoll_api.admin import Role
-from plimsoll_engine.core.forward import Forward
+from plimsoll_engine.core.execute.forward import Forward
 from plimsoll_engine.distributed.link import Link
 from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.memory.device_memory import device_memory

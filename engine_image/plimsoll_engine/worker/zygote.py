@@ -31,7 +31,7 @@ import msgspec
 from plimsoll_api import logs
 from plimsoll_api.admin import Role
 from plimsoll_engine import injection
-from plimsoll_engine.core.grammar import Vocabulary
+from plimsoll_engine.core.grammar.grammars import Vocabulary
 from plimsoll_engine.messages import zygote_ipc
 from plimsoll_engine.messages.framing import FrameReader
 from plimsoll_engine.messages.zygote_ipc import (

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from plimsoll_engine.caches.lru import K, LruCache, V
 from plimsoll_engine.caches.receiver import Receiver
-from plimsoll_engine.core.encoder_cache import EncoderCache
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.grammar import BASE_BYTES, BYTES_PER_CHARACTER, GrammarError
-from plimsoll_engine.core.request import Request
+from plimsoll_engine.core.grammar.grammars import BASE_BYTES, BYTES_PER_CHARACTER, GrammarError
+from plimsoll_engine.core.schedule.encoder_cache import EncoderCache
+from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.worker_ipc import Grammar, Media, MediaMissing, Submit
 from plimsoll_faults import kinds

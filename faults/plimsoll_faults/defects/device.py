@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.runner import Runner
-from plimsoll_engine.core.sampling import Plan, Sampled
-from plimsoll_engine.core.scheduler import Chunk
+from plimsoll_engine.core.execute.runner import Runner
+from plimsoll_engine.core.execute.sampling import Plan, Sampled
+from plimsoll_engine.core.schedule.scheduler import Chunk
 from plimsoll_engine.device.buffer import DeviceBuffer
 from plimsoll_engine.distributed.group import FLAG, ProcessGroup
 from plimsoll_engine.kernels.ops import Ops

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.graphs import DecodeGraphs
+from plimsoll_engine.core.execute.graphs import DecodeGraphs
 from plimsoll_engine.distributed.group import ALONE, FLAG
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.models.decoder import Decoder

@@ -9,8 +9,8 @@ import torch
 from llguidance import LLMatcher
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.grammar import GrammarError
-from plimsoll_engine.core.loaded_adapters import LoadedAdapters
+from plimsoll_engine.core.execute.loaded_adapters import LoadedAdapters
+from plimsoll_engine.core.grammar.grammars import GrammarError
 from plimsoll_engine.messages.worker_ipc import Grammar
 from plimsoll_engine.models import lora
 from plimsoll_engine.models.lora import LoraDelta

@@ -1,6 +1,6 @@
 """Drafts in a real engine: the same texts, also over a restart, and nothing is left of them.
 
-Tests ``core/speculation.py`` from outside.
+Tests ``core/speculation/drafting.py`` from outside.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from plimsoll_engine.api import forced_calls, output_grammar, protocol, tool_fam
 from plimsoll_engine.api.decoding import decode
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.tool_calls import ToolCall
-from plimsoll_engine.core.grammar import Vocabulary
+from plimsoll_engine.core.grammar.grammars import Vocabulary
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.messages.worker_ipc import Grammar
 from plimsoll_faults.models import tiny_text

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.grammar import Grammars
-from plimsoll_engine.core.runner import Runner
-from plimsoll_engine.core.scheduler import Scheduler
-from plimsoll_engine.core.speculation import Speculation
+from plimsoll_engine.core.execute.runner import Runner
+from plimsoll_engine.core.grammar.grammars import Grammars
+from plimsoll_engine.core.schedule.scheduler import Scheduler
+from plimsoll_engine.core.speculation.drafting import Speculation
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit, Token
 from plimsoll_engine.models import loader

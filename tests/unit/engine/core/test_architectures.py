@@ -19,8 +19,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.runner import Runner
-from plimsoll_engine.core.scheduler import Scheduler
+from plimsoll_engine.core.execute.runner import Runner
+from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.errors import LoadError
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.memory.audit import audit

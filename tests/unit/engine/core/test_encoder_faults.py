@@ -1,6 +1,6 @@
 """The faults of images and sounds do what they say to a real engine, and the audit finds each.
 
-Tests ``core/encoder_cache.py``.
+Tests ``core/schedule/encoder_cache.py``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import torch
 
 from plimsoll_api.admin import MemoryKind
 from plimsoll_engine.caches.sender import Sender
-from plimsoll_engine.core.encoder_cache import EncoderCache
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.request import Request
-from plimsoll_engine.core.runner import Runner
-from plimsoll_engine.core.scheduler import Scheduler
+from plimsoll_engine.core.execute.runner import Runner
+from plimsoll_engine.core.schedule.request import Request
+from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.frontend.admin.engine_audit import RECEIVER, compare_receiver_cache
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.memory import media_owners as owners

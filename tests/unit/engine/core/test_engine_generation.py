@@ -16,8 +16,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from plimsoll_engine.core import runner
-from plimsoll_engine.core.sampling import Plan, Sampled, sample
+from plimsoll_engine.core.execute import runner
+from plimsoll_engine.core.execute.sampling import Plan, Sampled, sample
 from plimsoll_engine.distributed.group import Group
 
 NEW_TOKENS = 48

@@ -5,8 +5,8 @@ that fail and restarts of the worker that carry keys and values over. The runner
 model. It stores, for each token, a number of all tokens before it, and draws the next token from
 that number: wherever keys and values are another request's, old or never written, a text is wrong.
 
-Tests ``core/engine_core.py``, ``core/scheduler.py``, ``core/encoder_cache.py`` and
-``core/hand_over.py``.
+Tests ``core/engine_core.py``, ``core/schedule/scheduler.py``, ``core/schedule/encoder_cache.py``
+and ``core/handover/export.py``.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from plimsoll_engine.core import hand_over
-from plimsoll_engine.core.encoder_cache import EncoderCache
 from plimsoll_engine.core.engine_core import EngineCore, StepOutput
-from plimsoll_engine.core.grammar import GrammarError
-from plimsoll_engine.core.inheritance import Inheritance
-from plimsoll_engine.core.request import Request
-from plimsoll_engine.core.runner import Landed, NextToken
-from plimsoll_engine.core.scheduler import Chunk, Scheduler
-from plimsoll_engine.core.speculation import Speculation, taken
+from plimsoll_engine.core.execute.runner import Landed, NextToken
+from plimsoll_engine.core.grammar.grammars import GrammarError
+from plimsoll_engine.core.handover import export
+from plimsoll_engine.core.handover.inheritance import Inheritance
+from plimsoll_engine.core.schedule.encoder_cache import EncoderCache
+from plimsoll_engine.core.schedule.request import Request
+from plimsoll_engine.core.schedule.scheduler import Chunk, Scheduler
+from plimsoll_engine.core.speculation.drafting import Speculation, taken
 from plimsoll_engine.kvcache import offload as offloads
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.offload import Offload
@@ -354,7 +354,7 @@ class EngineMachine(RuleBasedStateMachine):
         for copy in self.copies.held:
             copy.end()
         layout = Layout(b"", b"", "int64", (1, 1, 1), BLOCK, BLOCKS, 1)
-        left = handover.unseal(hand_over.leave(self.engine, layout)).tables
+        left = handover.unseal(export.export_tables(self.engine, layout)).tables
         self.dropped.update(set(self.engine.requests).difference(here))
         here = [name for name in here if name in self.engine.requests]
         self.engine.close()

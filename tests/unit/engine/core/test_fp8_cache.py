@@ -1,6 +1,6 @@
 """A KV pool in FP8: what it holds, what it costs, and that nothing forgets its scales.
 
-Tests ``kvcache/pool_memory.py``, ``kernels/reference.py`` and ``core/engine_sizes.py``.
+Tests ``kvcache/pool_memory.py``, ``kernels/reference.py`` and ``core/sizes.py``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 from transformers import AutoConfig
 
 from plimsoll_engine import settings
-from plimsoll_engine.core import engine_sizes as sizes
-from plimsoll_engine.core import hand_over, inheritance
+from plimsoll_engine.core import sizes
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.inheritance import Inheritance
-from plimsoll_engine.core.runner import Runner
-from plimsoll_engine.core.scheduler import Scheduler
+from plimsoll_engine.core.execute.runner import Runner
+from plimsoll_engine.core.handover import export, inheritance
+from plimsoll_engine.core.handover.inheritance import Inheritance
+from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.errors import SettingsError
 from plimsoll_engine.kernels.quantized import FP8, dequantize
 from plimsoll_engine.kernels.reference import ReferenceOps
@@ -248,7 +248,7 @@ def test_a_successor_goes_on_with_keys_values_and_scales(tiny_model: Any, helper
     assert old.submit(helpers.submit("a", prompt, 30)) is None
     said = [token.token_id for _ in range(9) for token in old.step().tokens]
     said += [token.token_id for token in old.rest().tokens]
-    data = hand_over.leave(old, layout)
+    data = export.export_tables(old, layout)
     used = sorted(old.pool.references())
     old.close()
     runner = Runner(tiny_model, 64, 4, memory, None, FP8)
@@ -257,10 +257,10 @@ def test_a_successor_goes_on_with_keys_values_and_scales(tiny_model: Any, helper
     kept = scale.clone()
     scale *= 1.5
     with pytest.raises(HandoverRefused, match=rf"1 of \d+ blocks .* block {used[0]} ") as refused:
-        inheritance.accept(data, layout, runner, 8)
+        inheritance.validate_tables(data, layout, runner, 8)
     assert refused.value.outcome is Outcome.BAD_CONTENTS
     scale.copy_(kept)
-    new = engine_of(inheritance.accept(data, layout, runner, 8))
+    new = engine_of(inheritance.validate_tables(data, layout, runner, 8))
     runner.close()
     assert new.submit(helpers.submit("a", prompt, 30, output_ids=said)) is None
     before = new.counters.prompt_tokens

@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.loaded_adapters import LoadedAdapters
-from plimsoll_engine.core.runner import Runner
-from plimsoll_engine.core.scheduler import Scheduler
+from plimsoll_engine.core.execute.loaded_adapters import LoadedAdapters
+from plimsoll_engine.core.execute.runner import Runner
+from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.errors import LoadError
 from plimsoll_engine.kernels import quantized
 from plimsoll_engine.kernels.quantized import FP8, Quantized

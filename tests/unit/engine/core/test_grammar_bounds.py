@@ -1,6 +1,6 @@
 """No grammar of one client costs the others more than a moment: trials, turns and slow masks.
 
-Tests ``core/grammar.py``.
+Tests ``core/grammar/grammars.py``.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, cast
 
 import pytest
 
-from plimsoll_engine.core import grammar_trial, matcher
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.grammar import GrammarError, Grammars, Vocabulary
-from plimsoll_engine.core.grammar_trial import Passed, TrialServer
+from plimsoll_engine.core.grammar import matcher, trial
+from plimsoll_engine.core.grammar.grammars import GrammarError, Grammars, Vocabulary
+from plimsoll_engine.core.grammar.trial import Passed, TrialServer
 from plimsoll_engine.errors import TrialsLost
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
@@ -195,7 +195,7 @@ class SlowMatcher(matcher.Matcher):
 def test_a_slow_mask_ends_its_request_and_no_step_waits_for_it(
     make_engine: Any, vocabulary: Vocabulary, helpers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("plimsoll_engine.core.grammar.Matcher", SlowMatcher)
+    monkeypatch.setattr("plimsoll_engine.core.grammar.grammars.Matcher", SlowMatcher)
     engine: EngineCore = make_engine(num_blocks=128, grammars=Grammars(vocabulary))
     field = "structured_outputs.regex"
     engine.submit(helpers.submit("slow", [6] * 9, 20, grammar=Grammar("regex", "[a-z]+", field)))
@@ -331,7 +331,7 @@ def test_a_trial_that_gets_no_time_is_no_fault_of_its_grammar(
         time.sleep(5.0)
         return Passed(1)
 
-    monkeypatch.setattr(grammar_trial, "WALL_S", 0.2)
+    monkeypatch.setattr(trial, "WALL_S", 0.2)
     grammars = Grammars(vocabulary, trials=TrialServer.fork(sleep))
     for name in "ab":
         grammars.begin(name, Grammar("regex", "a"), [])

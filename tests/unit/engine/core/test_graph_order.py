@@ -1,4 +1,4 @@
-"""Which decode graphs are captured before the engine serves. Tests ``core/graphs.py``."""
+"""Which decode graphs are captured before the engine serves. Tests ``core/execute/graphs.py``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll_engine.core.graphs import FIRST, DecodeGraphs, in_order, sizes_up_to
+from plimsoll_engine.core.execute.graphs import FIRST, DecodeGraphs, in_order, sizes_up_to
 from plimsoll_engine.kernels.decode_cut import Cut, cut_for
 from plimsoll_engine.kernels.sizes import few_padded
 

@@ -13,7 +13,7 @@ import pytest
 
 from plimsoll_api.admin import Role
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.grammar import Grammars, Vocabulary
+from plimsoll_engine.core.grammar.grammars import Grammars, Vocabulary
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages import worker_ipc

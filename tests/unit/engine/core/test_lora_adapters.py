@@ -1,6 +1,6 @@
 """LoRA adapters in the worker: tokens as of a merged checkpoint, errors, and their memory.
 
-Tests ``models/lora.py`` and ``core/loaded_adapters.py``.
+Tests ``models/lora.py`` and ``core/execute/loaded_adapters.py``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from plimsoll_engine.core import hand_over, inheritance
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.engine_sizes import check_adapters
-from plimsoll_engine.core.inheritance import Inheritance
-from plimsoll_engine.core.loaded_adapters import LoadedAdapters
-from plimsoll_engine.core.runner import Runner
-from plimsoll_engine.core.scheduler import Scheduler
+from plimsoll_engine.core.execute.loaded_adapters import LoadedAdapters
+from plimsoll_engine.core.execute.runner import Runner
+from plimsoll_engine.core.handover import export, inheritance
+from plimsoll_engine.core.handover.inheritance import Inheritance
+from plimsoll_engine.core.schedule.scheduler import Scheduler
+from plimsoll_engine.core.sizes import check_adapters
 from plimsoll_engine.errors import LoadError, SettingsError
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.memory.audit import audit
@@ -179,12 +179,12 @@ def test_keys_and_values_are_handed_over_to_an_adapter_of_the_same_files_alone(
     for step in range(8):
         for token in (old.step() if step < 7 else old.rest()).tokens:
             output[token.request_id].append(token.token_id)
-    data = hand_over.leave(old, layout)
+    data = export.export_tables(old, layout)
 
     shutil.rmtree(folder)
     write_adapter(folder, base, seed=seed)
     runner = Runner(model, BLOCKS, BLOCK, memory)
-    tables = inheritance.accept(data, layout, runner, SEQS)
+    tables = inheritance.validate_tables(data, layout, runner, SEQS)
     new = engine_of(model, memory=memory, pool=BlockPool(BLOCKS, BLOCK, [t.blocks for t in tables]))
     adapters_of(new).load("first", FIRST, folder)
     new.inheritance = Inheritance(tables, new.pool)

@@ -3,7 +3,7 @@
 The processors' tensors are made once and given to both sides; test_media_processors.py compares the
 processors themselves.
 
-Tests ``core/encoder_outputs.py``.
+Tests ``core/execute/encoder_outputs.py``.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch
 import transformers
 from PIL import Image
 
-from plimsoll_engine.core.encoder_cache import EncoderCache
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.request import Request
-from plimsoll_engine.core.runner import Runner
-from plimsoll_engine.core.scheduler import Scheduler
+from plimsoll_engine.core.execute.runner import Runner
+from plimsoll_engine.core.schedule.encoder_cache import EncoderCache
+from plimsoll_engine.core.schedule.request import Request
+from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger

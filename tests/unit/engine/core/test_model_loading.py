@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from plimsoll_engine.core import engine_sizes as sizes
+from plimsoll_engine.core import sizes
 from plimsoll_engine.errors import LoadError, SettingsError
 from plimsoll_engine.kernels.step_plan import KVShape
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig

@@ -22,8 +22,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from plimsoll_engine.core.request import Request
-from plimsoll_engine.core.scheduler import Chunk, Scheduler
+from plimsoll_engine.core.schedule.request import Request
+from plimsoll_engine.core.schedule.scheduler import Chunk, Scheduler
 from plimsoll_engine.kvcache import offload as module
 from plimsoll_engine.kvcache.block_copies import Copies, Ticket
 from plimsoll_engine.kvcache.block_pool import BlockPool

@@ -13,7 +13,8 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from plimsoll_engine.core import sampling, warmup
+from plimsoll_engine.core import warmup
+from plimsoll_engine.core.execute import sampling
 from plimsoll_engine.kernels.reference import ReferenceOps
 from plimsoll_engine.memory import core_lifecycle
 from plimsoll_engine.memory.core_lifecycle import CoreLifecycle

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.graphs import DecodeGraphs
-from plimsoll_engine.core.layer_graphs import LayerGraphs
+from plimsoll_engine.core.execute.graphs import DecodeGraphs
+from plimsoll_engine.core.execute.layer_graphs import LayerGraphs
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.process import rules

@@ -18,8 +18,8 @@ import msgspec
 import pytest
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.grammar import Grammars, Vocabulary
-from plimsoll_engine.core.request import Request
+from plimsoll_engine.core.grammar.grammars import Grammars, Vocabulary
+from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.worker_ipc import Grammar, Submit

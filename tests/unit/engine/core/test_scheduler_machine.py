@@ -1,6 +1,6 @@
 """Whatever order of events: every block, place and count of the scheduler stays accounted for.
 
-Tests ``core/scheduler.py``.
+Tests ``core/schedule/scheduler.py``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from plimsoll_engine.core.request import Request
-from plimsoll_engine.core.scheduler import Chunk, Scheduler
-from plimsoll_engine.core.waiting import place, urgency
+from plimsoll_engine.core.schedule.request import Request
+from plimsoll_engine.core.schedule.scheduler import Chunk, Scheduler
+from plimsoll_engine.core.schedule.waiting import place, urgency
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 

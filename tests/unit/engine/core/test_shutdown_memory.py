@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from plimsoll_engine.core import engine_sizes as sizes
-from plimsoll_engine.core.runner import Runner
+from plimsoll_engine.core import sizes
+from plimsoll_engine.core.execute.runner import Runner
 from plimsoll_engine.errors import WarmUpError
 from plimsoll_engine.memory import core_lifecycle as lifecycle_module
 from plimsoll_engine.memory.core_lifecycle import CoreLifecycle

@@ -1,6 +1,6 @@
 """Output that must match a grammar: every text does, and a bad grammar harms nobody.
 
-Tests ``core/grammar.py``.
+Tests ``core/grammar/grammars.py``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.grammar import BASE_BYTES, Grammars, Vocabulary
+from plimsoll_engine.core.grammar.grammars import BASE_BYTES, Grammars, Vocabulary
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.worker_ipc import Dropped, Grammar, Token

@@ -1,7 +1,7 @@
 """A whole step by the kernels is the step by plain torch: long prompts, cut ones and decode rows.
 
-Tests ``kernels/fused.py``, ``kernels/few_rows.py``, ``models/decoder.py``, ``core/forward.py`` and
-``core/layer_graphs.py``.
+Tests ``kernels/fused.py``, ``kernels/few_rows.py``, ``models/decoder.py``,
+``core/execute/forward.py`` and ``core/execute/layer_graphs.py``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from plimsoll_engine.core import layer_graphs, needed_rows
-from plimsoll_engine.core.forward import Forward
-from plimsoll_engine.core.inputs import collect, place
-from plimsoll_engine.core.layer_graphs import Capture, LayerGraphs
-from plimsoll_engine.core.prompt_scores import parts
-from plimsoll_engine.core.request import Request
-from plimsoll_engine.core.scheduler import Chunk
+from plimsoll_engine.core.execute import layer_graphs, needed_rows
+from plimsoll_engine.core.execute.forward import Forward
+from plimsoll_engine.core.execute.inputs import collect, place
+from plimsoll_engine.core.execute.layer_graphs import Capture, LayerGraphs
+from plimsoll_engine.core.execute.prompt_scores import parts
+from plimsoll_engine.core.schedule.request import Request
+from plimsoll_engine.core.schedule.scheduler import Chunk
 from plimsoll_engine.kernels import decode_cut, few_rows, fused, whole_prompts
 from plimsoll_engine.kernels.fused import FusedOps
 from plimsoll_engine.kernels.ops import Ops

@@ -1,0 +1,106 @@
+"""The integers of a step: collected on the host from the scheduled chunks, copied in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from plimsoll_engine.core.execute.prompt_scores import Part
+from plimsoll_engine.core.schedule.scheduler import Chunk
+from plimsoll_engine.messages.rank_ipc import Array, Inputs
+
+
+def collect(
+    chunks: Sequence[Chunk], block_size: int, scored: Sequence[Part] = (), by_row: bool = False
+) -> Inputs:
+    """Return the inputs of a step, decode rows first, in which ``scored`` rows are scored.
+
+    Each draft is a decode row of its own, over the blocks of its request: a layer stores the keys
+    and values of all rows before any row attends to them. With ``by_row`` so is each token of a
+    prompt.
+    """
+    counts = np.fromiter((chunk.count for chunk in chunks), np.int32, len(chunks))
+    computed = np.fromiter((chunk.request.computed for chunk in chunks), np.int32, len(chunks))
+    width = max(len(chunk.request.block_ids) for chunk in chunks)
+    tables = np.zeros((len(chunks), width), np.int32)
+    ends = np.fromiter((chunk.ends for chunk in chunks), np.bool_, len(chunks))
+    drafts = sum(len(chunk.drafts) for chunk in chunks)
+    sources = np.full(counts.sum() + drafts, -1, np.int32)
+    ids: list[int] = []
+    for row, chunk in enumerate(chunks):
+        request = chunk.request
+        tables[row, : len(request.block_ids)] = request.block_ids
+        ids += request.token_ids[request.computed : request.computed + chunk.count]
+        if request.pending and chunk.ends:
+            ids.append(0)
+            sources[len(ids) - 1] = request.sampled_row
+        ids += chunk.drafts
+    if drafts or by_row:
+        copies = np.fromiter((len(chunk.drafts) for chunk in chunks), np.int32, len(chunks))
+        copies += counts if by_row else np.int32(1)
+        first = np.repeat(np.cumsum(copies) - copies, copies).astype(np.int32)
+        number = np.arange(len(first), dtype=np.int32) - first
+        counts, computed = np.repeat(counts, copies), np.repeat(computed, copies) + number
+        tables, ends = np.repeat(tables, copies, axis=0), np.repeat(ends, copies)
+        if by_row:
+            ends &= number >= counts - 1
+            counts = np.ones_like(counts)
+    starts = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    sequence = np.repeat(np.arange(len(counts)), counts)
+    positions = np.arange(starts[-1], dtype=np.int32) + (computed - starts[:-1])[sequence]
+    slots = tables[sequence, positions // block_size] * block_size + positions % block_size
+    prompts = [] if by_row else [chunk for chunk in chunks if chunk.count > 1]
+    decodes = len(counts) - len(prompts)
+    return Inputs(
+        ids=np.array(ids, np.int32),
+        sources=sources,
+        positions=positions,
+        slots=slots,
+        contexts=computed + counts,
+        starts=starts,
+        tables=tables,
+        last=(starts[1:] - 1)[ends],
+        decodes=decodes,
+        longest=max((chunk.count for chunk in prompts), default=0),
+        fresh=tuple(chunk.count for chunk in prompts if not chunk.request.computed),
+        scored=_ints([part.row + i for part in scored for i in range(len(part.targets))]),
+        targets=_ints([target for part in scored for target in part.targets]),
+        most=max((part.request.sampling.prompt_logprobs or 0 for part in scored), default=0),
+    )
+
+
+def _ints(values: list[int]) -> Array:
+    return np.array(values, np.int32)
+
+
+def place(chunk: Chunk) -> tuple[int, int]:
+    """Return where each chunk's rows are.
+
+    Decode rows come first, the longest context first, since it takes the device longest; then
+    prompts that go on; then whole ones, the shortest first.
+    """
+    if chunk.count == 1:
+        return 0, -chunk.request.computed
+    return (1, 0) if chunk.request.computed else (2, chunk.count)
+
+
+def pieces(fields: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
+    """Return each of ``fields``, int32 of any length, as int32 on ``device``: views of one copy."""
+    packed = to_device(np.concatenate(fields), device)
+    return list(torch.split(packed, [len(field) for field in fields]))
+
+
+def to_device(values: Array, device: torch.device) -> torch.Tensor:
+    """Return ``values``, int32 of any length, as int32 [values] on ``device``.
+
+    From pinned memory, so that the copy waits in the stream and not the host for it; torch keeps
+    the pinned memory until then.
+    """
+    if device.type != "cuda":
+        return torch.from_numpy(values)
+    pinned = torch.empty(len(values), dtype=torch.int32, pin_memory=True)
+    pinned.numpy()[:] = values
+    return pinned.to(device, non_blocking=True)

@@ -1,0 +1,96 @@
+"""The LoRA adapters of one worker: loaded by number, held by the requests that use them.
+
+An adapter that is unloaded gives its memory back when the last request that uses it has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from weakref import WeakSet
+
+import numpy as np
+import torch
+
+from plimsoll_engine.core.execute.inputs import to_device
+from plimsoll_engine.core.schedule.scheduler import Chunk
+from plimsoll_engine.errors import LoadError
+from plimsoll_engine.messages.rank_ipc import Array
+from plimsoll_engine.models import lora
+from plimsoll_engine.models.decoder import Decoder
+from plimsoll_engine.models.lora import Adapter, StepAdapters
+
+
+class LoadedAdapters:
+    """At most ``most`` adapters of rank ``max_rank`` or less, for ``model``: it is not held."""
+
+    def __init__(self, model: Decoder, most: int, max_rank: int) -> None:
+        self._targets = lora.targets(model.parts)
+        self._dtype, self._device = model.dtype, model.device
+        self._most, self._max_rank = most, max_rank
+        self._loaded: dict[int, Adapter] = {}
+        self.living: WeakSet[Adapter] = WeakSet()
+        """Every adapter that has memory, loaded or still in use."""
+        self.bytes_bound = most * sum(
+            target.nbytes(max_rank, self._dtype) for target in self._targets.values()
+        )
+
+    @property
+    def bytes(self) -> int:
+        """Device bytes of every adapter that something still refers to, unloaded ones included."""
+        return sum(adapter.nbytes for adapter in self.living)
+
+    def load(self, name: str, number: int, folder: Path) -> None:
+        """Load an adapter; raise LoadError or OSError where its files are wrong.
+
+        Raises torch's OutOfMemoryError where the device is full.
+        """
+        if len(self.living) >= self._most:
+            raise LoadError(
+                f"adapter {name}: {len(self.living)} adapters are loaded or still in use, as many"
+                " as --max-loras allows; unload one first"
+            )
+        read = lora.read(folder, self._targets, self._max_rank, self._dtype, self._device)
+        self._loaded[number] = adapter = Adapter(name, number, *read)
+        self.living.add(adapter)
+
+    def get(self, number: int) -> Adapter | None:
+        """Return the adapter of ``number``; None after it was unloaded."""
+        return self._loaded.get(number)
+
+    def unload(self, number: int) -> None:
+        """Forget an adapter, nothing where it is unknown; requests that use it keep it."""
+        self._loaded.pop(number, None)
+
+    def problems(self, used: Sequence[Adapter]) -> list[str]:
+        """Adapters that have memory and are neither loaded nor ``used`` by a request."""
+        held = {*self._loaded.values(), *used}
+        lost = sorted(adapter.name for adapter in self.living if adapter not in held)
+        return [f"{len(lost)} adapters have no holder: {', '.join(lost)}"] if lost else []
+
+    def close(self) -> None:
+        """Let go of all. Again does nothing more."""
+        self._loaded.clear()
+
+
+def in_step(
+    chunks: Sequence[Chunk], device: torch.device, among: Array | None = None
+) -> StepAdapters | None:
+    """Return the adapters of ``chunks``, which are in the order of their rows; None without one.
+
+    With ``among`` int32, only these rows of the step count, and each has its place there.
+    """
+    rows: dict[Adapter, list[Array]] = {}
+    row = 0
+    for chunk in chunks:
+        if (adapter := chunk.request.adapter) is not None:
+            rows.setdefault(adapter, []).append(np.arange(row, row + chunk.rows, dtype=np.int32))
+        row += chunk.rows
+    found = []
+    for adapter, parts in rows.items():
+        own = np.concatenate(parts)
+        if among is not None:
+            own = np.flatnonzero(np.isin(among, own)).astype(np.int32)
+        if len(own):
+            found.append((adapter, to_device(own, device)))
+    return StepAdapters(found) if found else None

@@ -1,0 +1,121 @@
+"""Log probabilities of a prompt's tokens, for the requests that ask for them.
+
+The row of a token gives the scores of the one after it, so all rows of a prompt but the last one
+are scored, as they are computed. The rows of a step go through the output head a few at a time:
+what is on the device does not grow with the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+from weakref import ref
+
+import torch
+
+from plimsoll_engine.core.schedule.request import Request
+from plimsoll_engine.core.schedule.scheduler import Chunk
+from plimsoll_engine.messages.worker_ipc import PromptScores
+
+ROWS = 32
+"""Scored at once: 19 MiB a buffer with 152,000 tokens, and every rank cuts the rows alike."""
+
+
+class Part(NamedTuple):
+    """Rows of a request that a step scores: those of its tokens from ``first`` on.
+
+    ``row`` is where they begin in the step, ``targets`` are the tokens that follow each.
+    """
+
+    request: Request
+    row: int
+    first: int
+    targets: Sequence[int]
+
+
+@dataclass(slots=True)
+class Scores:
+    """By row: float32 log probability and int32 rank of the token that follows.
+
+    ``top_ids`` int32 and ``top`` float32 [rows, most asked for] are the likeliest ones.
+    """
+
+    chosen: torch.Tensor
+    ranks: torch.Tensor
+    top_ids: torch.Tensor
+    top: torch.Tensor
+
+    def to_host(self) -> Scores:
+        """Return the same on the host, once the stream has come so far."""
+        columns = self.chosen, self.ranks, self.top_ids, self.top
+        return Scores(*(column.to("cpu", non_blocking=True) for column in columns))
+
+
+@dataclass(slots=True)
+class Scored:
+    """What a launched step brings of it. It holds no request: one that ends is gone."""
+
+    parts: list[tuple[ref[Request], int, int]]
+    """Request, the place of its first scored token, how many."""
+    scores: Scores
+
+    def landed(self) -> list[PromptScores]:
+        """Return the messages; the scores are on the host."""
+        found, row = [], 0
+        for reference, first, count in self.parts:
+            rows, row = slice(row, row + count), row + count
+            request = reference()
+            if request is None or request.released:
+                continue
+            request.scored = max(request.scored, first + count - 1)
+            most = request.sampling.prompt_logprobs or 0
+            found.append(
+                PromptScores(
+                    request.request_id,
+                    request.attempt,
+                    first,
+                    _bytes(self.scores.chosen[rows]),
+                    _bytes(self.scores.ranks[rows]),
+                    _bytes(self.scores.top_ids[rows, :most]),
+                    _bytes(self.scores.top[rows, :most]),
+                )
+            )
+        return found
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.contiguous().numpy().tobytes())
+
+
+def parts(chunks: Sequence[Chunk]) -> list[Part]:
+    """Return what of a step is to be scored; ``chunks`` are in the order of their rows."""
+    found, start = [], 0
+    for chunk in chunks:
+        request = chunk.request
+        if request.unscored:
+            first = max(request.computed, request.scored)
+            end = min(request.computed + chunk.count, request.num_prompt - 1)
+            if first < end:
+                row = start + first - request.computed
+                found.append(Part(request, row, first, request.token_ids[first + 1 : end + 1]))
+        start += chunk.rows
+    return found
+
+
+def score(
+    logits_of: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, targets: torch.Tensor,
+    most: int,
+) -> Scores:  # fmt: skip
+    """Return the scores of ``targets`` int64 [rows] after ``hidden`` [rows, hidden].
+
+    ``most`` of the likeliest tokens are named. Every rank of a group calls it with the same rows.
+    """
+    found = []
+    for start in range(0, len(hidden), ROWS):
+        told = logits_of(hidden[start : start + ROWS]).float().log_softmax(dim=-1)
+        chosen = told.gather(-1, targets[start : start + ROWS, None])
+        ranks = (told > chosen).sum(dim=-1, dtype=torch.int32) + 1
+        top, top_ids = told.topk(most, dim=-1)
+        found.append((chosen.squeeze(-1), ranks, top_ids.int(), top))
+    return Scores(*(torch.cat(columns) for columns in zip(*found, strict=True)))

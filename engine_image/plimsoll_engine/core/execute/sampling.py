@@ -1,0 +1,256 @@
+"""From logits to the next token of each row.
+
+The noise of output token i of a request depends on (seed, i) and the number of the token alone
+(kernels/draw.py): not on the batch, the device, or how often the request was preempted or carried
+to another worker. Each row gets only the work that it asks for: a greedy one an argmax, a plain
+draw no sort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from struct import unpack
+from typing import NamedTuple
+
+import torch
+
+from plimsoll_engine.core.execute.logit_edits import Edits, TokenCounts
+from plimsoll_engine.kernels.choose import ops_for
+from plimsoll_engine.kernels.draw import noise
+from plimsoll_engine.messages.worker_ipc import Logprobs, Sampling
+
+WORKSPACE_ELEMENTS = 1 << 23
+"""Probabilities of filtered rows are float64, several buffers of them: so many at once, 64 MiB a
+buffer, and one row at least."""
+INT32_BITS = 32
+NO_TOKEN = -1
+"""Of a row whose best logit is no number, or of which nothing is allowed."""
+GREEDY_BELOW = 1e-5
+"""A temperature below this is greedy, as in vLLM: the quotient would overflow."""
+
+
+class Row(NamedTuple):
+    """What one row wants.
+
+    ``position`` is the number of output tokens that its request already has, ``counts`` those
+    tokens where a penalty needs them, ``allowed`` the mask of a grammar or of allowed tokens: the
+    bit of token t is bit t % 32 of little-endian int32 word t // 32. ``banned`` are tokens that
+    would complete a bad word.
+    """
+
+    sampling: Sampling
+    position: int
+    counts: TokenCounts | None = None
+    allowed: bytes | None = None
+    banned: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Draws:
+    """Rows to be drawn: their numbers, (1 / temperature, top_k, top_p, min_p) and key of each."""
+
+    rows: list[int] = field(default_factory=list)
+    knobs: list[tuple[float, float, float, float]] = field(default_factory=list)
+    keys: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Plan:
+    """The rows of one step sorted by what they want; made on the host, before logits exist."""
+
+    edits: Edits = field(default_factory=Edits)
+    plain: _Draws = field(default_factory=_Draws)
+    filtered: _Draws = field(default_factory=_Draws)
+    masked_rows: list[int] = field(default_factory=list)
+    masks: list[bytes] = field(default_factory=list)
+    logprob_rows: list[int] = field(default_factory=list)
+    logprob_counts: list[int] = field(default_factory=list)
+    named_rows: list[int] = field(default_factory=list)
+    named: list[list[int]] = field(default_factory=list)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every row wants the best token as the logits are, and nothing else."""
+        wanted = self.edits, self.plain.rows, self.filtered.rows, self.masks, self.logprob_rows
+        return not any(wanted)
+
+
+@dataclass(slots=True)
+class Sampled:
+    """``tokens`` is int64 [rows] on the logits' device, NO_TOKEN for a row that has none.
+
+    The others are of the rows that asked for log probabilities: ``chosen`` [n], ``top_ids`` and
+    ``top`` [n, most asked for]; ``named_values`` [n, most named] of those that name the tokens.
+    """
+
+    tokens: torch.Tensor
+    logprob_rows: list[int] = field(default_factory=list)
+    logprob_counts: list[int] = field(default_factory=list)
+    chosen: torch.Tensor | None = None
+    top_ids: torch.Tensor | None = None
+    top: torch.Tensor | None = None
+    named_rows: list[int] = field(default_factory=list)
+    named: list[list[int]] = field(default_factory=list)
+    named_values: torch.Tensor | None = None
+
+    def to_host(self) -> Sampled:
+        """Return the same on the host, once the stream has come so far.
+
+        The copies go to pinned memory.
+        """
+
+        def copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            return None if tensor is None else tensor.to("cpu", non_blocking=True)
+
+        return Sampled(
+            self.tokens.to("cpu", non_blocking=True), self.logprob_rows, self.logprob_counts,
+            copy(self.chosen), copy(self.top_ids), copy(self.top),
+            self.named_rows, self.named, copy(self.named_values),
+        )  # fmt: skip
+
+    def logprobs(self) -> dict[int, Logprobs]:
+        """By row, on the host."""
+        if self.chosen is None or self.top_ids is None or self.top is None:
+            return {}
+        columns = self.chosen.tolist(), self.top_ids.tolist(), self.top.tolist()
+        rows = zip(self.logprob_rows, self.logprob_counts, *columns, strict=True)
+        found = {
+            row: Logprobs(chosen, ids[:count], top[:count]) for row, count, chosen, ids, top in rows
+        }
+        if self.named_values is not None:
+            named = zip(self.named_rows, self.named, self.named_values.tolist(), strict=True)
+            for row, ids, values in named:
+                found[row] = _named(int(self.tokens[row]), found[row].chosen, ids, values)
+        return found
+
+
+def _named(token: int, chosen: float, ids: list[int], values: list[float]) -> Logprobs:
+    """Return what a row says that names its tokens: of the chosen one as well, as in vLLM."""
+    values = values[: len(ids)]
+    if token in ids:
+        return Logprobs(chosen, ids, values)
+    return Logprobs(chosen, [token, *ids], [chosen, *values])
+
+
+def key(seed: int, position: int) -> tuple[int, int]:
+    """Return two int32 words that the noise of output token ``position`` is made of."""
+    digest = blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
+    first, second = unpack("<ii", digest)
+    return first, second
+
+
+def plan(rows: Sequence[Row]) -> Plan:
+    """Sort out what the rows want."""
+    made = Plan()
+    for number, (sampling, position, counts, allowed, banned) in enumerate(rows):
+        made.edits.collect(number, sampling, position, counts, banned)
+        if allowed is not None:
+            made.masked_rows.append(number)
+            made.masks.append(allowed)
+        if sampling.logprobs is not None:
+            made.logprob_rows.append(number)
+            named = sampling.logprob_token_ids
+            made.logprob_counts.append(0 if named else sampling.logprobs)
+            if named:
+                made.named_rows.append(number)
+                made.named.append(named)
+        if sampling.temperature >= GREEDY_BELOW:
+            whole = not sampling.top_k and sampling.top_p >= 1 and not sampling.min_p
+            draws = made.plain if whole else made.filtered
+            draws.rows.append(number)
+            draws.knobs.append(
+                (
+                    1 / sampling.temperature,
+                    sampling.top_k or float("inf"),
+                    sampling.top_p,
+                    sampling.min_p,
+                )
+            )
+            draws.keys.append(key(sampling.seed, position))
+    return made
+
+
+def sample(logits: torch.Tensor, made: Plan) -> Sampled:
+    """Return the next token, int64 [rows], of ``logits`` [rows, vocabulary].
+
+    Any floating dtype; they may be written over.
+    """
+    raw = None
+    if made.logprob_rows:
+        raw = logits[made.logprob_rows].float().log_softmax(dim=-1)
+    if made.edits or made.masked_rows:
+        logits = logits.float()
+        made.edits.apply(logits)
+        _mask(logits, made)
+    tokens = logits.argmax(dim=-1)
+    for draws, draw in ((made.plain, _draw), (made.filtered, _draw_filtered)):
+        at_once = max(1, WORKSPACE_ELEMENTS // logits.shape[-1])
+        for start in range(0, len(draws.rows), at_once):
+            rows: list[int] | slice = draws.rows[start : start + at_once]
+            if len(draws.rows) == len(logits):  # a slice is no copy
+                rows = slice(start, start + at_once)
+            knobs = torch.tensor(draws.knobs[start : start + at_once])
+            keys = torch.tensor(draws.keys[start : start + at_once], dtype=torch.int32)
+            knobs, keys = (one.to(logits.device, non_blocking=True) for one in (knobs, keys))
+            tokens[rows] = draw(logits[rows], knobs, keys)
+    best = logits.gather(-1, tokens.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    tokens = torch.where(best.isfinite(), tokens, NO_TOKEN)
+    sampled = Sampled(tokens, made.logprob_rows, made.logprob_counts)
+    if raw is not None:
+        places = tokens[made.logprob_rows].clamp(min=0).unsqueeze(-1)
+        sampled.chosen = raw.gather(-1, places).squeeze(-1)
+        sampled.top, sampled.top_ids = raw.topk(max(made.logprob_counts), dim=-1)
+        _tell_named(sampled, raw, made)
+    return sampled
+
+
+def _tell_named(sampled: Sampled, raw: torch.Tensor, made: Plan) -> None:
+    """Add the log probabilities of the tokens that rows name; ``raw`` is of all that want some."""
+    if not made.named_rows:
+        return
+    most = max(map(len, made.named))
+    padded = [ids + [0] * (most - len(ids)) for ids in made.named]
+    place = {row: number for number, row in enumerate(made.logprob_rows)}
+    rows = torch.tensor([place[row] for row in made.named_rows]).to(raw.device, non_blocking=True)
+    columns = torch.tensor(padded).to(raw.device, non_blocking=True)
+    sampled.named_rows, sampled.named = made.named_rows, made.named
+    sampled.named_values = raw[rows].gather(-1, columns)
+
+
+def _mask(logits: torch.Tensor, made: Plan) -> None:
+    """Take away every token that a grammar, or the list of allowed ones, does not allow next."""
+    if not made.masked_rows:
+        return
+    width = max(4, *map(len, made.masks))  # what a shorter mask does not reach, it does not allow
+    masks = b"".join(mask.ljust(width, b"\0") for mask in made.masks)
+    words = torch.frombuffer(bytearray(masks), dtype=torch.int32)
+    words = words.view(len(made.masks), -1, 1).to(logits.device, non_blocking=True)
+    bits = (words >> torch.arange(INT32_BITS, dtype=torch.int32, device=logits.device)) & 1
+    allowed = bits.flatten(start_dim=1)[:, : logits.shape[-1]].bool()
+    # Logits beyond the tokenizer's vocabulary are padding: no grammar allows them.
+    padding = logits.shape[-1] - allowed.shape[-1]
+    allowed = torch.nn.functional.pad(allowed, (0, padding))
+    rows = logits[made.masked_rows]
+    logits[made.masked_rows] = rows.masked_fill(~allowed, float("-inf"))
+
+
+def _draw(logits: torch.Tensor, knobs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    return ops_for(logits.device).draw(logits, knobs[:, 0].contiguous(), keys)
+
+
+def _draw_filtered(logits: torch.Tensor, knobs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """As vLLM: top_p is a share of what min_p and top_k leave."""
+    scale, top_k, top_p, min_p = knobs.unsqueeze(-1).unbind(dim=1)
+    ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
+    scores = ordered.float() * scale
+    probabilities = torch.softmax(scores.double(), dim=-1)
+    before = probabilities.cumsum(dim=-1) - probabilities
+    rank = torch.arange(logits.shape[-1], device=logits.device)
+    kept = (rank < top_k) & (probabilities >= min_p * probabilities[:, :1])
+    kept &= before < top_p * (probabilities * kept).sum(dim=-1, keepdim=True)
+    kept[:, 0] = True
+    scores -= noise(keys, logits.shape[-1]).gather(-1, tokens)
+    best = scores.masked_fill_(~kept, float("-inf")).argmax(dim=-1)
+    return tokens.gather(-1, best.unsqueeze(-1)).squeeze(-1)

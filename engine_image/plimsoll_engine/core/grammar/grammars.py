@@ -1,0 +1,521 @@
+"""Structured output: grammars compiled off the worker's loop, and what they allow next.
+
+llguidance does the parsing. A grammar that is not in the cache is compiled twice: first in a
+process that is killed where it takes too much (:mod:`plimsoll_engine.core.grammar.trial`), then,
+known to be bounded, here in a thread. :mod:`plimsoll_engine.core.grammar.queue` says whose is next.
+What may come next in an output is computed beside the steps
+(:mod:`plimsoll_engine.core.grammar.matcher`). The threads hold the interpreter's lock only between
+these, so streams go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from tokenizers import Tokenizer
+
+from plimsoll_engine.caches.lru import LruCache
+from plimsoll_engine.checkpoint import Checkpoint
+from plimsoll_engine.core.grammar.matcher import LIMIT_CPU_S, Masks, Matcher, short
+from plimsoll_engine.core.grammar.queue import SMALL_CHARACTERS, GrammarQueue
+from plimsoll_engine.core.grammar.trial import (
+    BYTES,
+    NICENESS,
+    STACK_BYTES,
+    GrammarRefused,
+    Passed,
+    Trial,
+    TrialFailed,
+    TrialServer,
+)
+from plimsoll_engine.errors import TrialsLost, UsageError
+from plimsoll_engine.messages.worker_ipc import Grammar
+from plimsoll_engine.process import host_memory
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+SLOTS = 2
+"""Compilations at once; a tenant has one of them at most."""
+CACHE_BYTES = 64 << 20
+BASE_BYTES, BYTES_PER_CHARACTER = 96 << 10, 128
+"""A compiled grammar's memory at least, where its trial told less. Measured with mallinfo2 and a
+vocabulary of 150,000 tokens: 43-79 KiB and 52-120 bytes for each character of the text."""
+TOKENIZER_BYTES_PER_FILE_BYTE = 20
+"""Of the token trie, measured the same way: 97 MB for a tokenizer.json of 4.9 MB."""
+REFUSED_BYTES, REFUSAL_BYTES = 64 << 10, 400
+"""Grammars that are remembered as refused, and each of them beside its message: a digest and its
+entries in the cache's dictionaries (CPython 3.11, rounded up)."""
+
+BLANK = "\u2581"
+"""A space in the tokens of sentencepiece's tokenizers."""
+
+LIMITS = LLParserLimits(
+    max_lexer_states=20_000,  # 1-2 KB each
+    verbose_errors=False,  # they would tell one client of the parser's inside, at length
+)
+
+JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \t\r\n]{0,20}"}
+"""What stands between two parts of JSON: deep indentation, but no endless line breaks."""
+
+_LARK = re.compile(
+    r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|//[^\n]*|(<[^<>\s\[][^<>\s]*>)|(%json\s*\{)(\s*\})?'
+)
+"""Strings, regular expressions, comments; a token's name (group 1); a schema's begin (2), and its
+end where it is empty (3)."""
+
+Key = tuple[str, str]
+_LACKING = (TrialFailed, OSError, MemoryError, RuntimeError)
+"""Where the machine lacks processes, files, memory or threads; the grammar is not to blame."""
+
+
+class GrammarError(ValueError):
+    """The grammar cannot be used; ``why`` says why not, ``field`` where the client gave it.
+
+    ``unavailable``: it may be sound, and could not be compiled now.
+    """
+
+    def __init__(self, field: str, why: str, unavailable: bool = False) -> None:
+        super().__init__(f"{field}: {why}")
+        self.field = field
+        self.why = why
+        self.unavailable = unavailable
+
+
+class Vocabulary:
+    """The token trie of a checkpoint; ``added`` are the numbers of its added tokens, by text.
+
+    Making it takes a second for a large vocabulary and holds the interpreter's lock, so it is made
+    before the worker serves, once for all workers.
+    """
+
+    def __init__(
+        self,
+        tokenizer: LLTokenizer,
+        size_bytes: int,
+        added: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.bytes = size_bytes
+        self._added = added
+
+    @classmethod
+    def load(cls, model: Path) -> Vocabulary | None:
+        """Return the vocabulary of the checkpoint in ``model``.
+
+        None where llguidance cannot read its tokenizer.json, or no token ends a text: then grammars
+        are refused, and everything else works.
+        """
+        try:
+            checkpoint = Checkpoint.read(model)
+            count = checkpoint.num_tokens
+            ends = [end for end in checkpoint.ends if end < count]
+            text, added = _for_grammars(checkpoint.tokenizer)
+            tokenizer = LLTokenizer(text, n_vocab=count, eos_token=ends) if ends else None
+        except (OSError, ValueError, RuntimeError, UsageError):
+            return None
+        size = len(text) * TOKENIZER_BYTES_PER_FILE_BYTE
+        return None if tokenizer is None else cls(tokenizer, size, added)
+
+    def compile(self, grammar: Grammar) -> LLMatcher:
+        """Return a new matcher. Raises :class:`GrammarError`."""
+        source = _source(grammar, self._added)
+        compiled = LLMatcher(self.tokenizer, source, log_level=0, limits=LIMITS)
+        if compiled.is_error():
+            raise GrammarError(grammar.field, short(compiled.get_error()))
+        return compiled
+
+    def attempt(self, grammar: Grammar) -> Passed | GrammarRefused:
+        """Compile ``grammar`` and what it allows first.
+
+        The bytes are those of the compiled grammar while it exists, so malloc is asked before it
+        goes.
+        """
+        before = host_memory.malloc()[0] or 0
+        try:
+            compiled = self.compile(grammar)
+            held = max(0, (host_memory.malloc()[0] or 0) - before)
+            matcher = Matcher(compiled.deep_copy(), grammar.field, held, "", ("", ""))
+        except GrammarError as error:
+            return GrammarRefused(error.why, certain=True)
+        return (
+            Passed(held) if matcher.error is None else GrammarRefused(matcher.error, certain=True)
+        )
+
+
+Outcome = Matcher | GrammarError | TrialsLost
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class _Job:
+    """The compilation for one request. ``future`` is None while it waits for its turn."""
+
+    number: int
+    grammar: Grammar
+    output_ids: list[int]
+    tenant: str
+    trial: Trial = field(default_factory=Trial)
+    future: Future[Outcome] | None = None
+    seconds: float = 0.0
+
+
+class Grammars:
+    """The compiler of one worker.
+
+    Its loop alone calls this. Without ``trials`` nothing bounds the time of a compilation.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary | None,
+        cache_bytes: int = CACHE_BYTES,
+        trials: TrialServer | None = None,
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._trials = trials
+        self._cache: LruCache[Key, LLMatcher] = LruCache(cache_bytes)
+        self._refused: LruCache[bytes, str] = LruCache(REFUSED_BYTES)
+        self._lock = threading.Lock()
+        self._threads: ThreadPoolExecutor | None = None
+        self._queue = GrammarQueue(SLOTS)
+        self._jobs: dict[str, _Job] = {}
+        """By request."""
+        self._numbers = itertools.count()
+        self._queued: dict[int, _Job] = {}
+        self._under_way: dict[int, _Job] = {}
+        """By number; also those of requests that were aborted."""
+        self.masks = Masks(STACK_BYTES)
+
+    def __len__(self) -> int:
+        """Return the number of requests whose grammar is being compiled."""
+        return len(self._jobs)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._jobs)
+
+    def begin(
+        self, request_id: str, grammar: Grammar, output_ids: Sequence[int], tenant: str = ""
+    ) -> None:
+        """Compile ``grammar``, for a request that has ``output_ids`` already."""
+        job = _Job(next(self._numbers), grammar, list(output_ids), tenant)
+        self._jobs[request_id] = self._queued[job.number] = job
+        self._queue.add(job.number, tenant, len(grammar.text))
+        self._start()
+
+    def drop(self, request_id: str) -> bool:
+        """Forget a request that ended; return False where nothing is compiled for it.
+
+        Its trial is killed.
+        """
+        job = self._jobs.pop(request_id, None)
+        if job is None:
+            return False
+        if self._queued.pop(job.number, None) is not None:
+            self._queue.discard(job.number)
+        else:
+            job.trial.cancel()
+        self._reap()
+        return True
+
+    def finished(self, wait_s: float = 0.0) -> list[tuple[str, Matcher | GrammarError]]:
+        """Return the requests whose grammar is ready or wrong.
+
+        Waits so long for the first of them. Raises :class:`TrialsLost`.
+        """
+        if not self._jobs:
+            return []
+        begun = {name: job.future for name, job in self._jobs.items() if job.future is not None}
+        wait(begun.values(), wait_s, FIRST_COMPLETED)
+        done = [name for name, future in begun.items() if future.done()]
+        outcomes = [(name, _outcome(self._jobs.pop(name))) for name in done]
+        self._reap()
+        return outcomes
+
+    def refuse(self, matcher: Matcher) -> GrammarError:
+        """Return what the request of a grammar that is overdue is told.
+
+        One that took its CPU time is refused for good.
+        """
+        if not self.masks.spent(matcher):
+            why = "the machine is too busy to tell which token may come next: send it again"
+            return GrammarError(matcher.field, why, unavailable=True)
+        why = (
+            f"it takes more than {LIMIT_CPU_S:g} s to tell which token may come next; make it"
+            " smaller or less ambiguous"
+        )
+        with self._lock:
+            self._remember(matcher.key, why)
+        return GrammarError(matcher.field, why)
+
+    def _remember(self, key: Key, why: str) -> None:
+        """Refuse this grammar from now on; the lock is held."""
+        self._refused.put(_digest(key), why, REFUSAL_BYTES + len(why))
+
+    def flush(self) -> int:
+        """Forget every compiled grammar; the bytes given back."""
+        with self._lock:
+            held = self._cache.used
+            self._cache.evict(held)
+        return held
+
+    @property
+    def bytes(self) -> int:
+        """Host bytes of compiled grammars, of those being compiled, and of the vocabulary."""
+        trials = sum(job.trial.bytes for job in self._under_way.values())
+        return self._cache.used + self._refused.used + trials + self._vocabulary_bytes
+
+    @property
+    def bytes_bound(self) -> int:
+        """The most that :attr:`bytes` can be."""
+        trials = 0 if self._trials is None else SLOTS * BYTES
+        caches = self._cache.capacity + self._refused.capacity
+        return caches + trials + self._vocabulary_bytes
+
+    @property
+    def _vocabulary_bytes(self) -> int:
+        return 0 if self._vocabulary is None else self._vocabulary.bytes
+
+    def close(self) -> None:
+        """End threads and processes and forget everything. Again does nothing more."""
+        self._jobs.clear()
+        for number in list(self._queued):
+            del self._queued[number]
+            self._queue.discard(number)
+        for job in self._under_way.values():
+            job.trial.cancel()
+        self._end_threads()
+        self._reap()
+        self.masks.close()
+        self.flush()
+        if self._trials is not None:
+            self._trials.close()
+            self._trials = None
+        self._vocabulary = None
+
+    # ---- the queue
+
+    def _start(self) -> None:
+        """As many as may be under way."""
+        while (number := self._queue.take()) is not None:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(SLOTS, "grammar", _give_way)
+            job = self._queued.pop(number)
+            before = threading.stack_size(STACK_BYTES)
+            try:
+                job.future = self._threads.submit(partial(self._timed, job))
+            except RuntimeError as error:  # the machine has no thread left
+                job.future = Future()
+                job.future.set_result(GrammarError(job.grammar.field, str(error), unavailable=True))
+            finally:
+                threading.stack_size(before)
+            self._under_way[number] = job
+
+    def _reap(self) -> None:
+        """Free the places of those that are done, and give them away."""
+        for number, job in list(self._under_way.items()):
+            if job.future is not None and job.future.done():
+                del self._under_way[number]
+                self._queue.done(number, job.seconds)
+        self._start()
+        if not self._jobs and not self._under_way:
+            self._end_threads()  # they have nothing to do, so this does not wait
+
+    def _end_threads(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+            self._threads = None
+
+    # ---- in a thread
+
+    def _timed(self, job: _Job) -> Outcome:
+        """Return what came of it, and raise nothing: a traceback would hold this frame and job."""
+        begun = time.monotonic()
+        try:
+            return self._match(job)
+        except TrialsLost as error:
+            return TrialsLost(str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
+            if isinstance(error, GrammarError):
+                return GrammarError(job.grammar.field, error.why)
+            lacking = isinstance(error, _LACKING) and not isinstance(error, RecursionError)
+            return GrammarError(job.grammar.field, short(str(error)), unavailable=lacking)
+        finally:
+            job.seconds = time.monotonic() - begun
+            if len(job.grammar.text) > SMALL_CHARACTERS:
+                # What compiling a large text took is free by now, and malloc would keep it.
+                host_memory.malloc_trim()
+
+    def _match(self, job: _Job) -> Matcher:
+        grammar = job.grammar
+        key = grammar.kind, grammar.text
+        compiled, size = self._compiled(key, job)
+        matcher = compiled.deep_copy()
+        for token_id in job.output_ids:
+            if matcher.is_stopped():
+                break  # the rest are ends, which may follow a text that is complete
+            if not matcher.consume_token(token_id):
+                raise GrammarError(grammar.field, "the output so far does not match the grammar")
+        found = Matcher(matcher, grammar.field, size, job.tenant, key)
+        if found.error is not None:  # what is too complex shows here, and not in a step
+            raise GrammarError(grammar.field, found.error)
+        return found
+
+    def _compiled(self, key: Key, job: _Job) -> tuple[LLMatcher, int]:
+        """Untouched, since each request goes on with a copy; and its bytes."""
+        grammar = job.grammar
+        size = BASE_BYTES + BYTES_PER_CHARACTER * len(grammar.text)
+        with self._lock:
+            refused = self._refused.get(_digest(key))
+            compiled = self._cache.get(key)
+            self._cache.touch(key)
+        if refused is not None:
+            raise GrammarError(grammar.field, refused)
+        if compiled is not None:
+            return compiled, size
+        size = max(size, self._try(key, job))
+        compiled = self.compile(grammar)
+        if size <= self._cache.capacity:
+            with self._lock:
+                self._cache.put(key, compiled, size)
+        return compiled, size
+
+    def _try(self, key: Key, job: _Job) -> int:
+        """Return the bytes that the grammar takes; 0 where nobody tried it. Raises GrammarError."""
+        if self._trials is None or self._vocabulary is None:
+            return 0
+        verdict = job.trial.run(self._trials, job.grammar)
+        if isinstance(verdict, GrammarRefused):
+            if verdict.certain:
+                with self._lock:
+                    self._remember(key, verdict.message)
+            raise GrammarError(job.grammar.field, verdict.message)
+        return verdict.bytes
+
+    def compile(self, grammar: Grammar) -> LLMatcher:
+        """Return a new matcher, past the cache. Raises :class:`GrammarError`."""
+        if self._vocabulary is None:
+            raise GrammarError(
+                grammar.field,
+                "this model's tokenizer cannot be used for structured output: it is not a"
+                " tokenizer.json that llguidance reads, or no token ends a text",
+            )
+        return self._vocabulary.compile(grammar)
+
+
+def _give_way() -> None:
+    """Streams go before compilations."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+
+
+def _digest(key: Key) -> bytes:
+    return hashlib.sha256("\0".join(key).encode(errors="surrogatepass")).digest()
+
+
+def _outcome(job: _Job) -> Matcher | GrammarError:
+    assert job.future is not None
+    outcome = job.future.result()
+    if isinstance(outcome, TrialsLost):
+        raise outcome
+    return outcome
+
+
+def _names(merge: str | list[str]) -> tuple[str, str, str]:
+    """Return the two parts of a merge and what they make."""
+    first, second = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return first, second, first + second
+
+
+def _for_grammars(tokenizer: Tokenizer) -> tuple[str, dict[str, int]]:
+    """Return ``tokenizer`` as JSON for llguidance, and the numbers of its added tokens by text.
+
+    An added token is no spelling of its own text: ``<|im_end|>`` in a JSON string would end the
+    text there. So each is special and has a name that no text holds. Those that the text may need
+    stay as they are: blanks, and what other tokens may be unable to spell. Each number that the
+    vocabulary leaves out gets a token, too: llguidance counts them, and takes their number for the
+    largest one.
+    """
+    content = json.loads(tokenizer.to_str())
+    model, added = content["model"], content["added_tokens"]
+    numbers = {one["content"]: one["id"] for one in added}
+    spells_all = model.get("byte_fallback") or "ByteLevel" in json.dumps(content["decoder"])
+    named = {
+        one["content"]: _unspelled(one["id"])
+        for one in added
+        if one["content"].replace(BLANK, " ").strip() and (one["special"] or spells_all)
+    }
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {named.get(text, text): number for text, number in vocabulary.items()}
+    else:
+        model["vocab"] = [[named.get(text, text), *rest] for text, *rest in vocabulary]
+    if "merges" in model:
+        # A merge names its parts and its result, and Gemma has some of added tokens.
+        model["merges"] = [
+            merge for merge in model["merges"] if named.keys().isdisjoint(_names(merge))
+        ]
+    if model.get("unk_token") in named:
+        model["unk_token"] = named[model["unk_token"]]
+    for one in added:
+        if one["content"] in named:
+            one["content"], one["special"] = named[one["content"]], True
+    known = set(tokenizer.get_vocab(with_added_tokens=True).values())
+    for number in sorted(set(range(max(known, default=-1) + 1)) - known):
+        name = _unspelled(number)
+        model["vocab"][name] = number
+        added.append(
+            {"id": number, "content": name, "special": True, "normalized": False}
+            | dict.fromkeys(("lstrip", "rstrip", "single_word"), False)
+        )
+    content["post_processor"] = None  # it may name a token, and adds what no grammar asks for
+    return json.dumps(content), numbers
+
+
+def _unspelled(number: int) -> str:
+    return f"\uf8ff\ue000{number}\uf8ff"
+
+
+def _source(grammar: Grammar, added: Mapping[str, int]) -> str:
+    """In llguidance's own form. Raises GrammarError."""
+    try:
+        match grammar.kind:
+            case "json_object":
+                return LLMatcher.grammar_from_json_schema('{"type": "object"}', JSON_OPTIONS)
+            case "json_schema":
+                return LLMatcher.grammar_from_json_schema(grammar.text, JSON_OPTIONS)
+            case "regex":
+                return LLMatcher.grammar_from_regex(grammar.text)
+        return LLMatcher.grammar_from_lark(_lark(grammar.text, added))
+    except ValueError as error:
+        raise GrammarError(grammar.field, short(str(error))) from None
+
+
+def _lark(text: str, added: Mapping[str, int]) -> str:
+    """Return a grammar with the numbers of the tokens that it names, as in ``<|im_end|>``.
+
+    Its schemas get :data:`JSON_OPTIONS` where they have no options of their own.
+    """
+    options = f'"x-guidance": {json.dumps(JSON_OPTIONS)}'
+
+    def written(found: re.Match[str]) -> str:
+        name, schema, end = found.groups()
+        if schema:
+            return f"{schema}{options}{end or ', '}"
+        return f"<[{added[name]}]>" if name in added else found[0]
+
+    return _LARK.sub(written, text)

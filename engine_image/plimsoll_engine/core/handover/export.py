@@ -1,0 +1,56 @@
+"""Keys and values over a planned restart: what a worker leaves to its successor.
+
+The message has a table for each running request: its blocks, the hashes of their tokens and a sum
+of what each block holds. The successor takes it over (:mod:`inheritance
+<plimsoll_engine.core.handover.inheritance>`).
+"""
+
+from __future__ import annotations
+
+from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.core.schedule.request import Request
+from plimsoll_engine.kvcache.prefix_hashes import extend_block_hashes, hash_tail
+from plimsoll_engine.messages import handover as messages
+from plimsoll_engine.messages.handover import Handover, Layout, Table
+
+
+def export_tables(engine: EngineCore, layout: Layout) -> bytes:
+    """Return the message about the requests of ``engine``, which is at rest.
+
+    Raises :class:`plimsoll_engine.messages.handover.HandoverRefused` where it would be too large.
+    """
+    heirs = [request for request in engine.requests.values() if _is_whole(request, engine)]
+    heirs.sort(key=lambda request: (request.place is None, request.place))
+    del heirs[engine.scheduler.max_num_seqs :]
+    named = {request.request_id: _blocks(request, layout.block_size) for request in heirs}
+    blocks = sorted({block for table in named.values() for block in table})
+    sums = dict(zip(blocks, engine.runner.block_sums(blocks), strict=True))
+    tables = []
+    for request in heirs:
+        extend_block_hashes(request, layout.block_size)  # its newest token came after the step
+        full = request.computed // layout.block_size
+        own = named[request.request_id]
+        tables.append(
+            Table(
+                request.request_id,
+                request.computed,
+                own,
+                request.block_hashes[:full],
+                hash_tail(request, request.computed, layout.block_size),
+                [sums[block] for block in own],
+                request.started_at,
+                request.cached_tokens,
+            )
+        )
+    held = sum(len(table.blocks) for table in tables)
+    return messages.seal(Handover(layout, tables, len(blocks), held))
+
+
+def _is_whole(request: Request, engine: EngineCore) -> bool:
+    """Whether all of ``request`` is known, and somebody waits for it."""
+    known = not request.pending and request.held is None
+    return known and request.computed > 0 and request.request_id not in engine.abandoned
+
+
+def _blocks(request: Request, block_size: int) -> list[int]:
+    return request.block_ids[: -(-request.computed // block_size)]

@@ -1,0 +1,148 @@
+"""The scheduler's ledger of encoder outputs: which images and sounds are encoded, and for whom.
+
+The outputs themselves are the runner's. An entry is shared by all requests with the same content
+and lives as long as one of them needs it: where a model puts the output in the place of placeholder
+tokens, until those are computed; where it attends to the output in every step (encoder-decoder),
+until the request ends. Running requests alone hold entries, so the budget always comes back.
+
+A step first lets go of outputs and then makes new ones. What was released in step N is therefore
+told to the runner with step N + 1 at the earliest, or when the engine goes idle. (An entry that is
+allocated and told free in one step is freed before it is made, and then it stays for ever.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from plimsoll_engine.core.schedule.request import Request
+from plimsoll_engine.messages.worker_ipc import Media
+
+
+@dataclass(slots=True)
+class Entry:
+    """One medium's output: its size in tokens and who needs it."""
+
+    tokens: int
+    holders: set[str] = field(default_factory=set)
+    """Ids of the requests that need the output."""
+
+
+class EncoderCache:
+    """Which outputs of the encoder are kept for which requests.
+
+    ``budget`` is the tokens of all entries together. ``lifelong`` says that a request needs its
+    outputs until it ends.
+    """
+
+    def __init__(self, budget: int, lifelong: bool = False) -> None:
+        if budget < 1:
+            raise ValueError(f"encoder cache budget {budget}: must be at least 1 token")
+        self.budget = budget
+        self.lifelong = lifelong
+        self.used = 0
+        self.entries: dict[bytes, Entry] = {}
+        self._freed: list[bytes] = []
+        self._ordered: set[bytes] = set()
+        """What this step is to encode: the runner does not have it yet."""
+
+    def refusal(self, request: Request) -> str | None:
+        """Why ``request`` can never run here, or None."""
+        if self.lifelong and not request.media:
+            return "this model only transcribes audio: use /v1/audio/transcriptions"
+        for media in request.media:
+            if media.tokens > self.budget:
+                return (
+                    f"the {media.kind} takes {media.tokens} tokens of encoder cache and there are"
+                    f" {self.budget}; give the engine more (--encoder-cache-tokens)"
+                )
+        total = sum({media.key: media.tokens for media in request.media}.values())
+        if self.lifelong and total > self.budget:
+            return (
+                f"the prompt's media take {total} tokens of encoder cache and there are"
+                f" {self.budget}; give the engine more (--encoder-cache-tokens)"
+            )
+        return None
+
+    def reserve(self, request: Request, count: int) -> tuple[int, list[Media]]:
+        """How many of the next ``count`` tokens can be computed, and what to encode for them.
+
+        The tokens end before the first media that the budget has no room for; there may be none.
+        """
+        start = request.computed
+        encode: list[Media] = []
+        for media in request.media:
+            if not self._needed(media, start, start + count):
+                continue
+            entry = self.entries.get(media.key)
+            if entry is None:
+                if self.used + media.tokens > self.budget:
+                    return max(0, media.start - start), encode
+                entry = self.entries[media.key] = Entry(media.tokens)
+                self.used += media.tokens
+                kept = media.key in self._freed  # in this step: the runner may still have it
+                if kept:
+                    self._freed.remove(media.key)
+                if not kept or media.key in self._ordered:
+                    encode.append(media)
+                    self._ordered.add(media.key)
+            entry.holders.add(request.request_id)
+        return count, encode
+
+    def computed(self, request: Request) -> None:
+        """Release what the request's tokens so far no longer need."""
+        if self.lifelong:
+            return
+        done = request.computed
+        # The same content may stand in one prompt twice, and the second one be half computed.
+        begun = {m.key for m in request.media if m.start < done < m.start + m.length}
+        for media in request.media:
+            if media.start + media.length <= done and media.key not in begun:
+                self._release(request, media.key)
+
+    def drop(self, request: Request) -> None:
+        """Release everything: the request ended or waits."""
+        for media in request.media:
+            self._release(request, media.key)
+
+    def take_freed(self) -> list[bytes]:
+        """Return what the runner must let go of.
+
+        Call it when a step begins, before its requests are scheduled, or when the engine goes idle.
+        """
+        freed, self._freed = self._freed, []
+        self._ordered.clear()
+        return freed
+
+    def known(self) -> set[bytes]:
+        """Every key that the runner may hold now."""
+        return set(self.entries).union(self._freed)
+
+    def problems(self) -> list[str]:
+        """Return what is wrong with this ledger, for the audit; nothing on a sound one."""
+        found = []
+        if (total := sum(entry.tokens for entry in self.entries.values())) != self.used:
+            found.append(f"the entries have {total} tokens, {self.used} are counted")
+        if self.used > self.budget:
+            found.append(f"{self.used} tokens are in use, the budget is {self.budget}")
+        if lost := sum(not entry.holders for entry in self.entries.values()):
+            found.append(f"{lost} entries are held by no request")
+        return found
+
+    def holders(self) -> set[str]:
+        """Ids of the requests that hold an entry."""
+        return {name for entry in self.entries.values() for name in entry.holders}
+
+    def _needed(self, media: Media, start: int, stop: int) -> bool:
+        if self.lifelong:
+            return True
+        return media.start < stop and media.start + media.length > start
+
+    def _release(self, request: Request, key: bytes) -> None:
+        entry = self.entries.get(key)
+        if entry is None or request.request_id not in entry.holders:
+            return
+        entry.holders.remove(request.request_id)
+        if not entry.holders:
+            del self.entries[key]
+            self.used -= entry.tokens
+            self._freed.append(key)

@@ -1,0 +1,386 @@
+"""Which requests compute which tokens in the next step: continuous batching, chunked prefill.
+
+Requests are taken in the order of their places while the token budget, the number of sequences and
+the blocks last: running ones, then waiting ones (waiting.py says who is next, and what a place is).
+A prompt longer than the budget is computed in chunks over several steps. When blocks run out, the
+last in that order gives its blocks back and waits; its tokens are computed again later, mostly from
+the prefix cache.
+
+Priorities are a tenant's own matter. Among its places the more urgent requests have the earlier
+ones, and a running request gives way, with blocks and place, to a waiting one of the same tenant
+that has a higher priority. They are strict: a low one waits for as long as higher ones of its
+tenant keep that tenant's places busy.
+
+There is no deadlock: a request that could not run alone in an empty pool is refused at once, and
+the first in the order is never stopped for one of another tenant.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from weakref import WeakSet
+
+from plimsoll_engine.core.schedule.encoder_cache import EncoderCache
+from plimsoll_engine.core.schedule.request import Request
+from plimsoll_engine.core.schedule.waiting import WaitingQueue, place
+from plimsoll_engine.kvcache.block_pool import BlockPool
+from plimsoll_engine.kvcache.offload import Offload
+from plimsoll_engine.kvcache.prefix_hashes import extend_block_hashes
+from plimsoll_engine.messages.worker_ipc import Media
+
+UNCUT = 8
+"""A prompt is not begun with less than this part of a step's tokens: a cut one reads its context
+again, and whole ones have the faster attention."""
+
+
+@dataclass(slots=True)
+class Chunk:
+    """``count`` tokens of ``request`` from position ``request.computed`` on.
+
+    They come after the media that are to be encoded for them. No tokens: the encoder cache has no
+    room now. ``drafts`` are guesses of the tokens that follow, computed as rows of their own.
+    """
+
+    request: Request
+    count: int
+    encode: list[Media] = field(default_factory=list)
+    drafts: Sequence[int] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows of the step."""
+        return self.count + len(self.drafts)
+
+    @property
+    def ends(self) -> bool:
+        """Whether the chunk reaches the newest token, so that the next one is sampled."""
+        return self.count == self.request.uncomputed
+
+
+class Scheduler:
+    """The queues of one engine. It owns no tensor."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        encoder: EncoderCache | None = None,
+        offload: Offload | None = None,
+    ) -> None:
+        self.pool = pool
+        self.offload = offload
+        self.encoder = encoder
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_model_len = max_model_len
+        self.waiting = WaitingQueue()
+        self.running: list[Request] = []
+        """By place."""
+        self._kept: WeakSet[Request] = WeakSet()
+        """Requests with blocks of a predecessor that cannot run yet."""
+        self._coming: set[bytes] = set()
+        """Hashes of the blocks that the step being scheduled will fill."""
+        self.preemptions_total = 0
+        self.prefix_query_tokens_total = 0
+        self.prefix_hit_tokens_total = 0
+
+    def refusal(self, request: Request) -> str | None:
+        """Why ``request`` can never run here, or None."""
+        if not request.num_prompt:
+            return "the prompt is empty"
+        if request.num_outputs >= request.sampling.max_tokens:
+            return f"all of its max_tokens {request.sampling.max_tokens} are already made"
+        if len(request.token_ids) >= self.max_model_len:
+            return (
+                f"{len(request.token_ids)} tokens leave no room for output in max_model_len"
+                f" {self.max_model_len}; shorten the prompt"
+            )
+        length = min(request.max_length, self.max_model_len)
+        if (blocks := self.pool.blocks_for(length)) > self.pool.num_blocks:
+            return (
+                f"{length} tokens (prompt and max_tokens) need {blocks} KV blocks and the pool has"
+                f" {self.pool.num_blocks}; shorten the prompt, lower max_tokens or give the engine"
+                f" more blocks"
+            )
+        if self.encoder is not None:
+            return self.encoder.refusal(request)
+        if request.media:
+            return f"this model takes no {request.media[0].kind}"
+        return None
+
+    def add(self, request: Request) -> None:
+        """Let the request wait for its turn."""
+        self.waiting.add(request)
+
+    def keep(self, request: Request) -> None:
+        """Leave ``request`` the blocks that a predecessor filled, until it can run.
+
+        Where blocks are short it loses them.
+        """
+        self._kept.add(request)
+
+    def adopt(self, request: Request) -> None:
+        """Let ``request`` go on with the blocks that a predecessor filled.
+
+        Without a place it waits like a new one.
+        """
+        self._kept.discard(request)
+        self.waiting.add(request)
+        if len(self.running) >= self.max_num_seqs:
+            self._drop(request)
+            return
+        self.waiting.start(request)
+        self._sort_in(request)
+
+    def remove(self, request: Request) -> None:
+        """Take an ended ``request`` out; its blocks are for its release to give back."""
+        if request in self.running:
+            self.running.remove(request)
+        else:
+            self.waiting.remove(request)
+        self.waiting.forget(request)
+        if self.encoder is not None:
+            self.encoder.drop(request)
+
+    def schedule(self, only: Request | None = None) -> list[Chunk]:
+        """Return the chunks of the next step; empty only when nothing can run.
+
+        With ``only``, that waiting request alone is computed (to find out which request of a
+        failed batch is at fault). Empty then where blocks are missing that no running request has.
+        """
+        self._coming.clear()
+        if only is not None:
+            if self.offload is not None:
+                self.offload.reclaim()
+                only.fetched = True
+            while not (chunk := self._start(only, self.max_num_batched_tokens)) or not chunk.count:
+                if not self.running:
+                    return []
+                self.preempt(self.running[-1])
+            return [chunk]
+        chunks: list[Chunk] = []
+        stopped: list[Request] = []
+        budget = self.max_num_batched_tokens
+        index = 0  # those before it run and are scheduled
+        while budget > 0:
+            turn = self.running[index] if index < len(self.running) else None
+            head = self.waiting.head() if turn is None else self.waiting.more_urgent(turn)
+            if head is not None and (head.pending or head in stopped):
+                # Blocks are short: it must not take them again at once. Or it was stopped before
+                # its last token was known.
+                head = None
+            if turn is not None and (
+                turn.held is not None or (turn.pending and turn.is_full(self.max_model_len))
+            ):
+                index += 1
+                continue
+            if head is None and turn is None:
+                break
+            if head is None:
+                assert turn is not None
+                chunk = self._go_on(turn, budget)
+            elif turn is None or head.place is not None or head is self.waiting.head():
+                chunk = self._start(head, budget)
+            else:
+                chunk = None  # it may have one of its tenant's places, and is not next for another
+            if chunk is not None and not chunk.count:
+                # It waits until others have computed their media; nobody is stopped for it.
+                if chunk.request is turn:
+                    index += 1
+                else:
+                    stopped.append(chunk.request)
+            elif chunk is not None:
+                chunks.append(chunk)
+                self._announce(chunk)
+                budget -= chunk.count
+                index += 1
+            elif turn is None:
+                break
+            elif head is not None:
+                last = [one for one in self.running if one.tenant == turn.tenant][-1]
+                stopped.append(last)
+                self._replace(last, head)
+            else:
+                stopped.append(self.running[-1])  # it may be the one whose turn it was
+                self.preempt(self.running[-1])
+        return chunks
+
+    def _replace(self, request: Request, heir: Request) -> None:
+        """Stop a running request for a more urgent one of its tenant.
+
+        That one gets its place unless it has one.
+        """
+        self.running.remove(request)
+        self._drop(request)
+        if heir.place is None:
+            self.waiting.give_up(request, heir)
+        else:
+            self.waiting.put_back(request)
+        self.preemptions_total += 1
+
+    def _go_on(self, request: Request, budget: int) -> Chunk | None:
+        """Return the next chunk of a running request; None where blocks are missing."""
+        count = min(request.uncomputed, budget)
+        return self._chunk(request, count) if self._reserve(request, count) else None
+
+    def _start(self, request: Request, budget: int) -> Chunk | None:
+        """Move a waiting request to the running ones; None where place or blocks are missing."""
+        if len(self.running) >= self.max_num_seqs:
+            return None
+        if self._fetches(request):
+            return Chunk(request, 0)
+        self._take_prefix(request)
+        if self._next_block_is_coming(request):
+            self._drop(request)
+            return Chunk(request, 0)
+        count = min(request.uncomputed, budget)
+        if count < request.uncomputed and budget < self.max_num_batched_tokens // UNCUT:
+            self._drop(request)
+            return Chunk(request, 0)  # a little of it now would cost more than it brings
+        if not self._reserve(request, count):
+            self._drop(request)
+            return None
+        chunk = self._chunk(request, count)
+        if not chunk.count:
+            self._drop(request)
+            return chunk
+        self.waiting.start(request)
+        self._sort_in(request)
+        self.prefix_query_tokens_total += len(request.token_ids)
+        self.prefix_hit_tokens_total += request.computed
+        if request.started_at is None:
+            request.started_at = time.monotonic()
+            request.cached_tokens = request.computed
+        return chunk
+
+    def _sort_in(self, request: Request) -> None:
+        """Among a tenant's places the more urgent requests have the earlier ones."""
+        insort(self.running, request, key=place)
+        same = [one for one in self.running if one.tenant == request.tenant]
+        if all(one.priority == request.priority for one in same):
+            return
+        places = [place(one) for one in same]
+        same.sort(key=lambda one: one.priority)  # of equals the earlier place stays the earlier
+        for one, number in zip(same, places, strict=True):
+            one.place = number
+        self.running.sort(key=place)
+
+    def _announce(self, chunk: Chunk) -> None:
+        """Note the blocks that ``chunk`` fills, for requests with the same beginning."""
+        if chunk.count > 1:
+            start = chunk.request.computed
+            size = self.pool.block_size
+            full = slice(start // size, (start + chunk.count) // size)
+            self._coming.update(chunk.request.block_hashes[full])
+
+    def _next_block_is_coming(self, request: Request) -> bool:
+        """Return whether another request fills the block that ``request`` would begin.
+
+        It does so in this step: one step later the request takes the block from the cache.
+        """
+        index = len(request.block_ids)
+        usable = self._usable(request)
+        return index < usable and request.block_hashes[index] in self._coming
+
+    def _chunk(self, request: Request, count: int) -> Chunk:
+        encode: list[Media] = []
+        if self.encoder is not None:
+            count, encode = self.encoder.reserve(request, count)
+        self.waiting.charge(request, count)
+        return Chunk(request, count, encode)
+
+    def _drop(self, request: Request) -> None:
+        """Take back what a request that does not run was given."""
+        request.drop_blocks(self.pool)
+        if self.encoder is not None:
+            self.encoder.drop(request)
+
+    def _fetches(self, request: Request) -> bool:
+        """Whether ``request`` waits for blocks from host memory: once, then it is computed."""
+        if self.offload is None or (request.fetched and not self.offload.transfers):
+            return False
+        extend_block_hashes(request, self.pool.block_size)
+        usable = self._usable(request)
+        if request.fetched:
+            return self.offload.brings(request.block_hashes[:usable])
+        request.fetched = True
+        return self.offload.fetch(request.block_hashes[:usable])
+
+    def _usable(self, request: Request) -> int:
+        """Return how many of its first blocks ``request`` may take from a cache.
+
+        The last token is always computed, and so are all rows that are yet to be scored.
+        """
+        tokens = request.scored if request.unscored else len(request.token_ids) - 1
+        return tokens // self.pool.block_size
+
+    def _take_prefix(self, request: Request) -> None:
+        """Share the blocks of the longest cached beginning; the last token is always computed."""
+        extend_block_hashes(request, self.pool.block_size)
+        usable = self._usable(request)
+        blocks = self.pool.lookup(request.block_hashes[:usable])
+        self.pool.share(blocks)
+        request.block_ids = blocks
+        request.registered = len(blocks)
+        request.computed = len(blocks) * self.pool.block_size
+
+    def _reserve(self, request: Request, count: int) -> bool:
+        """Give ``request`` the blocks for ``count`` more tokens; False where they are missing."""
+        missing = self.pool.blocks_for(request.computed + count) - len(request.block_ids)
+        if missing <= 0:
+            return True
+        blocks = self.pool.allocate(missing)
+        if blocks is None and self.offload is not None and self.offload.reclaim():
+            blocks = self.pool.allocate(missing)
+        if blocks is None and self._kept:
+            for kept in list(self._kept):
+                kept.drop_blocks(self.pool)
+            self._kept.clear()
+            blocks = self.pool.allocate(missing)
+        if blocks is None:
+            return False
+        request.block_ids += blocks
+        return True
+
+    def reserve_drafts(self, request: Request, count: int) -> int:
+        """Return how many of ``count`` drafts after the newest token have room in blocks.
+
+        Only free blocks are taken for them; no other request loses a block.
+        """
+        missing = self.pool.blocks_for(request.computed + 1 + count) - len(request.block_ids)
+        if count > 0 and missing > 0:
+            request.block_ids += self.pool.allocate(min(missing, self.pool.available)) or []
+        room = len(request.block_ids) * self.pool.block_size - request.computed - 1
+        return max(0, min(count, room))
+
+    def accepted(self, request: Request) -> None:
+        """Note that a draft was right: its keys and values are those of the request's token."""
+        self.waiting.charge(request, 1)
+        self._add_computed(request, 1)
+
+    def preempt(self, request: Request) -> None:
+        """Stop a running request; it waits, and keeps its place."""
+        self.running.remove(request)
+        self._drop(request)
+        self.waiting.put_back(request)
+        self.preemptions_total += 1
+
+    def computed(self, chunk: Chunk) -> None:
+        """Note that the chunk's keys and values are in the pool; offer its full blocks."""
+        self._add_computed(chunk.request, chunk.count)
+
+    def _add_computed(self, request: Request, count: int) -> None:
+        request.computed += count
+        extend_block_hashes(request, self.pool.block_size)
+        # A pending token's block has no hash yet.
+        full = min(request.computed // self.pool.block_size, len(request.block_hashes))
+        for index in range(request.registered, full):
+            self.pool.register(request.block_ids[index], request.block_hashes[index])
+        request.registered = full
+        if self.encoder is not None:
+            self.encoder.computed(request)

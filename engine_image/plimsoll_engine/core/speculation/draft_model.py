@@ -1,0 +1,215 @@
+"""Drafts by a smaller model of the same tokenizer, over the blocks of the requests themselves.
+
+Its keys and values have a pool of their own with as many blocks: block b there holds the tokens of
+block b of the large model's. So nothing is allocated for it, and a prefix that requests share is
+shared here, too, once this model has computed it.
+
+It draws each draft by the seed and the position of the token that it guesses: where both models
+find one distribution, they draw one token.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+
+from plimsoll_engine.core.execute.forward import Forward
+from plimsoll_engine.core.execute.inputs import collect, place
+from plimsoll_engine.core.execute.sampling import Row, plan, sample
+from plimsoll_engine.core.schedule.request import Drafting, Request
+from plimsoll_engine.core.schedule.scheduler import Chunk
+from plimsoll_engine.kvcache.block_pool import BlockPool
+from plimsoll_engine.messages.rank_ipc import Inputs
+from plimsoll_engine.messages.worker_ipc import Sampling
+
+FEW = 8
+"""So many tokens that this model has not seen yet are decode rows; more are a chunk of a prompt."""
+
+
+class _Row(Request):
+    """A request whose one row, and those of the known tokens behind it, end a step."""
+
+    __slots__ = ()
+
+    @property
+    def uncomputed(self) -> int:
+        return 1
+
+
+class _Behind(NamedTuple):
+    """What the model computes of a request before it can guess: ``end`` tokens by then."""
+
+    number: int
+    request: Request
+    chunk: Chunk
+    end: int
+
+
+@dataclass(slots=True)
+class _Drawn:
+    """The rows of one step: the number of each one's request, and the tokens, on the device."""
+
+    numbers: list[int]
+    tokens: torch.Tensor
+
+
+class DraftModel:
+    """See :class:`plimsoll_engine.core.speculation.drafting.Proposer`.
+
+    ``pool`` is the large model's, ``budget`` the most tokens of one step, ``vocabulary`` the number
+    of tokens that the large model knows.
+    """
+
+    def __init__(
+        self, forward: Forward, pool: BlockPool, budget: int, vocabulary: int, own_vocabulary: int
+    ) -> None:
+        self.forward = forward
+        self._pool = pool
+        self._budget = budget
+        self._vocabulary = vocabulary
+        self._own_vocabulary = own_vocabulary
+        self._filled = array("Q", [0]) * pool.num_blocks
+        """Of which contents of each block this model has all: the pool's ``taken`` at the time."""
+
+    def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int] | None]:
+        """As the protocol; None for a request of which too many tokens are still unseen."""
+        found: list[list[int] | None] = [None for _ in wanted]
+        steps = self._guess(wanted)
+        if not steps:
+            return found
+        tokens = torch.cat([step.tokens for step in steps]).tolist()
+        ends = np.cumsum([0, *(len(step.numbers) for step in steps)]).tolist()
+        for step, (begin, end) in zip(steps, pairwise(ends), strict=True):
+            for number, token in zip(step.numbers, tokens[begin:end], strict=True):
+                found[number] = [*(found[number] or ()), max(0, token)]
+        return found
+
+    @torch.inference_mode()
+    def _guess(self, wanted: Sequence[tuple[Request, int]]) -> list[_Drawn]:
+        drawn = self._catch_up(wanted)
+        steps = []
+        count = 1
+        while drawn is not None:
+            steps.append(drawn)
+            self.forward.newest = drawn.tokens
+            rows = [
+                (row, number)
+                for row, number in enumerate(drawn.numbers)
+                if wanted[number][1] > count
+            ]
+            drawn = self._next(wanted, rows, count) if rows else None
+            count += 1
+        self.forward.newest = None
+        return steps
+
+    def _catch_up(self, wanted: Sequence[tuple[Request, int]]) -> _Drawn | None:
+        """Compute the tokens that the model has not seen, and draw the first drafts."""
+        behind = self._behind(wanted)
+        if not behind:
+            return None
+        behind.sort(key=lambda one: place(one.chunk))
+        chunks = [one.chunk for one in behind]
+        inputs = collect(chunks, self._pool.block_size)
+        ending = [one for one in behind if one.chunk.ends]
+        last = np.cumsum([1 + len(one.chunk.drafts) for one in ending]) - 1
+        drawn = self._draw(inputs, [(one.number, one.request) for one in ending], 0, last.tolist())
+        for one in behind:
+            drafting = one.request.drafting
+            assert drafting is not None
+            drafting.computed = one.end
+            self._fill(one.request, drafting)
+        return drawn
+
+    def _behind(self, wanted: Sequence[tuple[Request, int]]) -> list[_Behind]:
+        left, found = self._budget, []
+        for number, (request, most) in enumerate(wanted):
+            drafting = request.drafting
+            assert drafting is not None
+            if not most or not left:
+                continue
+            begin = drafting.computed or self._shared(request)
+            end = len(request.token_ids)
+            if end - begin <= min(FEW, left):
+                unseen = request.token_ids[begin + 1 : end]
+                chunk = Chunk(_seen(_Row, request, begin), 1, drafts=unseen)
+            else:
+                end = min(end, begin + left)
+                chunk = Chunk(_seen(Request, request, begin), end - begin)
+            left -= end - begin
+            found.append(_Behind(number, request, chunk, end))
+        return found
+
+    def _next(
+        self, wanted: Sequence[tuple[Request, int]], rows: list[tuple[int, int]], count: int
+    ) -> _Drawn | None:
+        """Draw draft ``count``, from 0 on, after the one that only the device knows."""
+        chunks, requests = [], []
+        for row, number in rows:
+            request = wanted[number][0]
+            seen = _seen(_Row, request, len(request.token_ids) + count - 1)
+            seen.pending, seen.sampled_row = 1, row
+            chunks.append(Chunk(seen, 1))
+            requests.append((number, request))
+        inputs = collect(chunks, self._pool.block_size)
+        return self._draw(inputs, requests, count, list(range(len(rows))))
+
+    def _draw(
+        self, inputs: Inputs, requests: list[tuple[int, Request]], count: int, last: list[int]
+    ) -> _Drawn | None:
+        """Compute a step and draw what follows its rows ``last``, one of each of ``requests``."""
+        np.minimum(inputs.ids, self._own_vocabulary - 1, out=inputs.ids)
+        tokens, logits = self.forward.compute(inputs)
+        if logits is None:
+            return None
+        made = plan([Row(_plain(request), request.num_outputs + count) for _, request in requests])
+        whole = len(last) == len(logits)
+        if tokens is None or not made.greedy or logits.shape[-1] > self._vocabulary:
+            chosen = logits if whole else logits[last]
+            tokens = sample(chosen[:, : self._vocabulary].contiguous(), made).tokens
+        else:
+            # A graph's own memory: the next replay writes over it.
+            tokens = tokens.clone() if whole else tokens[last]
+        return _Drawn([number for number, _ in requests], tokens)
+
+    def _shared(self, request: Request) -> int:
+        """Return how many tokens of ``request`` were computed here for others."""
+        size, taken = self._pool.block_size, self._pool.taken
+        blocks = 0
+        for block in request.block_ids[: (len(request.token_ids) - 1) // size]:
+            if self._filled[block] != taken[block]:
+                break
+            blocks += 1
+        return blocks * size
+
+    def _fill(self, request: Request, drafting: Drafting) -> None:
+        full = drafting.computed // self._pool.block_size
+        for block in request.block_ids[drafting.filled : full]:
+            self._filled[block] = self._pool.taken[block]
+        drafting.filled = full
+
+    def close(self) -> None:
+        """Let go of model, pool and graphs. Again does nothing more."""
+        self.forward.close()
+
+
+def _seen(kind: type[Request], request: Request, computed: int) -> Request:
+    """Return ``request`` as far as a step reads it, with so many tokens computed."""
+    return kind(
+        request.request_id, request.token_ids, request.num_prompt, request.sampling,
+        block_ids=request.block_ids, computed=computed,
+    )  # fmt: skip
+
+
+def _plain(request: Request) -> Sampling:
+    """Return how ``request`` draws, without what only its answer needs."""
+    sampling = request.sampling
+    return (
+        sampling if sampling.logprobs is None else msgspec.structs.replace(sampling, logprobs=None)
+    )
