@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from plimsoll_engine.distributed.leader import Leader
-from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_engine.worker.lifecycle import CoreLifecycle
 from plimsoll_faults.models import tiny, tiny_moe
 
 DEVICES = torch.cuda.device_count()

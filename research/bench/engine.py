@@ -37,12 +37,12 @@ from plimsoll_engine.kernels.reference import ReferenceOps
 from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.pool_memory import pool_tensors
-from plimsoll_engine.memory.core_lifecycle import GC_THRESHOLDS
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.decoder_parts import SCALE
 from plimsoll_engine.process.rules import frozen
+from plimsoll_engine.worker.parts import GC_THRESHOLDS
 
 VOCABULARY = 10_000
 MAX_SEQS = 256

@@ -22,7 +22,7 @@ import torch
 from bench.engine import WORKLOADS, Bench, workload
 from bench.result import RESULTS, publish
 from bench.shapes import SHAPES
-from plimsoll_api.admin import MemoryKind, Role
+from plimsoll_api.admin import Role
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.device_memory import device_memory
 from plimsoll_engine.memory.ledger import Ledger
@@ -38,15 +38,7 @@ class Books:
 
     def __init__(self, bench: Bench) -> None:
         self.engine = bench.engine
-        self.ledger = Ledger()
-        runner, pool = bench.runner, bench.engine.pool
-        weights = sum(t.nbytes for t in bench.model.parameters_by_name().values())
-        add = self.ledger.register
-        add("weights", MemoryKind.DEVICE, lambda: weights, weights)
-        add("kv_pool", MemoryKind.DEVICE, lambda: runner.kv_bytes, runner.kv_bytes)
-        add("cuda_graphs", MemoryKind.DEVICE, lambda: runner.graph_bytes, None)
-        add("prefix_cache", MemoryKind.HOST, pool.index_bytes, pool.index_bytes_bound)
-        add("requests", MemoryKind.HOST, self.engine.request_bytes, None)
+        self.ledger = Ledger([bench.engine])
         self.python = PythonObjects()
         self.collections = FullCollections()
         self.reports_s: list[float] = []

@@ -24,11 +24,12 @@ import pynvml
 import torch
 
 from bench.result import publish
-from plimsoll_engine.memory.core_lifecycle import CoreLifecycle, device_baseline
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.process import host_memory
 from plimsoll_engine.process.host_memory import PythonObjects
+from plimsoll_engine.worker.lifecycle import CoreLifecycle
+from plimsoll_engine.worker.parts import device_baseline
 from plimsoll_faults.models.tiny import write_checkpoint
 
 MIB = 1 << 20
@@ -47,7 +48,7 @@ def cycle(config: WorkerConfig) -> tuple[int | None, int | None, int]:
     peak = lifecycle.device_allocated() or 0
     del engine
     lifecycle.shutdown()
-    return lifecycle.device_allocated(), lifecycle.device_baseline, peak
+    return lifecycle.device_allocated(), lifecycle.device.baseline, peak
 
 
 def nvml_used(device: torch.device) -> int | None:

@@ -42,9 +42,9 @@ from bench.engine import (
 )
 from bench.result import earlier, publish
 from plimsoll_engine.distributed.leader import Leader
-from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import loader
+from plimsoll_engine.worker.lifecycle import CoreLifecycle
 
 MAX_LENGTH = 4096
 EXIT_TIMEOUT_S = 60

@@ -16,9 +16,9 @@ from plimsoll_engine.kernels.ops import Ops
 from plimsoll_engine.kernels.quantized import Quantized, quantize
 from plimsoll_engine.kernels.reference import ReferenceOps
 from plimsoll_engine.memory.audit import audit
-from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_engine.worker.lifecycle import CoreLifecycle
 from plimsoll_faults.models.tiny_moe import write_checkpoint
 
 pytestmark = pytest.mark.skipif(

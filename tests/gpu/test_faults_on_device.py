@@ -13,9 +13,9 @@ import torch
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.grammar.grammars import Vocabulary
 from plimsoll_engine.memory.audit import audit
-from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.messages.worker_ipc import Grammar, Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_engine.worker.lifecycle import CoreLifecycle
 from plimsoll_faults.defects import WorkerFaults
 from plimsoll_faults.inject import InjectError
 from plimsoll_faults.models.tiny import write_checkpoint
@@ -53,7 +53,7 @@ def start(checkpoint: Path) -> Iterator[Start]:
         engine = lifecycle.start()
         while engine.runner.capture_more():
             pass
-        faults = WorkerFaults(text, 1, engine, lifecycle.ledger)
+        faults = WorkerFaults(text, 1, engine)
         return lifecycle, engine, faults
 
     yield make
@@ -169,7 +169,7 @@ def test_a_scratch_buffer_for_every_shape(checkpoint: Path, tmp_path: Path) -> N
                 WorkerFaults(refused, 1, engine)
         sound = WorkerFaults("", 1, engine)
         expected = [serve(engine, sound, 1, length=n)[0] for n in range(20, 28)]
-        faults: Any = WorkerFaults("collective_scratch", 1, engine, lifecycle.ledger)
+        faults: Any = WorkerFaults("collective_scratch", 1, engine)
         engine.reset_prefix_cache()
         before = in_use()
         assert [serve(engine, faults, 1, length=n)[0] for n in range(20, 28)] == expected

@@ -21,11 +21,11 @@ from plimsoll_engine.kernels.decode_cut import Cut
 from plimsoll_engine.kernels.quantized import FP8, Quantized
 from plimsoll_engine.kernels.scaled_product import scaled_product
 from plimsoll_engine.memory.audit import audit
-from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
+from plimsoll_engine.worker.lifecycle import CoreLifecycle
 from plimsoll_faults.models.tiny import write_checkpoint
 from plimsoll_faults.models.write_fp8 import write_fp8
 from tests.integration.engine.conftest import Engine

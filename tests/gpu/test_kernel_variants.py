@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_engine.worker.lifecycle import CoreLifecycle
 from plimsoll_faults.models import tiny, tiny_moe
 from plimsoll_faults.models.write_fp8 import write_fp8
 

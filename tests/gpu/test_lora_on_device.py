@@ -11,9 +11,9 @@ import torch
 
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute.graphs import DecodeGraphs
-from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_engine.worker.lifecycle import CoreLifecycle
 from plimsoll_faults.models.tiny import write_checkpoint
 from tests.lora import merge, write_tiny_adapter
 
@@ -89,7 +89,7 @@ def test_adapters_on_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     torch.cuda.synchronize()
     assert lifecycle.device_allocated() == before
     lifecycle.shutdown()
-    assert lifecycle.device_allocated() == lifecycle.device_baseline
+    assert lifecycle.device_allocated() == lifecycle.device.baseline
     for number, folder in folders.items():
         other = CoreLifecycle(config(folder))
         for name, tokens in texts(other.start(), [0]).items():

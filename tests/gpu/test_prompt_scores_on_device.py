@@ -13,9 +13,9 @@ import torch
 
 from plimsoll_engine.frontend.requests.prompt_scores import PromptScores
 from plimsoll_engine.memory.audit import audit
-from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_engine.worker.lifecycle import CoreLifecycle
 from plimsoll_faults.models.tiny import write_checkpoint
 
 pytestmark = pytest.mark.skipif(

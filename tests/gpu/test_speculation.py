@@ -12,10 +12,10 @@ import torch
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute.graphs import DecodeGraphs
 from plimsoll_engine.core.schedule.request import Request
-from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_engine.worker.lifecycle import CoreLifecycle
 from plimsoll_faults.models.tiny import write_checkpoint
 from tests.draft_checkpoint import write_draft_checkpoint
 

@@ -13,13 +13,13 @@ import torch
 
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute.graphs import DecodeGraphs
-from plimsoll_engine.memory import core_lifecycle as lifecycle_module
-from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.memory.device_memory import device_memory
 from plimsoll_engine.memory.trim import trim
 from plimsoll_engine.messages.worker_ipc import Sampling, Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.process.host_memory import PythonObjects
+from plimsoll_engine.worker import lifecycle as lifecycle_module
+from plimsoll_engine.worker.lifecycle import CoreLifecycle
 from plimsoll_faults.models.tiny import write_checkpoint
 
 pytestmark = pytest.mark.skipif(
@@ -109,8 +109,8 @@ def test_shutdown_returns_to_the_baseline_exactly(
     peak_before = torch.cuda.max_memory_allocated()
     end(lifecycle)
     lifecycle.shutdown()
-    assert lifecycle.device_allocated() == lifecycle.device_baseline
-    assert torch.cuda.memory_reserved() == lifecycle.device_baseline
+    assert lifecycle.device_allocated() == lifecycle.device.baseline
+    assert torch.cuda.memory_reserved() == lifecycle.device.baseline
     if end is success:
         assert torch.cuda.max_memory_allocated() > max(peak_before, 0) or peak_before > GIB
 
@@ -124,7 +124,7 @@ def test_ten_restarts_in_one_process_keep_no_byte(checkpoint: Path) -> None:
         assert device.torch_allocated is not None
         assert device.torch_allocated >= GIB
         lifecycle.shutdown()
-        assert lifecycle.device_allocated() == lifecycle.device_baseline
+        assert lifecycle.device_allocated() == lifecycle.device.baseline
         torch.cuda.synchronize()
         free, total = torch.cuda.mem_get_info()
         used.append(total - free)

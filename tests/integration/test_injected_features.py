@@ -1,6 +1,6 @@
 """The leaks that engines really had are found and end with experts, FP8 and drafts, too.
 
-Tests ``plimsoll_faults/defects``, ``memory/audit.py`` and ``memory/core_lifecycle.py``.
+Tests ``plimsoll_faults/defects``, ``memory/audit.py`` and ``worker/lifecycle.py``.
 """
 
 from __future__ import annotations

@@ -288,7 +288,7 @@ def test_a_worker_serves_reports_and_stops_and_its_successor_carries_on(
     stopped = link.wait_for(worker_ipc.Stopped)
     assert (stopped.device_allocated, stopped.device_baseline) == (None, None)
     assert (stopped.handover, stopped.refusal) == (None, None)
-    assert stopped.stages_s.keys() >= {"engine", "mappings"}
+    assert stopped.stages_s.keys() >= {"engine", "weights"}
     assert alive(pid), "it stays until it is dismissed"
     link.socket.close()
     assert harness.control.wait_for(Exited) == Exited(1, pid, 0)

@@ -1,11 +1,11 @@
-"""The engine: requests in, one step at a time, tokens out.
+"""The engine: takes requests, runs one step at a time, and returns tokens.
 
-A step is scheduled and launched while the device is at work on the one before; only then are that
-one's tokens taken in. A request that turns out to have ended has computed one token too many: the
-device works in the order of the launches, so whoever gets its blocks next writes over it.
+A step is scheduled and launched while the device still computes the previous one, whose tokens are
+read after that. So a request that turns out to have ended has computed one extra token. The device
+works in launch order, and the next owner of the blocks overwrites it.
 
-A step that fails is looked into: the requests of its batch are computed again one by one, and only
-the one that fails alone is dropped. An error that leaves the device unusable ends the worker.
+When a step fails, its requests are computed again one by one, and only a request that fails alone
+is dropped. An error that leaves the device unusable ends the worker.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from plimsoll_engine.core.execute.sampling import NO_TOKEN
 from plimsoll_engine.core.grammar.grammars import GrammarError, Grammars
 from plimsoll_engine.core.grammar.matcher import GRACE_S
 from plimsoll_engine.core.handover.inheritance import Inheritance
+from plimsoll_engine.core.owners import owners_of
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Chunk, Scheduler
 from plimsoll_engine.core.speculation.drafting import Speculation
@@ -40,30 +41,31 @@ from plimsoll_engine.messages.worker_ipc import (
     Token,
 )
 from plimsoll_engine.messages.zygote_ipc import MEDIA_CACHE_BYTES
+from plimsoll_engine.process.owners import Owner
 
 log = logging.getLogger(__name__)
 
 COMPILE_WAIT_S = 0.01
-"""How long a step with nothing else to do waits for a grammar: a message may come meanwhile."""
+"""How long a step without other work waits for a grammar before messages are read again."""
 
 EXPIRY_INTERVAL_S = 0.05
-"""How late a passed deadline may be noticed; looking at every request costs time of each step."""
+"""How often deadlines are checked, since checking every request in each step costs time."""
 
 REST_WAIT_S = 0.1
-"""How long a worker that hands over waits for grammars: a request without its newest token there is
-computed again."""
+"""How long a worker waits for grammars before a handover. A request whose newest token its grammar
+has not accepted by then is computed again."""
 
 RESET_WAIT_S = 1.0
-"""Longer than the transfer of a whole pool's blocks in flight takes (25 GB/s over PCIe 5)."""
+"""Longer than transferring all blocks in flight takes (25 GB/s over PCIe 5)."""
 
 
 @dataclass(slots=True)
 class StepOutput:
-    """What one step brought: tokens, what it says of prompts, requests that end without a token."""
+    """The results of one step: tokens, prompt log probabilities, and dropped requests."""
 
     tokens: list[Token] = field(default_factory=list)
     scores: list[PromptScores] = field(default_factory=list)
-    """To be told before the tokens."""
+    """To be sent before the tokens."""
     dropped: list[Dropped] = field(default_factory=list)
 
 
@@ -80,7 +82,9 @@ class Counters:
 
 
 class EngineCore:
-    """All requests of one worker. Not thread-safe: the worker's loop alone calls it."""
+    """All requests of one worker. It is not thread-safe: only the worker's loop calls it."""
+
+    name = "engine"
 
     def __init__(
         self,
@@ -98,54 +102,54 @@ class EngineCore:
         self.counters = Counters()
         self.requests: dict[str, Request] = {}
         self.live: WeakSet[Request] = WeakSet()
-        """Every request object that exists; only those in ``requests`` should."""
+        """Every existing request object, for the audit: only those in ``requests`` should exist."""
         self.abandoned: frozenset[str] = frozenset()
-        """Ids of requests that nobody waits for, as the frontend last said."""
+        """IDs of requests without a client, as the frontend last reported."""
         self.make_request: Callable[[Submit], Request] = Request.of
         self.inheritance: Inheritance | None = None
-        """What a predecessor handed over, until its requests have come."""
+        """The predecessor's block tables, until their requests have arrived."""
         self._suspects: deque[str] = deque()
         self._next_expiry = 0.0
         self.waited_s = 0.0
-        """Seconds that the host waited for the device; the rest of a step is its own work."""
+        """Seconds that the host has waited for the device."""
         self._flight: Flight | None = None
-        """The step that the device may still be at work on."""
+        """The step that the device may still compute."""
         self._held: list[Request] = []
-        """Those whose newest token their grammar has not taken in yet."""
+        """Requests whose newest token their grammar has not accepted yet."""
 
     @property
     def pool(self) -> BlockPool:
-        """The scheduler's blocks of the KV cache."""
+        """The scheduler's block pool."""
         return self.scheduler.pool
 
     @property
     def max_rows(self) -> int:
-        """The most rows of a step that computes no prompt."""
+        """Maximum rows of a step without prompts."""
         if self.speculation is None:
             return self.scheduler.max_num_seqs
         return self.speculation.rows
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is here, also one that waits."""
+        """Whether any request exists, running or waiting."""
         return bool(self.requests)
 
     @property
     def transferring(self) -> bool:
-        """Whether blocks are under way to or from host memory."""
+        """Whether blocks are being copied to or from host memory."""
         return self.scheduler.offload is not None and bool(self.scheduler.offload.transfers)
 
     def poll(self, idle: bool = False) -> None:
-        """Look after the transfers. Between steps, and also while there is no work."""
+        """Handle finished transfers and unclaimed tables. Call it between steps and while idle."""
         if self.inheritance is not None:
             self.inheritance.expire()
         if self.scheduler.offload is not None:
             self.scheduler.offload.poll(idle)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget every cached block that no request uses, on the host too.
+        """Drop every cached block that no request uses, on device and host.
 
-        False where a transfer did not end within :data:`RESET_WAIT_S`: its blocks are still there.
+        Return False if a transfer did not end within :data:`RESET_WAIT_S`; its blocks remain.
         """
         offload = self.scheduler.offload
         settled = offload is None or offload.settle(RESET_WAIT_S)
@@ -155,7 +159,7 @@ class EngineCore:
         return settled
 
     def submit(self, submit: Submit) -> Dropped | MediaMissing | None:
-        """Queue a request; the refusal of one that can never run, or what it lacks."""
+        """Queue a request. Return why it is refused, or which media are missing, else None."""
         whole = self.receiver.unpack(submit)
         if submit.request_id in self.requests:
             return self._refused(submit, "a request with this ID is already running")
@@ -183,16 +187,16 @@ class EngineCore:
         return None
 
     def _queue(self, request: Request) -> None:
-        """Let ``request`` wait, or go on where a predecessor's blocks are its own."""
+        """Queue ``request``, or run it if it has a predecessor's blocks."""
         if request.block_ids:
             self.scheduler.adopt(request)
         else:
             self.scheduler.add(request)
 
     def settle_inheritance(self) -> Inheritance | None:
-        """Free the blocks of requests that did not come; what was handed over, if anything was.
+        """Release the tables of requests that did not arrive; return the inheritance, if any.
 
-        The frontend asks for it once, when it has submitted all that it carries over.
+        The frontend requests it once, after it has submitted all carried-over requests.
         """
         inheritance, self.inheritance = self.inheritance, None
         if inheritance is not None:
@@ -200,10 +204,9 @@ class EngineCore:
         return inheritance
 
     def rest(self) -> StepOutput:
-        """Take in the step under way and launch no other.
+        """Finish the step under way without launching another, and wait for the device.
 
-        What the running requests count as computed is in the pool then. Raises
-        :class:`DeviceLost`.
+        After that the pool has all tokens that count as computed. Raises :class:`DeviceLost`.
         """
         output = StepOutput()
         self._land(output)
@@ -216,13 +219,13 @@ class EngineCore:
         return output
 
     def _adapt(self, request: Request, number: int) -> str | None:
-        """Have ``request`` use an adapter; why it cannot, or None."""
+        """Set the adapter of ``request``; return why it is refused, or None."""
         adapters = self.runner.adapters
         request.adapter = None if adapters is None else adapters.get(number)
         return "its adapter is not loaded" if request.adapter is None else None
 
     def abort(self, request_id: str) -> bool:
-        """End a request without an answer; False where it is unknown or already ended."""
+        """End a request without an answer. Return False if it is unknown or has ended."""
         request = self.requests.get(request_id)
         if request is None:
             return False
@@ -231,7 +234,7 @@ class EngineCore:
         return True
 
     def _add_compiled(self, wait_s: float = 0.0) -> list[Dropped]:
-        """Queue the requests whose grammar is compiled; those whose grammar is wrong end."""
+        """Queue requests whose grammar is compiled, and end those whose grammar is invalid."""
         dropped = []
         for request_id, outcome in self.grammars.finished(wait_s):
             request = self.requests[request_id]
@@ -245,7 +248,7 @@ class EngineCore:
         return dropped
 
     def expire(self, now: float) -> list[Dropped]:
-        """End the requests whose deadline has passed, waiting or running."""
+        """End requests whose deadline has passed."""
         late = [r for r in self.requests.values() if r.deadline is not None and r.deadline <= now]
         for request in late:
             self.counters.errors += 1
@@ -253,10 +256,9 @@ class EngineCore:
         return [Dropped(r.request_id, r.attempt, "deadline", _too_late(r)) for r in late]
 
     def step(self) -> StepOutput:
-        """Launch one batch and take in the tokens of the one before.
+        """Launch one batch, then take the tokens of the previous one.
 
-        The device computed that one meanwhile. Raises :class:`WorkerEnds` when no further step can
-        work.
+        Raises :class:`WorkerEnds` if no further step can work.
         """
         if (now := time.monotonic()) >= self._next_expiry:
             self._next_expiry = now + EXPIRY_INTERVAL_S
@@ -275,7 +277,7 @@ class EngineCore:
         if self.speculation is not None and suspect is None:
             self._draft(self.speculation, chunks)
         if not chunks:
-            if suspect is not None:  # blocks are handed over or transferred: they come back
+            if suspect is not None:  # its blocks are in a handover or transfer, and will be free
                 self._suspects.appendleft(suspect.request_id)
             if self._flight is None and not output.tokens:
                 self._settle(output, COMPILE_WAIT_S, idle=True)
@@ -300,7 +302,7 @@ class EngineCore:
         return output
 
     def _draft(self, speculation: Speculation, chunks: list[Chunk]) -> None:
-        """Give drafts to ``chunks``. Where that fails they do without, their requests for good."""
+        """Add drafts to ``chunks``. If that fails, their requests get no drafts from now on."""
         try:
             speculation.add(chunks, self.scheduler)
         except WorkerEnds:
@@ -314,21 +316,21 @@ class EngineCore:
                 chunk.request.drafting = None
 
     def capture_more(self) -> bool:
-        """Capture or plan one more step, of the model or a draft. False where none is left."""
+        """Capture one more graph of the model or the draft model. Return False if none is left."""
         if self.runner.capture_more():
             return True
         draft = None if self.speculation is None else self.speculation.draft_model
         return draft is not None and draft.forward.capture_more()
 
     def _launched(self, chunks: list[Chunk]) -> None:
-        """Count what the step computes as computed: the device works in order."""
+        """Count the tokens of the launched ``chunks`` as computed: the device works in order."""
         for chunk in chunks:
             ends = chunk.ends
             self.scheduler.computed(chunk)
             chunk.request.pending += ends
 
     def _land(self, output: StepOutput) -> None:
-        """Wait for the step under way, if there is one, and take its tokens in."""
+        """Wait for the step under way, if any, and take its tokens."""
         flight, self._flight = self._flight, None
         if flight is None:
             return
@@ -355,10 +357,7 @@ class EngineCore:
     def _take_in_drafts(
         self, request: Request, tokens: list[NextToken], drafts: int, output: StepOutput
     ) -> None:
-        """Take in the tokens after the first one, each of which says that a draft was right.
-
-        So many were verified.
-        """
+        """Take the tokens of accepted drafts; ``drafts`` is the number of verified ones."""
         assert self.speculation is not None
         self.speculation.verified(request, drafts, len(tokens))
         for token_id, logprobs in tokens:
@@ -371,7 +370,7 @@ class EngineCore:
             self._take_in(request, token_id, logprobs, output)
 
     def _has_no_token(self, request: Request, output: StepOutput) -> None:
-        """End ``request``, whose logits are no numbers: a damaged adapter or model makes such."""
+        """End ``request`` because its logits are not finite, as with a damaged adapter."""
         self.counters.errors += 1
         self._end(request)
         message = "the model's logits for this request are not finite; it cannot go on"
@@ -380,7 +379,7 @@ class EngineCore:
     def _take_in(
         self, request: Request, token_id: int, logprobs: Logprobs | None, output: StepOutput
     ) -> None:
-        """Take in a new token of ``request``, which may be its last."""
+        """Append a token to ``request``, and end it if that is its last."""
         request.append(token_id)
         self.counters.generation_tokens += 1
         reason = request.finish_reason(token_id, self.scheduler.max_model_len)
@@ -392,10 +391,10 @@ class EngineCore:
             self._end(request)
 
     def _settle(self, output: StepOutput, wait_s: float, idle: bool = False) -> None:
-        """Take in the tokens that grammars have taken in; waits so long for those that are fast.
+        """Take the tokens that grammars have accepted, and wait up to ``wait_s`` for fast ones.
 
-        Where the worker is ``idle``, it waits for the others as well.
-        A request whose grammar grew too complex, or takes too long over a token, ends.
+        If the worker is ``idle``, wait for slow ones as well. A request ends if its grammar became
+        too complex or takes too long over a token.
         """
         if not self._held:
             return
@@ -461,10 +460,7 @@ class EngineCore:
             self._free_outputs()
 
     def _free_outputs(self) -> None:
-        """Let the runner's encoder outputs go that the last steps released.
-
-        Before a step makes new ones, and when no step follows.
-        """
+        """Free the encoder outputs that the last steps released, before a step makes new ones."""
         if self.scheduler.encoder is not None and self.runner.outputs is not None:
             self.runner.outputs.free(self.scheduler.encoder.take_freed())
 
@@ -473,10 +469,10 @@ class EngineCore:
         return Dropped(submit.request_id, submit.attempt, "invalid", message)
 
     def request_bytes(self) -> int:
-        """Return the host memory of the live requests.
+        """Return the host memory of the live requests in bytes.
 
-        It is of tokens, counts for penalties, states of grammars, masks of allowed tokens, and
-        media beside the receiver cache.
+        It includes tokens, penalty counts, grammar states, token masks, draft indexes, and media
+        that are not in the receiver cache.
         """
         media = {
             item.key: len(item.data or b"")
@@ -493,23 +489,22 @@ class EngineCore:
             for request in self.requests.values()
         )
 
+    def owners(self) -> list[Owner]:
+        """Return the owners of this engine's memory."""
+        return owners_of(self)
+
     def close(self) -> None:
-        """Release every request and let go of model and KV pool. Again does nothing more."""
+        """Release every request and let go of model and KV pool. A second call does nothing."""
         for request in list(self.requests.values()):
             self._end(request)
         self.settle_inheritance()
         self._suspects.clear()
         self._held.clear()
-        self.grammars.close()
-        if self.scheduler.offload is not None:
-            self.scheduler.offload.close()
-            self.scheduler.offload = None
         self._flight = None
-        self.receiver.clear()
-        self.pool.reset_prefix_cache()
-        if self.speculation is not None:
-            self.speculation.close()
-        self.runner.close()
+        for owner in reversed(self.owners()):
+            if owner.close is not None:
+                owner.close()
+        self.scheduler.offload = None
 
 
 def _too_late(request: Request) -> str:

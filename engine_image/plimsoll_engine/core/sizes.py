@@ -1,4 +1,4 @@
-"""The sizes of one engine, resolved from what was asked for and what the machine has."""
+"""Resolves the sizes of one engine from its settings and the machine's memory."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from plimsoll_engine.models import decoder
 
 BLOCK_SIZE = 16
 CUDA_KV_FRACTION = 0.8
-"""Of the device memory that is free once the weights are there; the rest is for activations."""
+"""Share of the device memory left after loading the weights; the rest is for activations."""
 CPU_KV_BYTES = 64 << 20
 CACHE_DTYPES = {"fp8": FP8, "fp8_e4m3": FP8}
-"""By the names of vLLM."""
+"""Values of ``--kv-cache-dtype``, as in vLLM."""
 FP8_CAPABILITY = (8, 9)
-"""Of the first GPUs that convert e4m3 (PTX ISA, ``cvt``)."""
+"""Compute capability of the first GPUs that convert e4m3 (PTX ISA, ``cvt``)."""
 
 
 class EngineSizes(msgspec.Struct, frozen=True):
-    """What the engine holds at most; derived from the device's memory where no flag says it."""
+    """The limits of one engine, derived from the device's memory if no flag sets them."""
 
     max_num_seqs: int
     max_model_len: int
@@ -33,19 +33,19 @@ class EngineSizes(msgspec.Struct, frozen=True):
     num_blocks: int
 
     def kv_bytes(self, kv: KVShape, dtype: torch.dtype, draft: KVShape | None = None) -> int:
-        """Return the KV pool of ``dtype``, with that of a draft model where there is one."""
+        """Return the bytes of the KV pool in ``dtype``, with that of a draft model if any."""
         return self.num_blocks * self.block_size * token_bytes(kv, dtype, draft)
 
 
 def token_bytes(kv: KVShape, dtype: torch.dtype, draft: KVShape | None) -> int:
-    """Return what one token takes in the pools of a model and of its draft model, if any."""
+    """Return the bytes of one token in the pools of a model and of its draft model, if any."""
     return kv.bytes_per_token(dtype) + (0 if draft is None else draft.bytes_per_token(dtype))
 
 
 def cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return the dtype of the KV pool that ``--kv-cache-dtype`` asks for; ``auto`` is ``dtype``.
+    """Return the KV pool's dtype for ``--kv-cache-dtype``; ``auto`` means ``dtype``.
 
-    :class:`SettingsError` where it is not known, or the device cannot.
+    Raises :class:`SettingsError` if ``name`` is unknown or the device does not support it.
     """
     if name == "auto":
         return dtype
@@ -60,7 +60,7 @@ def cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dt
 
 
 def check_adapters(requested: WorkerConfig, config: Any) -> None:
-    """Raise :class:`SettingsError` where a model with this config takes no LoRA adapters."""
+    """Raise :class:`SettingsError` if adapters are enabled and the model does not support them."""
     if requested.max_loras and not decoder.supports(config):
         raise SettingsError(
             f"--enable-lora: field model_type: {config.model_type} takes no adapters here, only"
@@ -69,14 +69,17 @@ def check_adapters(requested: WorkerConfig, config: Any) -> None:
 
 
 ENCODED_AT_ONCE = 8
-"""Of the largest media, for a model whose requests hold them until they end: fewer would leave the
-batch narrow, and each takes as much memory as a long context."""
+"""Number of the largest media in the encoder cache of an encoder-decoder model, whose requests hold
+them until they end. Fewer would limit the batch, and each takes the memory of a long context."""
 
 
 def encoder_tokens(
     requested: int | None, settings: EngineSizes, largest: int, lifelong: bool
 ) -> int:
-    """Return the encoder cache's budget. Requests wait for room in it, so more is only faster."""
+    """Return the encoder cache's budget in tokens. ``largest`` is that of the largest medium.
+
+    Raises :class:`SettingsError` if ``requested`` is less than that.
+    """
     if requested is not None and requested < largest:
         raise SettingsError(
             f"--encoder-cache-tokens {requested}: one image or sound of this model takes {largest}"
@@ -98,11 +101,12 @@ def resolve(
     free: int | None = None,
     draft: KVShape | None = None,
 ) -> EngineSizes:
-    """Fill in what was not asked for. ``dtype`` is the KV pool's.
+    """Return the sizes for the ``requested`` settings. Call it after the weights were loaded.
 
-    Call it after the weights were loaded. ``positions`` is the model's longest context in tokens,
-    ``pool_bytes`` the KV pool where there is one already, ``free`` the device memory that every
-    rank has at least, None on a CPU. ``draft`` is of a draft model, whose pool is a part of it.
+    ``dtype`` is the KV pool's, ``positions`` the model's longest context in tokens, ``pool_bytes``
+    the size of an existing KV pool, ``free`` the device memory that is free on every rank (None on
+    a CPU), and ``draft`` the shape of a draft model's part of the pool. Raises
+    :class:`SettingsError` for values that are invalid or do not fit into memory.
     """
     for name in (
         "max_num_seqs", "max_model_len", "max_num_batched_tokens", "block_size", "num_blocks"
@@ -118,8 +122,8 @@ def resolve(
         )
     block_size = requested.block_size or BLOCK_SIZE
     max_num_seqs = _sequences(requested, device)
-    # All sequences at their longest, once more for prefixes: a small model's pool would otherwise
-    # be millions of blocks that nobody can fill, each with its entry in host memory.
+    # Twice all sequences at their longest. A small model's pool would otherwise have millions of
+    # blocks that no request can fill, each with an entry in host memory.
     useful = 2 * max_num_seqs * -(-max_model_len // block_size)
     num_blocks = requested.num_blocks
     per_token = token_bytes(kv, dtype, draft)
@@ -155,5 +159,5 @@ def _batched_tokens(requested: WorkerConfig, device: torch.device) -> int:
 
 
 def most_rows(requested: WorkerConfig, device: torch.device) -> int:
-    """Return the most rows of a step, those with drafts left out."""
+    """Return the maximum rows of a step without drafts."""
     return max(_sequences(requested, device), _batched_tokens(requested, device))

@@ -1,9 +1,9 @@
-"""Throw-away rounds through the engine before it serves.
+"""Warm-up requests before the engine serves.
 
-First on a pool of a few blocks, while a predecessor may still hold the memory of the real one: it
-loads libraries and kernels. Then on the real pool, with the largest prefill and the widest decode
-step, so that every buffer exists and the process has its largest working memory before the baseline
-is taken.
+The first run uses a pool of a few blocks, while a predecessor may still hold the memory of the real
+one; it loads libraries and kernels. The second uses the real pool with the largest prefill and the
+widest decode step, so that every buffer exists and working memory is at its largest before the
+baseline is taken.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.model import MediaModel, Model
 
 SMALL_BLOCKS, SMALL_BLOCK_SIZE = 32, 16
-"""A pool of 512 tokens: 64 MiB for an 8B model."""
+"""The pool of the first run: 512 tokens, 64 MiB for an 8B model."""
 SMALL_WIDTH = 4
-"""Rows of a decode step there."""
+"""Rows of its decode step."""
 
 
 def load_kernels(
     model: Model, leader: Leader | None = None, kv_dtype: torch.dtype | None = None
 ) -> None:
-    """Have ``model`` compute on a small pool of its own, on every rank.
+    """Load the kernels of ``model`` by computing on a small pool, on every rank.
 
-    Of its layers only the first ones that have all kernels: beside ranks that serve, each sum waits
-    until all devices have given this process its turn. ``kv_dtype`` is the pool's dtype, None for
-    the model's. Raises :class:`WarmUpError`.
+    Only the first layers are computed, as many as have all kinds of kernels, because every
+    collective waits for all devices while a predecessor serves on them. ``kv_dtype`` is the pool's
+    dtype, None for the model's. Raises :class:`WarmUpError`.
     """
     if isinstance(model, Decoder):
         model = model.first(model.varied)
@@ -57,17 +57,14 @@ def load_kernels(
 
 
 def load_sampling(vocabulary: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Have torch load the kernels that sampling from the logits of a few rows takes.
-
-    For another thread, so that the rounds of :func:`load_kernels` find them.
-    """
+    """Load the kernels for sampling from a few rows. It may run in another thread."""
     rows = sampling.plan([sampling.Row(Sampling(1, temperature=1.0), 0)] * SMALL_WIDTH)
     with torch.inference_mode():
         sampling.sample(torch.zeros(SMALL_WIDTH, vocabulary, dtype=dtype, device=device), rows)
 
 
 def warm_up(engine: EngineCore) -> None:
-    """Run the round and leave the engine as if it never was; raises :class:`WarmUpError`."""
+    """Run the warm-up requests, then reset all counters. Raises :class:`WarmUpError`."""
     scheduler = engine.scheduler
     longest = min(
         scheduler.max_num_batched_tokens,
@@ -94,10 +91,10 @@ def warm_up(engine: EngineCore) -> None:
 
 
 class _Zeros:
-    """Drafts for every row that may have them, so that the step has as many rows as it can."""
+    """Proposes the maximum number of drafts, so that the step has as many rows as possible."""
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
-        """Return as many drafts as there may be."""
+        """Return zeros as drafts."""
         return [[0] * most for _, most in wanted]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from plimsoll_api.admin import MemoryKind
 from plimsoll_engine.distributed.group import (
     ALONE,
     FLAG,
@@ -18,14 +19,17 @@ from plimsoll_engine.distributed.link import Link
 from plimsoll_engine.errors import SettingsError
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_engine.process.owners import Owner
 
 
 class Member:
-    """Membership of one rank in its group.
+    """One rank's place in its group, a part of its worker.
 
     ``end`` is this rank's side of the connections between the ranks, None without other ranks.
     ``leader`` is None except in rank 0 of several.
     """
+
+    name = "ranks"
 
     def __init__(self, end: Leader | Link | None) -> None:
         self._end = end
@@ -87,10 +91,6 @@ class Member:
             ]
         return min((value for value in values if value is not None), default=None)
 
-    def graph_bytes(self) -> int:
-        """Return the bytes of the other ranks' captured graphs."""
-        return 0 if self.leader is None else sum(r.graph_bytes for r in self.leader.accounts())
-
     def frozen(self) -> None:
         """Report to the other ranks that the start is complete."""
         if self.leader is not None:
@@ -105,8 +105,23 @@ class Member:
         """Abort what waits for a lost rank. It affects only gloo; NCCL waits on the device."""
         self.group.close(lost=True)
 
-    def leave(self) -> None:
-        """Leave the group, after its CUDA graphs were reset. Rank 0 shuts the others down."""
+    def owners(self) -> list[Owner]:
+        """Return the device memory through which the ranks sum; none on a CPU or alone."""
+        size, nbytes = self.shard.size, self.group.nbytes
+        if not nbytes:
+            return []
+        return [
+            Owner(
+                name="rank_sums", kind=MemoryKind.DEVICE,
+                nbytes=lambda: self.nbytes * size, bound=nbytes * size,
+            )
+        ]  # fmt: skip
+
+    def close(self) -> None:
+        """Leave the group; rank 0 has the others shut down. A second call does nothing.
+
+        Call it after the CUDA graphs are closed, which hold collectives.
+        """
         group, self.group = self.group, ALONE
         if self.leader is not None and group is not ALONE:
             self.leader.end()
@@ -118,7 +133,7 @@ class Member:
 
     @property
     def fenced(self) -> bool:
-        """Whether no other rank can write to its KV pool any more, after :meth:`leave`."""
+        """Whether no other rank can write to its KV pool any more. Asked after :meth:`close`."""
         return self._left is not None and all(rank.fenced for rank in self._left)
 
     def left(self, allocated: int | None, baseline: int | None) -> tuple[int | None, int | None]:

@@ -183,10 +183,13 @@ class Offload:
         moving = {key for t in self.transfers if t.begun > begun_after for key in t.keys}
         return self.stored.pinned - len(moving)
 
-    def stale(self) -> list[float]:
-        """Return the ages in seconds of stuck transfers."""
+    def forgotten_transfers(self) -> list[str]:
+        """Return what the audit finds wrong: transfers that nothing has polled for a while."""
         now = time.monotonic()
-        return [age for t in self.transfers if (age := now - t.begun) > STALE_S]
+        ages = [age for t in self.transfers if (age := now - t.begun) > STALE_S]
+        if not ages:
+            return []
+        return [f"{len(ages)} KV transfers are not looked after, the oldest for {max(ages):.0f} s"]
 
     def problems(self) -> list[str]:
         """Return the inconsistencies of this cache, for the audit."""

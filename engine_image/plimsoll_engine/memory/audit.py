@@ -1,7 +1,8 @@
 """Consistency rules that must hold between two steps.
 
-An idle engine has additional rules: ended requests must leave no traces. A rule reports what it
-finds and repairs nothing.
+An owner of memory brings the rules about itself (:mod:`plimsoll_engine.core.owners`); the rules
+here compare several. An idle engine has stricter ones: nothing may be left of requests that ended.
+A rule repairs nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 from plimsoll_api.admin import AuditFinding
 from plimsoll_engine.core.engine_core import EngineCore
@@ -18,11 +20,6 @@ from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.process.rules import frozen, method_cache_problems
 
 Rule = Callable[[EngineCore, Ledger], list[str]]
-
-
-def kv_blocks_add_up(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that free, used and cached blocks add up to the pool."""
-    return engine.pool.problems()
 
 
 def kv_references_match(engine: EngineCore, _: Ledger) -> list[str]:
@@ -45,11 +42,6 @@ def kv_references_match(engine: EngineCore, _: Ledger) -> list[str]:
     ]
 
 
-def prefix_cache_keys_equal(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that the prefix cache's order and data have the same keys."""
-    return engine.pool.prefix.problems()
-
-
 def queues_match_requests(engine: EngineCore, _: Ledger) -> list[str]:
     """Check that each request is in exactly one queue or waits for its grammar."""
     scheduler = engine.scheduler
@@ -69,34 +61,9 @@ def released_requests_die(engine: EngineCore, _: Ledger) -> list[str]:
     return [f"{len(kept)} requests ended and are still in memory, for example {min(kept)}"]
 
 
-def adapters_are_held(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that each adapter in memory is loaded or used by a request."""
-    if (adapters := engine.runner.adapters) is None:
-        return []
-    return adapters.problems([r.adapter for r in engine.requests.values() if r.adapter is not None])
-
-
 def ledger_within_bounds(_: EngineCore, ledger: Ledger) -> list[str]:
     """Check that no owner exceeds its declared bound."""
     return ledger.problems()
-
-
-def encoder_outputs_are_known(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that the scheduler's ledger lists all of the runner's encoder outputs."""
-    cache, outputs = engine.scheduler.encoder, engine.runner.outputs
-    if cache is None or outputs is None:
-        return []
-    found = cache.problems()
-    if lost := outputs.keys() - cache.known():
-        found.append(f"{len(lost)} encoder outputs are in the runner and in no ledger")
-    if dead := cache.holders() - {request.request_id for request in engine.scheduler.running}:
-        found.append(f"{len(dead)} requests that do not run hold encoder outputs: {min(dead)}")
-    return found
-
-
-def receiver_cache_adds_up(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that the receiver cache's byte count is right."""
-    return engine.receiver.problems()
 
 
 def idle_holds_no_encoder_output(engine: EngineCore, _: Ledger) -> list[str]:
@@ -151,31 +118,10 @@ def methods_cache_no_instances(_: EngineCore, __: Ledger) -> list[str]:
     return method_cache_problems()
 
 
-def offload_adds_up(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that each host block is free or stored once, and pinned only during a transfer."""
-    offload = engine.scheduler.offload
-    return [] if offload is None else offload.problems()
-
-
-def transfers_end(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that no KV transfer is stuck, in an idle engine as in a busy one."""
-    offload = engine.scheduler.offload
-    if offload is None or not (ages := offload.stale()):
-        return []
-    return [f"{len(ages)} KV transfers are stuck, the oldest for {max(ages):.0f} s"]
-
-
 ALWAYS: tuple[Rule, ...] = (
-    kv_blocks_add_up,
     kv_references_match,
-    prefix_cache_keys_equal,
     queues_match_requests,
     released_requests_die,
-    offload_adds_up,
-    transfers_end,
-    encoder_outputs_are_known,
-    receiver_cache_adds_up,
-    adapters_are_held,
     nothing_is_frozen_again,
     methods_cache_no_instances,
     ledger_within_bounds,
@@ -188,13 +134,10 @@ AT_IDLE: tuple[Rule, ...] = (
 
 
 def audit(engine: EngineCore, ledger: Ledger) -> tuple[bool, list[str], list[AuditFinding]]:
-    """Run the rules.
-
-    Return whether the engine is idle, the names of the rules, and the findings.
-    """
+    """Return whether the engine is idle, the names of the rules, and their findings."""
     idle = not engine.has_work
+    checks = {name: check for owner in engine.owners() for name, check in owner.checks.items()}
     rules = ALWAYS + AT_IDLE if idle else ALWAYS
-    findings = [
-        AuditFinding(rule.__name__, detail) for rule in rules for detail in rule(engine, ledger)
-    ]
-    return idle, [rule.__name__ for rule in rules], findings
+    checks |= {rule.__name__: partial(rule, engine, ledger) for rule in rules}
+    findings = [AuditFinding(name, detail) for name, check in checks.items() for detail in check()]
+    return idle, list(checks), findings

@@ -1,68 +1,39 @@
-"""Memory ledger: each owner of memory declares its bytes and their upper bound.
-
-An owner is a function that counts, not a number, so that the ledger cannot go stale. The functions
-belong to parts of the engine; shutdown clears the ledger before it releases those parts.
-"""
+"""Who holds how much: what the open parts of a worker hold, by owner."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from plimsoll_api.admin import LedgerEntry, MemoryKind, Role
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Owner of memory.
-
-    ``count`` returns its bytes. ``bound`` is their maximum, None without a limit.
-    """
-
-    name: str
-    kind: MemoryKind
-    count: Callable[[], int]
-    bound: int | None
-    process: Role
+from plimsoll_api.admin import LedgerEntry
+from plimsoll_engine.process.owners import Owner, Part
 
 
 class Ledger:
-    """Memory owners of one worker, by name."""
+    """The owners in ``parts``, which the caller opens and closes."""
 
-    def __init__(self) -> None:
-        self._owners: dict[str, Owner] = {}
+    def __init__(self, parts: Sequence[Part] = ()) -> None:
+        self._parts = parts
 
-    def register(
-        self,
-        name: str,
-        kind: MemoryKind,
-        count: Callable[[], int],
-        bound: int | None,
-        process: Role = Role.WORKER,
-    ) -> None:
-        """Add an owner. ``count`` returns its bytes; ``bound`` is their maximum, None if unknown.
-
-        ``process`` is the process that has the memory. Raises ValueError for a duplicate name.
-        """
-        if name in self._owners:
-            raise ValueError(f"ledger owner {name!r} is already registered")
-        self._owners[name] = Owner(name, kind, count, bound, process)
+    def owners(self) -> list[Owner]:
+        """Return every owner in the order of opening. Raises ValueError if two share a name."""
+        owners = [owner for part in self._parts for owner in part.owners()]
+        names = [owner.name for owner in owners]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"ledger owner {twice!r} is registered twice")
+        return owners
 
     def entries(self) -> list[LedgerEntry]:
-        """Return the current bytes of every owner."""
+        """Return the bytes of every owner now."""
         return [
-            LedgerEntry(owner.name, owner.kind, owner.count(), owner.bound, owner.process)
-            for owner in self._owners.values()
+            LedgerEntry(owner.name, owner.kind, owner.nbytes(), owner.bound, owner.process)
+            for owner in self.owners()
         ]
 
     def problems(self) -> list[str]:
-        """Return the owners that exceed their bounds."""
+        """Return a message for each owner that exceeds its bound."""
         return [
             f"{entry.owner} holds {entry.bytes} bytes, its bound is {entry.bound}"
             for entry in self.entries()
             if entry.bound is not None and entry.bytes > entry.bound
         ]
-
-    def clear(self) -> None:
-        """Remove every owner, and thereby the references of its function."""
-        self._owners.clear()

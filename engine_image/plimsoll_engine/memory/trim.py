@@ -24,25 +24,10 @@ def trim(
     The order matters: later steps return what earlier ones free. A step's bytes are those of the
     memory in its ``detail``, summed over all ranks of ``leader``.
     """
-    pool = engine.pool
-
-    def cached_bytes() -> int:
-        return pool.cached * (engine.runner.kv_bytes // pool.num_blocks)
-
     steps = [
-        _step("prefix_cache_flush", "cached KV blocks", cached_bytes, engine.reset_prefix_cache),
-        _step(
-            "grammar_cache_flush",
-            "compiled grammars",
-            lambda: engine.grammars.bytes,
-            engine.grammars.flush,
-        ),
-        _step(
-            "receiver_cache_flush",
-            "media in the receiver cache",
-            lambda: engine.receiver.bytes,
-            engine.receiver.clear,
-        ),
+        _step(f"{owner.name}_flush", flush.what, flush.nbytes, flush.act)
+        for owner in engine.owners()
+        if (flush := owner.flush) is not None
     ]
     others = [] if leader is None else leader.ask(rank_ipc.TrimRank(), rank_ipc.RankTrimmed)
     return steps + _summed([trim_process(engine.runner.device, python), *(o.steps for o in others)])

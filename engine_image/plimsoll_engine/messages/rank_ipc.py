@@ -84,7 +84,7 @@ class Step(msgspec.Struct, tag="step"):
 class PrepareGraphs(msgspec.Struct, tag="graphs"):
     """Command: call :meth:`plimsoll_engine.core.execute.forward.Forward.capture_graphs`."""
 
-    max_num_seqs: int
+    max_rows: int
     max_blocks: int
     later: bool
     longest: int

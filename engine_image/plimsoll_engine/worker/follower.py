@@ -18,12 +18,12 @@ import torch
 
 from plimsoll_engine.distributed.group import Shard
 from plimsoll_engine.distributed.link import LeaderGone, Link
-from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.messages.weight_ipc import MappingLost
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.process.stacks import write_stacks_on_sigusr1
 from plimsoll_engine.process.threads import cores
+from plimsoll_engine.worker.lifecycle import CoreLifecycle
 from plimsoll_engine.worker.main import PERMANENT
 from plimsoll_engine.worker.rank_loop import Follower, FollowError
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from plimsoll_engine import injection
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.worker_ipc import ToWorker
 
 
@@ -26,13 +25,11 @@ class WorkerHooks:
         return False
 
 
-def worker_hooks(text: str, epoch: int, engine: EngineCore, ledger: Ledger) -> WorkerHooks:
-    """Return the hooks of the faults in ``text`` for the worker of ``epoch``.
+def worker_hooks(text: str, epoch: int, engine: EngineCore) -> WorkerHooks:
+    """Return the hooks of the faults in ``text`` that the worker of ``epoch`` has.
 
     ``text`` is the value of ``PLIMSOLL_INJECT``. Raises SettingsError for a fault that this engine
     does not support.
     """
-    hooks: WorkerHooks = (
-        injection.load("worker")(text, epoch, engine, ledger) if text else WorkerHooks()
-    )
+    hooks: WorkerHooks = injection.load("worker")(text, epoch, engine) if text else WorkerHooks()
     return hooks

@@ -25,7 +25,6 @@ from plimsoll_engine.core.speculation.drafting import Drafted
 from plimsoll_engine.distributed.leader import Leader
 from plimsoll_engine.errors import LoadError, RanksLost, SettingsError, WorkerEnds
 from plimsoll_engine.memory.audit import audit
-from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.memory.device_memory import device_memory
 from plimsoll_engine.memory.diagnostics import diagnose
 from plimsoll_engine.memory.lost import (
@@ -45,6 +44,7 @@ from plimsoll_engine.process.threads import cores
 from plimsoll_engine.worker.activity import Activity
 from plimsoll_engine.worker.channel import Channel, FrontendGoneError
 from plimsoll_engine.worker.hooks import WorkerHooks, worker_hooks
+from plimsoll_engine.worker.lifecycle import CoreLifecycle
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
             )
         )
         del order  # with the handover in it
-        hooks = worker_hooks(config.inject, epoch, engine, lifecycle.ledger)
+        hooks = worker_hooks(config.inject, epoch, engine)
         Worker(lifecycle, channel, hooks).serve()
     except FrontendGoneError as error:
         log.error("%s", error)
@@ -169,8 +169,10 @@ def _leave(
     pool. ``before_s`` has the durations of the earlier stages.
     """
     lifecycle.shutdown()
-    if isinstance(handover, bytes) and not lifecycle.fenced:
-        handover = Refusal(Outcome.UNFENCED, "the old worker could not unmap the KV pool")
+    if isinstance(handover, bytes) and not lifecycle.weights.fenced:
+        handover = Refusal(
+            Outcome.UNFENCED, "something in the old worker still refers to the KV pool"
+        )
     stopped = worker_ipc.Stopped(*lifecycle.left())
     if isinstance(handover, bytes):
         stopped.handover = handover
@@ -336,7 +338,7 @@ class Worker:
             memory=process_memory(
                 Role.WORKER,
                 self.python,
-                self.lifecycle.collections,
+                self.lifecycle.heap.collections,
                 self.lifecycle.mapped_host_bytes,
             ),
             others=[rank.memory for rank in others],

@@ -7,12 +7,12 @@ import torch
 from plimsoll_api.admin import Role
 from plimsoll_engine.core.execute.forward import Forward
 from plimsoll_engine.distributed.link import Link
-from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.memory.device_memory import device_memory
 from plimsoll_engine.memory.trim import trim_process
 from plimsoll_engine.messages import rank_ipc
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.process.host_memory import PythonObjects, process_memory
+from plimsoll_engine.worker.lifecycle import CoreLifecycle
 
 
 class FollowError(RuntimeError):
@@ -53,8 +53,8 @@ class Follower:
                 self._link.send(answer)
         self._drop()
         self._lifecycle.shutdown()
-        allocated, baseline = self._lifecycle.device_allocated(), self._lifecycle.device_baseline
-        self._link.send(rank_ipc.Ended(allocated, baseline, self._lifecycle.fenced))
+        allocated, baseline = self._lifecycle.device_allocated(), self._lifecycle.device.baseline
+        self._link.send(rank_ipc.Ended(allocated, baseline, self._lifecycle.weights.fenced))
 
     def _do(self, command: rank_ipc.Command) -> rank_ipc.Reply | None:
         match command:
@@ -62,8 +62,8 @@ class Follower:
                 self._pool.follow(inputs)
             case rank_ipc.CaptureGraph():
                 self._pool.capture_more()
-            case rank_ipc.PrepareGraphs(max_num_seqs, max_blocks, later, longest):
-                self._pool.capture_graphs(max_num_seqs, max_blocks, later, longest)
+            case rank_ipc.PrepareGraphs(max_rows, max_blocks, later, longest):
+                self._pool.capture_graphs(max_rows, max_blocks, later, longest)
             case rank_ipc.CreatePool(num_blocks, block_size, layers, shared):
                 self._drop()
                 model = self._lifecycle.model
@@ -71,16 +71,16 @@ class Follower:
                     model = model.first(layers)
                 kv_dtype = self._lifecycle.kv_dtype
                 nbytes = num_blocks * block_size * model.kv.bytes_per_token(kv_dtype)
-                memory = self._lifecycle.map_pool(nbytes) if shared else None
+                memory = self._lifecycle.weights.map_pool(nbytes) if shared else None
                 self._forward = Forward(model, num_blocks, block_size, memory, kv_dtype)
-                return self._lifecycle.claim_pool() if shared else rank_ipc.PoolMade()
+                return self._lifecycle.weights.claim_pool() if shared else rank_ipc.PoolMade()
             case rank_ipc.ChecksumBlocks(blocks):
                 return rank_ipc.BlockSums(self._pool.block_sums(blocks))
             case rank_ipc.ReleasePool():
                 self._drop()
                 return rank_ipc.Acknowledged()
             case rank_ipc.MeasureFree():
-                return rank_ipc.Free(self._lifecycle.device_free())
+                return rank_ipc.Free(self._lifecycle.device.free())
             case rank_ipc.Freeze():
                 self._lifecycle.freeze()
             case rank_ipc.ReportMemory():
@@ -103,7 +103,7 @@ class Follower:
         memory = process_memory(
             Role.WORKER,
             self._python,
-            self._lifecycle.collections,
+            self._lifecycle.heap.collections,
             self._lifecycle.mapped_host_bytes,
         )
         graphs = 0 if self._forward is None else self._forward.graph_bytes

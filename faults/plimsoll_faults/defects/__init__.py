@@ -11,7 +11,6 @@ from typing import Any
 
 from plimsoll_api.admin import Role
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_engine.worker.hooks import WorkerHooks
 from plimsoll_faults import inject, kinds
@@ -55,24 +54,15 @@ DEFECTS: dict[type[kinds.Fault], type[Defect[Any]]] = {
 
 
 class WorkerFaults(WorkerHooks):
-    """The faults in ``text`` of one worker; ``ledger`` is that worker's.
+    """The faults in ``text`` of one worker.
 
     Raises InjectError if a fault is not possible in this engine.
     """
 
-    def __init__(
-        self,
-        text: str,
-        epoch: int,
-        engine: EngineCore,
-        ledger: Ledger | None = None,
-    ) -> None:
+    def __init__(self, text: str, epoch: int, engine: EngineCore) -> None:
         active = [f for f in inject.parse(text) if f.process is Role.WORKER and f.in_epoch(epoch)]
         self.names = [inject.name_of(fault) for fault in active]
         self.defects = [DEFECTS[type(fault)](fault, engine) for fault in active]
-        for defect in self.defects:
-            if ledger is not None:
-                defect.declare(ledger)
         self._last_tick = time.monotonic()
 
     def after_step(self, finished: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages import worker_ipc
 from plimsoll_faults.inject import InjectError, name_of
 from plimsoll_faults.kinds import Fault
@@ -32,9 +31,6 @@ class Defect(Generic[F]):
     def is_lost(self, message: worker_ipc.ToWorker) -> bool:
         """Report whether ``message`` is lost before it reaches the engine."""
         return False
-
-    def declare(self, ledger: Ledger) -> None:
-        """Falsify ``ledger``; called once before the engine serves."""
 
 
 def inject_error(fault: Fault, why: str) -> InjectError:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from msgspec.structs import replace
 
 from plimsoll_engine.caches.lru import K, LruCache, V
 from plimsoll_engine.caches.receiver import Receiver
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.grammar.grammars import BASE_BYTES, BYTES_PER_CHARACTER, GrammarError
+from plimsoll_engine.core.grammar.grammars import (
+    BASE_BYTES,
+    BYTES_PER_CHARACTER,
+    GrammarError,
+    Grammars,
+)
 from plimsoll_engine.core.schedule.encoder_cache import EncoderCache
 from plimsoll_engine.core.schedule.request import Request
-from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.worker_ipc import Grammar, Media, MediaMissing, Submit
 from plimsoll_faults import kinds
 from plimsoll_faults.defects.base import Defect, inject_error
+from plimsoll_faults.tampering import replace_methods
 
 LOW_BOUND_DIVISOR = 4
 """Factor by which a bound of ``low`` is below the cache's capacity."""
@@ -125,6 +128,15 @@ class MediaKeptDefect(Defect[kinds.MediaKept]):
         engine.receiver = StaleReceiver(engine.receiver.capacity)
 
 
+class UnderstatedGrammars(Grammars):
+    """Declares a bound that is too low."""
+
+    @property
+    def bytes_bound(self) -> int:
+        """Return a part of the cache's capacity."""
+        return self._cache.capacity // LOW_BOUND_DIVISOR + self._vocabulary_bytes
+
+
 class CacheFillsDefect(Defect[kinds.CacheFills]):
     """Fills the grammar cache through its own ``put``, which still evicts.
 
@@ -138,14 +150,8 @@ class CacheFillsDefect(Defect[kinds.CacheFills]):
             self.after_requests(1)
         except GrammarError as error:
             raise inject_error(fault, f"needs grammars: {error}") from None
-
-    def declare(self, ledger: Ledger) -> None:
-        """Declare a bound that is too low, if the fault requests it."""
-        if self.fault.bound == "low":
-            grammars = self.engine.grammars
-            low = grammars._cache.capacity // LOW_BOUND_DIVISOR + grammars._vocabulary_bytes
-            true = ledger._owners["grammar_cache"]
-            ledger._owners["grammar_cache"] = dataclasses.replace(true, bound=low)
+        if fault.bound == "low":
+            replace_methods(engine.grammars, UnderstatedGrammars)
 
     def after_requests(self, count: int) -> None:
         """Compile a new grammar for each request: the cache fills to its bound."""

@@ -1,6 +1,6 @@
 """The runner's side of the encoder cache: the outputs themselves, by key.
 
-It decides nothing: it frees and encodes what the scheduler's ledger says, in this order.
+The scheduler decides what to free and what to encode (core/schedule/encoder_cache.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from plimsoll_engine.models.model import MediaModel
 
 
 class EncoderOutputs:
-    """Outputs [tokens, ...] on the model's device."""
+    """Encoder outputs [tokens, ...] on the model's device."""
 
     def __init__(self, model: MediaModel) -> None:
         self._model: MediaModel | None = model
@@ -30,26 +30,32 @@ class EncoderOutputs:
         """Bytes of all tensors, on the model's device."""
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
-    def keys(self) -> set[bytes]:
-        """Return the keys of the media whose output is held, for the audit."""
-        return set(self._tensors)
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token of output; 0 once closed."""
+        return 0 if self._model is None else self._model.output_bytes
+
+    def problems(self, known: set[bytes]) -> list[str]:
+        """Return what the audit finds wrong: outputs whose keys are not in ``known``."""
+        lost = self._tensors.keys() - known
+        return [f"{len(lost)} encoder outputs are in the runner and in no ledger"] if lost else []
 
     def tokens_beyond(self, known: set[bytes]) -> int:
-        """Tokens of the outputs whose keys are not in ``known``."""
+        """Return the number of tokens in outputs whose keys are not in ``known``."""
         return sum(tensor.shape[0] for key, tensor in self._tensors.items() if key not in known)
 
     def free(self, keys: Sequence[bytes]) -> None:
-        """Let go of outputs; one that was never made is none to let go of."""
+        """Free the outputs of ``keys``; unknown keys are ignored."""
         for key in keys:
             self._tensors.pop(key, None)
 
     def prepare(
         self, chunks: Sequence[Chunk], ids: torch.Tensor, step: StepPlan
     ) -> torch.Tensor | None:
-        """Encode what ``chunks`` ask for and hand the outputs to the step.
+        """Encode the media of ``chunks`` and pass the outputs to the step.
 
-        They are in its plan, or in the input embeddings [tokens, hidden] of ``ids`` [tokens], which
-        are returned in the model's dtype; None where no row is a placeholder.
+        A ``lifelong`` model gets them in ``step``. Otherwise return the input embeddings [tokens,
+        hidden] of ``ids`` [tokens] with the outputs in place; None if no row is a placeholder.
         """
         assert self._model is not None
         self._encode([media for chunk in chunks for media in chunk.encode])
@@ -71,7 +77,6 @@ class EncoderOutputs:
     def _embeds(
         self, model: MediaModel, chunks: Sequence[Chunk], ids: torch.Tensor
     ) -> torch.Tensor | None:
-        """[tokens, hidden] with outputs in the place of placeholders; None where no row is one."""
         found: torch.Tensor | None = None
         row = 0
         for chunk in chunks:
@@ -89,6 +94,6 @@ class EncoderOutputs:
         return found
 
     def close(self) -> None:
-        """Let go of everything. Again does nothing more."""
+        """Free all outputs. A second call does nothing."""
         self._tensors = {}
         self._model = None

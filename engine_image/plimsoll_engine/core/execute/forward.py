@@ -1,7 +1,7 @@
-"""The model over the KV pool: a step's inputs in, logits out. What every rank of a group does.
+"""Runs the model over the KV pool, on every rank: a step's inputs in, logits out.
 
-The newest token of a sequence may be one that only the device knows: :attr:`Forward.newest` holds
-those of the last step, and the next one takes them from there.
+The newest token of a sequence may be known to the device only: :attr:`Forward.newest` holds the
+tokens of the last step, and the next step reads them from there.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 
+from plimsoll_api.admin import MemoryKind, Role
 from plimsoll_engine.core.execute.encoder_outputs import EncoderOutputs
 from plimsoll_engine.core.execute.graphs import DecodeGraphs
 from plimsoll_engine.core.execute.inputs import pieces, to_device
@@ -28,10 +29,13 @@ from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.lora import StepAdapters
 from plimsoll_engine.models.model import MediaModel, Model
+from plimsoll_engine.process.owners import Owner
 
 
 class Forward:
-    """The model, the KV pool's tensors and the device they are on."""
+    """The model and its KV pool on one device."""
+
+    name = "kv_pool"
 
     def __init__(
         self,
@@ -41,7 +45,7 @@ class Forward:
         memory: torch.Tensor | None = None,
         kv_dtype: torch.dtype | None = None,
     ) -> None:
-        """``memory`` uint8 [bytes] is the KV pool's where that is mapped; else it is made here.
+        """Use ``memory``, uint8 [bytes], as KV pool, or allocate one if it is None.
 
         ``kv_dtype`` is the pool's dtype, None for the model's.
         """
@@ -53,29 +57,45 @@ class Forward:
         self.graphs: DecodeGraphs | None = None
         self.layers: LayerGraphs | None = None
         self._unplanned: list[int] = []
-        """Padded lengths of prompts that the attention has no plan for yet."""
+        """Padded prompt lengths for which the attention has no plan yet."""
         self.adapters: LoadedAdapters | None = None
-        """None where the engine takes no LoRA adapters."""
+        """None if the engine takes no LoRA adapters."""
         self._ops = ops_for(self.device)
         slots = num_blocks * block_size
+        self.pool_is_mapped = memory is not None
+        """Whether the KV pool belongs to the weight server."""
         made = pool_tensors(model.kv, slots, kv_dtype or model.dtype, self.device, memory)
         self.kv: torch.Tensor | None = made.pairs
         self.kv_scales: torch.Tensor | None = made.scales
-        """Of an FP8 pool."""
+        """Scales of an FP8 pool, else None."""
         self.newest: torch.Tensor | None = None
-        """The tokens that the last step sampled, on the device; a request knows its row."""
+        """Tokens sampled by the last step, on the device; ``Request.sampled_row`` is the row."""
         self.scores: Scores | None = None
-        """Of the last step's prompts, where it scored any."""
+        """Scores of the prompt rows of the last step, if it had any."""
 
     @property
     def kv_bytes(self) -> int:
-        """The KV pool's, of all ranks together: each has as much."""
+        """Bytes of the KV pool of all ranks together; each rank has the same."""
         if self.kv is None:
             return 0
         return PoolTensors(self.kv, self.kv_scales).nbytes * self.group.shard.size
 
+    def owners(self, name: str = name) -> list[Owner]:
+        """Return the KV pool as an owner of that name; the graphs have an entry of their own."""
+        on_device = self.device.type == "cuda"
+        return [
+            Owner(
+                name=name,
+                kind=MemoryKind.DEVICE if on_device else MemoryKind.HOST,
+                nbytes=lambda: self.kv_bytes,
+                bound=self.kv_bytes,
+                process=Role.WEIGHT_SERVER if self.pool_is_mapped else Role.WORKER,
+                close=self.close,
+            )
+        ]
+
     def block_sums(self, blocks: Sequence[int]) -> list[int]:
-        """Return a sum of what each of ``blocks`` holds on this rank."""
+        """Return a checksum of each of ``blocks`` on this rank."""
         assert self.kv is not None
         return pool_sums(PoolTensors(self.kv, self.kv_scales), self.block_size, blocks)
 
@@ -85,19 +105,19 @@ class Forward:
         return sum(graphs.nbytes for graphs in (self.graphs, self.layers) if graphs is not None)
 
     def capture_graphs(
-        self, max_num_seqs: int, max_blocks: int, later: bool = False, longest: int = 0
+        self, max_rows: int, max_blocks: int, later: bool = False, longest: int = 0
     ) -> None:
         """Capture decode steps of the first few batch sizes (CUDA only), or none with ``later``.
 
-        :meth:`capture_more` captures the others, the layers of steps with prompts, and makes the
-        plans for whole prompts of up to ``longest`` tokens. ``max_blocks`` is the most blocks of
-        one request.
+        :meth:`capture_more` captures the others up to ``max_rows`` and the layers of steps with
+        prompts, and plans the attention of whole prompts of up to ``longest`` tokens. A request has
+        at most ``max_blocks`` blocks.
         """
         if self.device.type != "cuda" or not isinstance(self.model, Decoder):
             return
         assert self.kv is not None
         self.graphs = DecodeGraphs(
-            self.model, self.kv, self.block_size, max_num_seqs, max_blocks, self.kv_scales
+            self.model, self.kv, self.block_size, max_rows, max_blocks, self.kv_scales
         )
         if longest and self.group is ALONE and self.model.spec.mixture is None:
             self.layers = LayerGraphs(
@@ -132,7 +152,7 @@ class Forward:
 
     @torch.inference_mode()
     def follow(self, inputs: Inputs) -> None:
-        """Compute a step, and take the tokens that rank 0 samples, or that all ranks know."""
+        """Compute a step on a rank above 0, and receive the sampled tokens unless it is greedy."""
         tokens, logits = self.compute(inputs)
         if tokens is not None and inputs.greedy:
             self.newest = tokens
@@ -145,11 +165,11 @@ class Forward:
     def compute(
         self, inputs: Inputs, chunks: Sequence[Chunk] = ()
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """Return the best tokens, where they are known, and the logits of a step's rows.
+        """Return the greedy tokens, if a graph computed them, and the logits of ``inputs.last``.
 
-        The rows are those in ``inputs.last``: tokens int64 [rows], logits [rows, vocabulary] in the
-        model's dtype; None where there is no row, and in a ``greedy`` step whose tokens are known.
-        ``chunks`` bring media and adapters; a step with an adapter is no captured one.
+        Tokens are int64 [rows], logits [rows, vocabulary] in the model's dtype. Logits are None
+        without a row, and in a greedy step whose tokens are returned. ``chunks`` bring media and
+        adapters; a step with an adapter is not replayed from a graph.
         """
         self.scores = adapters = None
         if self.adapters is not None:
@@ -219,7 +239,7 @@ class Forward:
     def _needed(
         self, step: StepPlan, needed: NeededRows, inputs: Inputs, chunks: Sequence[Chunk]
     ) -> Needed:
-        """Return the needed rows on the device, with the plan ``step`` of these rows alone."""
+        """Return the needed rows on the device, with a step plan for these rows only."""
         tables = inputs.tables[needed.sequences]
         rows, starts, contexts, blocks = pieces(
             [needed.rows, needed.starts, inputs.contexts[needed.sequences], tables.reshape(-1)],
@@ -235,7 +255,7 @@ class Forward:
         return Needed(rows, own)
 
     def close(self) -> None:
-        """Let go of model, adapters, KV pool and graphs. Again does nothing more."""
+        """Release model, adapters, KV pool and graphs. A second call does nothing."""
         if self.adapters is not None:
             self.adapters.close()
             self.adapters = None

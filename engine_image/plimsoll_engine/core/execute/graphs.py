@@ -1,8 +1,8 @@
-"""Decode steps captured as CUDA graphs: one launch instead of some hundred.
+"""Decode steps captured as CUDA graphs: one launch instead of hundreds.
 
 A batch is padded to the next captured size; padding rows have no context and write nothing. All
-graphs read one input buffer and share one memory pool, so they never run at the same time, and
-what a replay leaves is good until the next one.
+graphs share one input buffer and one memory pool, so they never run at the same time, and the
+output of a replay is valid until the next one.
 """
 
 from __future__ import annotations
@@ -26,27 +26,24 @@ log = logging.getLogger(__name__)
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 FIRST = 4
-"""So many at least are captured before the engine serves, spread over the sizes."""
+"""Minimum number of sizes captured before the engine serves, spread over all sizes."""
 SLOW_S = 0.1
-"""Longer than a capture takes without something that holds it up: it is logged with its parts."""
+"""Captures that take longer than this are logged with their phases; most are faster."""
 FIELDS = 5
-"""ids, sources, positions, slots, contexts: one number a row."""
+"""Inputs with one number a row: ids, sources, positions, slots, contexts."""
 
 
 def sizes_up_to(rows: int) -> list[int]:
-    """Return the batch sizes to capture for at most ``rows`` sequences.
-
-    They ascend, and ``rows`` is the last.
-    """
+    """Return the batch sizes to capture, ascending; the last is ``rows``."""
     return [size for size in SIZES if size < rows] + [rows]
 
 
 def in_order(sizes: list[int], kind: Callable[[int], Hashable]) -> tuple[list[int], list[int]]:
-    """Return the ``sizes`` to capture before the engine serves, and those while it does.
+    """Return the ``sizes`` to capture before the engine serves, and those to capture later.
 
-    The first are the largest, the smallest, some between, and the largest of each ``kind`` that
-    none of these has: it has kernels of its own, and streams would wait while they are compiled.
-    The largest size comes first: the others then fit into the memory that it took.
+    The first are the largest, the smallest, some in between, and the largest of each other
+    ``kind``, whose kernels would otherwise be compiled while streams wait. The largest size comes
+    first, because the others then fit into the memory that it took.
     """
     step = max(1, len(sizes) // (FIRST - 1))
     first = [sizes[-1], *sizes[:-1:step]][:FIRST]
@@ -66,7 +63,7 @@ class DecodeGraphs:
         model: Decoder,
         kv: torch.Tensor,
         block_size: int,
-        max_num_seqs: int,
+        max_rows: int,
         max_blocks: int,
         scales: torch.Tensor | None = None,
     ) -> None:
@@ -77,14 +74,14 @@ class DecodeGraphs:
         self._width = max_blocks
         row_bytes = row_bytes_of(model.kv.dim, kv.element_size())
         first, rest = in_order(
-            sizes_up_to(max_num_seqs),
+            sizes_up_to(max_rows),
             lambda size: (
                 cut_for(size, model.kv.heads, row_bytes, self.context_limit),
                 size == 1 or few_padded(size),
             ),
         )
         self._first, self._missing = len(first), first + rest
-        rows, device = max_num_seqs, kv.device
+        rows, device = max_rows, kv.device
         self._inputs = torch.zeros(rows * (FIELDS + max_blocks), dtype=torch.int32, device=device)
         self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self._newest = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -94,7 +91,7 @@ class DecodeGraphs:
 
     @property
     def context_limit(self) -> int:
-        """The most tokens of a context that a captured step takes."""
+        """Maximum context of a captured step, in tokens."""
         return self._width * self._block_size
 
     @property
@@ -103,16 +100,16 @@ class DecodeGraphs:
         return bool(self._missing)
 
     def fits(self, rows: int) -> bool:
-        """There is a graph for a batch of ``rows``."""
+        """Return whether a graph exists for a batch of ``rows``."""
         return any(size >= rows for size in self._graphs)
 
     def capture_first(self) -> None:
-        """Capture the first few sizes, the largest among them: every batch has a graph then."""
+        """Capture the first few sizes. They include the largest, so every batch has a graph."""
         for _ in range(self._first):
             self.capture_next()
 
     def capture_next(self) -> bool:
-        """Capture one more size; False where none is missing."""
+        """Capture one more size. Return False if none is missing."""
         if not self._missing:
             return False
         size = self._missing.pop(0)
@@ -142,7 +139,7 @@ class DecodeGraphs:
             known = ops.take(ids, sources, self._newest)
             return model.best(model.forward(known, positions, step))
 
-        # Only padding: the rows of a trial write nothing to the pool.
+        # All rows are padding, so that the warm-up writes nothing to the pool.
         self._inputs.zero_()
         slots.fill_(-1)
         sources.fill_(-1)
@@ -172,10 +169,10 @@ class DecodeGraphs:
     def replay(
         self, inputs: Inputs, newest: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the best token of each row and this rank's logits, in memory of the graph's.
+        """Return the greedy token of each row and this rank's logits, in the graph's memory.
 
         Tokens are int64 [rows], logits [rows, vocabulary / ranks]. ``newest`` int64 are the tokens
-        that the step before sampled, at most as many as the largest size.
+        sampled by the previous step, at most as many as the largest size.
         """
         rows = len(inputs.ids)
         size = min(size for size in self._graphs if size >= rows)
@@ -199,12 +196,12 @@ class DecodeGraphs:
         return tokens[:rows], logits[:rows]
 
     def close(self) -> None:
-        """Free the graphs and their memory. Again does nothing more."""
+        """Free the graphs and their memory. A second call does nothing."""
         for graph, _, _ in self._graphs.values():
             graph.reset()
         self._graphs.clear()
         self._missing.clear()
-        # Whoever still holds this object holds neither the KV pool nor the model by it.
+        # A reference to this object must keep neither the KV pool nor the model alive.
         self._model = self._kv = self._scales = None
         self._inputs = self._starts = self._newest = torch.empty(0)
         self.nbytes = 0

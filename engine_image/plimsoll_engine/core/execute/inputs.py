@@ -1,4 +1,4 @@
-"""The integers of a step: collected on the host from the scheduled chunks, copied in one piece."""
+"""Collects the integer inputs of a step on the host, and copies them to the device at once."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from plimsoll_engine.messages.rank_ipc import Array, Inputs
 def collect(
     chunks: Sequence[Chunk], block_size: int, scored: Sequence[Part] = (), by_row: bool = False
 ) -> Inputs:
-    """Return the inputs of a step, decode rows first, in which ``scored`` rows are scored.
+    """Return the inputs of a step whose ``chunks`` are sorted by :func:`place`.
 
-    Each draft is a decode row of its own, over the blocks of its request: a layer stores the keys
-    and values of all rows before any row attends to them. With ``by_row`` so is each token of a
-    prompt.
+    Each draft is a decode row of its own over its request's blocks, because a layer stores the keys
+    and values of all rows before any row attends to them. With ``by_row`` each prompt token is one,
+    too. ``scored`` are the rows whose log probabilities are computed.
     """
     counts = np.fromiter((chunk.count for chunk in chunks), np.int32, len(chunks))
     computed = np.fromiter((chunk.request.computed for chunk in chunks), np.int32, len(chunks))
@@ -77,10 +77,10 @@ def _ints(values: list[int]) -> Array:
 
 
 def place(chunk: Chunk) -> tuple[int, int]:
-    """Return where each chunk's rows are.
+    """Return the sort key of a chunk within a step.
 
-    Decode rows come first, the longest context first, since it takes the device longest; then
-    prompts that go on; then whole ones, the shortest first.
+    Decode rows come first, by descending context, since the longest takes the device longest; then
+    continued prompts; then whole prompts, the shortest first.
     """
     if chunk.count == 1:
         return 0, -chunk.request.computed
@@ -88,16 +88,16 @@ def place(chunk: Chunk) -> tuple[int, int]:
 
 
 def pieces(fields: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
-    """Return each of ``fields``, int32 of any length, as int32 on ``device``: views of one copy."""
+    """Return the int32 ``fields`` on ``device``, as views of a single copy."""
     packed = to_device(np.concatenate(fields), device)
     return list(torch.split(packed, [len(field) for field in fields]))
 
 
 def to_device(values: Array, device: torch.device) -> torch.Tensor:
-    """Return ``values``, int32 of any length, as int32 [values] on ``device``.
+    """Return the int32 ``values`` on ``device``.
 
-    From pinned memory, so that the copy waits in the stream and not the host for it; torch keeps
-    the pinned memory until then.
+    The copy is made from pinned memory, so that the host does not wait for it; torch keeps the
+    pinned memory until the copy is done.
     """
     if device.type != "cuda":
         return torch.from_numpy(values)

@@ -1,8 +1,8 @@
-"""Steps with prompts as CUDA graphs between the attentions: two launches a layer instead of nine.
+"""Steps with prompts, captured between the attentions: two launches a layer instead of nine.
 
-The attention depends on how a step's rows belong to sequences; all else depends on their number
-alone. So what lies between two attentions is captured for some numbers of rows, and the attention
-is launched in between. A step is padded to the next captured number: products compute tiles of
+Attention depends on how rows belong to sequences; everything else depends on the number of rows
+only. So the kernels between two attentions are captured for some numbers of rows, and attention is
+launched in between. A step is padded to the next captured number: matrix products compute tiles of
 :data:`STEP` rows anyway, and padding rows write nothing to the pool.
 """
 
@@ -24,33 +24,33 @@ log = logging.getLogger(__name__)
 
 STEP = 128
 LONGEST = 1408
-"""Longer steps take the device longer than the host, or have prompts of the library's attention."""
+"""Maximum number of rows. In longer steps the host is not the bottleneck."""
 AT_ONCE = 4
-"""So many pieces are captured at a time; a step waits some milliseconds for each."""
+"""Number of pieces captured at a time; a step waits some milliseconds for each."""
 
 
 class Piece(Protocol):
-    """What was captured, as :class:`torch.cuda.CUDAGraph` has it."""
+    """A captured piece, with the interface of :class:`torch.cuda.CUDAGraph`."""
 
     def replay(self) -> None:
-        """Do it again, to the same tensors."""
+        """Run the piece on the tensors of its capture."""
 
     def reset(self) -> None:
-        """Free it."""
+        """Free the piece."""
 
 
 class Capture:
-    """Makes graphs whose memory is in ``pool``, which others use that never run meanwhile."""
+    """Captures graphs in the memory ``pool``, shared with graphs that never run concurrently."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, compute: Callable[[], None]) -> Piece:
-        """Return what ``compute`` launches as a graph.
+        """Return the kernels that ``compute`` launches as a graph.
 
-        ``torch.cuda.graph`` would free what torch has cached before each one, and the next step
-        would ask the driver for it again.
+        ``torch.cuda.graph`` is not used, because it empties torch's memory cache before each
+        capture, and the next step would have to allocate from the driver again.
         """
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
@@ -70,10 +70,10 @@ class Capture:
 
 
 class LayerGraphs:
-    """The captured pieces of one model over one KV pool: each ends at the attention of a layer.
+    """The captured pieces of one model over one KV pool; each ends at the attention of a layer.
 
-    The last one ends ahead of the last layer, which computes the needed rows alone. All pieces read
-    and write the same few tensors, in which a step leaves nothing for the next one.
+    The last piece ends before the last layer, which computes the needed rows only. All pieces read
+    and write the same few tensors, which carry no state from one step to the next.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class LayerGraphs:
         self._model: Decoder | None = model
         self._capture = capture
         self._missing = list(reversed(sizes))
-        """The largest first: the others then fit into the memory that it took."""
+        """The largest first, because the others then fit into the memory that it took."""
         self._pieces: dict[int, list[Piece]] = {}
         self._begun: list[Piece] = []
-        """Of the first missing size."""
+        """Captured pieces of the first missing size."""
         rows, device, dtype, spec = sizes[-1], kv.device, model.dtype, model.spec
         self._ids, self._positions = torch.zeros(2, rows, dtype=torch.int64, device=device)
         self._slots = torch.full_like(self._ids, -1)
@@ -116,12 +116,12 @@ class LayerGraphs:
         return bool(self._missing)
 
     def fits(self, rows: int) -> bool:
-        """There are pieces for a step of ``rows``."""
+        """Return whether pieces exist for a step of ``rows``."""
         return any(size >= rows for size in self._pieces)
 
     @torch.inference_mode()
     def capture_next(self) -> bool:
-        """Capture a few more pieces; False where none is missing."""
+        """Capture a few more pieces. Return False if none is missing."""
         if not self._missing:
             return False
         assert self._model is not None
@@ -167,7 +167,7 @@ class LayerGraphs:
         return compute
 
     def compute(self, ids: torch.Tensor, positions: torch.Tensor, plan: StepPlan) -> torch.Tensor:
-        """Return what :meth:`Decoder.forward` does, of a step that :meth:`fits` and no adapter."""
+        """Return the result of :meth:`Decoder.forward` for a step without adapters that fits."""
         model, rows = self._model, len(ids)
         assert model is not None
         size = min(size for size in self._pieces if size >= rows)
@@ -189,7 +189,7 @@ class LayerGraphs:
             piece.reset()
 
     def close(self) -> None:
-        """Free the graphs and their memory. Again does nothing more."""
+        """Free the graphs and their memory. A second call does nothing."""
         for pieces in (*self._pieces.values(), self._begun):
             self._reset(pieces)
         self._pieces, self._begun, self._missing = {}, [], []

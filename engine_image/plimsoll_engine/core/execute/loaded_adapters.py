@@ -1,6 +1,6 @@
-"""The LoRA adapters of one worker: loaded by number, held by the requests that use them.
+"""The LoRA adapters of one worker, by number.
 
-An adapter that is unloaded gives its memory back when the last request that uses it has ended.
+An unloaded adapter is freed when the last request that uses it has ended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from plimsoll_engine.models.lora import Adapter, StepAdapters
 
 
 class LoadedAdapters:
-    """At most ``most`` adapters of rank ``max_rank`` or less, for ``model``: it is not held."""
+    """At most ``most`` adapters of at most ``max_rank``. It keeps no reference to ``model``."""
 
     def __init__(self, model: Decoder, most: int, max_rank: int) -> None:
         self._targets = lora.targets(model.parts)
@@ -30,20 +30,21 @@ class LoadedAdapters:
         self._most, self._max_rank = most, max_rank
         self._loaded: dict[int, Adapter] = {}
         self.living: WeakSet[Adapter] = WeakSet()
-        """Every adapter that has memory, loaded or still in use."""
+        """Every adapter that has memory: loaded, or unloaded and still in use."""
         self.bytes_bound = most * sum(
             target.nbytes(max_rank, self._dtype) for target in self._targets.values()
         )
 
     @property
     def bytes(self) -> int:
-        """Device bytes of every adapter that something still refers to, unloaded ones included."""
+        """Device bytes of all adapters in :attr:`living`."""
         return sum(adapter.nbytes for adapter in self.living)
 
     def load(self, name: str, number: int, folder: Path) -> None:
-        """Load an adapter; raise LoadError or OSError where its files are wrong.
+        """Load an adapter.
 
-        Raises torch's OutOfMemoryError where the device is full.
+        Raises LoadError or OSError if its files are invalid, and torch's OutOfMemoryError if the
+        device is full.
         """
         if len(self.living) >= self._most:
             raise LoadError(
@@ -55,21 +56,21 @@ class LoadedAdapters:
         self.living.add(adapter)
 
     def get(self, number: int) -> Adapter | None:
-        """Return the adapter of ``number``; None after it was unloaded."""
+        """Return the adapter of ``number``; None if it is not loaded."""
         return self._loaded.get(number)
 
     def unload(self, number: int) -> None:
-        """Forget an adapter, nothing where it is unknown; requests that use it keep it."""
+        """Unload an adapter if it is loaded; requests that use it keep it."""
         self._loaded.pop(number, None)
 
     def problems(self, used: Sequence[Adapter]) -> list[str]:
-        """Adapters that have memory and are neither loaded nor ``used`` by a request."""
+        """Return what the audit finds wrong: adapters neither loaded nor ``used`` by a request."""
         held = {*self._loaded.values(), *used}
         lost = sorted(adapter.name for adapter in self.living if adapter not in held)
         return [f"{len(lost)} adapters have no holder: {', '.join(lost)}"] if lost else []
 
     def close(self) -> None:
-        """Let go of all. Again does nothing more."""
+        """Unload all adapters. A second call does nothing."""
         self._loaded.clear()
 
 
@@ -78,7 +79,7 @@ def in_step(
 ) -> StepAdapters | None:
     """Return the adapters of ``chunks``, which are in the order of their rows; None without one.
 
-    With ``among`` int32, only these rows of the step count, and each has its place there.
+    With ``among``, int32 row indices, only these rows count, numbered by their position there.
     """
     rows: dict[Adapter, list[Array]] = {}
     row = 0

@@ -1,8 +1,8 @@
-"""Changes of single logits before a token is chosen: bias, banned tokens, penalties.
+"""Edits of single logits before sampling: bias, banned tokens, penalties.
 
-Most rows ask for none, and those that do change few of their logits; so the edits of a step are
-lists of places, gathered from the host's record of each request, and the device keeps no state of
-them that could be lost, leaked or be wrong after a preemption.
+Most rows have none, and others change few of their logits. So the edits of a step are lists of
+(row, token) pairs gathered on the host. The device keeps no state that could leak or be wrong after
+a preemption.
 """
 
 from __future__ import annotations
@@ -17,17 +17,14 @@ import torch
 from plimsoll_engine.messages.worker_ipc import Sampling
 
 BANNED = -1e30
-"""Added to a banned token's logit. Finite: where nothing else may follow, a banned token does."""
+"""Added to a banned token's logit. Finite, so that it can follow where nothing else is allowed."""
 
 TOKEN_BYTES = 90
-"""Of a counted token: two array items and a dictionary entry with its key (CPython 3.11)."""
+"""Memory of a counted token: two array items and a dictionary entry with its key (CPython 3.11)."""
 
 
 class TokenCounts:
-    """The different tokens of a request and how often each is in its output.
-
-    0: in the prompt alone.
-    """
+    """How often each token of a request occurs in its output; 0 if only in the prompt."""
 
     __slots__ = ("_places", "outputs", "tokens")
 
@@ -44,7 +41,7 @@ class TokenCounts:
     def wanted(
         cls, sampling: Sampling, prompt_ids: Sequence[int], output_ids: Sequence[int]
     ) -> TokenCounts | None:
-        """Return the counts that ``sampling`` needs; None where it has no penalty."""
+        """Return the counts that ``sampling`` needs; None without a penalty."""
         if sampling.repetition_penalty != 1.0:
             return cls(prompt_ids, output_ids)
         if sampling.presence_penalty or sampling.frequency_penalty:
@@ -55,7 +52,7 @@ class TokenCounts:
         return len(self.tokens)
 
     def with_outputs(self, tokens: Iterable[int]) -> TokenCounts:
-        """Return what the counts would be after ``tokens``; for one row, which adds none to it."""
+        """Return a copy of the counts after ``tokens``. It supports reading only."""
         made = TokenCounts((), ())
         made.tokens, made.outputs = self.tokens[:], self.outputs[:]
         for token, times in Counter(tokens).items():
@@ -68,7 +65,7 @@ class TokenCounts:
         return made
 
     def add(self, token: int) -> None:
-        """Count ``token`` once more in the output."""
+        """Count one more occurrence of ``token`` in the output."""
         self.outputs[self._place(token)] += 1
 
     def _place(self, token: int) -> int:
@@ -81,7 +78,7 @@ class TokenCounts:
 
 @dataclass(slots=True)
 class Edits:
-    """The edits of one step, collected row by row on the host. Places are (row, token)."""
+    """The edits of one step, collected row by row on the host."""
 
     bias_rows: list[int] = field(default_factory=list)
     bias_tokens: list[int] = field(default_factory=list)
@@ -99,7 +96,7 @@ class Edits:
         counts: TokenCounts | None,
         banned: Sequence[int] = (),
     ) -> None:
-        """Note what ``row`` wants at its output token ``position``, which is none of ``banned``."""
+        """Add the edits of ``row``, which samples output token ``position``, none of ``banned``."""
         if sampling.logit_bias:
             self._bias(row, sampling.logit_bias.keys(), sampling.logit_bias.values())
         if position < sampling.min_tokens and (stops := set(sampling.stop_token_ids)):
@@ -124,7 +121,7 @@ class Edits:
         flat, size, device = logits.view(-1), logits.shape[-1], logits.device
         if self.bias_rows:
             tokens = torch.tensor(self.bias_tokens)
-            known = tokens < size  # another row's place, or none, else
+            known = tokens < size  # others would be in the next row
             places = (torch.tensor(self.bias_rows) * size + tokens)[known]
             places = places.to(device, non_blocking=True)
             biases = torch.tensor(self.biases, dtype=torch.float32)[known]

@@ -1,8 +1,8 @@
-"""Which rows of a step somebody reads after its last layer.
+"""The rows of a step whose output of the last layer is read.
 
-Those are the rows that get a token, drafts included, and those that are scored. All others only
-leave their keys and values: what the last layer would compute of them beyond that, nobody reads. A
-prompt of thousands of tokens has one such row, or none if it is cut.
+These are the rows from which a token is sampled, drafts included, and the scored ones. Of all
+others only the keys and values are needed, so the last layer skips the rest of their computation. A
+prompt of thousands of tokens has one needed row, or none if it is computed in chunks.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import numpy as np
 from plimsoll_engine.messages.rank_ipc import Array, Inputs
 
 FEWEST = 128
-"""So many rows must be saved at least. Fewer cost the last layer little more than the reading of
-its weights, and the shorter way has six small kernels more."""
+"""Minimum number of rows to skip. Fewer cost little more than reading the layer's weights, and
+skipping launches six more small kernels."""
 
 
 @dataclass(slots=True)
 class NeededRows:
     """The needed rows on the host, as in :class:`plimsoll_engine.kernels.step_plan.Needed`.
 
-    ``rows`` int32 [needed] are their numbers in the step. ``sequences`` int32 are the sequences
-    that have any, those with one first, and ``starts`` their first places in ``rows``; ``decodes``
-    have one and ``longest`` is the most of any other. ``last`` and ``scored`` are the places in
-    ``rows`` of what :class:`plimsoll_engine.messages.rank_ipc.Inputs` names so.
+    ``rows`` int32 [needed] are their indices in the step. ``sequences`` int32 are the sequences
+    with needed rows, those with a single one first, and ``starts`` their offsets in ``rows``;
+    ``decodes`` is the number with a single one, ``longest`` the most rows of any other. ``last``
+    and ``scored`` are the indices in ``rows`` of those fields of
+    :class:`plimsoll_engine.messages.rank_ipc.Inputs`.
     """
 
     rows: Array
@@ -38,10 +39,10 @@ class NeededRows:
 
 
 def needed_rows(inputs: Inputs) -> NeededRows | None:
-    """Return the rows that are read after a step; None where the last layer computes all.
+    """Return the needed rows; None if the last layer should compute all rows.
 
-    Of each sequence they are the last ones, from the first that is read on, so that attention finds
-    them at the end of its context. Every rank of a group finds the same.
+    In each sequence they reach from the first one that is read to the end, because attention
+    expects the query rows at the end of the context. Every rank computes the same.
     """
     ends = inputs.starts[1:]
     read = np.concatenate([inputs.last, inputs.scored])

@@ -1,8 +1,8 @@
-"""Log probabilities of a prompt's tokens, for the requests that ask for them.
+"""Log probabilities of prompt tokens, for requests with ``prompt_logprobs``.
 
-The row of a token gives the scores of the one after it, so all rows of a prompt but the last one
-are scored, as they are computed. The rows of a step go through the output head a few at a time:
-what is on the device does not grow with the prompt.
+A row scores the token after it, so every row of a prompt but the last is scored when it is
+computed. The rows go through the output head a few at a time, so that device memory does not grow
+with the prompt.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from plimsoll_engine.core.schedule.scheduler import Chunk
 from plimsoll_engine.messages.worker_ipc import PromptScores
 
 ROWS = 32
-"""Scored at once: 19 MiB a buffer with 152,000 tokens, and every rank cuts the rows alike."""
+"""Rows scored at once: 19 MiB a buffer with a vocabulary of 152,000. All ranks use the same."""
 
 
 class Part(NamedTuple):
-    """Rows of a request that a step scores: those of its tokens from ``first`` on.
+    """Rows of one request that a step scores, from its token ``first`` on.
 
-    ``row`` is where they begin in the step, ``targets`` are the tokens that follow each.
+    ``row`` is the first of them in the step, ``targets`` the token that follows each.
     """
 
     request: Request
@@ -36,9 +36,9 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class Scores:
-    """By row: float32 log probability and int32 rank of the token that follows.
+    """By row: float32 log probability and int32 rank of the next token of the prompt.
 
-    ``top_ids`` int32 and ``top`` float32 [rows, most asked for] are the likeliest ones.
+    ``top_ids`` int32 and ``top`` float32 [rows, largest request] are the likeliest tokens.
     """
 
     chosen: torch.Tensor
@@ -47,21 +47,21 @@ class Scores:
     top: torch.Tensor
 
     def to_host(self) -> Scores:
-        """Return the same on the host, once the stream has come so far."""
+        """Return copies on the host, valid once the stream has reached this point."""
         columns = self.chosen, self.ranks, self.top_ids, self.top
         return Scores(*(column.to("cpu", non_blocking=True) for column in columns))
 
 
 @dataclass(slots=True)
 class Scored:
-    """What a launched step brings of it. It holds no request: one that ends is gone."""
+    """The scores of a launched step. It refers to its requests weakly, because they may end."""
 
     parts: list[tuple[ref[Request], int, int]]
-    """Request, the place of its first scored token, how many."""
+    """Request, position of its first scored token, and number of tokens."""
     scores: Scores
 
     def landed(self) -> list[PromptScores]:
-        """Return the messages; the scores are on the host."""
+        """Return the messages to the frontend, once the scores are on the host."""
         found, row = [], 0
         for reference, first, count in self.parts:
             rows, row = slice(row, row + count), row + count
@@ -89,7 +89,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def parts(chunks: Sequence[Chunk]) -> list[Part]:
-    """Return what of a step is to be scored; ``chunks`` are in the order of their rows."""
+    """Return the rows of a step to score; ``chunks`` are in the order of their rows."""
     found, start = [], 0
     for chunk in chunks:
         request = chunk.request
@@ -107,9 +107,9 @@ def score(
     logits_of: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, targets: torch.Tensor,
     most: int,
 ) -> Scores:  # fmt: skip
-    """Return the scores of ``targets`` int64 [rows] after ``hidden`` [rows, hidden].
+    """Return the scores of ``targets``, int64 [rows], given ``hidden`` [rows, hidden].
 
-    ``most`` of the likeliest tokens are named. Every rank of a group calls it with the same rows.
+    They include the ``most`` likeliest tokens. Every rank calls it with the same rows.
     """
     found = []
     for start in range(0, len(hidden), ROWS):

@@ -1,8 +1,8 @@
-"""Forward passes over scheduled chunks: requests in, the next tokens out.
+"""Runs the model on scheduled chunks and returns the next tokens of their requests.
 
-A step is launched, and its tokens are asked for later: the device may still be at work on it when
-the next one is launched. One copy to the device and one back a step. Where several ranks compute
-the model, this is rank 0's: each call is a command to the others as well.
+A step is launched, and its tokens are read later: the device may still compute it when the next one
+is launched. Each step makes one copy to the device and one back. With several ranks this runs on
+rank 0, and each call also commands the others.
 """
 
 from __future__ import annotations
@@ -30,24 +30,23 @@ from plimsoll_engine.messages.worker_ipc import Logprobs, Media, PromptScores
 from plimsoll_engine.models.model import MediaModel, Model
 
 SHORT_ROWS = 64
-"""A step of so many rows at most takes the device about as long as one of one row, by the weights
-that it reads."""
+"""Up to so many rows, a step takes about as long as one row: reading the weights dominates."""
 SHORT_READ = 16_384
-"""Tokens that such rows of prompts may read in all, each its own context. Of an 8B model these are
-64 MiB a layer, which take .7 ms in all layers (H100)."""
+"""Limit on the context tokens that these rows read in total. For an 8B model they are 64 MiB a
+layer, which takes 0.7 ms in all layers (H100)."""
 
 
 class NextToken(NamedTuple):
-    """One drawn token, with log probabilities where the request wants them."""
+    """One sampled token, with log probabilities if requested."""
 
     token_id: int
     logprobs: Logprobs | None
 
 
 class Landed(NamedTuple):
-    """The next tokens of a request: one, and one more for each of its first drafts that was right.
+    """The next tokens of one request: one, and one more for each accepted draft.
 
-    ``drafts`` is how many it had.
+    ``drafts`` is the number of drafts that were verified.
     """
 
     request: Request
@@ -57,20 +56,20 @@ class Landed(NamedTuple):
 
 @dataclass(slots=True)
 class Flight:
-    """A launched step. It holds no request: one that ends before it lands is gone.
+    """A launched step. It refers to its requests weakly, because they may end first.
 
-    A request has a row of ``sampled`` for its next token and one for each of its ``drafts``.
+    A request has one row of ``sampled`` for its next token and one for each of its ``drafts``.
     """
 
     requests: list[ref[Request]]
     drafts: list[Sequence[int]]
     sampled: Sampled | None
     landed: Any
-    """The CUDA event after the copy of the tokens; None on a CPU."""
+    """CUDA event recorded after the tokens were copied to the host; None on a CPU."""
     scored: Scored | None = None
 
     def scores(self) -> list[PromptScores]:
-        """Wait for the step; what it tells of prompts of requests that are still there."""
+        """Wait for the step; return the prompt log probabilities of requests that still exist."""
         if self.scored is None:
             return []
         if self.landed is not None:
@@ -78,7 +77,7 @@ class Flight:
         return self.scored.landed()
 
     def land(self) -> list[Landed]:
-        """Wait for the step; the next tokens of each request that is still there."""
+        """Wait for the step; return the next tokens of each request that still exists."""
         if self.sampled is None:
             return []
         if self.landed is not None:
@@ -98,7 +97,7 @@ class Flight:
 
 
 class Runner(Forward):
-    """A :class:`Forward` that knows requests. ``leader`` commands the other ranks, if any."""
+    """A :class:`Forward` for scheduled requests. ``leader`` commands the other ranks, if any."""
 
     def __init__(
         self,
@@ -112,14 +111,14 @@ class Runner(Forward):
         super().__init__(model, num_blocks, block_size, memory, kv_dtype)
         self._leader = leader
         self.pools: list[rank_ipc.PoolMade] = []
-        """Those of the other ranks."""
+        """The KV pools of the other ranks."""
         if leader is not None:
             shared = memory is not None
             command = rank_ipc.CreatePool(num_blocks, block_size, model.kv.layers, shared)
             self.pools = leader.ask(command, rank_ipc.PoolMade)
 
     def block_sums(self, blocks: Sequence[int]) -> list[int]:
-        """Return a sum of what each of ``blocks`` holds on all ranks."""
+        """Return a checksum of each of ``blocks`` over all ranks."""
         sums = super().block_sums(blocks)
         if self._leader is None:
             return sums
@@ -127,29 +126,35 @@ class Runner(Forward):
         return add_sums([sums, *(answer.sums for answer in others)])
 
     def capture_graphs(
-        self, max_num_seqs: int, max_blocks: int, later: bool = False, longest: int = 0
+        self, max_rows: int, max_blocks: int, later: bool = False, longest: int = 0
     ) -> None:
-        """Capture on every rank at the same time: the collectives are part of the graphs."""
-        with self._together(rank_ipc.PrepareGraphs(max_num_seqs, max_blocks, later, longest)):
-            super().capture_graphs(max_num_seqs, max_blocks, later, longest)
+        """Capture on every rank at the same time, because graphs contain collectives."""
+        with self._together(rank_ipc.PrepareGraphs(max_rows, max_blocks, later, longest)):
+            super().capture_graphs(max_rows, max_blocks, later, longest)
 
     def capture_more(self) -> bool:
-        """Do one more piece on every rank. False when none is missing."""
+        """Capture one more graph on every rank. Return False if none is missing."""
         if not self.incomplete:
             return False
         with self._together(rank_ipc.CaptureGraph()):
             return super().capture_more()
+
+    @property
+    def graph_bytes(self) -> int:
+        """Device memory of the captured steps, of all ranks."""
+        others = [] if self._leader is None else self._leader.accounts()
+        return super().graph_bytes + sum(rank.graph_bytes for rank in others)
 
     def _together(self, command: rank_ipc.Command) -> AbstractContextManager[None]:
         return nullcontext() if self._leader is None else self._leader.together(command)
 
     @torch.inference_mode()
     def launch(self, chunks: Sequence[Chunk]) -> Flight:
-        """Compute ``chunks``; those that end get a token, which the flight brings.
+        """Launch a step of ``chunks``, and sample a token for each chunk that ends a sequence.
 
-        Decode rows must not be mixed in behind prefill chunks, so the order here is this method's.
-        Raises :class:`plimsoll_engine.errors.RanksLost` where several ranks are at work
-        on the step and it fails; whatever else it raises concerns this step alone.
+        Decode rows must precede prefill rows, so this method orders the chunks. Raises
+        :class:`plimsoll_engine.errors.RanksLost` if the step fails with several ranks; any other
+        exception concerns this step alone.
         """
         chunks = sorted(chunks, key=place)
         ending = [chunk for chunk in chunks if chunk.ends]
@@ -171,7 +176,7 @@ class Runner(Forward):
         return self._take_off(ending, sampled, told)
 
     def _by_row(self, chunks: Sequence[Chunk]) -> bool:
-        """Whether a captured decode step computes these prompts, too: they are short.
+        """Return whether these prompts are short enough for a captured decode step.
 
         Launching a step's kernels one by one takes the host longer than the device computes them.
         """
@@ -193,12 +198,12 @@ class Runner(Forward):
     def _next_tokens(
         self, inputs: Inputs, chunks: Sequence[Chunk], made: Plan
     ) -> Sampled | Exception | None:
-        """Return what rank 0 samples, or why it cannot: the other ranks get tokens all the same.
+        """Return the sampled tokens, or the exception if sampling fails; None without a row.
 
-        So the failure is that of a request, and the group goes on.
+        After a failure the other ranks still receive tokens, so that only a request fails.
         """
         tokens, logits = self.compute(inputs, chunks)
-        # This may be a graph's own memory. What reads it is launched before the next replay.
+        # This may be a graph's own memory. All readers are launched before the next replay.
         if tokens is not None and inputs.greedy:
             self.newest = tokens
             return Sampled(tokens)
@@ -228,17 +233,17 @@ class Runner(Forward):
 
     @property
     def needs_media(self) -> bool:
-        """Whether every request must have an image or a sound: all its tokens attend to it."""
+        """Whether every request must have a medium, because all its tokens attend to it."""
         return (
             self.outputs is not None and isinstance(self.model, MediaModel) and self.model.lifelong
         )
 
     def example_media(self) -> list[Media]:
-        """One of the largest media that the model takes, none where it takes text alone."""
+        """Return one of the largest media of the model; an empty list for a text model."""
         return [self.model.example()] if isinstance(self.model, MediaModel) else []
 
     def close(self) -> None:
-        """As in every rank, and in every rank."""
+        """Close this rank's model and pool, and have the other ranks drop theirs."""
         leader, self._leader = self._leader, None
         super().close()
         if leader is not None:

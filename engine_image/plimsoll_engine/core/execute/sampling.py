@@ -1,9 +1,8 @@
-"""From logits to the next token of each row.
+"""Samples the next token of each row of logits.
 
-The noise of output token i of a request depends on (seed, i) and the number of the token alone
-(kernels/draw.py): not on the batch, the device, or how often the request was preempted or carried
-to another worker. Each row gets only the work that it asks for: a greedy one an argmax, a plain
-draw no sort.
+The noise of output token i of a request depends only on (seed, i) and the token ID
+(kernels/draw.py), not on the batch, the device, preemptions or restarts. A row costs only what it
+requests: a greedy row an argmax, a row without filters no sort.
 """
 
 from __future__ import annotations
@@ -22,22 +21,20 @@ from plimsoll_engine.kernels.draw import noise
 from plimsoll_engine.messages.worker_ipc import Logprobs, Sampling
 
 WORKSPACE_ELEMENTS = 1 << 23
-"""Probabilities of filtered rows are float64, several buffers of them: so many at once, 64 MiB a
-buffer, and one row at least."""
+"""Elements of filtered rows sorted at once, in several float64 buffers of 64 MiB."""
 INT32_BITS = 32
 NO_TOKEN = -1
-"""Of a row whose best logit is no number, or of which nothing is allowed."""
+"""Marks a row without a token: its best logit is not finite, or no token is allowed."""
 GREEDY_BELOW = 1e-5
 """A temperature below this is greedy, as in vLLM: the quotient would overflow."""
 
 
 class Row(NamedTuple):
-    """What one row wants.
+    """How to sample one row.
 
-    ``position`` is the number of output tokens that its request already has, ``counts`` those
-    tokens where a penalty needs them, ``allowed`` the mask of a grammar or of allowed tokens: the
-    bit of token t is bit t % 32 of little-endian int32 word t // 32. ``banned`` are tokens that
-    would complete a bad word.
+    ``position`` is the number of output tokens so far, ``counts`` counts them if a penalty needs
+    it, and ``allowed`` is the mask of a grammar or of allowed tokens: token t is bit t % 32 of the
+    little-endian int32 word t // 32. ``banned`` tokens would complete a bad word.
     """
 
     sampling: Sampling
@@ -49,7 +46,7 @@ class Row(NamedTuple):
 
 @dataclass(slots=True)
 class _Draws:
-    """Rows to be drawn: their numbers, (1 / temperature, top_k, top_p, min_p) and key of each."""
+    """Rows to draw: index, (1 / temperature, top_k, top_p, min_p) and noise key of each."""
 
     rows: list[int] = field(default_factory=list)
     knobs: list[tuple[float, float, float, float]] = field(default_factory=list)
@@ -58,7 +55,7 @@ class _Draws:
 
 @dataclass(slots=True)
 class Plan:
-    """The rows of one step sorted by what they want; made on the host, before logits exist."""
+    """The rows of one step grouped by how they are sampled; made before the logits exist."""
 
     edits: Edits = field(default_factory=Edits)
     plain: _Draws = field(default_factory=_Draws)
@@ -72,7 +69,7 @@ class Plan:
 
     @property
     def greedy(self) -> bool:
-        """Whether every row wants the best token as the logits are, and nothing else."""
+        """Whether every row takes the argmax of the unedited logits, without log probabilities."""
         wanted = self.edits, self.plain.rows, self.filtered.rows, self.masks, self.logprob_rows
         return not any(wanted)
 
@@ -81,8 +78,8 @@ class Plan:
 class Sampled:
     """``tokens`` is int64 [rows] on the logits' device, NO_TOKEN for a row that has none.
 
-    The others are of the rows that asked for log probabilities: ``chosen`` [n], ``top_ids`` and
-    ``top`` [n, most asked for]; ``named_values`` [n, most named] of those that name the tokens.
+    Rows with log probabilities have ``chosen`` [n], ``top_ids`` and ``top`` [n, largest request];
+    rows that name their tokens also ``named_values`` [n, most named].
     """
 
     tokens: torch.Tensor
@@ -96,10 +93,7 @@ class Sampled:
     named_values: torch.Tensor | None = None
 
     def to_host(self) -> Sampled:
-        """Return the same on the host, once the stream has come so far.
-
-        The copies go to pinned memory.
-        """
+        """Return copies in pinned host memory, valid once the stream has reached this point."""
 
         def copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
             return None if tensor is None else tensor.to("cpu", non_blocking=True)
@@ -111,7 +105,7 @@ class Sampled:
         )  # fmt: skip
 
     def logprobs(self) -> dict[int, Logprobs]:
-        """By row, on the host."""
+        """Return the log probabilities by row; the tensors must be on the host."""
         if self.chosen is None or self.top_ids is None or self.top is None:
             return {}
         columns = self.chosen.tolist(), self.top_ids.tolist(), self.top.tolist()
@@ -127,7 +121,7 @@ class Sampled:
 
 
 def _named(token: int, chosen: float, ids: list[int], values: list[float]) -> Logprobs:
-    """Return what a row says that names its tokens: of the chosen one as well, as in vLLM."""
+    """Return the log probabilities of named tokens and of the chosen one, as in vLLM."""
     values = values[: len(ids)]
     if token in ids:
         return Logprobs(chosen, ids, values)
@@ -135,14 +129,14 @@ def _named(token: int, chosen: float, ids: list[int], values: list[float]) -> Lo
 
 
 def key(seed: int, position: int) -> tuple[int, int]:
-    """Return two int32 words that the noise of output token ``position`` is made of."""
+    """Return the noise key of output token ``position``: two int32 words."""
     digest = blake2b(f"{seed}:{position}".encode(), digest_size=8).digest()
     first, second = unpack("<ii", digest)
     return first, second
 
 
 def plan(rows: Sequence[Row]) -> Plan:
-    """Sort out what the rows want."""
+    """Group ``rows`` by how they are sampled."""
     made = Plan()
     for number, (sampling, position, counts, allowed, banned) in enumerate(rows):
         made.edits.collect(number, sampling, position, counts, banned)
@@ -173,9 +167,9 @@ def plan(rows: Sequence[Row]) -> Plan:
 
 
 def sample(logits: torch.Tensor, made: Plan) -> Sampled:
-    """Return the next token, int64 [rows], of ``logits`` [rows, vocabulary].
+    """Return the next token of each row of ``logits`` [rows, vocabulary].
 
-    Any floating dtype; they may be written over.
+    The logits have any floating dtype and may be overwritten.
     """
     raw = None
     if made.logprob_rows:
@@ -207,7 +201,7 @@ def sample(logits: torch.Tensor, made: Plan) -> Sampled:
 
 
 def _tell_named(sampled: Sampled, raw: torch.Tensor, made: Plan) -> None:
-    """Add the log probabilities of the tokens that rows name; ``raw`` is of all that want some."""
+    """Add the log probabilities of named tokens; ``raw`` has all rows with log probabilities."""
     if not made.named_rows:
         return
     most = max(map(len, made.named))
@@ -220,7 +214,7 @@ def _tell_named(sampled: Sampled, raw: torch.Tensor, made: Plan) -> None:
 
 
 def _mask(logits: torch.Tensor, made: Plan) -> None:
-    """Take away every token that a grammar, or the list of allowed ones, does not allow next."""
+    """Set the logits of tokens that a mask does not allow to minus infinity, in place."""
     if not made.masked_rows:
         return
     width = max(4, *map(len, made.masks))  # what a shorter mask does not reach, it does not allow
@@ -241,7 +235,7 @@ def _draw(logits: torch.Tensor, knobs: torch.Tensor, keys: torch.Tensor) -> torc
 
 
 def _draw_filtered(logits: torch.Tensor, knobs: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """As vLLM: top_p is a share of what min_p and top_k leave."""
+    """Draw after filtering; as in vLLM, top_p is a share of what min_p and top_k leave."""
     scale, top_k, top_p, min_p = knobs.unsqueeze(-1).unbind(dim=1)
     ordered, tokens = logits.sort(dim=-1, descending=True, stable=True)
     scores = ordered.float() * scale

@@ -1,11 +1,10 @@
-"""Structured output: grammars compiled off the worker's loop, and what they allow next.
+"""Compiles grammars for structured output, outside the worker's loop.
 
-llguidance does the parsing. A grammar that is not in the cache is compiled twice: first in a
-process that is killed where it takes too much (:mod:`plimsoll_engine.core.grammar.trial`), then,
-known to be bounded, here in a thread. :mod:`plimsoll_engine.core.grammar.queue` says whose is next.
-What may come next in an output is computed beside the steps
-(:mod:`plimsoll_engine.core.grammar.matcher`). The threads hold the interpreter's lock only between
-these, so streams go on meanwhile.
+llguidance does the parsing. A grammar that is not cached is compiled twice: first in a process that
+is killed at its limits (:mod:`plimsoll_engine.core.grammar.trial`), then, known to be bounded, in a
+thread of the worker. :mod:`plimsoll_engine.core.grammar.queue` orders the compilations, and
+:mod:`plimsoll_engine.core.grammar.matcher` computes the allowed next tokens. llguidance releases
+the interpreter's lock, so streams continue meanwhile.
 """
 
 from __future__ import annotations
@@ -51,33 +50,33 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 SLOTS = 2
-"""Compilations at once; a tenant has one of them at most."""
+"""Number of concurrent compilations; each tenant has at most one."""
 CACHE_BYTES = 64 << 20
 BASE_BYTES, BYTES_PER_CHARACTER = 96 << 10, 128
-"""A compiled grammar's memory at least, where its trial told less. Measured with mallinfo2 and a
-vocabulary of 150,000 tokens: 43-79 KiB and 52-120 bytes for each character of the text."""
+"""Minimum memory charged for a compiled grammar, even if its trial measured less. Measured with
+mallinfo2 and a vocabulary of 150,000 tokens: 43-79 KiB and 52-120 bytes a character of text."""
 TOKENIZER_BYTES_PER_FILE_BYTE = 20
-"""Of the token trie, measured the same way: 97 MB for a tokenizer.json of 4.9 MB."""
+"""Memory of the token trie, measured the same way: 97 MB for a tokenizer.json of 4.9 MB."""
 REFUSED_BYTES, REFUSAL_BYTES = 64 << 10, 400
-"""Grammars that are remembered as refused, and each of them beside its message: a digest and its
-entries in the cache's dictionaries (CPython 3.11, rounded up)."""
+"""Capacity of the cache of refused grammars, and the size of an entry without its message: a digest
+and dictionary entries (CPython 3.11, rounded up)."""
 
 BLANK = "\u2581"
-"""A space in the tokens of sentencepiece's tokenizers."""
+"""The space in tokens of sentencepiece tokenizers."""
 
 LIMITS = LLParserLimits(
     max_lexer_states=20_000,  # 1-2 KB each
-    verbose_errors=False,  # they would tell one client of the parser's inside, at length
+    verbose_errors=False,  # they are long and describe the parser's internals
 )
 
 JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \t\r\n]{0,20}"}
-"""What stands between two parts of JSON: deep indentation, but no endless line breaks."""
+"""Whitespace in JSON: enough for deep indentation, but no endless line breaks."""
 
 _LARK = re.compile(
     r'"(?:\\.|[^"\\])*"|/(?:\\.|[^/\\])+/|//[^\n]*|(<[^<>\s\[][^<>\s]*>)|(%json\s*\{)(\s*\})?'
 )
-"""Strings, regular expressions, comments; a token's name (group 1); a schema's begin (2), and its
-end where it is empty (3)."""
+"""Strings, regular expressions, comments; a token's name (group 1); the start of a schema (2), and
+its end if it is empty (3)."""
 
 Key = tuple[str, str]
 _LACKING = (TrialFailed, OSError, MemoryError, RuntimeError)
@@ -85,9 +84,9 @@ _LACKING = (TrialFailed, OSError, MemoryError, RuntimeError)
 
 
 class GrammarError(ValueError):
-    """The grammar cannot be used; ``why`` says why not, ``field`` where the client gave it.
+    """A grammar cannot be used; ``field`` is the request field that contains it.
 
-    ``unavailable``: it may be sound, and could not be compiled now.
+    With ``unavailable`` it may be valid but could not be compiled now.
     """
 
     def __init__(self, field: str, why: str, unavailable: bool = False) -> None:
@@ -98,10 +97,10 @@ class GrammarError(ValueError):
 
 
 class Vocabulary:
-    """The token trie of a checkpoint; ``added`` are the numbers of its added tokens, by text.
+    """The token trie of a checkpoint; ``added`` maps the text of added tokens to their IDs.
 
-    Making it takes a second for a large vocabulary and holds the interpreter's lock, so it is made
-    before the worker serves, once for all workers.
+    Building it takes a second for a large vocabulary and holds the interpreter's lock, so it is
+    built once for all workers, before they serve.
     """
 
     def __init__(
@@ -118,8 +117,8 @@ class Vocabulary:
     def load(cls, model: Path) -> Vocabulary | None:
         """Return the vocabulary of the checkpoint in ``model``.
 
-        None where llguidance cannot read its tokenizer.json, or no token ends a text: then grammars
-        are refused, and everything else works.
+        None if llguidance cannot read its tokenizer.json, or no token ends a text; then only
+        requests with grammars are refused.
         """
         try:
             checkpoint = Checkpoint.read(model)
@@ -141,11 +140,7 @@ class Vocabulary:
         return compiled
 
     def attempt(self, grammar: Grammar) -> Passed | GrammarRefused:
-        """Compile ``grammar`` and what it allows first.
-
-        The bytes are those of the compiled grammar while it exists, so malloc is asked before it
-        goes.
-        """
+        """Compile ``grammar`` and its first mask; return its memory or why it is refused."""
         before = host_memory.malloc()[0] or 0
         try:
             compiled = self.compile(grammar)
@@ -163,7 +158,7 @@ Outcome = Matcher | GrammarError | TrialsLost
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class _Job:
-    """The compilation for one request. ``future`` is None while it waits for its turn."""
+    """The compilation for one request. ``future`` is None while it is queued."""
 
     number: int
     grammar: Grammar
@@ -175,9 +170,9 @@ class _Job:
 
 
 class Grammars:
-    """The compiler of one worker.
+    """The grammar compiler of one worker, called by its loop only.
 
-    Its loop alone calls this. Without ``trials`` nothing bounds the time of a compilation.
+    Without ``trials`` the time of a compilation is not bounded.
     """
 
     def __init__(
@@ -194,11 +189,11 @@ class Grammars:
         self._threads: ThreadPoolExecutor | None = None
         self._queue = GrammarQueue(SLOTS)
         self._jobs: dict[str, _Job] = {}
-        """By request."""
+        """By request ID."""
         self._numbers = itertools.count()
         self._queued: dict[int, _Job] = {}
         self._under_way: dict[int, _Job] = {}
-        """By number; also those of requests that were aborted."""
+        """By number, including those of aborted requests."""
         self.masks = Masks(STACK_BYTES)
 
     def __len__(self) -> int:
@@ -211,17 +206,14 @@ class Grammars:
     def begin(
         self, request_id: str, grammar: Grammar, output_ids: Sequence[int], tenant: str = ""
     ) -> None:
-        """Compile ``grammar``, for a request that has ``output_ids`` already."""
+        """Queue the compilation of ``grammar`` for a request with the output ``output_ids``."""
         job = _Job(next(self._numbers), grammar, list(output_ids), tenant)
         self._jobs[request_id] = self._queued[job.number] = job
         self._queue.add(job.number, tenant, len(grammar.text))
         self._start()
 
     def drop(self, request_id: str) -> bool:
-        """Forget a request that ended; return False where nothing is compiled for it.
-
-        Its trial is killed.
-        """
+        """Cancel the compilation of a request that ended; return False if it has none."""
         job = self._jobs.pop(request_id, None)
         if job is None:
             return False
@@ -233,9 +225,9 @@ class Grammars:
         return True
 
     def finished(self, wait_s: float = 0.0) -> list[tuple[str, Matcher | GrammarError]]:
-        """Return the requests whose grammar is ready or wrong.
+        """Return the requests whose compilation has ended, with its outcome.
 
-        Waits so long for the first of them. Raises :class:`TrialsLost`.
+        Wait up to ``wait_s`` for the first one. Raises :class:`TrialsLost`.
         """
         if not self._jobs:
             return []
@@ -247,9 +239,9 @@ class Grammars:
         return outcomes
 
     def refuse(self, matcher: Matcher) -> GrammarError:
-        """Return what the request of a grammar that is overdue is told.
+        """Return the error for the request of an overdue ``matcher``.
 
-        One that took its CPU time is refused for good.
+        If the grammar used up its CPU time, it is refused from now on.
         """
         if not self.masks.spent(matcher):
             why = "the machine is too busy to tell which token may come next: send it again"
@@ -263,11 +255,11 @@ class Grammars:
         return GrammarError(matcher.field, why)
 
     def _remember(self, key: Key, why: str) -> None:
-        """Refuse this grammar from now on; the lock is held."""
+        """Refuse this grammar from now on. The caller holds the lock."""
         self._refused.put(_digest(key), why, REFUSAL_BYTES + len(why))
 
     def flush(self) -> int:
-        """Forget every compiled grammar; the bytes given back."""
+        """Drop every cached grammar, and return the freed bytes."""
         with self._lock:
             held = self._cache.used
             self._cache.evict(held)
@@ -275,13 +267,13 @@ class Grammars:
 
     @property
     def bytes(self) -> int:
-        """Host bytes of compiled grammars, of those being compiled, and of the vocabulary."""
+        """Host bytes of cached grammars, of running trials, and of the vocabulary."""
         trials = sum(job.trial.bytes for job in self._under_way.values())
         return self._cache.used + self._refused.used + trials + self._vocabulary_bytes
 
     @property
     def bytes_bound(self) -> int:
-        """The most that :attr:`bytes` can be."""
+        """Upper bound of :attr:`bytes`."""
         trials = 0 if self._trials is None else SLOTS * BYTES
         caches = self._cache.capacity + self._refused.capacity
         return caches + trials + self._vocabulary_bytes
@@ -291,7 +283,7 @@ class Grammars:
         return 0 if self._vocabulary is None else self._vocabulary.bytes
 
     def close(self) -> None:
-        """End threads and processes and forget everything. Again does nothing more."""
+        """End all threads and trials and drop the cache. A second call does nothing."""
         self._jobs.clear()
         for number in list(self._queued):
             del self._queued[number]
@@ -310,7 +302,7 @@ class Grammars:
     # ---- the queue
 
     def _start(self) -> None:
-        """As many as may be under way."""
+        """Start queued compilations while slots are free."""
         while (number := self._queue.take()) is not None:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(SLOTS, "grammar", _give_way)
@@ -326,14 +318,14 @@ class Grammars:
             self._under_way[number] = job
 
     def _reap(self) -> None:
-        """Free the places of those that are done, and give them away."""
+        """Free the slots of finished compilations, and start the next ones."""
         for number, job in list(self._under_way.items()):
             if job.future is not None and job.future.done():
                 del self._under_way[number]
                 self._queue.done(number, job.seconds)
         self._start()
         if not self._jobs and not self._under_way:
-            self._end_threads()  # they have nothing to do, so this does not wait
+            self._end_threads()  # they are idle, so this does not block
 
     def _end_threads(self) -> None:
         if self._threads is not None:
@@ -343,7 +335,7 @@ class Grammars:
     # ---- in a thread
 
     def _timed(self, job: _Job) -> Outcome:
-        """Return what came of it, and raise nothing: a traceback would hold this frame and job."""
+        """Compile and time ``job``. Errors are returned: a traceback would keep ``job`` alive."""
         begun = time.monotonic()
         try:
             return self._match(job)
@@ -357,7 +349,7 @@ class Grammars:
         finally:
             job.seconds = time.monotonic() - begun
             if len(job.grammar.text) > SMALL_CHARACTERS:
-                # What compiling a large text took is free by now, and malloc would keep it.
+                # Without a trim malloc would keep the memory that compiling a large text took.
                 host_memory.malloc_trim()
 
     def _match(self, job: _Job) -> Matcher:
@@ -376,7 +368,7 @@ class Grammars:
         return found
 
     def _compiled(self, key: Key, job: _Job) -> tuple[LLMatcher, int]:
-        """Untouched, since each request goes on with a copy; and its bytes."""
+        """Return the compiled grammar, which callers must copy, and its bytes."""
         grammar = job.grammar
         size = BASE_BYTES + BYTES_PER_CHARACTER * len(grammar.text)
         with self._lock:
@@ -395,7 +387,7 @@ class Grammars:
         return compiled, size
 
     def _try(self, key: Key, job: _Job) -> int:
-        """Return the bytes that the grammar takes; 0 where nobody tried it. Raises GrammarError."""
+        """Return the grammar's bytes by its trial; 0 without trials. Raises GrammarError."""
         if self._trials is None or self._vocabulary is None:
             return 0
         verdict = job.trial.run(self._trials, job.grammar)
@@ -407,7 +399,7 @@ class Grammars:
         return verdict.bytes
 
     def compile(self, grammar: Grammar) -> LLMatcher:
-        """Return a new matcher, past the cache. Raises :class:`GrammarError`."""
+        """Return a new matcher without using the cache. Raises :class:`GrammarError`."""
         if self._vocabulary is None:
             raise GrammarError(
                 grammar.field,
@@ -418,7 +410,7 @@ class Grammars:
 
 
 def _give_way() -> None:
-    """Streams go before compilations."""
+    """Lower this thread's priority, so that streams go first."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
@@ -436,19 +428,18 @@ def _outcome(job: _Job) -> Matcher | GrammarError:
 
 
 def _names(merge: str | list[str]) -> tuple[str, str, str]:
-    """Return the two parts of a merge and what they make."""
+    """Return the two parts of a merge and its result."""
     first, second = merge.split(" ", 1) if isinstance(merge, str) else merge
     return first, second, first + second
 
 
 def _for_grammars(tokenizer: Tokenizer) -> tuple[str, dict[str, int]]:
-    """Return ``tokenizer`` as JSON for llguidance, and the numbers of its added tokens by text.
+    """Return ``tokenizer`` as JSON for llguidance, and the IDs of its added tokens by text.
 
-    An added token is no spelling of its own text: ``<|im_end|>`` in a JSON string would end the
-    text there. So each is special and has a name that no text holds. Those that the text may need
-    stay as they are: blanks, and what other tokens may be unable to spell. Each number that the
-    vocabulary leaves out gets a token, too: llguidance counts them, and takes their number for the
-    largest one.
+    An added token must not spell its own text: ``<|im_end|>`` in a JSON string would end the text
+    there. So each becomes special and gets a name that occurs in no text. Exceptions are blanks and
+    tokens whose text no other tokens may be able to spell. IDs missing from the vocabulary get a
+    token as well, because llguidance takes the number of tokens for the largest ID.
     """
     content = json.loads(tokenizer.to_str())
     model, added = content["model"], content["added_tokens"]
@@ -465,7 +456,7 @@ def _for_grammars(tokenizer: Tokenizer) -> tuple[str, dict[str, int]]:
     else:
         model["vocab"] = [[named.get(text, text), *rest] for text, *rest in vocabulary]
     if "merges" in model:
-        # A merge names its parts and its result, and Gemma has some of added tokens.
+        # Gemma has merges whose parts or results are added tokens.
         model["merges"] = [
             merge for merge in model["merges"] if named.keys().isdisjoint(_names(merge))
         ]
@@ -482,7 +473,7 @@ def _for_grammars(tokenizer: Tokenizer) -> tuple[str, dict[str, int]]:
             {"id": number, "content": name, "special": True, "normalized": False}
             | dict.fromkeys(("lstrip", "rstrip", "single_word"), False)
         )
-    content["post_processor"] = None  # it may name a token, and adds what no grammar asks for
+    content["post_processor"] = None  # it may name renamed tokens, and grammars do not need it
     return json.dumps(content), numbers
 
 
@@ -491,7 +482,7 @@ def _unspelled(number: int) -> str:
 
 
 def _source(grammar: Grammar, added: Mapping[str, int]) -> str:
-    """In llguidance's own form. Raises GrammarError."""
+    """Return ``grammar`` in llguidance's form. Raises GrammarError."""
     try:
         match grammar.kind:
             case "json_object":
@@ -506,9 +497,9 @@ def _source(grammar: Grammar, added: Mapping[str, int]) -> str:
 
 
 def _lark(text: str, added: Mapping[str, int]) -> str:
-    """Return a grammar with the numbers of the tokens that it names, as in ``<|im_end|>``.
+    """Return a Lark grammar with token names such as ``<|im_end|>`` replaced by their IDs.
 
-    Its schemas get :data:`JSON_OPTIONS` where they have no options of their own.
+    Its schemas get :data:`JSON_OPTIONS` unless they have options of their own.
     """
     options = f'"x-guidance": {json.dumps(JSON_OPTIONS)}'
 

@@ -1,11 +1,10 @@
-"""How far one request's output has come in its grammar, computed beside the step.
+"""Computes the allowed next tokens of requests with grammars, in threads beside the steps.
 
-What a grammar allows next usually takes a millisecond, but a grammar that a client made for it
-takes seconds, and llguidance can be bounded in items alone. So the computation runs in a thread
-with the interpreter's lock released. A step waits a moment for it; a request that is not ready is
-left out of the step, and one that used :data:`LIMIT_CPU_S` ends. Its thread cannot be ended: it
-goes on at the lowest priority until llguidance's own limits stop it, and while it does the pool has
-another thread for the others.
+A mask usually takes a millisecond, but a malicious grammar can make it take seconds, and llguidance
+bounds only the number of items. So masks are computed in threads with the interpreter's lock
+released. A step waits briefly for them; a request whose mask is not ready skips the step, and one
+that used :data:`LIMIT_CPU_S` ends. Its thread cannot be stopped: it continues at the lowest
+priority until llguidance's own limits end it, and another thread replaces it.
 """
 
 from __future__ import annotations
@@ -20,25 +19,26 @@ from typing import Final
 from llguidance import LLMatcher
 
 GRACE_S = 0.01
-"""How long a step waits. Measured with a vocabulary of 150,000 tokens: schemas and expressions as
-clients write them take 0.1 to 5 ms."""
+"""How long a step waits for masks. With a vocabulary of 150,000 tokens, typical schemas and
+expressions take 0.1 to 5 ms."""
 LIMIT_CPU_S = 0.5
 LIMIT_WALL_S = 10.0
-"""For a request whose thread gets no CPU time, or that gets no thread."""
+"""Limit for a mask whose thread gets no CPU time, or that gets no thread."""
 THREADS = 2
-"""Those that are at work on something fast."""
+"""Number of threads besides those with slow masks."""
 MAX_THREADS = 8
 TENANT_SLOW = 2
-"""A tenant with so many slow computations gets no further thread before one of them ends."""
+"""Number of slow masks of a tenant at which it gets no further thread."""
 
 ERROR_CHARACTERS = 500
 
 
 class Matcher:
-    """Where a request's output is in its grammar.
+    """The state of one request's output in its grammar.
 
-    ``mask`` has one bit for each token that may come next, little-endian. While ``busy`` it is that
-    of the token before. ``error`` ends the request.
+    ``mask`` has a bit for each token, little-endian, set if the token may come next. While ``busy``
+    the mask is the previous one. ``bytes`` is the size of the compiled grammar. ``error`` ends the
+    request.
     """
 
     __slots__ = (
@@ -62,41 +62,40 @@ class Matcher:
         self.bytes = size_bytes
         self.tenant = tenant
         self.key = key
-        """The size of the compiled grammar."""
         self.mask = b""
         self.error: str | None = None
         self.complete = False
-        """Whether the output matches and nothing may follow."""
+        """Whether the output matches and no token may follow."""
         self.busy = False
         self.slow = False
-        """A step has waited in vain for it, and does not again."""
+        """Whether its mask took longer than a step waits; steps no longer wait for it."""
         self.look()
 
     def take(self, token_id: int) -> None:
-        """Take in the next token of the output, which ends a text that is complete."""
+        """Advance by the next output token. It is ignored if the output is complete."""
         if self.complete:
             return
         self._matcher.consume_token(token_id)
         self.look()
 
     def look(self) -> None:
-        """Compute what the present state allows."""
+        """Compute the mask of the current state."""
         self.complete = self._matcher.is_stopped() and not self._matcher.is_error()
-        if not self.complete or not self.mask:  # an end alone, where the output is complete already
+        if not self.complete or not self.mask:  # the first mask may allow only the end
             self.mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             self.error = short(self._matcher.get_error())
 
 
 def short(message: str) -> str:
-    """Return an error of llguidance for a client: nothing of the inside, and not at length."""
+    """Return an error of llguidance for a client: short and without internals."""
     if message.startswith("panic"):
         return "it is too large or too complex"
     return message.partition("\n<")[0][:ERROR_CHARACTERS]
 
 
 class _Thread(threading.Thread):
-    """Advances one matcher after the other. The pool's thread alone reads and sets ``job``."""
+    """Advances one matcher at a time. Only the owner of the pool reads and sets ``job``."""
 
     def __init__(self, done: SimpleQueue[_Thread]) -> None:
         super().__init__(name="grammar mask", daemon=True)
@@ -112,7 +111,7 @@ class _Thread(threading.Thread):
         self._inbox.put((matcher, token_id))
 
     def cpu_s(self) -> float:
-        """CPU time of this thread so far."""
+        """Return the CPU time of this thread in seconds."""
         assert self.ident is not None
         return time.clock_gettime(time.pthread_getcpuclockid(self.ident))
 
@@ -131,26 +130,26 @@ class _Thread(threading.Thread):
 
 
 class Masks:
-    """The threads of one worker. Its loop alone calls this."""
+    """The threads of one worker, called by its loop only."""
 
     def __init__(self, stack_bytes: int) -> None:
         self._stack_bytes = stack_bytes
         self._threads: list[_Thread] = []
         self._idle: list[_Thread] = []
         self._waiting: list[tuple[Matcher, int, float]] = []
-        """With the time of their arrival."""
+        """Matcher, token and time of arrival."""
         self._done: SimpleQueue[_Thread] = SimpleQueue()
 
     def advance(self, matcher: Matcher, token_id: int) -> None:
-        """Take the token in and compute what may follow; ``matcher.busy`` until that is done."""
+        """Advance ``matcher`` by a token in a thread; it is ``busy`` until that is done."""
         matcher.busy = True
         self._waiting.append((matcher, token_id, time.monotonic()))
         self._dispatch()
 
     def wait(self, timeout_s: float, idle: bool = False) -> None:
-        """Until all are done that are not slow, at most so long; those that are left are slow.
+        """Wait for the masks that are not slow, at most ``timeout_s``; mark the rest as slow.
 
-        Where the worker is ``idle``, until one is done in any case.
+        If the worker is ``idle``, wait for slow ones as well until one is done.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -170,7 +169,7 @@ class Masks:
         self._dispatch()
 
     def overdue(self, matcher: Matcher) -> bool:
-        """Whether it had all the time that it may have; then its thread gives way to all others."""
+        """Return whether ``matcher`` used up its time; if so, lower its thread's priority."""
         thread = self._thread_of(matcher)
         if thread is None:
             waiting = next((entry for entry in self._waiting if entry[0] is matcher), None)
@@ -185,7 +184,7 @@ class Masks:
         return True
 
     def spent(self, matcher: Matcher) -> bool:
-        """Whether it had all the CPU time that it may have."""
+        """Return whether ``matcher`` used up its CPU time."""
         thread = self._thread_of(matcher)
         return thread is not None and thread.cpu_s() - thread.cpu_since >= LIMIT_CPU_S
 
@@ -193,7 +192,7 @@ class Masks:
         return next((thread for thread in self._busy if thread.job is matcher), None)
 
     def close(self) -> None:
-        """End the threads; one that is at work ends when llguidance lets it."""
+        """End the threads; a busy one ends when llguidance returns."""
         for thread in self._threads:
             thread.end()
         self._threads, self._idle, self._waiting = [], [], []
@@ -204,12 +203,12 @@ class Masks:
 
     def _finished(self, thread: _Thread) -> None:
         if thread.job is None:
-            return  # of before a close
+            return  # it was closed meanwhile
         slow, thread.job.busy = thread.job.slow, False
-        # A pause of the machine made it slow, not its grammar, where it needed little CPU time.
+        # If it used little CPU time, the machine was slow and not the grammar.
         thread.job.slow = thread.cpu_s() - thread.cpu_since >= GRACE_S
         thread.job = None
-        if slow:  # it may be at the lowest priority, and others have taken its place
+        if slow:  # it may have the lowest priority, and another thread replaced it
             self._threads.remove(thread)
             thread.end()
         else:
@@ -217,7 +216,7 @@ class Masks:
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Give what waits to the threads that are free."""
+        """Assign waiting matchers to free threads."""
         left: list[tuple[Matcher, int, float]] = []
         for matcher, token_id, since in self._waiting:
             thread = None if self._has_enough(matcher.tenant) else self._free_thread()
@@ -242,7 +241,7 @@ class Masks:
         before = threading.stack_size(self._stack_bytes)
         try:
             thread.start()
-        except RuntimeError:  # the machine has none left
+        except RuntimeError:  # the process may start no more threads
             return None
         finally:
             threading.stack_size(before)

@@ -1,9 +1,9 @@
-"""Whose grammar is compiled next: fair between tenants, then between small and large ones. Pure.
+"""Orders grammar compilations: fair between tenants, then between small and large texts. Pure.
 
-A tenant has one compilation under way at a time, and of the tenants that wait the one whose
-grammars took the fewest seconds is next. Among a tenant's own, small and large texts take turns by
-the same rule, so a short expression is not behind thirty long ones. A tenant's seconds begin,
-whenever it comes back, at the lowest of those that are here.
+A tenant has one compilation under way at a time, and the waiting tenant whose grammars took the
+fewest seconds is next. Within a tenant small and large texts take turns by the same rule, so that a
+short expression does not wait for thirty long ones. A tenant that returns starts with the lowest
+seconds of the tenants present.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SMALL_CHARACTERS = 4 << 10
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One compilation. ``large``: by the length of its text."""
+    """One queued compilation; ``large`` depends on the length of its text."""
 
     number: int
     tenant: str
@@ -24,43 +24,40 @@ class Waiting:
 
 
 class GrammarQueue:
-    """Numbers of compilations, each of a tenant; at most ``slots`` of them are under way."""
+    """The queue of compilations, identified by number; at most ``slots`` are under way."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._waiting: dict[int, Waiting] = {}
-        """In the order of arrival."""
+        """By number, in the order of arrival."""
         self._under_way: dict[int, Waiting] = {}
         self._seconds: dict[str, float] = {}
         self._seconds_of: defaultdict[tuple[str, bool], float] = defaultdict(float)
 
     def __len__(self) -> int:
-        """Compilations that wait."""
+        """Return the number of compilations that wait."""
         return len(self._waiting)
 
     @property
     def under_way(self) -> int:
-        """How many grammars are being compiled."""
+        """Number of compilations under way."""
         return len(self._under_way)
 
     def add(self, number: int, tenant: str, characters: int) -> None:
-        """Queue a grammar of so many characters.
-
-        A tenant that is new starts level with the least served.
-        """
+        """Queue the compilation of a grammar of ``characters`` characters."""
         if tenant not in self._seconds:
             self._seconds[tenant] = min(self._seconds.values(), default=0.0)
         self._waiting[number] = Waiting(number, tenant, characters > SMALL_CHARACTERS)
 
     def take(self) -> int | None:
-        """Return the next one, which is under way from now on; None where none may begin."""
+        """Start the next compilation and return its number; None if none may start."""
         if len(self._under_way) >= self._slots:
             return None
         busy = {one.tenant for one in self._under_way.values()}
         free = [one for one in self._waiting.values() if one.tenant not in busy]
         if not free:
             return None
-        # min keeps the first, and so the oldest, of equals.
+        # Of equals min returns the first one, which is the oldest.
         one = min(
             free,
             key=lambda w: (self._seconds[w.tenant], self._seconds_of[w.tenant, w.large]),
@@ -69,7 +66,7 @@ class GrammarQueue:
         return one.number
 
     def discard(self, number: int) -> bool:
-        """Nobody waits for it any more; False where it is under way, and then goes on."""
+        """Remove a waiting compilation; return False if it is under way, where it stays."""
         one = self._waiting.pop(number, None)
         if one is None:
             return False
@@ -77,14 +74,14 @@ class GrammarQueue:
         return True
 
     def done(self, number: int, seconds: float) -> None:
-        """Charge a tenant with the seconds that its compilation took."""
+        """End a compilation, and charge its tenant with the ``seconds`` that it took."""
         one = self._under_way.pop(number)
         self._seconds[one.tenant] += seconds
         self._seconds_of[one.tenant, one.large] += seconds
         self._forget(one.tenant)
 
     def _forget(self, tenant: str) -> None:
-        """Drop the account of a tenant without any compilation."""
+        """Drop the account of ``tenant`` if it has no compilation left."""
         here = (*self._waiting.values(), *self._under_way.values())
         if all(one.tenant != tenant for one in here):
             del self._seconds[tenant]

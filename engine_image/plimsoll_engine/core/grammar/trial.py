@@ -1,12 +1,12 @@
-"""A grammar's first compilation, in a process that is killed where it takes too much.
+"""Compiles a grammar for the first time in a process that is killed at its limits.
 
-llguidance bounds counts of items and states, not seconds: 64 KiB of text can take minutes. So a
-grammar that nobody has compiled yet is tried first. The worker forks a server as the first thing
-that it does, with one thread and no CUDA context; the server forks a process for each trial, which
-shares the token trie, compiles under limits of CPU time and memory, says what the grammar takes and
-exits. What passed is then compiled in the worker in the same time.
+llguidance bounds the number of items and states, not seconds: 64 KiB of text can take minutes. So a
+new grammar gets a trial first. The worker forks a server before anything else, while it has one
+thread and no CUDA context. The server forks a process for each trial, which shares the token trie,
+compiles within limits of CPU time and memory, reports the grammar's size and exits. A grammar that
+passed is then compiled in the worker in about the same time.
 
-The worker ends where the server does, and the server and all trials where the worker does.
+The worker ends if the server does, and the server and all trials end if the worker does.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from plimsoll_engine.process.parent_death import die_with_parent
 CPU_S = 2
 """A schema of 60 KB with 2,000 properties takes 0.5 s (2 cores, 150,000 tokens)."""
 WALL_S = 20.0
-"""On a machine that has no CPU time to give."""
+"""Limit for a machine without spare CPU time."""
 BYTES = 256 << 20
-"""Beyond what the process shares with the worker. The largest measured: 57 MiB."""
+"""Limit on memory that is not shared with the worker. The largest measured is 57 MiB."""
 STACK_BYTES = 256 << 20
-"""The compiler recurses once for each step in a chain of rules or references, and a thread whose
-stack overflows ends the process. 64 KiB of text chain 8,000 rules, which overflow 8 MiB and fit
-into 32 MiB. Address space only: pages come with use, and go with the thread."""
+"""Stack of compiling threads. The compiler recurses once for each link in a chain of rules, and a
+stack overflow ends the process. A chain of 8,000 rules, 64 KiB of text, overflows 8 MiB and fits
+into 32 MiB. This is address space only: pages are allocated when touched."""
 NICENESS = 10
-"""Streams go first."""
+"""Niceness of trials, so that streams go first."""
 
 TOO_MUCH = (
     f"it takes more than {CPU_S} s of CPU time or {BYTES >> 20} MiB to compile; make it smaller or"
@@ -49,17 +49,17 @@ TOO_MUCH = (
 
 
 class TrialFailed(Exception):
-    """No process could be had for it; the grammar may be sound."""
+    """No process was available, or it got no CPU time; the grammar may be valid."""
 
 
 class Passed(msgspec.Struct, tag="passed"):
-    """``bytes`` is what the compiled grammar holds."""
+    """The grammar compiles; ``bytes`` is the memory of the result."""
 
     bytes: int
 
 
 class GrammarRefused(msgspec.Struct, tag="refused"):
-    """``certain``: it would be refused again."""
+    """The grammar is refused; if ``certain``, it would be refused again."""
 
     message: str
     certain: bool = False
@@ -71,7 +71,7 @@ class _Begun(msgspec.Struct):
 
 
 Try = Callable[[Grammar], Passed | GrammarRefused]
-"""Compiles the grammar."""
+"""Compiles a grammar in the trial's process."""
 
 _verdicts = msgspec.msgpack.Decoder(Passed | GrammarRefused)
 _begun = msgspec.msgpack.Decoder(_Begun)
@@ -79,7 +79,7 @@ _grammars = msgspec.msgpack.Decoder(Grammar)
 
 
 class Trial:
-    """One trial, from the thread that waits for it. ``cancel`` may come from another one."""
+    """One trial, run by a thread that waits for it. Another thread may call ``cancel``."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -90,27 +90,27 @@ class Trial:
 
     @property
     def bytes(self) -> int:
-        """Memory that it has of its own by now."""
+        """Memory of the trial's process beyond what it shares."""
         return max(0, _resident(self._pid) - self._resident) if self._pid else 0
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """Kill the trial's process, now or as soon as it starts."""
         with self._lock:
             self._cancelled = True
             self._kill()
 
     def run(self, server: TrialServer, grammar: Grammar) -> Passed | GrammarRefused:
-        """Try the grammar in its process; raise TrialsLost and TrialFailed."""
+        """Compile the grammar in a process. Raises TrialsLost and TrialFailed."""
         with server.connect() as connection:
             try:
                 return self._run(connection, grammar)
             except TimeoutError:
-                # It ends itself after CPU_S, so it was the machine that had no time for it.
+                # It ends itself after CPU_S, so the machine had no CPU time for it.
                 raise TrialFailed(
                     f"the machine is too busy to compile it within {WALL_S:g} s: send the request"
                     " again"
                 ) from None
-            except OSError:  # it is gone in the middle of a message
+            except OSError:  # the process ended in the middle of a message
                 return GrammarRefused(TOO_MUCH)
             finally:
                 self._end()
@@ -121,7 +121,7 @@ class Trial:
             raise TrialFailed("no process is available to compile it: send the request again")
         begun = _begun.decode(first)
         with self._lock:
-            # It waits for the grammar, so the number is still its own.
+            # It waits for the grammar, so its PID cannot have been reused.
             self._pidfd = os.pidfd_open(begun.pid)
             self._pid, self._resident = begun.pid, begun.resident
             if self._cancelled:
@@ -145,7 +145,7 @@ class Trial:
 
 
 class TrialServer:
-    """The worker's end of the server."""
+    """The worker's connection to the process that forks trials."""
 
     def __init__(self, pid: int, control: socket.socket) -> None:
         self.pid = pid
@@ -153,7 +153,10 @@ class TrialServer:
 
     @classmethod
     def fork(cls, attempt: Try, close: Callable[[], None] = lambda: None) -> TrialServer:
-        """From a process with one thread. ``close`` lets go, in the server, of what is not its."""
+        """Fork the server from a process with one thread.
+
+        The server calls ``close`` to release what it inherits and does not need.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
         pid = os.fork()
@@ -169,7 +172,7 @@ class TrialServer:
         return cls(pid, ours)
 
     def connect(self) -> socket.socket:
-        """Return a connection to a process for one trial. Raises TrialsLost."""
+        """Return a connection to the process of a new trial. Raises TrialsLost."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -180,7 +183,7 @@ class TrialServer:
         return ours
 
     def close(self) -> None:
-        """End the server and its trials. Again does nothing more."""
+        """End the server and its trials. A second call does nothing."""
         if self._control.fileno() < 0:
             return
         self._control.close()
@@ -189,7 +192,7 @@ class TrialServer:
 
 
 def _serve(control: socket.socket, attempt: Try) -> None:
-    """Until the worker closes its end."""
+    """Fork a process for each trial, until the worker closes the connection."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     children: dict[int, int] = {}
@@ -222,7 +225,7 @@ def _serve(control: socket.socket, attempt: Try) -> None:
 
 
 def _try(connection: socket.socket, attempt: Try) -> None:
-    """Be the process of one trial, from its fork to its end."""
+    """Run one trial in a forked process, and exit."""
     _limit_itself()
     resident = _resident(os.getpid())
     connection.sendall(msgspec.msgpack.encode(_Begun(os.getpid(), resident)))
@@ -254,12 +257,12 @@ def _limit_itself() -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Beside what _try looks at: for code that never lets Python run.
+    # Unlike the check in _try, this also ends code that never returns to Python.
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S + 1, CPU_S + 1))
     space = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    most = space + STACK_BYTES + 2 * BYTES  # address space is more than what is used of it
+    most = space + STACK_BYTES + 2 * BYTES  # address space exceeds the memory in use
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    # Where an allocation fails the library aborts, and says so on a client's behalf.
+    # If an allocation fails the library aborts, and a client could fill the log with it.
     faulthandler.disable()
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)
@@ -267,7 +270,7 @@ def _limit_itself() -> None:
 
 
 def _resident(pid: int) -> int:
-    """Bytes; 0 for a process that is gone."""
+    """Return the resident bytes of a process; 0 if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/statm").read_text().split()
     except OSError:

@@ -1,8 +1,8 @@
-"""Keys and values over a planned restart: what a worker leaves to its successor.
+"""Exports the KV blocks of running requests to the successor in a planned restart.
 
-The message has a table for each running request: its blocks, the hashes of their tokens and a sum
-of what each block holds. The successor takes it over (:mod:`inheritance
-<plimsoll_engine.core.handover.inheritance>`).
+The message has a table for each running request: its blocks, the hashes of their tokens and a
+checksum of each block. The successor reads it in
+:mod:`plimsoll_engine.core.handover.inheritance`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from plimsoll_engine.messages.handover import Handover, Layout, Table
 
 
 def export_tables(engine: EngineCore, layout: Layout) -> bytes:
-    """Return the message about the requests of ``engine``, which is at rest.
+    """Return the message about the requests of ``engine``, which has no step under way.
 
-    Raises :class:`plimsoll_engine.messages.handover.HandoverRefused` where it would be too large.
+    Raises :class:`plimsoll_engine.messages.handover.HandoverRefused` if it would be too large.
     """
     heirs = [request for request in engine.requests.values() if _is_whole(request, engine)]
     heirs.sort(key=lambda request: (request.place is None, request.place))
@@ -27,7 +27,7 @@ def export_tables(engine: EngineCore, layout: Layout) -> bytes:
     sums = dict(zip(blocks, engine.runner.block_sums(blocks), strict=True))
     tables = []
     for request in heirs:
-        extend_block_hashes(request, layout.block_size)  # its newest token came after the step
+        extend_block_hashes(request, layout.block_size)  # with the newest token
         full = request.computed // layout.block_size
         own = named[request.request_id]
         tables.append(
@@ -47,7 +47,7 @@ def export_tables(engine: EngineCore, layout: Layout) -> bytes:
 
 
 def _is_whole(request: Request, engine: EngineCore) -> bool:
-    """Whether all of ``request`` is known, and somebody waits for it."""
+    """Return whether all tokens of ``request`` are known and a client waits for it."""
     known = not request.pending and request.held is None
     return known and request.computed > 0 and request.request_id not in engine.abandoned
 

@@ -1,9 +1,8 @@
-"""Keys and values over a planned restart: what a worker takes over, and which request gets it.
+"""Takes over the KV blocks of the predecessor's requests in a planned restart.
 
-It takes the tables of its predecessor's message alone (see :mod:`export
-<plimsoll_engine.core.handover.export>`): a block that no request had in it is free, whatever the
-predecessor thought of it. Each table waits for its request, which the frontend submits again with
-all its tokens, and goes to it only if those tokens are the ones that were computed.
+Only the tables of the message count (see :mod:`plimsoll_engine.core.handover.export`): a block in
+no table is free. Each table waits for its request, which the frontend submits again with all its
+tokens, and is claimed only if those are the tokens that were computed.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ from plimsoll_engine.messages import handover as messages
 from plimsoll_engine.messages.handover import HandoverRefused, Layout, Outcome, Table
 
 WAIT_S = 10.0
-"""The frontend submits what it carries over at once; tables without a request go by then. Counted
-from the moment at which the worker begins to listen: on a machine that is short of CPU time, making
-its last things ready takes longer than that.
-"""
+"""Time after which unclaimed tables are released, in seconds. The frontend submits carried-over
+requests at once. It is counted from the worker's first step, since its start may take longer on a
+machine that is short of CPU time."""
 
 
 def validate_tables(data: bytes, layout: Layout, runner: Runner, max_num_seqs: int) -> list[Table]:
-    """Return the tables of a message once all in them is checked that can be without the tokens.
+    """Return the tables of a message after all checks that need no tokens.
 
     Raises :class:`HandoverRefused`.
     """
@@ -54,21 +52,21 @@ def validate_tables(data: bytes, layout: Layout, runner: Runner, max_num_seqs: i
 
 
 class Inheritance:
-    """The tables that wait for their requests. ``pool`` references their blocks."""
+    """The tables that wait for their requests. ``pool`` counts a reference for each block."""
 
     def __init__(self, tables: Sequence[Table], pool: BlockPool) -> None:
         self._tables = {table.request_id: table for table in tables}
         self._pool = pool
         self._since: float | None = None
-        """When the worker began to listen."""
+        """Time of the first :meth:`expire`."""
         self.adopted: list[str] = []
         self.refused: dict[str, str] = {}
-        """Why a request did not get its table."""
+        """By request ID, why it did not get its table."""
 
     def expire(self) -> None:
-        """Free the tables of requests that will not come; call it again and again.
+        """Release unclaimed tables after :data:`WAIT_S`. Call it between steps.
 
-        What became of the others is kept: the frontend has yet to ask.
+        The outcome of each table is kept until the frontend queries it.
         """
         now = time.monotonic()
         if self._since is None:
@@ -79,11 +77,11 @@ class Inheritance:
             self.settle()
 
     def held_blocks(self) -> list[int]:
-        """Return the blocks of the tables that wait, one entry a reference."""
+        """Return the blocks of unclaimed tables, one entry for each reference."""
         return [block for table in self._tables.values() for block in table.blocks]
 
     def claim(self, request: Request) -> None:
-        """Give ``request`` its table, if there is one and it is of the same tokens."""
+        """Give ``request`` its table if it has one for the same tokens."""
         table = self._tables.pop(request.request_id, None)
         if table is None:
             return
@@ -101,7 +99,7 @@ class Inheritance:
         self.adopted.append(request.request_id)
 
     def settle(self) -> None:
-        """Free the blocks of the tables that no request claimed."""
+        """Release the blocks of unclaimed tables."""
         for table in self._tables.values():
             self._pool.release(table.blocks)
         self._tables.clear()

@@ -1,17 +1,18 @@
-"""The scheduler's ledger of encoder outputs: which images and sounds are encoded, and for whom.
+"""The scheduler's record of encoder outputs: which media are encoded, and for which requests.
 
-The outputs themselves are the runner's. An entry is shared by all requests with the same content
-and lives as long as one of them needs it: where a model puts the output in the place of placeholder
-tokens, until those are computed; where it attends to the output in every step (encoder-decoder),
-until the request ends. Running requests alone hold entries, so the budget always comes back.
+The runner holds the outputs themselves. Requests with the same image or sound share an entry, which
+lives while one of them needs it: until the placeholder tokens are computed or, in an
+encoder-decoder model that attends to the output in every step, until the request ends. Only running
+requests hold entries, so the budget always comes back.
 
-A step first lets go of outputs and then makes new ones. What was released in step N is therefore
-told to the runner with step N + 1 at the earliest, or when the engine goes idle. (An entry that is
-allocated and told free in one step is freed before it is made, and then it stays for ever.)
+A step frees outputs before it makes new ones. So outputs released in step N are freed with step
+N + 1 at the earliest, or when the engine goes idle. An entry that was allocated and freed in one
+step would be freed before it is made, and would stay forever.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from plimsoll_engine.core.schedule.request import Request
@@ -20,18 +21,18 @@ from plimsoll_engine.messages.worker_ipc import Media
 
 @dataclass(slots=True)
 class Entry:
-    """One medium's output: its size in tokens and who needs it."""
+    """The output of one image or sound: its size in tokens, and who needs it."""
 
     tokens: int
     holders: set[str] = field(default_factory=set)
-    """Ids of the requests that need the output."""
+    """IDs of the requests that need the output."""
 
 
 class EncoderCache:
-    """Which outputs of the encoder are kept for which requests.
+    """The record of encoder outputs.
 
-    ``budget`` is the tokens of all entries together. ``lifelong`` says that a request needs its
-    outputs until it ends.
+    ``budget`` bounds the tokens of all entries. With ``lifelong`` a request needs its outputs until
+    it ends.
     """
 
     def __init__(self, budget: int, lifelong: bool = False) -> None:
@@ -43,10 +44,10 @@ class EncoderCache:
         self.entries: dict[bytes, Entry] = {}
         self._freed: list[bytes] = []
         self._ordered: set[bytes] = set()
-        """What this step is to encode: the runner does not have it yet."""
+        """Keys to encode in this step, whose outputs the runner does not have yet."""
 
     def refusal(self, request: Request) -> str | None:
-        """Why ``request`` can never run here, or None."""
+        """Return why ``request`` can never run here, or None."""
         if self.lifelong and not request.media:
             return "this model only transcribes audio: use /v1/audio/transcriptions"
         for media in request.media:
@@ -64,9 +65,9 @@ class EncoderCache:
         return None
 
     def reserve(self, request: Request, count: int) -> tuple[int, list[Media]]:
-        """How many of the next ``count`` tokens can be computed, and what to encode for them.
+        """Return how many of the next ``count`` tokens can be computed, and what to encode first.
 
-        The tokens end before the first media that the budget has no room for; there may be none.
+        The tokens end before the first medium that does not fit into the budget.
         """
         start = request.computed
         encode: list[Media] = []
@@ -89,7 +90,7 @@ class EncoderCache:
         return count, encode
 
     def computed(self, request: Request) -> None:
-        """Release what the request's tokens so far no longer need."""
+        """Release the outputs that the request no longer needs after its computed tokens."""
         if self.lifelong:
             return
         done = request.computed
@@ -100,26 +101,28 @@ class EncoderCache:
                 self._release(request, media.key)
 
     def drop(self, request: Request) -> None:
-        """Release everything: the request ended or waits."""
+        """Release all outputs of a request that ended or was preempted."""
         for media in request.media:
             self._release(request, media.key)
 
     def take_freed(self) -> list[bytes]:
-        """Return what the runner must let go of.
+        """Return the keys that the runner must free, once.
 
-        Call it when a step begins, before its requests are scheduled, or when the engine goes idle.
+        Call it before a step is scheduled, or when the engine goes idle.
         """
         freed, self._freed = self._freed, []
         self._ordered.clear()
         return freed
 
     def known(self) -> set[bytes]:
-        """Every key that the runner may hold now."""
+        """Return every key that the runner may hold now."""
         return set(self.entries).union(self._freed)
 
-    def problems(self) -> list[str]:
-        """Return what is wrong with this ledger, for the audit; nothing on a sound one."""
+    def problems(self, running: Iterable[str]) -> list[str]:
+        """Return what the audit finds wrong here: only ``running`` requests may hold entries."""
         found = []
+        if dead := self.holders().difference(running):
+            found.append(f"{len(dead)} requests that do not run hold encoder outputs: {min(dead)}")
         if (total := sum(entry.tokens for entry in self.entries.values())) != self.used:
             found.append(f"the entries have {total} tokens, {self.used} are counted")
         if self.used > self.budget:
@@ -129,7 +132,7 @@ class EncoderCache:
         return found
 
     def holders(self) -> set[str]:
-        """Ids of the requests that hold an entry."""
+        """Return the IDs of the requests that hold an entry."""
         return {name for entry in self.entries.values() for name in entry.holders}
 
     def _needed(self, media: Media, start: int, stop: int) -> bool:

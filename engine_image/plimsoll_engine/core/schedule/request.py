@@ -1,8 +1,7 @@
-"""One request in the worker, from its submission to its one release.
+"""One request in the worker, from its submission to its release.
 
-A finished request must die by reference counting alone: it holds tokens, block numbers and hashes,
-and never a callable that holds the request. Whoever computes something about a request is a
-function that is handed the request.
+A finished request must be freed by reference counting alone. So it holds tokens, block numbers and
+hashes, and no callable that refers to the request.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ if TYPE_CHECKING:
 
 
 TOKEN_TYPE = "i"
-"""Of an array of tokens: a list takes ten times as much, and each choice of a prompt has its own.
-"""
+"""Type code of token arrays. A list takes ten times the memory, and each of a prompt's choices has
+its own."""
 
 
 @dataclass(slots=True)
 class Drafting:
-    """What speculation knows of one request, which has at most ``length`` tokens.
+    """Speculation state of one request of at most ``length`` tokens.
 
-    ``misses`` counts the looks since one brought an accepted draft; ``pause`` the steps until the
-    next look. A draft model has ``computed`` of its tokens, and their first ``filled`` blocks are
-    known to be full.
+    ``misses`` counts the attempts since the last accepted draft, ``pause`` the steps until the next
+    attempt. The draft model has computed the first ``computed`` tokens and filled the first
+    ``filled`` blocks.
     """
 
     length: int
@@ -49,24 +48,27 @@ class Drafting:
 
     @property
     def nbytes(self) -> int:
-        """Host memory of the index."""
+        """Host memory of the index in bytes."""
         return 0 if self.index is None else self.index.nbytes
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Request:
-    """One request in the worker.
+    """One request in the worker. Times are monotonic seconds.
 
-    ``computed`` counts the tokens whose keys and values are in the pool. Times are monotonic
-    seconds; ``cached_tokens`` and ``started_at`` are of the first start. ``order`` is the number in
-    the order of arrival, ``place`` that of its place among those that run or were stopped; the
-    queue gives both. ``fetched``: the prompt's beginning was looked for in host memory. ``pending``
-    counts the tokens that are sampled and not yet in ``token_ids``, at most 1 when a step is
-    scheduled: the device alone knows it, at ``sampled_row`` of the last step's. ``held`` is such a
-    token once it is known, until the grammar has taken it in: no step may have the request
-    meanwhile. ``drafting`` is None where no drafts are wanted. The frontend was told how likely the
-    tokens after the first ``scored`` ones of the prompt were, where it asks for that. ``allowed``
-    is the mask of the tokens that it allows, and its bad words look ``reach`` tokens back.
+    - ``computed``: number of tokens whose keys and values are in the pool.
+    - ``cached_tokens``, ``started_at``: prefix-cache hits and time of the first start.
+    - ``order``: position in the order of arrival. ``place``: position among running and preempted
+      requests. The waiting queue assigns both.
+    - ``fetched``: whether host memory was searched for the prompt's first blocks.
+    - ``pending``: number of tokens sampled on the device but not yet in ``token_ids``; at most 1
+      when a step is scheduled. The newest is in row ``sampled_row`` of the last step.
+    - ``held``: a sampled token that the grammar has not accepted yet. The request joins no step
+      meanwhile.
+    - ``drafting``: None if the request gets no drafts.
+    - ``scored``: number of prompt tokens whose log probabilities were sent, if requested.
+    - ``allowed``: mask of the tokens that the request allows. ``reach``: number of preceding tokens
+      that its bad words depend on.
     """
 
     request_id: str
@@ -104,7 +106,7 @@ class Request:
 
     @classmethod
     def of(cls, submit: Submit) -> Request:
-        """Return the request of a message; a carried one goes on after its ``output_ids``."""
+        """Return the request of ``submit``; a carried-over one continues after ``output_ids``."""
         sampling, allowed = submit.sampling, submit.sampling.allowed_token_ids
         if allowed is not None:  # a list takes many times what the mask does
             sampling = msgspec.structs.replace(sampling, allowed_token_ids=None)
@@ -126,16 +128,16 @@ class Request:
         )
 
     def append(self, token_id: int) -> None:
-        """Take in the next token of the output."""
+        """Append the next output token."""
         self.pending = max(0, self.pending - 1)
         self.token_ids.append(token_id)
         if self.counts is not None:
             self.counts.add(token_id)
 
     def row(self, drafts: Sequence[int] = ()) -> Row:
-        """Return what the next token's row of logits is to be sampled by.
+        """Return how to sample the row of logits that follows ``drafts``.
 
-        That after ``drafts``, as if they were the request's own tokens.
+        The drafts count as output tokens of the request.
         """
         allowed = self.allowed if self.matcher is None else self.matcher.mask
         counts = self.counts
@@ -145,7 +147,7 @@ class Request:
         return Row(self.sampling, position, counts, allowed, self._banned(drafts))
 
     def _banned(self, drafts: Sequence[int]) -> tuple[int, ...]:
-        """Return what would complete a bad word after the output and ``drafts``."""
+        """Return the tokens that would complete a bad word after the output and ``drafts``."""
         words = self.sampling.bad_words
         if not words:
             return ()
@@ -153,14 +155,14 @@ class Request:
         return banned(words, [*self.token_ids[begin:], *drafts])
 
     def rows(self, drafts: Sequence[int]) -> list[Row]:
-        """Return the rows of the next token and of the one after each draft."""
+        """Return how to sample the next token and the one after each draft."""
         return [self.row(drafts[:number]) for number in range(len(drafts) + 1)]
 
     @property
     def looks_back(self) -> bool:
-        """Whether the next token depends on more than keys and values of those before it.
+        """Whether the previous token must be known on the host before the next is sampled.
 
-        Then none may be pending when it is sampled. Nor when drafts are to follow it.
+        Penalties, grammars, bad words and drafts depend on it.
         """
         if self.drafting is not None and not self.drafting.pause:
             return True
@@ -168,31 +170,31 @@ class Request:
 
     @property
     def unscored(self) -> bool:
-        """Whether rows of its prompt must be computed for their log probabilities."""
+        """Whether prompt rows are still to be computed for their log probabilities."""
         return self.sampling.prompt_logprobs is not None and self.scored < self.num_prompt - 1
 
     @property
     def awaits_token(self) -> bool:
-        """Whether its pending token must be known before its next step."""
+        """Whether the next step must wait for the pending token."""
         return self.pending > 0 and self.looks_back and self.held is None
 
     @property
     def num_outputs(self) -> int:
-        """How many tokens were generated."""
+        """Number of output tokens."""
         return len(self.token_ids) - self.num_prompt
 
     @property
     def uncomputed(self) -> int:
-        """Tokens whose keys and values the next steps must compute, at least 1 while alive."""
+        """Number of tokens whose keys and values are still to be computed; at least 1."""
         return len(self.token_ids) + self.pending - self.computed
 
     @property
     def max_length(self) -> int:
-        """Prompt and output together when all of ``max_tokens`` are made."""
+        """Number of tokens if the output reaches ``max_tokens``."""
         return self.num_prompt + self.sampling.max_tokens
 
     def finish_reason(self, token_id: int, max_model_len: int) -> str | None:
-        """Why the request ends after its newest token, or None where it goes on."""
+        """Return why the request ends after its newest token; None if it continues."""
         if not self.sampling.ignore_eos and token_id in self.sampling.stop_token_ids:
             return "stop"
         if self.matcher is not None and self.matcher.complete:
@@ -201,19 +203,19 @@ class Request:
         return "length" if len(self.token_ids) >= length else None
 
     def is_full(self, max_model_len: int) -> bool:
-        """Whether the pending token is the last one that the request may have."""
+        """Return whether the pending token is the last one that the request may have."""
         length = min(self.max_length, max_model_len)
         return len(self.token_ids) + self.pending >= length
 
     def take_started(self) -> Started | None:
-        """How the request began: once, for its first token."""
+        """Return how the request started, on the first call after the start; else None."""
         if self.started_at is None or self.started_told:
             return None
         self.started_told = True
         return Started(max(0.0, self.started_at - self.arrived), self.cached_tokens)
 
     def drop_blocks(self, pool: BlockPool) -> None:
-        """Give the blocks back; what they held must be computed again (preemption)."""
+        """Release the blocks, as in a preemption; their tokens must be computed again."""
         pool.release(self.block_ids)
         self.block_ids = []
         self.registered = self.computed = 0
@@ -221,7 +223,7 @@ class Request:
             self.drafting.computed = self.drafting.filled = 0
 
     def release(self, pool: BlockPool) -> None:
-        """End the request, whatever its outcome; a second call does nothing."""
+        """Release everything the request holds. A second call does nothing."""
         if self.released:
             return
         self.released = True

@@ -1,18 +1,17 @@
-"""Which requests compute which tokens in the next step: continuous batching, chunked prefill.
+"""Chooses the tokens of the next step: continuous batching with chunked prefill.
 
-Requests are taken in the order of their places while the token budget, the number of sequences and
-the blocks last: running ones, then waiting ones (waiting.py says who is next, and what a place is).
-A prompt longer than the budget is computed in chunks over several steps. When blocks run out, the
-last in that order gives its blocks back and waits; its tokens are computed again later, mostly from
+Running requests come first, then waiting ones, in the order of their places (see waiting.py), until
+the token budget, the number of sequences or the KV blocks are used up. A prompt longer than the
+budget is computed in chunks over several steps. When blocks run out, the last request in that order
+is preempted: it releases its blocks and waits, and its tokens are computed again later, mostly from
 the prefix cache.
 
-Priorities are a tenant's own matter. Among its places the more urgent requests have the earlier
-ones, and a running request gives way, with blocks and place, to a waiting one of the same tenant
-that has a higher priority. They are strict: a low one waits for as long as higher ones of its
-tenant keep that tenant's places busy.
+Priorities apply within a tenant. Its more urgent requests have its earlier places, and a running
+request is preempted for a waiting one of the same tenant with a higher priority. Priorities are
+strict: a low one waits for as long as higher ones of its tenant keep that tenant's places busy.
 
 There is no deadlock: a request that could not run alone in an empty pool is refused at once, and
-the first in the order is never stopped for one of another tenant.
+the first request in the order is never preempted for another tenant.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from plimsoll_engine.kvcache.prefix_hashes import extend_block_hashes
 from plimsoll_engine.messages.worker_ipc import Media
 
 UNCUT = 8
-"""A prompt is not begun with less than this part of a step's tokens: a cut one reads its context
-again, and whole ones have the faster attention."""
+"""The first chunk of a prompt gets at least one UNCUT-th of the step's token budget. A prompt in
+chunks reads its context again, and attention is faster on whole prompts."""
 
 
 @dataclass(slots=True)
 class Chunk:
-    """``count`` tokens of ``request`` from position ``request.computed`` on.
+    """``count`` tokens of ``request``, starting at position ``request.computed``.
 
-    They come after the media that are to be encoded for them. No tokens: the encoder cache has no
-    room now. ``drafts`` are guesses of the tokens that follow, computed as rows of their own.
+    The media in ``encode`` are encoded first. ``count`` is 0 if the request must wait, for example
+    for room in the encoder cache. ``drafts`` are proposed next tokens, computed as further rows.
     """
 
     request: Request
@@ -51,17 +50,17 @@ class Chunk:
 
     @property
     def rows(self) -> int:
-        """Rows of the step."""
+        """Number of rows in the step."""
         return self.count + len(self.drafts)
 
     @property
     def ends(self) -> bool:
-        """Whether the chunk reaches the newest token, so that the next one is sampled."""
+        """Whether the chunk includes the newest token, so that the next one is sampled."""
         return self.count == self.request.uncomputed
 
 
 class Scheduler:
-    """The queues of one engine. It owns no tensor."""
+    """Schedules the requests of one engine. It owns no tensor."""
 
     def __init__(
         self,
@@ -80,17 +79,17 @@ class Scheduler:
         self.max_model_len = max_model_len
         self.waiting = WaitingQueue()
         self.running: list[Request] = []
-        """By place."""
+        """Sorted by place."""
         self._kept: WeakSet[Request] = WeakSet()
-        """Requests with blocks of a predecessor that cannot run yet."""
+        """Requests that have a predecessor's blocks but cannot run yet."""
         self._coming: set[bytes] = set()
-        """Hashes of the blocks that the step being scheduled will fill."""
+        """Hashes of the blocks that the step under construction fills."""
         self.preemptions_total = 0
         self.prefix_query_tokens_total = 0
         self.prefix_hit_tokens_total = 0
 
     def refusal(self, request: Request) -> str | None:
-        """Why ``request`` can never run here, or None."""
+        """Return why ``request`` can never run here, or None."""
         if not request.num_prompt:
             return "the prompt is empty"
         if request.num_outputs >= request.sampling.max_tokens:
@@ -114,20 +113,20 @@ class Scheduler:
         return None
 
     def add(self, request: Request) -> None:
-        """Let the request wait for its turn."""
+        """Queue a new request."""
         self.waiting.add(request)
 
     def keep(self, request: Request) -> None:
-        """Leave ``request`` the blocks that a predecessor filled, until it can run.
+        """Let ``request`` keep a predecessor's blocks while its grammar is compiled.
 
-        Where blocks are short it loses them.
+        It loses them if blocks run out.
         """
         self._kept.add(request)
 
     def adopt(self, request: Request) -> None:
-        """Let ``request`` go on with the blocks that a predecessor filled.
+        """Run ``request`` with the blocks that a predecessor filled.
 
-        Without a place it waits like a new one.
+        If the batch is full, it loses them and waits like a new request.
         """
         self._kept.discard(request)
         self.waiting.add(request)
@@ -138,7 +137,7 @@ class Scheduler:
         self._sort_in(request)
 
     def remove(self, request: Request) -> None:
-        """Take an ended ``request`` out; its blocks are for its release to give back."""
+        """Remove an ended ``request``; :meth:`Request.release` returns its blocks."""
         if request in self.running:
             self.running.remove(request)
         else:
@@ -148,10 +147,10 @@ class Scheduler:
             self.encoder.drop(request)
 
     def schedule(self, only: Request | None = None) -> list[Chunk]:
-        """Return the chunks of the next step; empty only when nothing can run.
+        """Return the chunks of the next step; empty if nothing can run.
 
-        With ``only``, that waiting request alone is computed (to find out which request of a
-        failed batch is at fault). Empty then where blocks are missing that no running request has.
+        With ``only``, the step has that waiting request alone, to find the one that made a batch
+        fail. The list is then empty if blocks are missing that no running request holds.
         """
         self._coming.clear()
         if only is not None:
@@ -166,13 +165,12 @@ class Scheduler:
         chunks: list[Chunk] = []
         stopped: list[Request] = []
         budget = self.max_num_batched_tokens
-        index = 0  # those before it run and are scheduled
+        index = 0  # into running; the requests before it are scheduled
         while budget > 0:
             turn = self.running[index] if index < len(self.running) else None
             head = self.waiting.head() if turn is None else self.waiting.more_urgent(turn)
             if head is not None and (head.pending or head in stopped):
-                # Blocks are short: it must not take them again at once. Or it was stopped before
-                # its last token was known.
+                # It was preempted for its blocks in this step, or before its last token was known.
                 head = None
             if turn is not None and (
                 turn.held is not None or (turn.pending and turn.is_full(self.max_model_len))
@@ -187,9 +185,9 @@ class Scheduler:
             elif turn is None or head.place is not None or head is self.waiting.head():
                 chunk = self._start(head, budget)
             else:
-                chunk = None  # it may have one of its tenant's places, and is not next for another
+                chunk = None  # it may only replace a request of its own tenant
             if chunk is not None and not chunk.count:
-                # It waits until others have computed their media; nobody is stopped for it.
+                # It waits until others have computed their media; none is preempted for it.
                 if chunk.request is turn:
                     index += 1
                 else:
@@ -211,9 +209,9 @@ class Scheduler:
         return chunks
 
     def _replace(self, request: Request, heir: Request) -> None:
-        """Stop a running request for a more urgent one of its tenant.
+        """Preempt a running request for ``heir``, a more urgent one of the same tenant.
 
-        That one gets its place unless it has one.
+        ``heir`` takes its place unless it has one already.
         """
         self.running.remove(request)
         self._drop(request)
@@ -224,12 +222,12 @@ class Scheduler:
         self.preemptions_total += 1
 
     def _go_on(self, request: Request, budget: int) -> Chunk | None:
-        """Return the next chunk of a running request; None where blocks are missing."""
+        """Return the next chunk of a running request; None if blocks are missing."""
         count = min(request.uncomputed, budget)
         return self._chunk(request, count) if self._reserve(request, count) else None
 
     def _start(self, request: Request, budget: int) -> Chunk | None:
-        """Move a waiting request to the running ones; None where place or blocks are missing."""
+        """Start a waiting request; return None if the batch is full or blocks are missing."""
         if len(self.running) >= self.max_num_seqs:
             return None
         if self._fetches(request):
@@ -259,7 +257,7 @@ class Scheduler:
         return chunk
 
     def _sort_in(self, request: Request) -> None:
-        """Among a tenant's places the more urgent requests have the earlier ones."""
+        """Insert ``request`` by place, and give its tenant's earlier places to the more urgent."""
         insort(self.running, request, key=place)
         same = [one for one in self.running if one.tenant == request.tenant]
         if all(one.priority == request.priority for one in same):
@@ -271,7 +269,7 @@ class Scheduler:
         self.running.sort(key=place)
 
     def _announce(self, chunk: Chunk) -> None:
-        """Note the blocks that ``chunk`` fills, for requests with the same beginning."""
+        """Record the blocks that ``chunk`` fills, for requests with the same prefix."""
         if chunk.count > 1:
             start = chunk.request.computed
             size = self.pool.block_size
@@ -279,9 +277,9 @@ class Scheduler:
             self._coming.update(chunk.request.block_hashes[full])
 
     def _next_block_is_coming(self, request: Request) -> bool:
-        """Return whether another request fills the block that ``request`` would begin.
+        """Return whether another request fills the next block of ``request`` in this step.
 
-        It does so in this step: one step later the request takes the block from the cache.
+        One step later ``request`` can take that block from the prefix cache.
         """
         index = len(request.block_ids)
         usable = self._usable(request)
@@ -295,13 +293,16 @@ class Scheduler:
         return Chunk(request, count, encode)
 
     def _drop(self, request: Request) -> None:
-        """Take back what a request that does not run was given."""
+        """Release the blocks and encoder outputs of a request that does not run."""
         request.drop_blocks(self.pool)
         if self.encoder is not None:
             self.encoder.drop(request)
 
     def _fetches(self, request: Request) -> bool:
-        """Whether ``request`` waits for blocks from host memory: once, then it is computed."""
+        """Return whether ``request`` must wait for blocks that are copied in from the host.
+
+        It waits once; what is still missing then is computed.
+        """
         if self.offload is None or (request.fetched and not self.offload.transfers):
             return False
         extend_block_hashes(request, self.pool.block_size)
@@ -314,13 +315,13 @@ class Scheduler:
     def _usable(self, request: Request) -> int:
         """Return how many of its first blocks ``request`` may take from a cache.
 
-        The last token is always computed, and so are all rows that are yet to be scored.
+        The last token and the prompt rows that are still to be scored are always computed.
         """
         tokens = request.scored if request.unscored else len(request.token_ids) - 1
         return tokens // self.pool.block_size
 
     def _take_prefix(self, request: Request) -> None:
-        """Share the blocks of the longest cached beginning; the last token is always computed."""
+        """Share the blocks of the longest cached prefix."""
         extend_block_hashes(request, self.pool.block_size)
         usable = self._usable(request)
         blocks = self.pool.lookup(request.block_hashes[:usable])
@@ -330,7 +331,7 @@ class Scheduler:
         request.computed = len(blocks) * self.pool.block_size
 
     def _reserve(self, request: Request, count: int) -> bool:
-        """Give ``request`` the blocks for ``count`` more tokens; False where they are missing."""
+        """Allocate blocks for ``count`` more tokens of ``request``; return False if it fails."""
         missing = self.pool.blocks_for(request.computed + count) - len(request.block_ids)
         if missing <= 0:
             return True
@@ -348,9 +349,9 @@ class Scheduler:
         return True
 
     def reserve_drafts(self, request: Request, count: int) -> int:
-        """Return how many of ``count`` drafts after the newest token have room in blocks.
+        """Return how many of ``count`` drafts after the newest token fit into blocks.
 
-        Only free blocks are taken for them; no other request loses a block.
+        Only free blocks are allocated for them; no other request loses a block.
         """
         missing = self.pool.blocks_for(request.computed + 1 + count) - len(request.block_ids)
         if count > 0 and missing > 0:
@@ -359,19 +360,19 @@ class Scheduler:
         return max(0, min(count, room))
 
     def accepted(self, request: Request) -> None:
-        """Note that a draft was right: its keys and values are those of the request's token."""
+        """Count an accepted draft as computed: its keys and values are in the pool."""
         self.waiting.charge(request, 1)
         self._add_computed(request, 1)
 
     def preempt(self, request: Request) -> None:
-        """Stop a running request; it waits, and keeps its place."""
+        """Preempt a running request; it waits and keeps its place."""
         self.running.remove(request)
         self._drop(request)
         self.waiting.put_back(request)
         self.preemptions_total += 1
 
     def computed(self, chunk: Chunk) -> None:
-        """Note that the chunk's keys and values are in the pool; offer its full blocks."""
+        """Count the chunk's tokens as computed, and register its full blocks in the cache."""
         self._add_computed(chunk.request, chunk.count)
 
     def _add_computed(self, request: Request, count: int) -> None:

@@ -1,7 +1,6 @@
-"""Which tokens a request may choose: those that it allows, and none that make a bad word. Pure.
+"""Restrictions on the next token: ``allowed_token_ids`` and ``bad_words``, as in vLLM. Pure.
 
-Both are vLLM's (``allowed_token_ids``, ``bad_words``), and both depend on the output alone, so a
-request that is carried to another worker goes on under the same rules.
+Both depend on the output alone, so they hold after a request is carried over to another worker.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ WORD_BITS = 32
 
 
 def mask(token_ids: Iterable[int]) -> bytes:
-    """Return the mask of the allowed tokens, as long as the largest of them needs.
+    """Return the bit mask of the allowed tokens, long enough for the largest of them.
 
     The bit of token t is bit t % 32 of little-endian int32 word t // 32, as in a grammar's mask.
     """
@@ -35,5 +34,5 @@ def banned(words: Sequence[Sequence[int]], output: Sequence[int]) -> tuple[int, 
 
 
 def reach(words: Sequence[Sequence[int]]) -> int:
-    """Return how many tokens before the next one the rules look at; 0 for none."""
+    """Return how many preceding tokens the bad words depend on; 0 for none."""
     return max((len(word) - 1 for word in words), default=0)

@@ -1,18 +1,18 @@
-"""Who waits for the batch, and who is next.
+"""The queue of waiting requests, fair between tenants.
 
-Fairness between tenants comes first: the next new request is of the tenant for which the fewest
-tokens were computed. Priorities order a tenant's own requests alone, the lowest number first, then
-the oldest. So a tenant that queues a thousand requests waits behind its own, one with long prompts
-has its turn less often, and whatever priority it asks for, another tenant waits no longer for it.
+The next new request comes from the tenant with the fewest computed tokens. Priorities order the
+requests of one tenant only: the lowest number first, then the oldest. So a tenant that queues a
+thousand requests delays only itself, one with long prompts gets fewer turns, and no priority makes
+another tenant wait longer.
 
-A request that runs has a place, numbered in the order in which the places were given. Where it is
-stopped to make room it keeps its place and goes on before anybody new begins. A more urgent request
-of the same tenant may take that place over; the one that had it then waits like a new one. So
-priorities move requests between a tenant's places and never win it another one.
+A running request has a place, numbered in the order of starting. A preempted request keeps its
+place and resumes before any new request starts. A more urgent request of the same tenant may take
+its place over; the preempted one then waits like a new request. So priorities move requests between
+a tenant's places and never win it another one.
 
-A tenant's count begins, whenever it comes back, at the lowest of those that are here: it cannot
-save up turns while it asks for nothing. (The counter is that of Sheng et al., "Fairness in Serving
-Large Language Models", OSDI 2024, with the tokens that are really computed as the cost.)
+The count of a tenant that returns starts at the lowest count present, so that an idle tenant saves
+up no turns. (This is the counter of Sheng et al., "Fairness in Serving Large Language Models", OSDI
+2024; the cost is the number of tokens computed.)
 """
 
 from __future__ import annotations
@@ -25,29 +25,32 @@ from plimsoll_engine.core.schedule.request import Request
 
 
 def urgency(request: Request) -> tuple[int, int]:
-    """Sorts the requests of one tenant: the most urgent first, then the oldest."""
+    """Return the sort key within a tenant: the most urgent first, then the oldest."""
     return request.priority, request.order
 
 
 def place(request: Request) -> int:
-    """Sorts requests that run or were stopped, of all tenants."""
+    """Return the sort key of running and preempted requests of all tenants."""
     assert request.place is not None
     return request.place
 
 
 class WaitingQueue:
-    """Also keeps the tenants' counts, of which running requests are part."""
+    """The waiting requests, and the computed tokens of each tenant.
+
+    Tenants of running requests count as present.
+    """
 
     def __init__(self) -> None:
         self._stopped: list[Request] = []
-        """Those that have a place, by its number."""
+        """Preempted requests, sorted by place."""
         self._new: dict[str, list[Request]] = {}
-        """All others, by tenant and urgency."""
+        """New requests by tenant, sorted by urgency."""
         self._orders = 0
         self._places = 0
         self._present: Counter[str] = Counter()
         self.computed: dict[str, int] = {}
-        """Tokens computed for each tenant that has a request here or running."""
+        """Number of computed tokens of each tenant with a waiting or running request."""
 
     def __len__(self) -> int:
         return len(self._stopped) + sum(map(len, self._new.values()))
@@ -61,7 +64,7 @@ class WaitingQueue:
             yield from queue
 
     def add(self, request: Request) -> None:
-        """Take in a new request."""
+        """Add a new request."""
         request.order = self._orders
         self._orders += 1
         if not self._present[request.tenant]:
@@ -70,18 +73,18 @@ class WaitingQueue:
         self._add_new(request)
 
     def put_back(self, request: Request) -> None:
-        """Take in a request that was stopped; it keeps its place."""
+        """Add a preempted request, which keeps its place."""
         insort(self._stopped, request, key=place)
 
     def give_up(self, request: Request, heir: Request) -> None:
-        """Take in a request that was stopped for ``heir``, which waits and gets its place."""
+        """Add a request that was preempted for ``heir``, a waiting one that takes its place."""
         self.remove(heir)
         heir.place, request.place = request.place, None
         self.put_back(heir)
         self._add_new(request)
 
     def head(self) -> Request | None:
-        """Return the next request, which stays; None where nobody waits."""
+        """Return the next request without removing it; None if the queue is empty."""
         if self._stopped:
             stopped = self._stopped[0]
             return self.more_urgent(stopped) or stopped
@@ -89,14 +92,14 @@ class WaitingQueue:
         return min(heads, key=lambda one: (self.computed[one.tenant], one.order), default=None)
 
     def more_urgent(self, request: Request) -> Request | None:
-        """Return the most urgent one that waits of the same tenant, if its priority is higher."""
+        """Return the tenant's most urgent waiting request if it is more urgent than ``request``."""
         same = [one for one in self._stopped if one.tenant == request.tenant]
         same += self._new.get(request.tenant, [])[:1]
         best = min(same, key=urgency, default=None)
         return best if best is not None and best.priority < request.priority else None
 
     def start(self, request: Request) -> None:
-        """Take ``request`` out; it has a place from now on."""
+        """Remove ``request``, which starts, and assign its place."""
         if request.place is None:
             same = (one for one in self._stopped if one.tenant == request.tenant)
             stopped = next((one for one in same if one.priority > request.priority), None)
@@ -109,7 +112,7 @@ class WaitingQueue:
             self._places += 1
 
     def remove(self, request: Request) -> None:
-        """Take ``request`` out; ValueError where it does not wait."""
+        """Remove ``request``. Raises ValueError if it does not wait."""
         if request.place is not None:
             self._stopped.remove(request)
             return
@@ -123,14 +126,14 @@ class WaitingQueue:
         self.computed[request.tenant] += tokens
 
     def forget(self, request: Request) -> None:
-        """``request`` ended; a tenant without any is forgotten."""
+        """Count an ended ``request``, and drop its tenant's count after the last one."""
         self._present[request.tenant] -= 1
         if not self._present[request.tenant]:
             del self._present[request.tenant]
             del self.computed[request.tenant]
 
     def problems(self) -> list[str]:
-        """Return what is wrong with this queue, for the audit; nothing on a sound one."""
+        """Return what the audit finds wrong with this queue."""
         found = []
         places = [request.place for request in self._stopped]
         if None in places or any(r.place is not None for q in self._new.values() for r in q):

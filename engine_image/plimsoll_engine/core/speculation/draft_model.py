@@ -1,11 +1,10 @@
-"""Drafts by a smaller model of the same tokenizer, over the blocks of the requests themselves.
+"""Drafts by a smaller model with the same tokenizer.
 
-Its keys and values have a pool of their own with as many blocks: block b there holds the tokens of
-block b of the large model's. So nothing is allocated for it, and a prefix that requests share is
-shared here, too, once this model has computed it.
+Its KV pool has as many blocks as the target model's: block b holds the same tokens in both. So no
+blocks are allocated for it, and a shared prefix is shared here as well once it is computed.
 
-It draws each draft by the seed and the position of the token that it guesses: where both models
-find one distribution, they draw one token.
+Each draft is drawn by the seed and position of the token that it predicts. Where both models have
+the same distribution, they draw the same token.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.messages.worker_ipc import Sampling
 
 FEW = 8
-"""So many tokens that this model has not seen yet are decode rows; more are a chunk of a prompt."""
+"""Up to this many tokens to catch up on are decode rows; more are a prefill chunk."""
 
 
 class _Row(Request):
@@ -44,7 +43,7 @@ class _Row(Request):
 
 
 class _Behind(NamedTuple):
-    """What the model computes of a request before it can guess: ``end`` tokens by then."""
+    """What the model must compute of a request before it drafts, up to token ``end``."""
 
     number: int
     request: Request
@@ -54,17 +53,17 @@ class _Behind(NamedTuple):
 
 @dataclass(slots=True)
 class _Drawn:
-    """The rows of one step: the number of each one's request, and the tokens, on the device."""
+    """The drafts of one step: index of each row's request, and the tokens on the device."""
 
     numbers: list[int]
     tokens: torch.Tensor
 
 
 class DraftModel:
-    """See :class:`plimsoll_engine.core.speculation.drafting.Proposer`.
+    """A :class:`plimsoll_engine.core.speculation.drafting.Proposer` with a model.
 
-    ``pool`` is the large model's, ``budget`` the most tokens of one step, ``vocabulary`` the number
-    of tokens that the large model knows.
+    ``pool`` is the target model's block pool, ``budget`` the maximum tokens of one step,
+    ``vocabulary`` the target model's vocabulary size and ``own_vocabulary`` the draft model's.
     """
 
     def __init__(
@@ -76,10 +75,10 @@ class DraftModel:
         self._vocabulary = vocabulary
         self._own_vocabulary = own_vocabulary
         self._filled = array("Q", [0]) * pool.num_blocks
-        """Of which contents of each block this model has all: the pool's ``taken`` at the time."""
+        """For each block the pool's ``taken`` when this model had computed all of it."""
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int] | None]:
-        """As the protocol; None for a request of which too many tokens are still unseen."""
+        """Propose as the protocol says; None for a request that is still catching up."""
         found: list[list[int] | None] = [None for _ in wanted]
         steps = self._guess(wanted)
         if not steps:
@@ -110,7 +109,7 @@ class DraftModel:
         return steps
 
     def _catch_up(self, wanted: Sequence[tuple[Request, int]]) -> _Drawn | None:
-        """Compute the tokens that the model has not seen, and draw the first drafts."""
+        """Compute the tokens that the model has missed, and draw the first drafts."""
         behind = self._behind(wanted)
         if not behind:
             return None
@@ -149,7 +148,7 @@ class DraftModel:
     def _next(
         self, wanted: Sequence[tuple[Request, int]], rows: list[tuple[int, int]], count: int
     ) -> _Drawn | None:
-        """Draw draft ``count``, from 0 on, after the one that only the device knows."""
+        """Draw draft number ``count`` (from 0), after one that only the device knows."""
         chunks, requests = [], []
         for row, number in rows:
             request = wanted[number][0]
@@ -163,7 +162,7 @@ class DraftModel:
     def _draw(
         self, inputs: Inputs, requests: list[tuple[int, Request]], count: int, last: list[int]
     ) -> _Drawn | None:
-        """Compute a step and draw what follows its rows ``last``, one of each of ``requests``."""
+        """Compute a step, and draw a token after each row of ``last``, one a request."""
         np.minimum(inputs.ids, self._own_vocabulary - 1, out=inputs.ids)
         tokens, logits = self.forward.compute(inputs)
         if logits is None:
@@ -174,12 +173,12 @@ class DraftModel:
             chosen = logits if whole else logits[last]
             tokens = sample(chosen[:, : self._vocabulary].contiguous(), made).tokens
         else:
-            # A graph's own memory: the next replay writes over it.
+            # This is the graph's own memory, which the next replay overwrites.
             tokens = tokens.clone() if whole else tokens[last]
         return _Drawn([number for number, _ in requests], tokens)
 
     def _shared(self, request: Request) -> int:
-        """Return how many tokens of ``request`` were computed here for others."""
+        """Return how many tokens of ``request`` this model has computed for other requests."""
         size, taken = self._pool.block_size, self._pool.taken
         blocks = 0
         for block in request.block_ids[: (len(request.token_ids) - 1) // size]:
@@ -195,12 +194,12 @@ class DraftModel:
         drafting.filled = full
 
     def close(self) -> None:
-        """Let go of model, pool and graphs. Again does nothing more."""
+        """Close the model, its pool and its graphs. A second call does nothing."""
         self.forward.close()
 
 
 def _seen(kind: type[Request], request: Request, computed: int) -> Request:
-    """Return ``request`` as far as a step reads it, with so many tokens computed."""
+    """Return the part of ``request`` that a step reads, with ``computed`` tokens computed."""
     return kind(
         request.request_id, request.token_ids, request.num_prompt, request.sampling,
         block_ids=request.block_ids, computed=computed,
@@ -208,7 +207,7 @@ def _seen(kind: type[Request], request: Request, computed: int) -> Request:
 
 
 def _plain(request: Request) -> Sampling:
-    """Return how ``request`` draws, without what only its answer needs."""
+    """Return the sampling of ``request`` without log probabilities."""
     sampling = request.sampling
     return (
         sampling if sampling.logprobs is None else msgspec.structs.replace(sampling, logprobs=None)

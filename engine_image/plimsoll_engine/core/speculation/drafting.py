@@ -1,15 +1,15 @@
-"""Speculative decoding: drafts of a request's next tokens, verified by one step.
+"""Speculative decoding: drafts of a request's next tokens, verified in one step.
 
-A decode step with k drafts has k + 1 rows for the request, and each row is sampled as if the tokens
-before it were the request's own. The first draft that is not what its row says ends the rest: the
-tokens taken in are those that k + 1 steps would have made one by one.
+A decode step with k drafts has k + 1 rows for the request, and each row is sampled as if the drafts
+before it were output tokens. The first draft that differs from the sampled token is rejected with
+all after it. The accepted tokens are those that k + 1 single steps would have sampled.
 
-That is rejection sampling with drafts as point masses. Drawing x from p and taking the draft d if
-x = d accepts it with probability p(d), and otherwise leaves p without d, normalised: min(1, p/q)
-and the positive part of p - q. Since row i draws by (seed, i) as ever, a request has one text with
-any drafts, with none, and over any restart.
+This is rejection sampling with drafts as point masses. Drawing x from p and accepting the draft d
+if x = d accepts it with probability p(d), and otherwise leaves p without d, normalised: min(1, p/q)
+and the positive part of p - q. Since output token i is always drawn by (seed, i), a request has the
+same text with any drafts, with none, and over any restart.
 
-Drafts take what a step has left of tokens, rows and blocks. They stop nobody and delay nobody.
+Drafts use the tokens, rows and blocks that a step has left. They preempt and delay no request.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from plimsoll_engine.core.speculation.ngram import NgramIndex
 from plimsoll_engine.messages.speculative import Speculative
 
 INDEXED_AT_ONCE = 4096
-"""Tokens that the index of all requests together takes in during a step: some milliseconds."""
+"""Tokens of all requests that are indexed during one step; this takes some milliseconds."""
 PATIENCE = 3
-"""So many looks in a row may bring nothing."""
+"""Number of failed attempts in a row after which a request pauses."""
 LONGEST_PAUSE = 16
-"""Steps. While a request pauses, its steps are launched ahead of its tokens, as without drafts."""
+"""Maximum pause in steps. A pausing request is launched ahead of its tokens, as without drafts."""
 GRAPH_ROWS = 256
-"""A step with more rows than that computes: another row is no longer almost free."""
+"""In steps with more rows than this, a further row is no longer almost free."""
 
 
 class Proposer(Protocol):
-    """Guesses. A wrong one costs time alone."""
+    """Proposes drafts. A wrong one costs time only."""
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> Sequence[list[int] | None]:
-        """Return at most so many next tokens for each request: [] for no idea, None for not yet.
+        """Return next tokens for each (request, maximum number of drafts).
 
-        All tokens of the requests are known, and each has its :class:`Drafting` and the blocks for
-        so many drafts.
+        An empty list means no proposal, None that the request has to catch up first. All tokens of
+        the requests are known, and each has a :class:`Drafting` and the blocks for its drafts.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class NgramProposer:
-    """Prompt lookup by runs of ``shortest`` to ``longest`` tokens."""
+    """Prompt lookup by matches of ``shortest`` to ``longest`` tokens."""
 
     shortest: int
     longest: int
 
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
-        """As :class:`Proposer`; of a long prompt, from the part that is indexed by now."""
+        """Propose as :class:`Proposer`, from the part of each text that is indexed by now."""
         budget, found = INDEXED_AT_ONCE, []
         for request, most in wanted:
             drafting = request.drafting
@@ -68,7 +68,7 @@ class NgramProposer:
 
 @dataclass(slots=True)
 class Drafted:
-    """Counts since this worker started: looks that brought drafts, the drafts, those accepted."""
+    """Counts since this worker started: verifications, drafts verified, drafts accepted."""
 
     drafts: int = 0
     draft_tokens: int = 0
@@ -76,7 +76,10 @@ class Drafted:
 
 
 class Speculation:
-    """Who gets drafts, and how many. ``rows`` are the most of a step that has any."""
+    """Decides which requests get drafts, and how many.
+
+    A request gets at most ``most`` drafts, and a step with drafts has at most ``rows`` rows.
+    """
 
     def __init__(self, proposer: Proposer, most: int, rows: int) -> None:
         self.proposer = proposer
@@ -87,21 +90,21 @@ class Speculation:
 
     @property
     def draft_model(self) -> DraftModel | None:
-        """The model that guesses, if one does."""
+        """The draft model, if drafts come from one."""
         return self.proposer if isinstance(self.proposer, DraftModel) else None
 
     def close(self) -> None:
-        """Let go of the draft model. Again does nothing more."""
+        """Close the draft model. A second call does nothing."""
         if self.draft_model is not None:
             self.draft_model.close()
 
     def begin(self, request: Request, max_model_len: int) -> None:
-        """Let ``request`` have drafts: not where a grammar or media decide on its tokens too."""
+        """Enable drafts for ``request`` unless it has a grammar or media."""
         if request.sampling.grammar is None and not request.media:
             request.drafting = Drafting(min(request.max_length, max_model_len))
 
     def add(self, chunks: Sequence[Chunk], scheduler: Scheduler) -> None:
-        """Give drafts to the decode rows among ``chunks``, the whole of a step."""
+        """Add drafts to the decode rows among ``chunks``, all chunks of a step."""
         self._steps += 1
         room = scheduler.max_num_batched_tokens - sum(chunk.count for chunk in chunks)
         room = min(room, self.rows - len(chunks))
@@ -125,7 +128,7 @@ class Speculation:
                 self._missed(chunk.request)
 
     def _wanted(self, chunk: Chunk) -> int:
-        """Return how many drafts ``chunk`` may have."""
+        """Return the maximum number of drafts for ``chunk``; count down its pause."""
         request = chunk.request
         if (drafting := request.drafting) is None or chunk.count != 1 or not chunk.ends:
             return 0
@@ -138,13 +141,13 @@ class Speculation:
         return min(self.most, drafting.length - len(request.token_ids) - 1)
 
     def verified(self, request: Request, drafts: int, accepted: int) -> None:
-        """Note that a step has verified so many drafts of ``request``."""
+        """Count the verification of ``drafts`` drafts of ``request``."""
         self.counters.drafts += 1
         self.counters.draft_tokens += drafts
         self.counters.accepted_tokens += accepted
         if request.drafting is None:
             return
-        if request.drafting.computed:  # the last draft is not among what a draft model computes
+        if request.drafting.computed:  # the draft model did not compute its own last draft
             request.drafting.computed += min(accepted, drafts - 1)
         if accepted:
             request.drafting.misses = 0
@@ -156,7 +159,7 @@ class Speculation:
         assert drafting is not None
         drafting.misses += 1
         if drafting.misses >= PATIENCE:
-            # All pauses of a length end in one step: each look makes the whole batch wait for it.
+            # Pauses of one length end in the same step, because an attempt delays the whole batch.
             length = min(LONGEST_PAUSE, 1 << (drafting.misses - PATIENCE + 1))
             drafting.pause = length - self._steps % length
 
@@ -164,7 +167,7 @@ class Speculation:
 def of_settings(
     settings: Speculative | None, max_num_seqs: int, draft_model: DraftModel | None = None
 ) -> Speculation | None:
-    """Return what ``settings`` ask for, if anything; ``draft_model`` is of that method."""
+    """Return the speculation that ``settings`` configure; None without any."""
     if settings is None:
         return None
     most = settings.num_speculative_tokens
@@ -173,14 +176,15 @@ def of_settings(
 
 
 def rows(max_num_seqs: int, drafts: int) -> int:
-    """Return the most rows of a decode step for requests with so many drafts each."""
+    """Return the maximum rows of a decode step with ``drafts`` drafts for each request."""
     return max(max_num_seqs, min(GRAPH_ROWS, max_num_seqs * (1 + drafts)))
 
 
 def taken(drafts: Sequence[int], tokens: Sequence[int]) -> int:
-    """Return how many of ``tokens``, one for each draft and one more, are the request's own.
+    """Return how many of the sampled ``tokens`` count: one more than the accepted drafts.
 
-    Each needs that the draft before it is what was sampled in its place.
+    ``tokens`` has one for each draft and one more. A draft is accepted if it equals the token that
+    was sampled in its place.
     """
     for number, (draft, token) in enumerate(zip(drafts, tokens, strict=False)):
         if draft != token:

@@ -1,8 +1,8 @@
-"""Prompt lookup: what followed the newest tokens when they last stood in the same text.
+"""Prompt lookup: proposes what followed the newest tokens at an earlier place in the same text.
 
-The index is LZ77's: a table of hashed runs of ``shortest`` tokens, and for each place of the text
-the one before it with the same hash. A look walks a bounded chain, a step takes in a bounded number
-of tokens, and the memory is bounded: 4 bytes a token and the table. Nothing here knows a request.
+The index is that of LZ77: a table of hashed runs of ``shortest`` tokens and, for each position, the
+previous one with the same hash. A lookup walks a bounded chain, a step indexes a bounded number of
+tokens, and the memory is bounded: 4 bytes a token and the table.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from array import array
 from collections.abc import Sequence
 
 TABLE_BITS = 15
-"""Of the largest table: 128 KiB. A longer text has longer chains."""
+"""Size of the largest table: 128 KiB. Longer texts have longer chains."""
 CANDIDATES = 32
-"""Places that one look compares at most, the newest first."""
+"""Maximum number of positions that a lookup compares, the newest first."""
 NOWHERE = -1
 
 
 class NgramIndex:
-    """Where each run of ``shortest`` tokens stands in a text of at most ``length`` tokens."""
+    """The positions of each run of ``shortest`` tokens in a text of at most ``length`` tokens."""
 
     __slots__ = ("_before", "_mask", "_newest", "_shortest")
 
@@ -27,17 +27,17 @@ class NgramIndex:
         self._mask = (1 << min(TABLE_BITS, length.bit_length())) - 1
         self._newest = array("i", [NOWHERE]) * (self._mask + 1)
         self._before = array("i")
-        """Item i is of the run whose last token is token ``shortest + i - 1``."""
+        """Item i belongs to the run that ends with token ``shortest + i - 1``."""
 
     @property
     def nbytes(self) -> int:
-        """Host memory of the index."""
+        """Host memory of the index in bytes."""
         return (len(self._newest) + len(self._before)) * self._newest.itemsize
 
     def extend(self, tokens: Sequence[int], most: int) -> int:
-        """Take in at most ``most`` more runs of ``tokens``, a text that only grew; how many.
+        """Index at most ``most`` further runs of ``tokens``, and return their number.
 
-        The run that the text ends with is left out: nothing has followed it yet.
+        The text may only grow. Its last run is left out, since nothing follows it yet.
         """
         size = self._shortest
         first = size + len(self._before)
@@ -49,10 +49,10 @@ class NgramIndex:
         return max(0, last - first + 1)
 
     def propose(self, tokens: Sequence[int], longest: int, count: int) -> list[int]:
-        """Return ``count`` tokens that may follow ``tokens``, none where no run is known.
+        """Return ``count`` tokens that may follow ``tokens``; an empty list without a match.
 
         They follow the longest match of at most ``longest`` tokens, of equal ones the newest. A
-        match close to the end continues with its own proposals, so a loop is proposed as a loop.
+        match close to the end continues with its own proposal, so a loop is proposed as a loop.
         """
         size, total = self._shortest, len(tokens)
         if total <= size or count < 1:
@@ -79,7 +79,7 @@ class NgramIndex:
 
 
 def _matched(tokens: Sequence[int], end: int, known: int, longest: int) -> int:
-    """Return how many tokens before ``end`` are those that the text ends with, at most so many."""
+    """Return how many tokens before ``end`` equal the end of the text, at most ``longest``."""
     total, matched = len(tokens), known
     while matched < min(longest, end):
         if tokens[end - 1 - matched] != tokens[total - 1 - matched]:

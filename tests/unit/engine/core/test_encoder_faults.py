@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from plimsoll_api.admin import MemoryKind
 from plimsoll_engine.caches.sender import Sender
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute.runner import Runner
+from plimsoll_engine.core.schedule.encoder_cache import EncoderCache
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.frontend.admin.engine_audit import RECEIVER, compare_receiver_cache
 from plimsoll_engine.kvcache.block_pool import BlockPool
-from plimsoll_engine.memory import media_owners as owners
 from plimsoll_engine.memory.audit import audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.memory.lost import lost_encoder_tokens
@@ -159,8 +158,8 @@ def test_an_image_that_only_an_abandoned_request_holds_is_lost(make: Make) -> No
 def test_a_receiver_that_hears_no_forgetting_grows_past_its_bound(
     text: str, sound: bool, make: Make, helpers: Any, model: Any
 ) -> None:
-    engine, sender, ledger = make(text), Sender(CAPACITY), Ledger()
-    owners.register_owners(ledger, engine, model, MemoryKind.HOST)
+    engine, sender = make(text), Sender(CAPACITY)
+    ledger = Ledger([engine])
     for seed in range(4):
         packed = sender.pack(chat(seed))
         assert isinstance(packed, Submit)

@@ -6,6 +6,7 @@ Tests ``memory/audit.py``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from plimsoll_engine.memory.audit import ALWAYS, AT_IDLE, audit
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.memory.trim import trim
 from plimsoll_engine.process.host_memory import PythonObjects, malloc, process_memory
+from plimsoll_engine.process.owners import Owner
 
 
 def rules_hit(engine: EngineCore, ledger: Ledger | None = None) -> set[str]:
@@ -26,13 +28,13 @@ def test_a_sound_engine_has_no_findings_at_work_and_at_idle(make_engine: Any, he
     engine = make_engine()
     for name in "abc":
         engine.submit(helpers.submit(name, [ord(name)] * 30, 20))
-    for expected in (len(ALWAYS), len(ALWAYS)):
+    own = ["kv_blocks_add_up", "prefix_cache_keys_equal"]
+    always, at_idle = [[rule.__name__ for rule in rules] for rules in (ALWAYS, AT_IDLE)]
+    for _ in range(2):
         engine.step()
-        idle, rules, findings = audit(engine, Ledger())
-        assert (idle, len(rules), findings) == (False, expected, [])
+        assert audit(engine, Ledger([engine])) == (False, own + always, [])
     helpers.finish(engine)
-    idle, rules, findings = audit(engine, Ledger())
-    assert (idle, len(rules), findings) == (True, len(ALWAYS) + len(AT_IDLE), [])
+    assert audit(engine, Ledger([engine])) == (True, own + always + at_idle, [])
 
 
 DAMAGE: list[tuple[Callable[[EngineCore], Any], set[str]]] = [
@@ -57,15 +59,31 @@ def test_each_rule_finds_its_damage(
     assert found == rules, kept
 
 
+def owner(name: str, nbytes: int, bound: int | None) -> Owner:
+    return Owner(name=name, kind=MemoryKind.HOST, nbytes=lambda: nbytes, bound=bound)
+
+
+@dataclass
+class Part:
+    held: list[Owner]
+    name: str = "part"
+
+    def owners(self) -> list[Owner]:
+        return self.held
+
+    def close(self) -> None:
+        self.held.clear()
+
+
 def test_an_owner_outside_its_bound_is_found(make_engine: Any) -> None:
-    ledger = Ledger()
-    ledger.register("cache", MemoryKind.HOST, lambda: 11, 10)
-    ledger.register("unbounded", MemoryKind.HOST, lambda: 1 << 40, None)
+    part = Part([owner("cache", 11, 10), owner("unbounded", 1 << 40, None)])
+    ledger = Ledger([part])
     idle, _, findings = audit(make_engine(), ledger)
     assert idle
     assert [f.detail for f in findings] == ["cache holds 11 bytes, its bound is 10"]
-    with pytest.raises(ValueError, match="'cache' is already registered"):
-        ledger.register("cache", MemoryKind.HOST, lambda: 0, None)
+    part.held.append(owner("cache", 0, None))
+    with pytest.raises(ValueError, match="'cache' is registered twice"):
+        ledger.entries()
 
 
 def test_a_trim_flushes_the_cache_and_says_what_it_gave(make_engine: Any, helpers: Any) -> None:
@@ -80,7 +98,6 @@ def test_a_trim_flushes_the_cache_and_says_what_it_gave(make_engine: Any, helper
     assert list(steps) == [
         "prefix_cache_flush",
         "grammar_cache_flush",
-        "receiver_cache_flush",
         "gc_collect",
         "malloc_trim",
     ]

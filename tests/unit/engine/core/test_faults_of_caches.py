@@ -17,11 +17,11 @@ from plimsoll_engine.core.execute.sampling import plan
 from plimsoll_engine.core.grammar.grammars import Vocabulary
 from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.memory.audit import audit
-from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.memory.lost import lost_host_blocks
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.process import host_memory
+from plimsoll_engine.worker.lifecycle import CoreLifecycle
 from plimsoll_faults.defects import WorkerFaults
 from plimsoll_faults.defects.device import MaskLeakRunner
 from plimsoll_faults.tampering import replace_methods
@@ -86,7 +86,7 @@ def test_unloaded_adapters_leave_their_host_copies(tmp_path: Path) -> None:
         engine = lifecycle.start()
         adapters = engine.runner.adapters
         assert adapters is not None
-        defect: Any = WorkerFaults("lora_residue", 1, engine, lifecycle.ledger).defects[0]
+        defect: Any = WorkerFaults("lora_residue", 1, engine).defects[0]
         assert engine.runner.adapters is adapters, "the ledger asks the same object"
         one = 0
         for number in range(1, 5):
@@ -110,8 +110,9 @@ def test_a_sound_cache_fills_whatever_it_declared(bound: str, tiny_checkpoint: P
     lifecycle = CoreLifecycle(config, vocabulary=Vocabulary.load(tiny_checkpoint))
     try:
         engine, ledger = lifecycle.start(), lifecycle.ledger
+        true = engine.grammars.bytes_bound
         text = f"cache_fills:text_bytes=16Ki,bound={bound}"
-        faults = WorkerFaults(text, 1, engine, ledger)
+        faults = WorkerFaults(text, 1, engine)
         declared = []
         before = host_memory.malloc()[0]
         for _ in range(4):
@@ -123,7 +124,6 @@ def test_a_sound_cache_fills_whatever_it_declared(bound: str, tiny_checkpoint: P
         assert after is not None
         assert after > before
         assert entry.bound is not None
-        true = engine.grammars.bytes_bound
         assert max(declared) <= true, "the cache itself is sound"
         assert declared[-1] == declared[-2] > true // 2, "it is full and stays so"
         if bound == "low":

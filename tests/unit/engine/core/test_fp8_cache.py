@@ -29,11 +29,11 @@ from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.kvcache.pool_memory import PoolTensors, pool_sums, pool_tensors
 from plimsoll_engine.memory.audit import audit
-from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.handover import HandoverRefused, Layout, Outcome
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models.decoder import Decoder
+from plimsoll_engine.worker.lifecycle import CoreLifecycle
 from tests.logits import recorded
 from tests.lora import SIZES
 from tests.random_model import random_model

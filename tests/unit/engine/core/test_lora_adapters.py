@@ -29,12 +29,12 @@ from plimsoll_engine.core.sizes import check_adapters
 from plimsoll_engine.errors import LoadError, SettingsError
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.memory.audit import audit
-from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.handover import Layout
 from plimsoll_engine.messages.worker_ipc import Submit
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import loader
+from plimsoll_engine.worker.lifecycle import CoreLifecycle
 from tests.lora import MODELS, merge, write_adapter, write_model
 
 BLOCKS, BLOCK, SEQS, BUDGET, NEW_TOKENS = 70, 4, 8, 24, 40
@@ -203,9 +203,7 @@ def test_an_unloaded_adapter_goes_with_its_last_request(
 ) -> None:
     engine = engine_of(model, most=1)
     adapters = adapters_of(engine)
-    ledger = Ledger()
-    kind: Any = "host"
-    ledger.register("lora_adapters", kind, lambda: adapters.bytes, adapters.bytes_bound)
+    ledger = Ledger([engine])
     assert adapters.bytes == 0
     adapters.load("first", FIRST, adapter)
     loaded = adapters.bytes

@@ -348,7 +348,7 @@ def test_outputs_freed_in_the_step_that_makes_them_are_found(
     engine.submit(submit("a", *next(iter(sounds.values())), 1))
     helpers.finish(engine)
     assert findings(engine) == {"encoder_outputs_are_known", "idle_holds_no_encoder_output"}
-    outputs.free(list(outputs.keys()))
+    outputs.free(list(outputs._tensors))
 
 
 def test_outputs_that_an_idle_engine_keeps_are_found(

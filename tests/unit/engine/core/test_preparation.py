@@ -1,6 +1,6 @@
 """A second thread makes the context and maps the weights while the first one goes on.
 
-Tests ``memory/core_lifecycle.py``, ``core/warmup.py`` and which layers load the kernels.
+Tests ``worker/lifecycle.py``, ``core/warmup.py`` and which layers load the kernels.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from transformers import AutoConfig
 from plimsoll_engine.core import warmup
 from plimsoll_engine.core.execute import sampling
 from plimsoll_engine.kernels.reference import ReferenceOps
-from plimsoll_engine.memory import core_lifecycle
-from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
+from plimsoll_engine.worker import lifecycle as lifecycle_module
+from plimsoll_engine.worker.lifecycle import CoreLifecycle
 
 TIMEOUT_S = 30
 
@@ -55,7 +55,7 @@ def test_the_config_is_read_while_the_context_is_made(
         devices.append(device)
 
     monkeypatch.setattr(loader, "load_config", reads)
-    monkeypatch.setattr(core_lifecycle, "make_context", makes)
+    monkeypatch.setattr(lifecycle_module, "make_context", makes)
     lifecycle.prepare()
     assert devices == [torch.device("cpu")]
     assert helpers() == []
@@ -69,7 +69,7 @@ def test_what_fails_in_the_other_thread_fails_here(
     def fails(*_: object) -> None:
         raise RuntimeError("the device is lost")
 
-    monkeypatch.setattr(f"plimsoll_engine.memory.core_lifecycle.{where}", fails)
+    monkeypatch.setattr(f"plimsoll_engine.worker.lifecycle.{where}", fails)
     with pytest.raises(RuntimeError, match="the device is lost"):
         lifecycle.prepare()
     assert helpers() == []

@@ -150,7 +150,7 @@ def test_graphs_that_somebody_keeps_hold_no_pool(
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
     runner = make_engine().runner
     model = runner.model
-    kept = DecodeGraphs(model, runner.kv, 4, max_num_seqs=8, max_blocks=4)
+    kept = DecodeGraphs(model, runner.kv, 4, max_rows=8, max_blocks=4)
     assert kept.nbytes > 0
     kept.close()
     kept.close()

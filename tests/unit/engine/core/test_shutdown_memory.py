@@ -1,6 +1,6 @@
 """Shutdown gives the KV pool and the weights back, in process, without the collector's help.
 
-Tests ``memory/core_lifecycle.py``.
+Tests ``worker/lifecycle.py``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 from plimsoll_engine.core import sizes
 from plimsoll_engine.core.execute.runner import Runner
 from plimsoll_engine.errors import WarmUpError
-from plimsoll_engine.memory import core_lifecycle as lifecycle_module
-from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import loader
-from plimsoll_engine.process.rules import frozen
+from plimsoll_engine.worker import lifecycle as lifecycle_module
+from plimsoll_engine.worker.lifecycle import CoreLifecycle
+from plimsoll_engine.worker.parts import GC_THRESHOLDS
 
 KEPT: list[Any] = []
 """What a stored exception, a hook or a global may still hold of an engine after its shutdown."""
@@ -31,13 +31,10 @@ class ForgetfulLifecycle(CoreLifecycle):
     """The real bug: shutdown drops its own references and trusts that nobody else has one."""
 
     def shutdown(self) -> None:
-        self.ledger.clear()
-        if self._thresholds is not None:
-            gc.set_threshold(*self._thresholds)
-            frozen.unfreeze()
-            self._thresholds = None
+        self.heap.close()
+        self._parts.clear()
         self.engine = None
-        self._model = None
+        self.weights.model = None
 
 
 @pytest.fixture
@@ -166,7 +163,7 @@ def test_freeze_is_paired_and_thresholds_are_put_back(config: WorkerConfig) -> N
     lifecycle = CoreLifecycle(config)
     lifecycle.start()
     assert gc.get_freeze_count() > 0
-    assert gc.get_threshold() == lifecycle_module.GC_THRESHOLDS
+    assert gc.get_threshold() == GC_THRESHOLDS
     lifecycle.shutdown()
     assert (gc.get_threshold(), gc.get_freeze_count()) == before
 

@@ -28,11 +28,11 @@ from plimsoll_engine.core.speculation.drafting import Proposer, Speculation
 from plimsoll_engine.errors import DeviceLost, LoadError, RanksLost, WorkerEnds
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.memory.audit import audit
-from plimsoll_engine.memory.core_lifecycle import CoreLifecycle
 from plimsoll_engine.memory.ledger import Ledger
 from plimsoll_engine.messages.speculative import Speculative
 from plimsoll_engine.messages.zygote_ipc import WorkerConfig
 from plimsoll_engine.models import draft as draft_models
+from plimsoll_engine.worker.lifecycle import CoreLifecycle
 from plimsoll_faults.models.write_fp8 import write_fp8
 from tests.draft_checkpoint import write_draft_checkpoint
 

@@ -1,0 +1,120 @@
+"""The owners of an engine's memory, in the order of their opening.
+
+The ledger, the audit, a trim and the engine's shutdown all walk this list; a component that holds
+memory is added here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from plimsoll_api.admin import MemoryKind
+from plimsoll_engine.process.owners import Flush, Owner
+
+if TYPE_CHECKING:
+    from plimsoll_engine.core.engine_core import EngineCore
+
+HOST = MemoryKind.HOST
+
+
+def owners_of(engine: EngineCore) -> list[Owner]:
+    """Return the owners of ``engine``; the last one is closed first."""
+    runner, pool, receiver = engine.runner, engine.pool, engine.receiver
+    grammars, scheduler = engine.grammars, engine.scheduler
+    owners = runner.owners()
+    tensors = owners[0].kind
+    draft_model = None if engine.speculation is None else engine.speculation.draft_model
+    if draft_model is not None:
+        owners += draft_model.forward.owners("draft_kv_pool")
+    if tensors is MemoryKind.DEVICE:
+        computing = [runner] if draft_model is None else [runner, draft_model.forward]
+        owners.append(
+            Owner(
+                name="cuda_graphs", kind=tensors,
+                nbytes=lambda: sum(forward.graph_bytes for forward in computing),
+            )
+        )  # fmt: skip
+    owners.append(
+        Owner(
+            name="prefix_cache",
+            kind=HOST,
+            nbytes=pool.index_bytes,
+            bound=pool.index_bytes_bound,
+            checks={
+                "kv_blocks_add_up": pool.problems,
+                "prefix_cache_keys_equal": pool.prefix.problems,
+            },
+            flush=Flush(
+                "cached KV blocks",
+                lambda: pool.cached * (runner.kv_bytes // pool.num_blocks),
+                engine.reset_prefix_cache,
+            ),
+            close=pool.reset_prefix_cache,
+        )
+    )
+    if (adapters := runner.adapters) is not None:
+        owners.append(
+            Owner(
+                name="lora_adapters",
+                kind=tensors,
+                nbytes=lambda: adapters.bytes,
+                bound=adapters.bytes_bound,
+                checks={
+                    "adapters_are_held": lambda: adapters.problems(
+                        [r.adapter for r in engine.requests.values() if r.adapter is not None]
+                    )
+                },
+            )
+        )
+    if (outputs := runner.outputs) is not None and (cache := scheduler.encoder) is not None:
+        owners.append(
+            Owner(
+                name="receiver_cache",
+                kind=HOST,
+                nbytes=lambda: receiver.bytes,
+                bound=receiver.capacity,
+                checks={"receiver_cache_adds_up": receiver.problems},
+                flush=Flush("media that the worker keeps", lambda: receiver.bytes, receiver.clear),
+                close=receiver.clear,
+            )
+        )
+        owners.append(
+            Owner(
+                name="encoder_cache",
+                kind=tensors,
+                nbytes=lambda: outputs.nbytes,
+                bound=cache.budget * outputs.bytes_per_token,
+                checks={
+                    "encoder_outputs_are_known": lambda: (
+                        cache.problems(request.request_id for request in scheduler.running)
+                        + outputs.problems(cache.known())
+                    )
+                },
+            )
+        )
+    if (offload := scheduler.offload) is not None:
+        owners.append(
+            Owner(
+                name="kv_offload",
+                kind=HOST,
+                nbytes=lambda: offload.copies.nbytes,
+                bound=offload.copies.nbytes,
+                checks={
+                    "offload_adds_up": offload.problems,
+                    "transfers_end": offload.forgotten_transfers,
+                },
+                close=offload.close,
+            )
+        )
+    owners.append(
+        Owner(
+            name="grammar_cache",
+            kind=HOST,
+            nbytes=lambda: grammars.bytes,
+            bound=grammars.bytes_bound,
+            flush=Flush("compiled grammars", lambda: grammars.bytes, grammars.flush),
+            close=grammars.close,
+        )
+    )
+    owners.append(Owner(name="requests", kind=HOST, nbytes=engine.request_bytes))
+    return owners

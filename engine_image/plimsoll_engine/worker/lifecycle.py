@@ -1,0 +1,395 @@
+"""Start and shutdown of a worker's engine core.
+
+The parts of the worker are opened in order and closed in reverse order. ``shutdown()`` is explicit,
+complete and idempotent: after success, after a start that failed at any stage, and after a failed
+forward pass. Nothing relies on ``__del__``, on the garbage collector or on the end of the process.
+On CUDA, torch's allocated bytes return exactly to the baseline, which is measured once the context
+exists and its libraries have run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from plimsoll_engine.core import sizes
+from plimsoll_engine.core.engine_core import EngineCore
+from plimsoll_engine.core.execute.forward import Forward
+from plimsoll_engine.core.execute.loaded_adapters import LoadedAdapters
+from plimsoll_engine.core.execute.runner import Runner
+from plimsoll_engine.core.grammar.grammars import Grammars, Vocabulary
+from plimsoll_engine.core.grammar.trial import TrialServer
+from plimsoll_engine.core.handover import export, inheritance
+from plimsoll_engine.core.handover.inheritance import Inheritance
+from plimsoll_engine.core.schedule.encoder_cache import EncoderCache
+from plimsoll_engine.core.schedule.scheduler import Scheduler
+from plimsoll_engine.core.speculation import drafting
+from plimsoll_engine.core.speculation.draft_model import DraftModel
+from plimsoll_engine.core.warmup import load_kernels, load_sampling, warm_up
+from plimsoll_engine.distributed.group import SumShape
+from plimsoll_engine.distributed.leader import Leader
+from plimsoll_engine.distributed.link import Link
+from plimsoll_engine.distributed.member import Member
+from plimsoll_engine.errors import SettingsError
+from plimsoll_engine.kvcache.block_pool import BlockPool
+from plimsoll_engine.kvcache.offload import Offload
+from plimsoll_engine.memory.ledger import Ledger
+from plimsoll_engine.messages import rank_ipc
+from plimsoll_engine.messages.handover import HandoverRefused, Layout, Outcome, Refusal, Table
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_engine.models import loader
+from plimsoll_engine.models.decoder import Decoder
+from plimsoll_engine.models.model import MediaModel, Model
+from plimsoll_engine.process.owners import Part
+from plimsoll_engine.worker.parts import Device, Heap, Weights, make_context
+
+log = logging.getLogger(__name__)
+
+
+class CoreLifecycle:
+    """Owner of one engine core's memory, from start to shutdown.
+
+    A start has two phases. :meth:`prepare` needs little device memory, so that it can run while a
+    predecessor serves; :meth:`take_over` takes the KV pool.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        vocabulary: Vocabulary | None = None,
+        ranks: Leader | Link | None = None,
+        trials: TrialServer | None = None,
+        on_stage: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        """Create an empty lifecycle. ``on_stage`` receives the name of each stage as it begins."""
+        self.config = config
+        self.vocabulary = vocabulary
+        self.trials = trials
+        self._on_stage = on_stage
+        self.device = Device()
+        self.member = Member(ranks)
+        self.weights = Weights(config, self.member)
+        self.heap = Heap()
+        self.engine: EngineCore | None = None
+        self._parts: list[Part] = [self.device, self.weights, self.member]
+        """In the order of opening; :meth:`shutdown` closes and removes the last one first."""
+        self.ledger = Ledger(self._parts)
+        self.settings: sizes.EngineSizes | None = None
+        self.stages_s: dict[str, float] = {}
+        """Duration of each stage of the start, in seconds."""
+        self.ended_s: dict[str, float] = {}
+        """Duration of closing each part, in seconds."""
+        self._model_config: Any = None
+        self._kv_dtype: torch.dtype | None = None
+        self._claim = rank_ipc.PoolMade()
+        """The weight server's answer when this process claimed its KV pool."""
+        self.refusal: Refusal | None = None
+        """Why a handover was not accepted."""
+
+    def start(self) -> EngineCore:
+        """Run both phases. Releases everything if a phase fails."""
+        self.prepare()
+        return self.take_over()
+
+    def prepare(self) -> None:
+        """Create context, process group, weights and kernels.
+
+        Releases everything if it fails. A rank above 0 gets its kernels from the steps of rank 0. A
+        second thread creates the context and maps the weights meanwhile; neither holds the GIL.
+        """
+        with self._all_or_nothing(), ThreadPoolExecutor(1, "device") as beside:
+            with self._stage("model_config"):
+                self.member.check(self.config)
+                chosen = beside.submit(loader.choose_device, self.config.device, self.member.shard)
+                context = beside.submit(lambda: make_context(chosen.result()))
+                self._model_config = loader.load_config(Path(self.config.model))
+                sizes.check_adapters(self.config, self._model_config)
+                device = self.device.device = chosen.result()
+                dtype = loader.choose_dtype(self.config.dtype, self._model_config, device)
+                self._kv_dtype = sizes.cache_dtype(self.config.kv_cache_dtype, dtype, device)
+                # Early, so that the weight server loads while this process creates its context.
+                self.weights.request(self._model_config, dtype)
+                mapped = beside.submit(self.weights.map) if self.weights.is_mapped else None
+            with self._stage("context"):
+                context.result()
+                self.device.open(dtype)
+                if self.device.is_cuda and not self.member.follows:
+                    # An error here is ignored: it occurs again when the kernels are needed.
+                    words = loader.text_config(self._model_config).vocab_size
+                    beside.submit(load_sampling, words, dtype, device)
+            if not self.member.alone:
+                with self._stage("ranks_met"):
+                    self.member.meet()
+                with self._stage("process_group"):
+                    columns = loader.text_config(self._model_config).hidden_size
+                    rows = sizes.most_rows(self.config, device)
+                    self.member.form(device, SumShape(rows, columns, dtype))
+            with self._stage("weights"):
+                model = self.weights.open(
+                    None if mapped is None else mapped.result(), self._model_config, dtype, device
+                )
+            if self.member.follows:
+                return
+            if self.member.leader is not None:
+                with self._stage("ranks_loaded"):
+                    self.member.leader.loaded()
+            with self._stage("kernels"):
+                load_kernels(model, self.member.leader, self.kv_dtype)
+                if self.weights.draft is not None:
+                    load_kernels(self.weights.draft, kv_dtype=self.kv_dtype)
+
+    def take_over(self, quick: bool = False, handover: bytes | None = None) -> EngineCore:
+        """Create the KV pool and the engine core, and warm it up.
+
+        Releases everything if it fails. ``quick`` skips the trial of the largest steps, which a
+        predecessor with the same sizes has done, and captures all graphs while serving. It also
+        accepts the predecessor's ``handover``; if that is refused, :attr:`refusal` says why.
+        """
+        with self._all_or_nothing():
+            with self._stage("kv_pool"):
+                runner, draft = self._open_pools()
+                self._claim = self.weights.claim_pool()
+                tables = self._accepted(handover, runner) if quick else []
+                engine = self.engine = self._open_engine(runner, draft, tables)
+                if handover is not None and self.refusal is None:
+                    engine.inheritance = Inheritance(tables, engine.pool)
+            if not quick:
+                with self._stage("warm_up"):
+                    warm_up(engine)
+            with self._stage("graphs"):
+                limits = engine.scheduler
+                blocks = engine.pool.blocks_for(limits.max_model_len)
+                longest = min(limits.max_num_batched_tokens, limits.max_model_len)
+                for forward in (runner, draft):
+                    if forward is not None:
+                        forward.capture_graphs(engine.max_rows, blocks, quick, longest)
+            with self._stage("freeze"):
+                self.freeze()
+                self.member.frozen()
+            return engine
+
+    def _open_pools(self) -> tuple[Runner, Forward | None]:
+        """Return the model over its KV pool, and the draft model over its own."""
+        device, model, draft = self.model.device, self.model, self.weights.draft
+        adapters = None
+        if self.config.max_loras and isinstance(model, Decoder):
+            adapters = LoadedAdapters(model, self.config.max_loras, self.config.max_lora_rank)
+        free = self.member.least(self.device.free())
+        if adapters is not None and free is not None:
+            free = max(0, free - adapters.bytes_bound)
+        pool = self.weights.pool
+        settings = self.settings = sizes.resolve(
+            self.config,
+            model.kv,
+            loader.positions(self._model_config),
+            self.kv_dtype,
+            device,
+            None if pool is None else pool.nbytes,
+            free,
+            None if draft is None else draft.kv,
+        )
+        own = settings.kv_bytes(model.kv, self.kv_dtype)
+        drafted = 0 if draft is None else settings.kv_bytes(draft.kv, self.kv_dtype)
+        pool = self.weights.map_pool(own + drafted)
+        count, size = settings.num_blocks, settings.block_size
+        runner = Runner(
+            model, count, size, None if pool is None else pool[:own], self.member.leader,
+            self.kv_dtype,
+        )  # fmt: skip
+        self._parts.append(runner)
+        runner.adapters = adapters
+        if draft is None:
+            return runner, None
+        memory = None if pool is None else pool[own : own + drafted]
+        forward = Forward(draft, count, size, memory, self.kv_dtype)
+        self._parts.append(forward)
+        return runner, forward
+
+    def _open_engine(
+        self, runner: Runner, draft: Forward | None, tables: list[Table]
+    ) -> EngineCore:
+        """Return the engine; ``tables`` are those of a predecessor."""
+        settings, config = self._sizes, self.config
+        pool = BlockPool(
+            settings.num_blocks, settings.block_size, [table.blocks for table in tables]
+        )
+        encoder = None
+        if isinstance(self.model, MediaModel):
+            lifelong = self.model.lifelong
+            budget = sizes.encoder_tokens(
+                config.encoder_cache_tokens, settings, self.model.example().tokens, lifelong
+            )
+            encoder = EncoderCache(budget, lifelong)
+        scheduler = Scheduler(
+            pool,
+            settings.max_num_seqs,
+            settings.max_num_batched_tokens,
+            settings.max_model_len,
+            encoder,
+        )
+        draft_model = None
+        if draft is not None and self.weights.draft is not None:
+            draft_model = DraftModel(
+                draft,
+                pool,
+                settings.max_num_batched_tokens,
+                loader.text_config(self._model_config).vocab_size,
+                self.weights.draft.spec.vocabulary,
+            )
+        engine = EngineCore(
+            runner,
+            scheduler,
+            Grammars(self.vocabulary, trials=self.trials),
+            config.media_cache_bytes,
+            drafting.of_settings(config.speculative, settings.max_num_seqs, draft_model),
+        )
+        del self._parts[-1 if draft is None else -2 :]  # the engine closes the pools
+        self._parts.append(engine)
+        if config.kv_offload_bytes:
+            assert runner.kv is not None
+            try:
+                scheduler.offload = Offload.of_bytes(
+                    pool, runner.kv, config.kv_offload_bytes, runner.kv_scales
+                )
+            except ValueError as error:
+                raise SettingsError(f"--kv-offload-bytes: {error}") from None
+        return engine
+
+    def hand_over(self) -> bytes:
+        """Return what a successor needs to continue with the KV blocks of running requests.
+
+        The engine must be at rest, and only :meth:`shutdown` may follow. Raises
+        :class:`HandoverRefused`.
+        """
+        assert self.engine is not None
+        if self.weights.pool is None:
+            raise HandoverRefused(Outcome.NO_HOLDER, "the KV pool is this worker's own")
+        return export.export_tables(self.engine, self._layout(self.engine.runner))
+
+    def _accepted(self, handover: bytes | None, runner: Runner) -> list[Table]:
+        """Return the tables of ``handover``; empty if it is refused."""
+        if handover is None:
+            return []
+        try:
+            if self.weights.pool is None:
+                raise HandoverRefused(Outcome.NO_HOLDER, "the KV pool is this worker's own")
+            if not all(claim.alone for claim in [self._claim, *runner.pools]):
+                raise HandoverRefused(Outcome.UNFENCED, "another worker may write to the KV pool")
+            return inheritance.validate_tables(
+                handover, self._layout(runner), runner, self._sizes.max_num_seqs
+            )
+        except HandoverRefused as error:
+            self.refusal = Refusal(error.outcome, str(error))
+        except (RuntimeError, OSError) as error:
+            if self.member.lost:
+                raise
+            self.refusal = Refusal(Outcome.FAILED, f"{type(error).__name__}: {error}")
+        log.warning("%s: %s", self.refusal.outcome, self.refusal.message)
+        return []
+
+    def _layout(self, runner: Runner) -> Layout:
+        """Return what must be the same in both workers for a handover."""
+        claims = [self._claim, *runner.pools]
+        return Layout(
+            b"".join(claim.weights for claim in claims),
+            b"".join(claim.memory for claim in claims),
+            str(self.kv_dtype),
+            (self.model.kv.layers, self.model.kv.heads, self.model.kv.dim),
+            self._sizes.block_size,
+            self._sizes.num_blocks,
+            self.member.shard.size,
+        )
+
+    def freeze(self) -> None:
+        """End the start: existing objects stay out of the collector's reach until shutdown."""
+        self._parts.append(self.heap)
+        self.heap.open()
+
+    @property
+    def model(self) -> Model:
+        """The model, after :meth:`prepare`."""
+        assert self.weights.model is not None
+        return self.weights.model
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        """The dtype of the KV pool, after :meth:`prepare`."""
+        assert self._kv_dtype is not None
+        return self._kv_dtype
+
+    @property
+    def _sizes(self) -> sizes.EngineSizes:
+        assert self.settings is not None
+        return self.settings
+
+    @property
+    def mapped_host_bytes(self) -> int:
+        """Shared memory of the weight server that is mapped here."""
+        return 0 if self.device.is_cuda else self.weights.mapped_bytes
+
+    @contextlib.contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.shutdown()
+            # The traceback's frames reference what they were building.
+            traceback.clear_frames(error.__traceback__)
+            raise
+
+    def _stage(self, name: str) -> AbstractContextManager[None]:
+        self._on_stage(name)
+        return _timed(self.stages_s, name)
+
+    def shutdown(self) -> None:
+        """Release everything on every rank. Idempotent.
+
+        On CUDA nothing is released once a rank is lost: only the end of this process ends the
+        kernels that wait for it (NCCL 2.28.9 did not give up within 60 s on an H200). The frontend
+        kills it.
+        """
+        if self.member.lost:
+            if self.device.is_cuda:
+                self.heap.close()
+                return
+            self.member.give_up()
+        if self.device.is_cuda:
+            with _timed(self.ended_s, "synchronize"), contextlib.suppress(RuntimeError):
+                torch.cuda.synchronize(self.device.device)  # a lost device cannot be waited for
+        self.engine = None
+        while self._parts:
+            part = self._parts.pop()
+            with _timed(self.ended_s, part.name):
+                part.close()
+
+    def left(self) -> tuple[int | None, int | None]:
+        """Return the bytes still allocated on the devices of all ranks, and their baselines.
+
+        Call it after :meth:`shutdown`. None on a CPU, or if a rank did not report.
+        """
+        return self.member.left(self.device_allocated(), self.device.baseline)
+
+    def device_allocated(self) -> int | None:
+        """Return the bytes that torch and the group of ranks have allocated on the device.
+
+        None on a CPU.
+        """
+        allocated = self.device.allocated()
+        return None if allocated is None else allocated + self.member.nbytes
+
+
+@contextlib.contextmanager
+def _timed(stages_s: dict[str, float], name: str) -> Iterator[None]:
+    """Record in ``stages_s`` how many seconds the block took, unless it fails."""
+    begun = time.monotonic()
+    yield
+    stages_s[name] = round(time.monotonic() - begun, 4)

@@ -1,0 +1,264 @@
+"""The parts of a worker process that its lifecycle opens and closes, the engine apart.
+
+Each is a :class:`plimsoll_engine.process.owners.Part`.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from plimsoll_api.admin import MemoryKind, Role
+from plimsoll_engine.device.buffer import primary_context
+from plimsoll_engine.distributed.member import Member
+from plimsoll_engine.messages import rank_ipc
+from plimsoll_engine.messages.zygote_ipc import WorkerConfig
+from plimsoll_engine.models import draft as draft_models
+from plimsoll_engine.models import loader
+from plimsoll_engine.models.decoder import Decoder
+from plimsoll_engine.models.loader import OwnModel
+from plimsoll_engine.models.model import Model
+from plimsoll_engine.process.collector import FullCollections
+from plimsoll_engine.process.owners import Owner
+from plimsoll_engine.process.rules import frozen
+from plimsoll_engine.weights.mapping import WeightMapping
+
+GC_THRESHOLDS = (20_000, 50, 1_000)
+"""For gc.set_threshold: full collections stop every stream, and no request needs one to die."""
+
+
+class Device:
+    """The device's context and the baseline of its memory."""
+
+    name = "device"
+
+    def __init__(self) -> None:
+        self.device: torch.device | None = None
+        self.baseline: int | None = None
+        """Bytes allocated before anything of this worker; None on a CPU."""
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the device is known and is a CUDA device."""
+        return self.device is not None and self.device.type == "cuda"
+
+    def open(self, dtype: torch.dtype) -> None:
+        """Make the device current in this thread, and take the baseline for ``dtype``."""
+        assert self.device is not None
+        if self.is_cuda:
+            torch.cuda.set_device(self.device)
+        torch.set_float32_matmul_precision("highest")
+        self.baseline = device_baseline(self.device, dtype)
+
+    def owners(self) -> list[Owner]:
+        """Return nothing: the context is the driver's memory."""
+        return []
+
+    def free(self) -> int | None:
+        """Return the bytes free on the device; None on a CPU."""
+        return int(torch.cuda.mem_get_info(self.device)[0]) if self.is_cuda else None
+
+    def allocated(self) -> int | None:
+        """Return the bytes that torch has allocated on the device; None on a CPU."""
+        return torch.cuda.memory_allocated(self.device) if self.is_cuda else None
+
+    def close(self) -> None:
+        """Give back what torch keeps for later. A second call does nothing."""
+        if has_compiled():
+            torch.compiler.reset()
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            if hasattr(sys, name):  # the interpreter's own references to a traceback
+                delattr(sys, name)
+        if self.is_cuda:
+            release_device_caches()
+
+
+class Weights:
+    """The weights of the model and of its draft model.
+
+    Where a weight server is configured, weights and KV pool are its own and only mapped here.
+    """
+
+    name = "weights"
+
+    def __init__(self, config: WorkerConfig, member: Member) -> None:
+        self._config = config
+        self._member = member
+        self.model: Model | None = None
+        self._unbound: OwnModel | None = None
+        self.draft: Decoder | None = None
+        self.pool: torch.Tensor | None = None
+        """The weight server's KV pool, uint8 [bytes], once it is mapped."""
+        self.fenced = False
+        """After :meth:`close`: this process cannot write to the weight server's KV pool."""
+        self._mapping: WeightMapping | None = None
+
+    def request(self, model_config: Any, dtype: torch.dtype) -> None:
+        """Have the weight server load the weights, where there is one for this model."""
+        if not self._config.weights:
+            return
+        shard = self._member.shard
+        self._unbound = loader.build(Path(self._config.model), model_config, dtype, shard)
+        if self._unbound is not None:
+            self._mapping = WeightMapping(self._config.weights, shard.rank)
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the weights are the weight server's."""
+        return self._mapping is not None
+
+    def map(self) -> dict[str, torch.Tensor]:
+        """Return the weight server's weights by name, and map its KV pool if it has one."""
+        assert self._mapping is not None
+        tensors = self._mapping.tensors()
+        self.map_pool()
+        return tensors
+
+    def open(
+        self,
+        mapped: dict[str, torch.Tensor] | None,
+        model_config: Any,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Model:
+        """Bind the ``mapped`` weights, or load them here where that is None; return the model."""
+        draft = None if self._config.draft_model is None else Path(self._config.draft_model)
+        if mapped is not None and self._unbound is not None:
+            own, drafts = draft_models.apart(mapped)
+            loader.bind(self._unbound, own)
+            self.model = self._unbound
+            if draft is not None:
+                self.draft = draft_models.build(draft, dtype)
+                loader.bind(self.draft, drafts)
+        else:
+            folder = Path(self._config.model)
+            self.model = loader.load_model(folder, model_config, dtype, device, self._member.shard)
+            if draft is not None:
+                self.draft = draft_models.load(draft, dtype, device)
+        if isinstance(self.model, Decoder):
+            self.model.group = self._member.group
+        return self.model
+
+    def map_pool(self, nbytes: int = 0) -> torch.Tensor | None:
+        """Return the weight server's memory for this rank's KV pool, uint8 [bytes].
+
+        It is made of ``nbytes`` where it does not exist yet (unless 0). None where there is no
+        weight server.
+        """
+        if self._mapping is not None and self.pool is None:
+            self.pool = self._mapping.pool(nbytes)
+        return self.pool
+
+    def claim_pool(self) -> rank_ipc.PoolMade:
+        """Tell the weight server that this process writes to its KV pool from now on."""
+        if self._mapping is None or self.pool is None:
+            return rank_ipc.PoolMade()
+        alone = self._mapping.claim_pool()
+        return rank_ipc.PoolMade(self._mapping.identity, self._mapping.pool_identity, alone)
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of the weight server's memory that are mapped here."""
+        return 0 if self._mapping is None else self._mapping.nbytes + self._mapping.pool_nbytes
+
+    def owners(self) -> list[Owner]:
+        """Return the weights of all ranks, and the draft model's."""
+        if self.model is None:
+            return []
+        process = Role.WEIGHT_SERVER if self.is_mapped else Role.WORKER
+        kind = MemoryKind.DEVICE if self.model.device.type == "cuda" else MemoryKind.HOST
+        drafted = 0 if self.draft is None else _nbytes(self.draft)
+        own = _nbytes(self.model) if self._mapping is None else self._mapping.nbytes
+        total = own * self._member.shard.size - (drafted if self.is_mapped else 0)
+        sizes = {"weights": total} | ({} if self.draft is None else {"draft_weights": drafted})
+        return [
+            Owner(name=name, kind=kind, nbytes=partial(int, nbytes), bound=nbytes, process=process)
+            for name, nbytes in sizes.items()
+        ]
+
+    def close(self) -> None:
+        """Drop the models, then unmap. A second call does nothing."""
+        for model in (self.model, self.draft):
+            if model is not None:
+                model.close()
+        self.model = self.draft = self.pool = self._unbound = None
+        if self._mapping is not None:
+            self.fenced = self._mapping.end() and self._member.fenced
+            self._mapping = None
+
+
+class Heap:
+    """The collector's settings while the worker serves."""
+
+    name = "heap"
+
+    def __init__(self) -> None:
+        self.collections = FullCollections()
+        self._thresholds: tuple[int, int, int] | None = None
+
+    def open(self) -> None:
+        """Take what exists now out of the collector's reach until :meth:`close`."""
+        self._thresholds = gc.get_threshold()
+        frozen.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        self.collections.start()
+
+    def owners(self) -> list[Owner]:
+        """Return nothing: the frozen objects are counted by their owners."""
+        return []
+
+    def close(self) -> None:
+        """Put the collector's settings back. A second call does nothing."""
+        self.collections.stop()
+        if self._thresholds is not None:
+            gc.set_threshold(*self._thresholds)
+            frozen.unfreeze()
+            self._thresholds = None
+
+
+def _nbytes(model: Model) -> int:
+    return sum(tensor.nbytes for tensor in model.parameters_by_name().values())
+
+
+def has_compiled() -> bool:
+    """Return whether torch.compile has compiled anything in this process.
+
+    Asked first, because a reset of nothing imports the whole compiler: 2 s of every restart.
+    """
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters)
+
+
+def make_context(device: torch.device) -> None:
+    """Make the device's context, and ``device`` the current one of this thread."""
+    if device.type == "cuda":
+        with primary_context(device.index):
+            torch.cuda.set_device(device)
+            torch.cuda.synchronize(device)
+
+
+def device_baseline(device: torch.device, dtype: torch.dtype) -> int | None:
+    """Return the bytes allocated once the context exists and its libraries ran once.
+
+    For ``dtype`` alone: each loads kernels of its own. None on a CPU.
+    """
+    if device.type != "cuda":
+        return None
+    square = torch.ones(64, 64, dtype=dtype, device=device)
+    torch.nn.functional.linear(square, square)
+    torch.cuda.synchronize(device)
+    del square
+    release_device_caches()
+    return torch.cuda.memory_allocated(device)
+
+
+def release_device_caches() -> None:
+    """Give back what torch keeps for later: cuBLAS workspaces, free segments, pinned memory."""
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    torch._C._host_emptyCache()
