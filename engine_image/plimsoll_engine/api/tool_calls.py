@@ -64,6 +64,10 @@ class NoCall(Exception):
     """What began like a call is none."""
 
 
+class Endless(NoCall):
+    """The text ended before what began like a call did."""
+
+
 class Reader:
     """The text that came and was not read yet, and what became of the rest.
 
@@ -184,7 +188,7 @@ class Reader:
                 self.take(len(mark))
                 return "".join(taken), mark
             if self.ended:
-                raise NoCall
+                raise Endless
             keep = max(overlap(self.text, mark) for mark in marks)
             taken.append(self.take(len(self.text) - keep))
             yield
@@ -227,7 +231,7 @@ class Reader:
             if end is not None:
                 return "".join(taken), "".join(reversed(stack))
             if self.ended:
-                raise NoCall
+                raise Endless
             yield
 
     def opens(self, name: str, id_: str = "") -> None:
@@ -292,7 +296,7 @@ class Reader:
             if end is not None:
                 return "".join(taken), self.take(1)
             if self.ended:
-                raise NoCall
+                raise Endless
             yield
 
     def gives(self, calls: list[ToolCall]) -> None:
@@ -304,18 +308,17 @@ class Reader:
     def attempt(self, reading: Steps[None]) -> Steps[bool]:
         """Follow ``reading``, which gives out calls, or emit as text what it consumed since.
 
-        If it consumed the rest of the text, all but its first piece is parsed again: a call may
-        follow there.
+        If the text ended in it, all but its first piece is parsed again: a call may follow there.
         """
         try:
             yield from reading
-        except NoCall:
+        except NoCall as error:
             self.unread |= self._tagged
             self._tagged = False
             first, rest = (self._raw or [""])[0], "".join(self._raw[1:])
-            if self.ended and not self.text and self._retries:
+            if isinstance(error, Endless) and self._retries:
                 self._retries -= 1
-                self.text, rest = rest, ""
+                self.text, rest = rest + self.text, ""
             self._raw = []
             self._say(first + rest)
             return False

@@ -139,7 +139,8 @@ WORDS = [
 
 def parse(family: str, pieces: list[str], texts: Any = None) -> tuple[str, str, list[Call]]:
     parser = tool_families.parser(family, texts or {})
-    found = [parser.push(piece) for piece in pieces] + [parser.push("", last=True)]
+    *most, last = pieces or [""]
+    found = [*map(parser.push, most), parser.push(last, last=True)]
     assert parser.push("", last=True).text == ""
     return (
         "".join(one.text for one in found),
@@ -326,7 +327,9 @@ PARTS = st.sampled_from(
         hermes([("h", {})]), *DEEPSEEK, *DEEPSEEK_CALL, DEEPSEEK_SEPARATOR, "f", "[ARGS]", "{}",
         "<function=f>", "<parameter=a>", "</parameter>", "</function>", "[f(a=1)]", "f(", ")", '"',
         "<|channel|>", "analysis", "final", "<|message|>", "<|end|>", "commentary to=functions.f",
-        "<|start|>assistant", "<|call|>", "<|python_tag|>", "; ", "```json\n", "```", "\\",
+        "<|start|>assistant", "<|call|>", "<|python_tag|>", "; ", "```json\n", "```", "\\", "NaN",
+        '{"name": "f", "arguments": {', '{"name": "f", "arguments": {"a": "', "\\u", "'", ", ", "]",
+        "<arg_key>a</arg_key>", "<arg_value>", "</arg_value>", "\x01", "[f(a=", '"id": 5', "1e999",
     ]
 )  # fmt: skip
 
@@ -340,6 +343,8 @@ PARTS = st.sampled_from(
     family="hermes", parts=[HERMES, '{"name": "g"}', END_HERMES, "\n"], cuts=[5, 12, 20, 24, 27]
 )
 @example(family="hermes", parts=["a", "\n", hermes([("f", {})]), "\n", "b"], cuts=[2, 3, 60, 61])
+@example(family="glm45", parts=[HERMES, "f<arg_key>a", hermes([("g", {})]), "b"], cuts=[70])
+@example(family="hermes", parts=[HERMES, '{"a": "', hermes([("g", {})]), "b"], cuts=[70])
 def test_the_cuts_do_not_matter(family: str, parts: list[str], cuts: list[int]) -> None:
     text = "".join(parts)
     whole = parse(family, [text])
