@@ -32,7 +32,7 @@ STALE_LISTS = 2
 
 
 class Health:
-    """Serves the health endpoints and metrics."""
+    """Server of the health endpoints and metrics."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 class Key(NamedTuple):
-    """Identifies an InferenceService or SupervisionPolicy."""
+    """Identity of an InferenceService or SupervisionPolicy."""
 
     namespace: str
     name: str
@@ -41,7 +41,7 @@ class Key(NamedTuple):
 
 
 class Ref(NamedTuple):
-    """Identifies an object within a service's namespace."""
+    """Identity of an object within a service's namespace."""
 
     kind: str
     name: str

@@ -57,7 +57,7 @@ class BadPage(Exception):
 
 
 class Scraper:
-    """Scrapes pods, and calls ``changed`` with each service whose published figures changed.
+    """Scraper of pods that calls ``changed`` with each service whose published figures changed.
 
     A figure in a status changes at most every ``publish_s`` seconds; the first one comes at
     once.

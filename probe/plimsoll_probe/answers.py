@@ -18,7 +18,7 @@ long."""
 
 
 class Reports:
-    """Creates reports, and reuses each one until its cost is within :data:`MAX_CPU_SHARE`.
+    """Creator of reports that reuses each one until its cost is within :data:`MAX_CPU_SHARE`.
 
     In a report, ``cost_s`` is its CPU time and ``age_s`` its age.
     """

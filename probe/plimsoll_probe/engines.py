@@ -32,7 +32,7 @@ class Owner(NamedTuple):
 
 
 class Engine:
-    """Finds the owner, with a weak reference to it, and caches sizes that do not change."""
+    """Weak reference to the owner, with a cache of sizes that do not change."""
 
     def __init__(self) -> None:
         self._role = ""

@@ -99,7 +99,7 @@ def torch_memory() -> str:
 
 
 class Allocations:
-    """Traces allocations with tracemalloc from ``start`` to ``stop``.
+    """Trace of allocations with tracemalloc, from ``start`` to ``stop``.
 
     Tracing slows Python down. So it ends after :data:`MAX_TRACE_CPU_S` of the process, or when its
     tables reach :data:`MAX_TRACE_BYTES`; what it has seen until then is kept for ``diff``.

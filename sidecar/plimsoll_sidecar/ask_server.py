@@ -31,7 +31,7 @@ BUSY = b"2\nthe supervisor is busy with other actions: try again later"
 
 
 class AskServer:
-    """Serves actions; ``handle`` takes the arguments and returns exit status and text."""
+    """Server of actions; ``handle`` takes the arguments and returns exit status and text."""
 
     def __init__(self, state_dir: Path, handle: Callable[[list[str]], tuple[int, str]]) -> None:
         self._path, self._handle = state_dir / ASK_SOCKET, handle

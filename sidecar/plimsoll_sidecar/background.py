@@ -141,7 +141,7 @@ def thread_status() -> dict[str, bool]:
 
 
 class SamplingWatchdog:
-    """Detects that the main thread takes no samples, because a driver or a volume hangs.
+    """Detector of a main thread that takes no samples, because a driver or a volume hangs.
 
     :meth:`is_ok` is called by another thread. It logs once where the main thread hangs.
     """

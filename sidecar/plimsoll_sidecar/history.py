@@ -203,7 +203,7 @@ def _svg(name: str, title: str, text: str, parts: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class _Box:
-    """Converts Unix seconds and bytes to coordinates."""
+    """Converter from Unix seconds and bytes to coordinates."""
 
     begin: float
     end: float

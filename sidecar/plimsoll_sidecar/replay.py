@@ -299,7 +299,7 @@ def _budget(
 
 
 class TraceWriter:
-    """Writes samples to a trace, line by line.
+    """Writer of samples to a trace, line by line.
 
     A file name ending in ``.gz`` compresses the trace. Raises OSError.
     """

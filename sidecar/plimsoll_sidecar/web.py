@@ -93,7 +93,7 @@ class _Connection:
 
 
 class HttpServer:
-    """Serves requests in the thread that calls :meth:`turn`.
+    """Server whose requests are served in the thread that calls :meth:`turn`.
 
     An exception of ``answer`` becomes status 500. ``headers`` are added to each answer; each of its
     lines ends in CRLF.

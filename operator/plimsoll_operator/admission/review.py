@@ -87,7 +87,7 @@ MAX_WARNING = 240
 
 
 class Reviewer:
-    """Answers reviews from the known policies, and calls ``count`` with each result.
+    """Reviewer that uses the known policies, and calls ``count`` with each result.
 
     While no pod has run with the present images, up to ``limit`` replicas of a policy get them.
     """

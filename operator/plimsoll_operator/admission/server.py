@@ -55,7 +55,7 @@ LOG_INTERVAL_S = 10.0
 
 
 class Server:
-    """Serves ``review``, a function from bytes to bytes that runs in threads."""
+    """HTTPS server of ``review``, a function from bytes to bytes that runs in threads."""
 
     def __init__(self, review: Callable[[bytes], bytes], failed: Callable[[], None]) -> None:
         """Prepare the server; it calls ``failed`` for each review that it does not answer."""

@@ -67,7 +67,7 @@ class WebhookMetrics(Protocol):
 
 
 class Upkeep:
-    """Keeps the webhook's objects current: ``run`` it in every replica.
+    """Maintenance loop of the webhook's objects: ``run`` it in every replica.
 
     ``leading`` returns whether this replica may write.
     """

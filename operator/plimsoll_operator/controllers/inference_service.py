@@ -39,7 +39,7 @@ class _Observation:
 
 
 class InferenceServiceController(Reconciler[_Observation]):
-    """Reconciles InferenceServices, one per call."""
+    """Controller of InferenceServices. Each call reconciles one of them."""
 
     KIND, OBSERVATION = SERVICE, _Observation
 

@@ -39,7 +39,7 @@ def now() -> str:
 
 
 class Reconciler(ABC, Generic[Observation]):
-    """Reconciles the objects of one kind; idempotent.
+    """Reconciler of the objects of one kind; idempotent.
 
     A subclass collects its findings in an ``Observation``. The status is written from it, also
     after a failure.

@@ -48,7 +48,7 @@ class _Namespace:
 
 
 class RefusedCreations:
-    """Watches for refused pods, and calls ``changed`` with the policies of their namespace."""
+    """Watch for refused pods that calls ``changed`` with the policies of their namespace."""
 
     def __init__(
         self, api: Api, images: Images, changed: Callable[[Key], None], clock: Callable[[], str]

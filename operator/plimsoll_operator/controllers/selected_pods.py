@@ -66,7 +66,7 @@ class _Namespace:
 
 
 class PolicyPods:
-    """Follows the selected pods, and calls ``changed`` with each policy whose pods changed."""
+    """Watch on the selected pods that calls ``changed`` with each policy whose pods changed."""
 
     def __init__(
         self, api: Api, store: Store, images: Images, changed: Callable[[Key], None],

@@ -55,7 +55,7 @@ class _Observation:
 
 
 class PolicyController(Reconciler[_Observation]):
-    """Reconciles SupervisionPolicies, one per call."""
+    """Controller of SupervisionPolicies. Each call reconciles one of them."""
 
     KIND, OBSERVATION = POLICY, _Observation
 

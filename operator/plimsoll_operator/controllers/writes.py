@@ -58,7 +58,7 @@ class NameConflict(Exception):
 
 
 class OwnedObjects:
-    """Writes the objects of a service as planned.
+    """Writer of the planned objects of a service.
 
     The fields that the API server lists as ours after a write are kept. While they are unchanged,
     the same object is not sent again, whatever the server or another webhook made of it.
@@ -168,7 +168,7 @@ class FailureCounter:
 
 
 class ClaimModes:
-    """Caches whether pods on several nodes may mount a claim, for the rollout strategy."""
+    """Cache of which claims pods on several nodes may mount, for the rollout strategy."""
 
     def __init__(self, api: Api, clock: Callable[[], float]) -> None:
         self._api, self._clock = api, clock
@@ -207,7 +207,7 @@ class _Seen:
 
 
 class EventRecorder:
-    """Writes Events. ``clock`` returns RFC 3339."""
+    """Writer of Events. ``clock`` returns RFC 3339."""
 
     def __init__(self, api: Api, clock: Callable[[], str]) -> None:
         self._api, self._clock = api, clock

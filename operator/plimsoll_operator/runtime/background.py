@@ -36,7 +36,7 @@ RECOVERED_S = 300.0
 
 
 class Background:
-    """Runs background parts. ``failures`` counts by part."""
+    """Runner of background parts. ``failures`` counts by part."""
 
     def __init__(
         self,

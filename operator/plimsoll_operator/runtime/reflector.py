@@ -24,7 +24,7 @@ time. An API server whose cache lags behind may keep listing versions that are t
 
 
 class Reflector:
-    """Lists and watches one kind.
+    """Reflector of one kind: it lists and watches.
 
     Calls ``listed`` with each full list, and ``seen`` with each changed object and whether it is
     gone.

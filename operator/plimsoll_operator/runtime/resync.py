@@ -24,7 +24,7 @@ forever."""
 
 
 class Resync:
-    """Lists every kind, compares the list with the cache, and queues every service.
+    """Loop that lists every kind, compares the list with the cache, and queues every service.
 
     ``served`` has the optional kinds that the cluster served at the last list.
     """

@@ -59,7 +59,7 @@ def settings() -> kopf.OperatorSettings:
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """Stores no last-handled configuration, because no handler needs a diff.
+    """Storage without last-handled configurations, because no handler needs a diff.
 
     A copy of each object would be a third of the work.
     """
@@ -135,7 +135,7 @@ class Watches:
 
 
 class PolicyWatch:
-    """Watches the policies in every replica, because a standby has a webhook but does not run kopf.
+    """Watch on the policies in every replica: a standby has a webhook but does not run kopf.
 
     Calls ``on_change`` with each policy and whether it is gone.
     """

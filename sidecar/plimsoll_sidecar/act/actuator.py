@@ -50,7 +50,7 @@ class _ResumeRequest(NamedTuple):
 
 
 class Actuator:
-    """Executes commands and holds the restart slot.
+    """Executor of commands and holder of the restart slot.
 
     ``frontend`` returns the last known frontend process, for an engine that does not answer.
     ``may_sweep`` is whether processes that an earlier engine left behind may be ended; the owner of

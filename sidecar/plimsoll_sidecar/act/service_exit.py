@@ -21,7 +21,7 @@ UNKNOWN_LEAVE_S = 10.0
 
 
 class ServiceExit:
-    """Leaves the Services of a pod whose EndpointSlices cannot be read.
+    """Exit from the Services of a pod whose EndpointSlices cannot be read.
 
     It is then unknown which other replicas are ready, and leaving takes a fixed time.
     """

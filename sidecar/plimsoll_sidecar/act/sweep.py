@@ -26,7 +26,7 @@ HELPER_EXIT_S = 15.0
 
 
 class SharedMemorySweep:
-    """Removes files in ``root``, the pod's tmpfs; ``proc`` shows the pod's processes."""
+    """Remover of files in ``root``, the pod's tmpfs; ``proc`` shows the pod's processes."""
 
     def __init__(
         self,

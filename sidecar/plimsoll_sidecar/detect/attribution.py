@@ -46,7 +46,7 @@ class Account:
     runs, and a busy process may report nothing for a while, though its memory exists. So a new
     owner explains at most the growth that is still unexplained. The same holds for memory that it
     adds while it is absent, or when its bound rises. While an owner is absent or declares less than
-    its largest bound (one of several ranks is silent), the least that it ever held counts.
+    its largest bound (one of several ranks is silent), the minimum that it ever held counts.
     """
 
     def __init__(self, kind: str) -> None:

@@ -26,12 +26,12 @@ settled below the second share."""
 MIN_WATCHED_S = 60.0
 """A climb is judged over at least this time: a slow machine needs more than the configured time."""
 LEAK_SHARE = 0.33
-"""A steady rise of this share of the budget after the least warm-up is growth."""
+"""A steady rise of this share of the budget after the minimum warm-up is growth."""
 MAX_WARMUP_BUDGETS = 8
 """A warm-up takes what the engine declares and this multiple of the budget: a leak of eight
 windows. A steady climb beyond that is a leak that is faster than the warm-up."""
 EARLY_FLOORS = 128
-"""Floors in which to look for a climb, over twice the least warm-up."""
+"""Floors in which to look for a climb, over twice the minimum warm-up."""
 LEAD_SHARE = 0.1
 """A climb begins at the last floor that is within this share of its rise above the first floor. The
 engine may have been idle until then."""
@@ -48,7 +48,7 @@ reports that it is not ready has no such limit."""
 class Warmup:
     """The warm-up of one epoch: from a ready engine to a base of its memory.
 
-    It ends once the least time has passed and memory has settled, or after twice the least time. A
+    It ends once the minimum time has passed and memory has settled, or after twice that. A
     steady climb until then is growth. It ends at any time if memory still climbs steadily and has
     exceeded what a warm-up takes: the whole climb is then growth. ``served`` states whether any
     request was completed: without one, the base is provisional.

@@ -64,7 +64,7 @@ class Checkpoint(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Detector:
-    """Judges one engine. ``interval_s`` is the expected time between samples."""
+    """Detector for one engine. ``interval_s`` is the expected time between samples."""
 
     def __init__(self, memory: MemoryPolicy, stall_timeout_s: float, interval_s: float) -> None:
         self.memory = memory

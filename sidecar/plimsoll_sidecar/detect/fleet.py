@@ -59,7 +59,7 @@ LEAST_PROBABILITY = 0.0005
 LEAKS = (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
 """Kinds that the leader reports for its group. Workers report the others themselves."""
 LEADER = ""
-"""Stands for the leader's pod."""
+"""Placeholder for the name of the leader's pod."""
 UNKNOWN = BudgetState()
 
 

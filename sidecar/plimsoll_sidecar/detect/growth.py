@@ -29,7 +29,7 @@ MIN_POINTS = 8
 MIN_SHARE, MAX_SHARE = 0.05, 20.0
 """Bounds of the later half's rise as a share of the earlier half's. Beyond them it is a step."""
 THIRD_SHARE = 0.2
-"""Least share of the rise that the middle and the last third of a trend each contribute."""
+"""Minimum share of the rise that the middle and the last third of a trend each contribute."""
 MIN_DIFFER = 0.5
 """Share of all pairs in which the load must differ before its own trend counts fully."""
 LOAD_SLACK = 1.1
@@ -39,7 +39,7 @@ less than two buckets of the next width but one."""
 BUCKETS = 20
 SWING_FACTOR = 1.5
 SWING_DECAY = 0.995
-"""Per bucket: a swing halves within 140 buckets, which is seven spans of its horizon."""
+"""Decay of a swing per bucket: it halves within 140 buckets, seven spans of its horizon."""
 MAX_SPANS = 1.5
 """Floors older than this multiple of a horizon's span do not count."""
 SILENT_BUCKETS = 3
@@ -323,7 +323,7 @@ def largest_growth(deltas: Mapping[Key, SegmentDelta]) -> Key | None:
     """Return the segment that grew most beyond declared caches, or None without segments.
 
     A ledger does not state in which segment a cache lies. Try each segment as its place, and keep
-    the place that leaves the least growth in all segments but the largest.
+    the place that leaves the smallest growth in all segments but the largest.
     """
     best: Key | None = None
     least = math.inf
@@ -338,9 +338,9 @@ def largest_growth(deltas: Mapping[Key, SegmentDelta]) -> Key | None:
 
 
 class SlidingMinimum:
-    """The least growth within a sliding window, in :data:`WINDOW_SLOTS` slots.
+    """The smallest growth within a sliding window, in :data:`WINDOW_SLOTS` slots.
 
-    Each slot keeps its mean, because the least of many single readings is noise. The current slot
+    Each slot keeps its mean, because the minimum of many single readings is noise. The current slot
     does not count: growth is not compared with itself.
     """
 

@@ -1,6 +1,6 @@
 """Leak budgets: how much of one is consumed, how fast, and whether that is suspicious.
 
-A budget allows growth within a window, so growth is measured above its least value in that window.
+A budget allows growth within a window, so growth is measured above its minimum in that window.
 Against the memory limit, growth is measured above the baseline. The worse of the two counts.
 
 :class:`LeakWatch` judges a series of points. :class:`MemoryWatch` feeds it from samples, and adds
@@ -237,7 +237,7 @@ class LeakWatch:
         ended = warmup.add(point, ready)
         settled = in_least_time and warmup.floor is not None and not warmup.climbing
         if not warmup.started or settled:
-            # Growth before the end of the least time is no evidence of growth after it.
+            # Growth before the end of the minimum time is no evidence of growth after it.
             self._trends = Trends(self._interval_s, self._trends.min_rise)
             self._segments.clear()
         if warmup.started:

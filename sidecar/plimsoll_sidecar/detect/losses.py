@@ -40,7 +40,7 @@ CAPACITY_CONFIDENCE = 0.95
 
 
 class CapacityWatch:
-    """Watches the capacity of one epoch.
+    """Watch on the KV cache capacity of one epoch.
 
     A loss stays reported until the next report of the engine, or its next idle time.
     """
@@ -110,7 +110,7 @@ LEFT_BEHIND_CONFIDENCE = 0.9
 
 
 class LeftBehindWatch:
-    """Watches shared memory across epochs.
+    """Watch on shared memory across epochs.
 
     Files from before the first engine, such as those of an init container, do not count. Without a
     budget, nothing is suspected.
@@ -151,7 +151,7 @@ REPORT_S = 60.0
 
 
 class OomKillWatch:
-    """Watches kills across epochs, because a kill ends an epoch."""
+    """Watch on OOM kills across epochs, because a kill ends an epoch."""
 
     def __init__(self) -> None:
         self._kills: int | None = None
@@ -192,7 +192,7 @@ WHOLE_DEVICE = "the figure covers the whole device, including other pods that sh
 
 
 class OrphanWatch:
-    """Watches orphaned device memory across epochs.
+    """Watch on orphaned device memory across epochs.
 
     It shows after an engine has ended, or if its successor finds more memory in use by others.
     """
@@ -231,7 +231,7 @@ class OrphanWatch:
         return self._standing
 
     def _held(self, sample: Sample) -> tuple[int, int, str] | None:
-        """Return the bytes, the least that counts, and a description, or None if unknown."""
+        """Return the bytes, the minimum that counts, and a description, or None if unknown."""
         if self._dead and sample.host.processes:
             # The next engine may hold the memory, although it has not answered yet.
             self._dead, self._standing, self._since = False, None, None

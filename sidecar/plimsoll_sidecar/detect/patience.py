@@ -31,7 +31,7 @@ MISTAKEN = 0.05
 MIN_PAUSES = 2
 """A single pause does not show how much pauses differ."""
 MAX_FREEDOM = 100
-"""More degrees of freedom change the quantile by less than a hundredth."""
+"""Maximum degrees of freedom. More would change the quantile by less than a hundredth."""
 _SAMPLED = 1 / math.sqrt(6)
 """Standard deviation of a length that starts and ends between two samples, in intervals."""
 

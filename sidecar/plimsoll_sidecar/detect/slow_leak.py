@@ -36,27 +36,28 @@ LOWS = 12
 SCALES = 7
 """Levels of 1, 2, 4 … 64 hours: the widest window is six weeks, longer than pods live."""
 MIN_STEPS, MAX_STEPS = 8, 16
-"""Steps that are tested. The most are twice the least, so that some scale covers each span."""
+"""Steps that are tested. The maximum is twice the minimum, so that some scale covers each span."""
 RAISED_T = 5.408
 """Quantile of Student's t for 7 degrees of freedom and a probability of 1 in 2,000. About two tests
 come an hour. By the union bound, at most 1 in 1,000 hours raises a random walk without drift."""
 LIKELY_T = 1.895
-"""The same for 1 in 20: it decides when a leak clears, and how wide a forecast is."""
+"""Quantile for a probability of 1 in 20. It decides when a leak clears, and how wide a forecast is.
+"""
 RANDOM_WALK = 1.28
 """Steps between *averages* of a random walk correlate by a quarter (Working, "Note on the
 Correlation of First Differences of Averages in a Random Chain", Econometrica 28, 1960). For 8
 steps, the quantile above needs this factor (2·10⁵ simulated walks)."""
 MIN_RISE_BYTES = 8 << 20
-"""Twice what counts as settled: allocators take memory in steps of 1 MiB."""
+"""Minimum rise: twice the settled size, because allocators take memory in steps of 1 MiB."""
 STEADY_SHARE = 0.7
-"""Least rise of the later half as a share of the earlier half's. A cache that fills with a time
+"""Minimum rise of the later half as a share of the earlier half's. A cache that fills with a time
 constant of 1.4 windows reaches it."""
 KEPT_SHARE = 0.5
-"""The same for a leak that was raised before, and for the pace of the last steps."""
+"""Minimum rise of the later half for a leak that was raised before, and for the last steps."""
 REACH = 4.0
-"""A forecast reaches no further than this multiple of the time that growth was watched …"""
+"""Maximum length of a forecast as a multiple of the time that growth was watched."""
 ENOUGH_S = DAY_S
-"""… unless it was watched for a day. Less may be the day's rhythm."""
+"""Watching time from which a forecast has no maximum length; less may be the day's rhythm."""
 
 
 class Level(msgspec.Struct, frozen=True, array_like=True, gc=False):

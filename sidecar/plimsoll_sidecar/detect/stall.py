@@ -32,13 +32,17 @@ by a margin, than any silence of one of them before. A request to each port is g
 so that five in a row went unanswered. With the wait for the last of them and a round to confirm, it
 takes less than 30 s from the hang."""
 HEADLESS_S = 10.0
-"""Longer than an engine takes to end, because its main process may end first. vLLM takes 0.8 to
-4 s."""
+"""Time without a main process after which the engine counts as headless.
+
+An engine takes less to end, though its main process may end first: vLLM takes 0.8 to 4 s.
+"""
 MAX_STEP_INTERVALS = 5.0
 """Longest gap between two samples that counts as observed, in intervals."""
 UNANSWERED_S = 8.0
-"""The same in seconds, for any interval: a sample waits for both the status and the serving port of
-an engine that does not answer."""
+"""Longest gap in seconds between two observed samples of an engine that does not answer.
+
+It holds for any interval: a sample waits for both the status and the serving port.
+"""
 SAME_PAGE_S = 0.01
 
 

@@ -15,10 +15,10 @@ class Thresholds:
     """Shares of the leak budget and times in seconds, unless stated otherwise."""
 
     early_share: float = 0.06
-    """Least share for suspecting growth that would exhaust its budget soon or has lasted for long:
+    """Minimum share for suspecting growth that would exhaust its budget soon or has lasted long:
     31 MiB of 512 MiB. The trend itself must have contributed half of it."""
     suspect_share: float = 0.25
-    """Least share for suspecting any other growth."""
+    """Minimum share for suspecting any other growth."""
     soon_s: float = 150.0
     """A budget that would be exhausted within this time is exhausted soon: drain, restart and
     warm-up of an engine take minutes."""
@@ -26,7 +26,7 @@ class Thresholds:
     """A trend that has lasted for this long is slow. It is suspected from ``early_share`` on if the
     budget would not last for its window."""
     tau: float = 0.8
-    """Least Kendall's tau of a trend. Two equal steps reach 0.70 and three 0.79. With 8 points, a
+    """Minimum Kendall's tau of a trend. Two equal steps reach 0.70 and three 0.79. With 8 points, a
     chance trend has a probability below 1 % (Kendall's test, z 2.8)."""
     busier: float = 0.45
     """Kendall's tau of the load from which the load rose with the memory. Such memory is not yet

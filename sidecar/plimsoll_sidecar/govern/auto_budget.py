@@ -36,7 +36,7 @@ MARGIN = 1.5
 PERCENTILE = 0.99
 FLOOR_SHARE = 0.03
 FLOOR_BYTES = 64 << 20
-"""The least budget where no limit is known: 3 % of 2 GiB."""
+"""The minimum budget where no limit is known: 3 % of 2 GiB."""
 ROOM_SHARE = 0.5
 CHANGED = 0.05
 """A budget changes only by more than this share, because the detector then restarts its trends."""
@@ -61,7 +61,7 @@ class Hour(msgspec.Struct, array_like=True):
 class Learned(msgspec.Struct, omit_defaults=True):
     """The history of one memory of one replica, and its budget in force.
 
-    ``lows`` is the least growth of each hour of the ``epoch``, and ``starts`` the memory after its
+    ``lows`` is the lowest growth of each hour of the ``epoch``, and ``starts`` the memory after its
     newest warm-ups. ``limit`` is the newest known limit. ``budget`` is None before the first one,
     and ``budget_at`` the hour in which it was set. ``observed_s`` is the time of observation in
     this and earlier revisions. ``inherited`` is what other replicas of the workload had learned
@@ -199,7 +199,7 @@ class Learned(msgspec.Struct, omit_defaults=True):
 
 
 def lowest(lows: Sequence[tuple[int, int]], since: int) -> int:
-    """Return the least growth of the hours from ``since`` on."""
+    """Return the smallest growth of the hours from ``since`` on."""
     return min(low for at, low in lows if at >= since)
 
 

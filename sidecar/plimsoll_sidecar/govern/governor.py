@@ -37,9 +37,9 @@ from plimsoll_sidecar.govern.restart_budget import ReplicaRestarts, Restart
 from plimsoll_sidecar.govern.state import KEPT_BY_HAND, GovernorState
 
 LEASE_EPOCH = "lease"
-"""Stands for the epoch of a restart that only the slot's Lease records."""
+"""Placeholder for the epoch of a restart that only the slot's Lease records."""
 UNKNOWN_EPOCH = "unseen"
-"""Stands for the epoch of an engine that ended before its first answer."""
+"""Placeholder for the epoch of an engine that ended before its first answer."""
 
 
 class Governor:
@@ -125,13 +125,16 @@ class Governor:
         return BudgetsInForce(self.memory, self.learning)
 
     def use(self, budgets: BudgetsInForce) -> None:
-        """Go by these budgets. A leak that was only reported may open again once one is learned."""
+        """Apply these budgets.
+
+        A leak that was only reported may open again once its budget is learned.
+        """
         for kind in self.learning - budgets.learning:
             self.state.quiet.pop(kind, None)
         self.memory, self.learning = budgets
 
     def growing(self) -> frozenset[IncidentKind]:
-        """Return the kinds of confirmed incidents that are open, or kept quiet."""
+        """Return the kinds of confirmed incidents that are open or in their cooldown."""
         confirmed = {one.kind for one in self.state.incidents if one.confirmed_at is not None}
         return frozenset(confirmed | self.state.quiet.keys())
 

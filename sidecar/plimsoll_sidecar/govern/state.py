@@ -23,7 +23,7 @@ BACK_OFF_S = 300.0
 BACK_OFF_MAX_S = 3600.0
 MAX_REFUSALS = 3
 MIN_TRIMMED = 0.1
-"""Least share of the growth that an effective trim returns. Less is noise of a busy engine."""
+"""Minimum share of the growth that an effective trim returns. Less is noise of a busy engine."""
 
 
 class Cooldown(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -51,7 +51,7 @@ def verdict(
 ) -> Verdict:
     """Return the verdict on the memory of the new epoch, by the incident's own baseline.
 
-    Store the least memory in ``incident``: load may come back before the verdict.
+    Store the minimum memory in ``incident``: load may come back before the verdict.
     """
     late = now - incident.phase_since > START_S + warmup_s
     renewed = engine.epoch is not None and engine.epoch != incident.fenced_epoch
@@ -109,13 +109,13 @@ MIN_SHARE, MAX_SHARE = 0.01, 0.10
 the upper bound is another engine, or one that has leaked."""
 KEPT = 8
 LEARNING_ASSESSMENTS = 60
-"""Assessments after the warm-up from which the least memory is taken, as verification does."""
+"""Assessments after the warm-up from which the minimum memory is taken, as verification does."""
 
 
 class Start(msgspec.Struct, frozen=True):
     """The memory of one start in bytes.
 
-    ``base`` is the baseline, and ``least`` the least unexplained memory after the warm-up.
+    ``base`` is the baseline, and ``least`` the minimum of unexplained memory after the warm-up.
     """
 
     base: int

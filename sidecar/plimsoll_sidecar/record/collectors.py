@@ -118,7 +118,7 @@ def dead_band_bytes(budget_bytes: int | None) -> int:
 
 
 class GrowthCounter:
-    """Turns a noisy gauge of growth, which restarts in each epoch, into a counter.
+    """Counter made from a noisy gauge of growth, which restarts in each epoch.
 
     Burn rates need a counter, for ``increase()`` over any range and across restarts. Summing each
     rise of a noisy gauge would also sum its noise. So a rise counts only above the highest level so

@@ -40,7 +40,7 @@ GROWTH_KINDS = (Diagnostic.STACKS, Diagnostic.GC, Diagnostic.TRACEMALLOC, Diagno
 
 
 class Diagnostics:
-    """Writes ``<state-dir>/diagnostics/<incident>/``.
+    """Writer of ``<state-dir>/diagnostics/<incident>/``.
 
     The oldest incidents are deleted for new ones.
     """

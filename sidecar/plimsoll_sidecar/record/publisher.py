@@ -66,7 +66,7 @@ def publish_delay_s(incident: Incident, written: PublishedObject | None, now: fl
 
 
 class Publisher:
-    """Publishes incidents in a thread.
+    """Publisher of incidents, in a thread.
 
     :meth:`offer` and :meth:`take_acknowledged` are called by the journal's thread and never block.
     """

@@ -22,7 +22,7 @@ IDLE_S = 60.0
 
 
 class StateServer:
-    """Serves the results of the callables, in a thread.
+    """Server of the callables' results, in a thread.
 
     ``page`` is called with whether the page reloads itself. Raises OSError with host and port if
     the port is in use.

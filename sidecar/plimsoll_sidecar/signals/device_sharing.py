@@ -37,7 +37,7 @@ as not set."""
 
 
 class SharingDetector:
-    """Finds shared devices; a device that was found stays shared until :meth:`reset`."""
+    """Detector of shared devices; a detected one stays shared until :meth:`reset`."""
 
     def __init__(
         self,

@@ -244,7 +244,7 @@ class EngineProcesses(msgspec.Struct, frozen=True):
 
 
 class EngineFinder:
-    """Finds the processes of the engine.
+    """Finder of the engine's processes.
 
     It remembers them, so that processes which outlive their engine are not taken for the next
     engine.

@@ -185,7 +185,7 @@ class _MemberState(msgspec.Struct):
 
 
 class GroupMembers:
-    """Polls the pods of a group, except its leader, in a thread."""
+    """Poller of the pods of a group, except its leader, in a thread."""
 
     def __init__(self, pages: GroupPages, clock: Callable[[], float] = time.monotonic) -> None:
         self._pages, self._clock = pages, clock
@@ -261,7 +261,7 @@ class _LeaderState(msgspec.Struct):
 
 
 class GroupLeader:
-    """Polls the leader of a worker's group in a thread, while :meth:`is_serving` is called."""
+    """Poller of the leader of a worker's group, while :meth:`is_serving` is called."""
 
     def __init__(self, pages: GroupPages, clock: Callable[[], float] = time.monotonic) -> None:
         self._pages, self._clock = pages, clock

@@ -68,7 +68,7 @@ class StatusSource(Protocol):
 
 
 class _ServingCheck:
-    """Asks the serving port in a thread, from now on."""
+    """Request to the serving port, in a thread that starts at once."""
 
     def __init__(self, engine: StatusSource) -> None:
         self._engine, self._serving = engine, False
@@ -85,7 +85,7 @@ class _ServingCheck:
 
 
 class Sampler:
-    """Takes samples of an engine.
+    """Sampler of an engine.
 
     ``status`` is its answer in the newest sample, None if it did not answer. ``signals`` says which
     signals the newest sample has. ``page`` returns whether the engine's metrics page is usable,
@@ -380,7 +380,7 @@ def _signal(ok: bool, reason: SignalReason, message: str) -> Signal:
 
 
 class SignalLog:
-    """Logs each signal that has been missing for :data:`LOG_AFTER_S`, and its return."""
+    """Log of the signals that have been missing for :data:`LOG_AFTER_S`, and of their return."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

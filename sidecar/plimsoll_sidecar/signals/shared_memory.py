@@ -266,8 +266,10 @@ RESULT_VALID_S = 300.0
 MIN_AGE_S = 60.0
 """Seconds until a new file is checked: its creator needs a moment to map it."""
 EARLIER_MIN_AGE_S = 2.0
-"""The same for files written before the engine started: they are its predecessor's, which may have
-leaked until its end."""
+"""Seconds until a file is checked that was written before the engine started.
+
+It is the predecessor's, which may have leaked until its end.
+"""
 
 
 class OrphanedBytes(msgspec.Struct, frozen=True):
@@ -285,7 +287,7 @@ UNKNOWN = OrphanedBytes()
 
 
 class OrphanedMemory:
-    """Scans ``root``, the pod's tmpfs, for orphaned files; ``proc`` shows the pod's processes.
+    """Scanner of ``root``, the pod's tmpfs, for files that no process of ``proc`` holds.
 
     ``error`` is why the last scan failed; None if it succeeded.
     """

@@ -39,7 +39,7 @@ STALLED_SCRAPE_S = 1.0
 """Seconds until the next scrape if there are requests and no progress."""
 TIMEOUT_S = 2.0
 PAUSE_TIMEOUT_S = 1.0
-"""The same for the pause: the server may forward the request to a process that hangs."""
+"""Seconds that the request for the pause may take: the server may forward it to a hung process."""
 RETRY_S = 10.0
 """Seconds until the next request to a server that did not answer properly."""
 NOT_FOUND = 404
@@ -181,7 +181,7 @@ class ExternalLoad:
 
 
 class RegistryCheck:
-    """Checks whether all pages of one process come from one metrics registry.
+    """Check that all pages of one process come from one metrics registry.
 
     Several servers can share a port, through SO_REUSEPORT or an inherited socket. They answer in
     turn, each with its own counters, so no page describes all of them.
@@ -333,7 +333,7 @@ class _PauseAnswer(msgspec.Struct):
 
 
 class PauseReader:
-    """Reads whether the server is paused, at ``path``; without a path, it is unknown."""
+    """Reader of whether the server is paused, at ``path``; without a path, it is unknown."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ MORIIO_S = 3600.0
 SGLANG_S = 300.0
 """SGLang: the default of ``SGLANG_DISAGGREGATION_WAITING_TIMEOUT``."""
 UNKNOWN_S = 480.0
-"""For a connector that this table does not know, if its engine is a producer."""
+"""Lease of a connector that this table does not know, if its engine is a producer."""
 MAX_LEASE_S = 86_400.0
 MAX_CONNECTORS = 16
 """Maximum number of connectors of a ``MultiConnector`` that are read."""

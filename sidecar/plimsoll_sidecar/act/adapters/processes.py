@@ -79,7 +79,7 @@ class TerminationResult(msgspec.Struct, frozen=True):
 
 
 class Terminator:
-    """Ends the processes of one engine.
+    """Terminator of the processes of one engine.
 
     ``allowed`` is called before every signal and returns whether the process still belongs to the
     engine. Children that start meanwhile are ended, too. ``parts`` are the processes without which
