@@ -9,6 +9,7 @@
 #   make check      format, lint, types, import direction, generated files, prose (needs Go, once)
 #   make docs       the documents as a site in site/: SITE=...
 #   make docs-check links, commands, manifests, tables, dashboards and alerts of the documents
+#   make release-check  all of that, Helm's lint, kubeconform, and axe on our pages (needs Go)
 #   make images     the images, with docker, podman or buildah: REGISTRY=... TAG=... [PUSH=1]
 #   make release    the files of a release in dist/: VERSION=... [ARCHIVES="operator supervisor"]
 #                   (needs helm and kubectl; for archives of images also a builder)
@@ -23,7 +24,7 @@ PYTEST := $(BIN)/pytest
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test durations test-unit test-long test-next engines test-engines test-gpu images release check audit docs docs-check tour format generate lock lab cluster cluster-down clean
+.PHONY: help setup demo test durations test-unit test-long test-next engines test-engines test-gpu images release check audit docs docs-check release-check tour format generate lock lab cluster cluster-down clean
 
 help:
 	@sed -n 's/^#   //p' $(MAKEFILE_LIST)
@@ -126,6 +127,7 @@ check: $(READY)
 	$(BIN)/python charts/generate.py --check
 	$(BIN)/python -m docs.prose
 	$(BIN)/zizmor --offline --quiet .github/workflows
+	$(BIN)/hadolint Dockerfile
 	@if command -v go > /dev/null; then $(ACTIONLINT); else echo 'actionlint: skipped: needs Go'; fi
 
 # Known vulnerabilities of the locked versions. Needs PyPI itself: a mirror has no database of them.
@@ -134,6 +136,10 @@ audit: $(READY)
 
 docs-check: $(READY) lab
 	$(BIN)/python -m docs.check
+
+release-check: check docs-check
+	$(BIN)/python -m charts.check
+	$(PYTEST) -m 'long or not long' tests/integration/test_docs_site.py tests/integration/test_page_browser.py
 
 # The documents as a site, in SITE, with packages of its own.
 SITE ?= site

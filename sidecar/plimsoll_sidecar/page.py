@@ -113,14 +113,14 @@ def _body(known: View, points: Sequence[HistoryPoint]) -> str:
         f"<header><h1>{escape(known.service)}</h1><p>Engine {escape(state)}, epoch"
         f" <code>{escape(known.epoch or 'unknown')}</code>, mode {mode}, restarts left"
         f" {known.restarts_left}</p>{troubles}</header><main>"
-        f"<section aria-labelledby=b><h2 id=b>Budgets</h2>{budgets(rows, seen.warm)}"
-        f"{slow_leaks(seen)}"
-        f"</section><section aria-labelledby=m><h2 id=m>Memory</h2>{_charts(memory, points)}"
+        f"<section tabindex=0 aria-labelledby=b><h2 id=b>Budgets</h2>{budgets(rows, seen.warm)}"
+        f"{slow_leaks(seen)}</section>"
+        f"<section tabindex=0 aria-labelledby=m><h2 id=m>Memory</h2>{_charts(memory, points)}"
         f"{segment_table(seen)}</section>"
-        f"<section aria-labelledby=r><h2 id=r>Remediation ladder</h2>"
+        f"<section tabindex=0 aria-labelledby=r><h2 id=r>Remediation ladder</h2>"
         f"{ladder(known.ladder, mode, known.open)}</section>"
-        f"<section aria-labelledby=i><h2 id=i>Incidents</h2>{incident_list(shown)}"
-        f"</section><section aria-labelledby=l><h2 id=l>Ledger</h2>"
+        f"<section tabindex=0 aria-labelledby=i><h2 id=i>Incidents</h2>{incident_list(shown)}"
+        f"</section><section tabindex=0 aria-labelledby=l><h2 id=l>Ledger</h2>"
         f"{ledger(known.ledger)}</section></main>"
     )
 
@@ -174,7 +174,7 @@ def budgets(rows: Iterable[tuple[str, MemoryBudget | None, BudgetState | None]],
         )
     if not made:
         return "<p>No leak budget is set: the supervisor only observes memory.</p>"
-    head = ("budget", "", ">spent", ">unexplained", ">exhausted")
+    head = ("budget", "share", ">spent", ">unexplained", ">exhausted")
     return _table("Leak budgets", head, made)
 
 

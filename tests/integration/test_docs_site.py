@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
+import shutil
 import subprocess
 import threading
 import urllib.request
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from html import unescape
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Literal
 from urllib.error import HTTPError
 from urllib.parse import urldefrag, urljoin
 
@@ -23,8 +25,11 @@ import yaml
 from dashboards import alerts
 from docs.tools import site
 from plimsoll_operator.render.monitoring import RUNBOOKS
+from tests.axe import violations
 
 ROOT = Path(__file__).parents[2]
+THEME = ("aria-dialog-name", "landmark-unique", "scrollable-region-focusable")
+"""Rules that mkdocs-material's own search, navigation and tables break."""
 NO_INDEX = ("error sending request", "Failed to fetch")
 
 
@@ -76,6 +81,27 @@ def test_each_page_and_each_link_on_it_is_served(address: str) -> None:
     assert missing == []
     pages = {f"{address}{path.stem}/" for path in (ROOT / "docs").glob("[a-z]*.md")}
     assert pages <= seen, "each page can be reached from the first one"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_axe_finds_nothing(address: str, scheme: Literal["light", "dark"], width: int) -> None:
+    """On one page of each kind: the first, a long one, a generated one, tables, pictures."""
+    if (binary := shutil.which("chromium")) is None:
+        pytest.skip("chromium is missing: apt-get install chromium")
+    from playwright.sync_api import sync_playwright  # slow, in every worker that collects tests
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=binary, args=["--no-sandbox"])
+        context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+        page = context.new_page()
+        found = {}
+        for name in ("", "quickstart/", "operations/", "metrics/", "support/", "tour/"):
+            page.goto(address + name)
+            found[name] = violations(page, THEME)
+        browser.close()
+    assert {name: wrong for name, wrong in found.items() if wrong} == {}
 
 
 @pytest.mark.long

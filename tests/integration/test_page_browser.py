@@ -12,6 +12,7 @@ import pytest
 
 from plimsoll_sidecar.page import render_page as render
 from plimsoll_sidecar.record.server import AllowedHosts, StateServer
+from tests.axe import violations
 from tests.unit.test_supervisor_page import history, state
 
 if TYPE_CHECKING:
@@ -85,6 +86,12 @@ def test_a_screen_reader_finds_its_way(browser: Browser, url: str) -> None:
     for table in page.get_by_role("table").all():
         assert table.locator("caption").count() == 1
         assert table.locator("th[scope=col]").count() >= 2
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1000, 1600])
+def test_axe_finds_nothing(browser: Browser, url: str, scheme: str, width: int) -> None:
+    assert violations(opened(browser, url, scheme, width)) == []
 
 
 def test_incidents_open_and_close_by_keyboard(browser: Browser, url: str) -> None:

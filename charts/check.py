@@ -1,0 +1,168 @@
+"""Check all manifests with Helm's lint and kubeconform: ``python -m charts.check``.
+
+The schemas are made here: those of Kubernetes from the OpenAPI document of its Go module, and those
+of custom resources from their definitions. Needs Go, which also brings kubeconform.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.lab import binaries
+
+ROOT = Path(__file__).resolve().parents[1]
+CHART = ROOT / "charts" / "plimsoll"
+KUBECONFORM = "github.com/yannh/kubeconform/cmd/kubeconform@v0.8.0"
+TIMEOUT_S = 900
+ALL_ON = (
+    "webhook.enabled=true", "serviceMonitor.enabled=true", "rules.enabled=true",
+    "dashboards.enabled=true", "networkPolicy.enabled=true",
+)  # fmt: skip
+"""Values with which the chart renders every template."""
+UNKNOWN = (
+    "apiextensions.k8s.io/v1/CustomResourceDefinition", "monitoring.coreos.com/v1/ServiceMonitor",
+     "monitoring.coreos.com/v1/PrometheusRule",
+    "serving.kserve.io/v1beta1/InferenceService", "serving.kserve.io/v1alpha2/LLMInferenceService",
+)  # fmt: skip
+"""Kinds without a schema in these documents: the tests have real API servers judge definitions, and
+those of the Prometheus operator and KServe are in no module of ours."""
+INT_OR_STRING = {"anyOf": [{"type": "integer"}, {"type": "string"}]}
+Schema = dict[str, Any]
+
+
+def run(*command: str | Path, cwd: Path = ROOT, given: str | None = None) -> str:
+    """Return what a program prints; ends with what it says if it fails."""
+    done = subprocess.run(
+        command, cwd=cwd, input=given, capture_output=True, text=True, timeout=TIMEOUT_S,
+        check=False,
+    )  # fmt: skip
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def strict(schema: Any) -> Any:
+    """Return the schema with no field allowed that it does not name."""
+    if isinstance(schema, list):
+        return [strict(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("x-kubernetes-int-or-string"):
+        return INT_OR_STRING
+    made = {key: strict(value) for key, value in schema.items()}
+    if isinstance(kind := made.get("type"), str):  # a map of properties may have one of that name
+        if made.get("nullable"):
+            made["type"] = [kind, "null"]
+        if "properties" in made and not made.get("x-kubernetes-preserve-unknown-fields"):
+            made.setdefault("additionalProperties", False)
+    return made
+
+
+def without_null(value: Any) -> Any:
+    """Return the value as the API server reads it: a field that is null is absent."""
+    if isinstance(value, list):
+        return [without_null(one) for one in value]
+    if isinstance(value, dict):
+        return {key: without_null(one) for key, one in value.items() if one is not None}
+    return value
+
+
+def builtin(folder: Path) -> Iterator[tuple[str, Schema]]:
+    """Yield name and schema of each kind of Kubernetes, with the definitions that it refers to.
+
+    ``folder`` has the OpenAPI documents, one for each version of a group.
+    """
+    for file in sorted(folder.glob("*.json")):
+        definitions = strict(json.loads(file.read_text()).get("components", {}).get("schemas", {}))
+        for schema in definitions.values():
+            for known in schema.get("x-kubernetes-group-version-kind", ()):
+                needed: dict[str, Schema] = {}
+                _collect(schema, definitions, needed)
+                yield _file(known["group"], known["version"], known["kind"]), {
+                    **schema, "components": {"schemas": needed},
+                }  # fmt: skip
+
+
+def _collect(schema: Any, definitions: dict[str, Schema], into: dict[str, Schema]) -> None:
+    if isinstance(schema, list):
+        for one in schema:
+            _collect(one, definitions, into)
+    elif isinstance(schema, dict):
+        for key, value in schema.items():
+            if key == "$ref" and isinstance(value, str):
+                name = value.rpartition("/")[2]
+                if name not in into:
+                    into[name] = definitions[name]
+                    _collect(definitions[name], definitions, into)
+            else:
+                _collect(value, definitions, into)
+
+
+def custom(files: list[Path]) -> Iterator[tuple[str, Schema]]:
+    """Yield name and schema of each version of custom resources."""
+    for file in files:
+        definition = yaml.safe_load(file.read_text())["spec"]
+        for version in definition["versions"]:
+            schema = strict(version["schema"]["openAPIV3Schema"])
+            schema["properties"]["metadata"] = {"type": "object"}
+            kind = definition["names"]["kind"]
+            yield _file(definition["group"], version["name"], kind), schema
+
+
+def _file(group: str, version: str, kind: str) -> str:
+    return f"{group or version}_{kind.lower()}_{version}.json"
+
+
+def main() -> int:
+    go = shutil.which("go")
+    if go is None:
+        sys.exit("charts.check: install Go")
+    helm = binaries.helm(max(binaries.HELM))
+    on = [f"--set={value}" for value in ALL_ON]
+    run(helm, "lint", "--strict", CHART)
+    run(helm, "lint", "--strict", CHART, *on)
+    print("helm lint: ok")
+
+    release = f"k8s.io/kubernetes@{binaries.VERSION}"
+    module = json.loads(run(go, "mod", "download", "-json", release, cwd=binaries.MODULE))
+    _, definitions = binaries.leader_worker_set()
+    theirs = sorted((definitions / "crd" / "bases").glob("*.yaml"))
+    ours = sorted((ROOT / "crds").glob("*.plimsoll.dev.yaml"))
+    manifests = [
+        run(helm, "template", "plimsoll", CHART),
+        run(helm, "template", "plimsoll", CHART, "--api-versions=monitoring.coreos.com/v1", *on),
+        run("kubectl", "kustomize", "config"),
+        *(path.read_text() for path in sorted((ROOT / "examples").rglob("*.yaml"))),
+    ]
+    objects = [
+        without_null(one)
+        for text in manifests
+        for one in yaml.safe_load_all(text)
+        if one is not None and "kind" in one  # not Argo CD's patch
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        openapi = Path(module["Dir"]) / "api" / "openapi-spec" / "v3"
+        for name, schema in (*builtin(openapi), *custom([*ours, *theirs])):
+            (Path(folder) / name).write_text(json.dumps(schema))
+        location = f"{folder}/{{{{.Group}}}}_{{{{.ResourceKind}}}}_{{{{.ResourceAPIVersion}}}}.json"
+        os.environ["CGO_ENABLED"] = "0"
+        told = run(
+            go, "run", KUBECONFORM, "-strict", "-summary", f"-schema-location={location}",
+            f"-skip={','.join(UNKNOWN)}", "-", given=yaml.safe_dump_all(objects),
+        )  # fmt: skip
+    print(f"kubeconform: {told.strip()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
