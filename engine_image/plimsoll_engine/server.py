@@ -233,7 +233,7 @@ async def _serve(
     public: Any = serving.app(engine, BodyReader(limits, budget), sizes, preparer, answers)
     if keys is not None:
         public = ApiKeyMiddleware(public, keys)
-    public = serving.for_pages(public, settings.api.allowed_origins)
+    public = serving.allow_origins(public, settings.api.allowed_origins)
     admin_limits = settings.http.limits(ADMIN_CONNECTIONS)
     admin_budget = BodyBudget(lambda: ADMIN_BODIES_BYTES, ADMIN_CONNECTIONS)
     servers = [

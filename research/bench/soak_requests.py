@@ -138,7 +138,7 @@ class Clients:
             assert sees.placeholder is not None
             image = self._images[self._file()]
             async with self._reading:
-                ids, media = await chat_images.place(
+                ids, media = await chat_images.expand_placeholders(
                     reader, sees, [*ids, sees.placeholder], [image]
                 )
         ids += [self._rng.randrange(VOCABULARY) for _ in range(self._rng.randint(1, 24))]

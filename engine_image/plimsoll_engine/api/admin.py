@@ -1,4 +1,4 @@
-"""The admin API of :mod:`plimsoll_api.admin`, for the pod's loopback and one bearer token."""
+"""Application of the admin port (:mod:`plimsoll_api.admin`), on the pod's loopback with a token."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _Body = TypeVar("_Body")
 
 
 class AdminError(Exception):
-    """An answer other than 2xx."""
+    """Error response of the admin API."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -44,24 +44,24 @@ class AdminError(Exception):
 
 
 def error_body(status: int, message: str, code: str) -> bytes:
-    """Return the body of an admin error that is answered before there is a request."""
-    return msgspec.json.encode(ErrorBody(_camel(code), message))
+    """Return the body of an error that occurs before a request is read."""
+    return msgspec.json.encode(ErrorBody(_camel_case(code), message))
 
 
 async def overloaded(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer a request over a connection that is one too many."""
-    body = ErrorBody("TooManyConnections", "the admin port has reached its limit of connections")
+    """Answer 503 on a connection beyond the limit."""
+    body = ErrorBody("TooManyConnections", "the admin port has too many connections: try again")
     response = _json(body, 503)
     response.headers["connection"] = "close"
     await response(scope, receive, send)
 
 
-def _camel(code: str) -> str:
+def _camel_case(code: str) -> str:
     return "".join(word.capitalize() for word in code.split("_"))
 
 
 def app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
-    """Return the application of the admin port; ``token`` is what the supervisor wrote."""
+    """Return the application; ``token`` is the supervisor's bearer token."""
     api = FastAPI(title="Plimsoll admin", docs_url=None, redoc_url=None, openapi_url=None)
     statuses = StatusReader(engine)
 
@@ -70,7 +70,7 @@ def app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
             async with bodies.read(request, MAX_BODY_BYTES) as body:
                 return msgspec.json.decode(body.raw, type=kind)
         except BodyRefused as error:
-            raise AdminError(error.status, _camel(error.code), str(error)) from None
+            raise AdminError(error.status, _camel_case(error.code), str(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise AdminError(400, "BadRequest", f"the body cannot be read: {error}") from None
 
@@ -90,7 +90,7 @@ def app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
             raise AdminError(
                 404,
                 "UnknownDiagnostic",
-                f"no diagnostic {kind!r}: choose {', '.join(admin.Diagnostic)}",
+                f"the diagnostic {kind!r} does not exist: use {', '.join(admin.Diagnostic)}",
             ) from None
         text = await engine_diagnostics.diagnose(engine, wanted)
         return Response(text, media_type="text/plain; charset=utf-8")
@@ -99,32 +99,36 @@ def app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
     async def get_operation(operation_id: str) -> Response:
         operation = engine.operations.get(operation_id)
         if operation is None:
-            raise AdminError(404, "UnknownOperation", f"no operation {operation_id!r} in this boot")
+            raise AdminError(
+                404,
+                "UnknownOperation",
+                f"operation {operation_id!r} is unknown: the engine may have restarted",
+            )
         return _json(operation)
 
     @api.post(ADMIN_PREFIX + "/trim")
     async def post_trim(request: Request) -> Response:
         body = await decode(request, admin.TrimRequest)
-        return _begin(engine, "trim", body, None, lambda r: engine_trim.trim(engine, r))
+        return _start_operation(engine, "trim", body, None, lambda r: engine_trim.trim(engine, r))
 
     @api.post(ADMIN_PREFIX + "/drain")
     async def post_drain(request: Request) -> Response:
         body = await decode(request, admin.DrainRequest)
-        return _begin(
+        return _start_operation(
             engine, "drain", body, EngineState.DRAINING, lambda r: drain.drain(engine, r, body)
         )
 
     @api.post(ADMIN_PREFIX + "/resume")
     async def post_resume(request: Request) -> Response:
         body = await decode(request, admin.ResumeRequest)
-        _fence(engine, body.expected_epoch)
+        _check_epoch(engine, body.expected_epoch)
         if engine.lifecycle.state not in (EngineState.DRAINING, EngineState.DRAINED):
             if engine.lifecycle.state is not EngineState.SERVING:
-                raise _not_now(engine, "resume")
+                raise _not_possible(engine, "resume")
             return _json(statuses.read())
         current = engine.operations.current
         if current is not None and current.kind != "drain":
-            raise AdminError(409, "Busy", f"operation {current.id} ({current.kind}) is under way")
+            raise AdminError(409, "Busy", f"operation {current.id} ({current.kind}) is in progress")
         await engine.operations.cancel()
         drain.resume(engine)
         return _json(statuses.read())
@@ -132,16 +136,16 @@ def app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
     @api.post(ADMIN_PREFIX + "/standby")
     async def post_standby(request: Request) -> Response:
         body = await decode(request, admin.StandbyRequest)
-        _fence(engine, body.expected_epoch)
+        _check_epoch(engine, body.expected_epoch)
         if engine.settings.standby_worker is not StandbyPolicy.ON_SUSPICION:
             raise AdminError(
                 409,
                 "NotPossible",
                 f"the engine was started with --standby-worker {engine.settings.standby_worker}:"
-                f" only {StandbyPolicy.ON_SUSPICION} takes leases",
+                f" leases require {StandbyPolicy.ON_SUSPICION}",
             )
         if engine.lifecycle.has_ended or engine.lifecycle.state is EngineState.STOPPING:
-            raise _not_now(engine, "prepare a standby worker")
+            raise _not_possible(engine, "prepare a standby worker")
         engine.manager.standby.lease(body.lease_s)
         return _json(statuses.read())
 
@@ -150,7 +154,7 @@ def app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
         body = await decode(request, admin.RestartRequest)
         if body.scope is admin.Scope.ENGINE:
             return _shutdown(engine, "restart_engine", body)
-        return _begin(
+        return _start_operation(
             engine,
             "restart_worker",
             body,
@@ -162,12 +166,12 @@ def app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
     async def post_shutdown(request: Request) -> Response:
         return _shutdown(engine, "shutdown", await decode(request, admin.ShutdownRequest))
 
-    _errors(api, engine)
-    return _Guard(api, token)
+    _add_error_handlers(api, engine)
+    return _TokenMiddleware(api, token)
 
 
-def _errors(api: FastAPI, engine: AsyncEngine) -> None:
-    """Answer every failure with the protocol's error body."""
+def _add_error_handlers(api: FastAPI, engine: AsyncEngine) -> None:
+    """Return the protocol's error body for every failure."""
 
     @api.exception_handler(AdminError)
     async def admin_error(request: Request, error: AdminError) -> Response:
@@ -176,11 +180,11 @@ def _errors(api: FastAPI, engine: AsyncEngine) -> None:
 
     @api.exception_handler(ClientDisconnect)
     async def left(request: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=400)  # nobody reads it
+        return Response(status_code=400)  # the client has disconnected
 
     @api.exception_handler(404)
     async def not_found(request: Request, error: Exception) -> Response:
-        return _json(ErrorBody("NotFound", f"no such path: {request.url.path}"), 404)
+        return _json(ErrorBody("NotFound", f"the path {request.url.path} does not exist"), 404)
 
     @api.exception_handler(405)
     async def not_allowed(request: Request, error: Exception) -> Response:
@@ -188,8 +192,8 @@ def _errors(api: FastAPI, engine: AsyncEngine) -> None:
         return _json(ErrorBody("MethodNotAllowed", message), 405)
 
 
-class _Guard:
-    """Nothing behind it is reached without the token, unknown paths included."""
+class _TokenMiddleware:
+    """ASGI middleware that answers 401 to requests without the token, also for unknown paths."""
 
     def __init__(self, inner: ASGIApp, token: str) -> None:
         self._inner = inner
@@ -201,7 +205,7 @@ class _Guard:
             if not self._expected.equals(given):
                 body = ErrorBody(
                     "Unauthorized",
-                    f"the bearer token is missing or wrong: read the run directory's {TOKEN_FILE}",
+                    f"the bearer token is missing or wrong: see {TOKEN_FILE} in the run directory",
                 )
                 await _json(body, 401)(scope, receive, send)
                 return
@@ -212,7 +216,7 @@ def _json(body: msgspec.Struct, status: int = 200) -> Response:
     return Response(msgspec.json.encode(body), status, media_type="application/json")
 
 
-def _fence(engine: AsyncEngine, expected_epoch: str) -> None:
+def _check_epoch(engine: AsyncEngine, expected_epoch: str) -> None:
     try:
         engine.epochs.check(expected_epoch)
     except StaleEpoch as error:
@@ -221,26 +225,29 @@ def _fence(engine: AsyncEngine, expected_epoch: str) -> None:
         raise AdminError(400, "BadRequest", f"expected_epoch: {error}") from None
 
 
-def _not_now(engine: AsyncEngine, kind: str) -> AdminError:
+def _not_possible(engine: AsyncEngine, kind: str) -> AdminError:
     return AdminError(
-        409, "NotPossible", f"an engine in state {engine.lifecycle.state} cannot {kind}"
+        409, "NotPossible", f"the engine cannot {kind} in state {engine.lifecycle.state}"
     )
 
 
-def _begin(
+def _start_operation(
     engine: AsyncEngine,
     kind: str,
     body: _Fenced,
     state: EngineState | None,
     work: Callable[[Recorder], Awaitable[None]],
 ) -> Response:
-    """202 with the operation. ``state`` is the one that the work begins with, if it has one."""
+    """Start an operation and return it with status 202.
+
+    ``state`` is the lifecycle state that the operation enters first, or None. Raises AdminError.
+    """
     operations = engine.operations
     known = operations.get(body.operation_id)
     if known is None:
-        _fence(engine, body.expected_epoch)
-        if operations.current is None and not _possible(engine, state):
-            raise _not_now(engine, kind)
+        _check_epoch(engine, body.expected_epoch)
+        if operations.current is None and not _is_possible(engine, state):
+            raise _not_possible(engine, kind)
     try:
         operation = operations.begin(body.operation_id, kind, body.expected_epoch, work)
     except Busy as error:
@@ -248,7 +255,7 @@ def _begin(
     return _accepted(operation)
 
 
-def _possible(engine: AsyncEngine, state: EngineState | None) -> bool:
+def _is_possible(engine: AsyncEngine, state: EngineState | None) -> bool:
     if state is None:
         return not engine.lifecycle.has_ended
     return engine.lifecycle.state is state or engine.lifecycle.can_move_to(state)
@@ -261,7 +268,7 @@ def _shutdown(
         with recorder.step("shutdown"):
             await engine.shutdown(body.deadline_s)
 
-    return _begin(engine, kind, body, EngineState.STOPPING, work)
+    return _start_operation(engine, kind, body, EngineState.STOPPING, work)
 
 
 def _accepted(operation: Operation) -> Response:

@@ -1,7 +1,7 @@
-"""One request's way through the engine to its client: admitted, answered, released.
+"""Response of a generation request: admission, whole answer or stream, and release.
 
-The admission is inside the response, so that a request that was admitted is released whatever
-happens: an answer, an error, a client that leaves at any moment, a cancelled task.
+The request is admitted within the response, so it is released in every case: an answer, an error, a
+disconnected client or a cancelled task.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.api.error_response import error_response
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.prompt_logprobs import PromptLogprobs
-from plimsoll_engine.api.responses import DONE, Choice, Envelope, event, usage
+from plimsoll_engine.api.responses import DONE, Choice, Envelope, encode_event, usage_object
 from plimsoll_engine.frontend.async_engine import AsyncEngine, NotServing
 from plimsoll_engine.frontend.requests.request_log import Delta, QueueFull, RequestFailed
 from plimsoll_engine.http.budget import BodyBudget, OverBudget
@@ -33,18 +33,18 @@ from plimsoll_engine.http.budget import BodyBudget, OverBudget
 log = logging.getLogger(__name__)
 
 
-UNREAD = "the text has what begins like a tool call and is none that can be read"
+UNPARSED_CALL = "the output has a malformed tool call, which stays in the text"
 
 
 def error_body(status: int, message: str, code: str) -> bytes:
-    """Return the body of an error that is answered before there is a request."""
+    """Return the body of an error that occurs before a request is read."""
     return ApiError(status, message, code=code).body()
 
 
 async def overloaded(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers a request over a connection that is one too many."""
+    """Answer 503 on a connection beyond the limit."""
     error = ApiError(
-        503, "the engine has reached its limit of connections (--max-connections): try again",
+        503, "the engine has too many connections (--max-connections): try again",
         code="too_many_connections", retry=True,
     )  # fmt: skip
     response = error_response(error)
@@ -52,8 +52,8 @@ async def overloaded(scope: Scope, receive: Receive, send: Send) -> None:
     await response(scope, receive, send)
 
 
-class Answer(Response):
-    """An ASGI response that runs the generations of ``asked``; each is one of ``choices``."""
+class GenerationResponse(Response):
+    """ASGI response that runs the generations of ``batch``, one for each of ``choices``."""
 
     def __init__(
         self,
@@ -71,32 +71,29 @@ class Answer(Response):
         self._envelope = Envelope(batch.model, batch.request_id)
         self._stream = stream
         self._usage = usage
-        self.continuous = False
-        """Whether each chunk of the stream has the usage so far."""
+        self.usage_in_chunks = False
+        """True to add the usage so far to each chunk of the stream."""
         self.prompt_ids: Sequence[int] | None = None
-        """The tokens of a chat's prompt, where the answer is to name them."""
+        """Token ids of a chat's prompt, if the answer includes them."""
         self.reasoning_end: int | None = None
-        """The token that ends the reasoning, where the usage is to count it."""
+        """Token that ends the reasoning, if the usage counts it."""
         self.prompt_logprobs: PromptLogprobs | None = None
         """Where something is to be said of the prompts' tokens."""
-        self.echoes_alone = False
-        """Whether the answer leaves out the tokens of its choices."""
+        self.echo_only = False
+        """True if the answer omits the generated tokens."""
         self.warnings: Sequence[str] = ()
-        """Headers that tell what became of the request."""
-        self._begun = False
+        """Warnings for the client, sent as headers."""
+        self._started = False
         self._failure: ApiError | None = None
-        """Of a choice of a stream whose others went on."""
+        """First error of a choice after the stream has started."""
         self._sent = [0] * len(batch.generations)
-        """How many tokens of each choice the stream has sent."""
-        self._answers: BodyBudget
+        """Number of tokens of each choice that the stream has sent."""
+        self._budget: BodyBudget
         self._client: str
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the generations and send what they give, whole or as a stream.
-
-        A client that leaves ends them.
-        """
-        self._answers = scope["app"].state.answers
+        """Run the generations and send their output. A disconnected client cancels them."""
+        self._budget = scope["app"].state.answers
         self._client = client_key(Request(scope))
         try:
             with self._engine.running(*self._batch.generations):
@@ -104,7 +101,7 @@ class Answer(Response):
         except (ApiError, NotServing, QueueFull, RequestFailed) as error:
             await self._fail(errors.from_exception(error), scope, receive, send)
         except Exception:
-            if not self._begun:
+            if not self._started:
                 raise  # the application answers it with a 500
             log.exception("a stream failed", extra={"request": self._batch.request_id})
             message = "internal error; see the engine's log"
@@ -112,24 +109,27 @@ class Answer(Response):
             await self._fail(bug, scope, receive, send)
 
     async def _until_disconnected(self, receive: Receive, send: Send) -> None:
-        answering = asyncio.create_task(self._stream_to(send) if self._stream else self._once(send))
-        leaving = asyncio.create_task(wait_disconnect(receive))
+        answering = asyncio.create_task(
+            self._stream_to(send) if self._stream else self._send_whole(send)
+        )
+        disconnected = asyncio.create_task(wait_disconnect(receive))
         try:
-            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({answering, disconnected}, return_when=asyncio.FIRST_COMPLETED)
             if answering.done():
                 answering.result()
         finally:
-            for task in (answering, leaving):
+            for task in (answering, disconnected):
                 task.cancel()
-            # Both end, whatever one of them raises; what the answer raised was raised above.
-            await asyncio.gather(answering, leaving, return_exceptions=True)
-            # A failed task holds its exception, whose traceback holds this frame: no cycle is left.
-            del answering, leaving
+            # Wait for both; an error of the answer was raised above.
+            await asyncio.gather(answering, disconnected, return_exceptions=True)
+            # Break the reference cycle of a failed task, its traceback and this frame.
+            del answering, disconnected
 
-    async def _next(self, open_choices: set[int]) -> list[tuple[Choice, Delta]]:
-        """Return what is new, as soon as there is any; choices that end leave ``open_choices``.
+    async def _next_deltas(self, open_choices: set[int]) -> list[tuple[Choice, Delta]]:
+        """Wait for new output and return it; choices that end are removed from ``open_choices``.
 
-        One that fails in a stream leaves them, too: the others go on, and the stream's end tells.
+        If a choice of a running stream fails, the others continue, and the stream ends with the
+        error.
         """
         wake = self._batch.wake
         while True:
@@ -139,7 +139,7 @@ class Answer(Response):
                     delta = self._batch.generations[number].take(self._stream)
                 except RequestFailed as error:
                     open_choices.discard(number)
-                    if not self._begun or not open_choices:
+                    if not self._started or not open_choices:
                         raise
                     self._failure = self._failure or errors.from_exception(error)
                     continue
@@ -155,32 +155,32 @@ class Answer(Response):
 
     async def _stream_to(self, send: Send) -> None:
         open_choices = set(range(len(self._choices)))
-        new = await self._next(open_choices)
-        # Only now: an error before the first text has a status of its own.
+        new = await self._next_deltas(open_choices)
+        # Send the status only now, because an error before the first output has its own.
         await self._start(send, b"text/event-stream; charset=utf-8")
-        for piece in self.opening():
-            await _more(send, piece)
+        for piece in self.first_events():
+            await _send_part(send, piece)
         while True:
             for choice, delta in new:
-                for piece in self.pieces(choice, delta):
-                    await _more(send, piece)
+                for piece in self.delta_events(choice, delta):
+                    await _send_part(send, piece)
             if not open_choices:
                 break
-            new = await self._next(open_choices)
+            new = await self._next_deltas(open_choices)
         if self._failure is not None:
-            await self._break_off(send, self._failure)
+            await self._end_with_error(send, self._failure)
             return
         await self._end(send)
 
-    def opening(self) -> Iterator[bytes]:
-        """Yield the events that a stream begins with."""
+    def first_events(self) -> Iterator[bytes]:
+        """Yield the first events of a stream."""
         more = {} if self.prompt_ids is None else {"prompt_token_ids": self.prompt_ids}
         for one in self._choices:
-            if (first := one.first()) is not None:
+            if (first := one.first_chunk()) is not None:
                 yield self._chunk([first], more)
                 more = {}
 
-    def pieces(self, choice: Choice, delta: Delta) -> Iterator[bytes]:
+    def delta_events(self, choice: Choice, delta: Delta) -> Iterator[bytes]:
         """Yield the events for ``delta`` of ``choice``."""
         self._sent[choice.index] += len(delta.token_ids)
         for chunk in choice.chunks(delta):
@@ -188,101 +188,107 @@ class Answer(Response):
 
     async def _end(self, send: Send) -> None:
         usage = self._chunk([], self._usage_body()) if self._usage else b""
-        await last(send, usage + DONE)
+        await send_last(send, usage + DONE)
 
     def _chunk(
         self, choices: list[dict[str, Any]], more: Mapping[str, object] = MappingProxyType({})
     ) -> bytes:
-        body = self._envelope.around(self._choices[0].chunk_kind, choices) | dict(more)
-        return event(body | self._usage_body(self._sent) if self.continuous else body)
+        body = self._envelope.wrap(self._choices[0].chunk_kind, choices) | dict(more)
+        return encode_event(body | self._usage_body(self._sent) if self.usage_in_chunks else body)
 
-    async def _once(self, send: Send) -> None:
+    async def _send_whole(self, send: Send) -> None:
         open_choices = set(range(len(self._choices)))
         while open_choices:
-            for choice, delta in await self._next(open_choices):
+            for choice, delta in await self._next_deltas(open_choices):
                 self.collect(choice, delta)
-        self.warnings = [*self.warnings, *dict.fromkeys(self.unread())]
+        self.warnings = [*self.warnings, *dict.fromkeys(self.output_warnings())]
         if self.prompt_logprobs is not None:
             await self.prompt_logprobs.attach(self._batch, self._choices)
-        encoded = self.encoded()
-        with self.reserved(len(encoded)):
-            await self._start(send, self.whole_type)
-            await last(send, encoded)
+        encoded = self.encode_whole()
+        with self.reserve(len(encoded)):
+            await self._start(send, self.media_type_whole)
+            await send_last(send, encoded)
 
     @contextlib.contextmanager
-    def reserved(self, size: int) -> Iterator[None]:
-        """Count ``size`` bytes that wait for their client; ApiError where there is no room."""
-        with self._answers.open(self._client) as reservation:
+    def reserve(self, size: int) -> Iterator[None]:
+        """Reserve ``size`` bytes until the client has read them. Raises ApiError without memory."""
+        with self._budget.open(self._client) as reservation:
             try:
                 reservation.reserve(size)
             except OverBudget as error:
-                raise _unread(error.client) from None
+                raise _no_memory_error(error.client) from None
             reservation.add_held(size)
             yield
 
-    whole_type = b"application/json"
+    media_type_whole = b"application/json"
 
     def collect(self, choice: Choice, delta: Delta) -> None:
-        """Take in what is new of an answer in one piece."""
+        """Add ``delta`` to an answer that is not streamed."""
         choice.add(delta)
 
-    def unread(self) -> list[str]:
-        """Return what the client should know of an answer in one piece."""
-        return [UNREAD for one in self._choices if isinstance(one, ChatChoice) and one.unread]
+    def output_warnings(self) -> list[str]:
+        """Return warnings about the output of an answer that is not streamed."""
+        return [
+            UNPARSED_CALL
+            for c in self._choices
+            if isinstance(c, ChatChoice) and c.has_unparsed_call
+        ]
 
-    def encoded(self) -> bytes:
-        """Return the body of an answer in one piece."""
-        wholes = [choice.whole() for choice in self._choices]
-        body = self._envelope.around(self._choices[0].kind, wholes) | self._usage_body()
+    def encode_whole(self) -> bytes:
+        """Return the body of an answer that is not streamed."""
+        wholes = [choice.to_object() for choice in self._choices]
+        body = self._envelope.wrap(self._choices[0].kind, wholes) | self._usage_body()
         if isinstance(self._choices[0], ChatChoice):
             body["prompt_token_ids"] = self.prompt_ids
             body["prompt_logprobs"] = self._choices[0].prompt_logprobs
         return msgspec.json.encode(body)
 
     def _usage_body(self, sent: Sequence[int] | None = None) -> dict[str, object]:
-        if self.echoes_alone:
+        if self.echo_only:
             sent = [0] * len(self._sent)
-        return {"usage": usage(self._batch.generations, self._batch.n, self.reasoning_end, sent)}
+        return {
+            "usage": usage_object(self._batch.generations, self._batch.n, self.reasoning_end, sent)
+        }
 
     async def _start(self, send: Send, media_type: bytes) -> None:
         headers = [(b"content-type", media_type), (b"cache-control", b"no-cache")]
         headers += [(b"x-plimsoll-warning", one.encode()) for one in self.warnings]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        self._begun = True
+        self._started = True
 
     async def _fail(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-        if not self._begun:
+        if not self._started:
             await error_response(error)(scope, receive, send)
             return
-        await self._break_off(send, error)
+        await self._end_with_error(send, error)
 
-    async def _break_off(self, send: Send, error: ApiError) -> None:
-        """End a stream with an event of ``error``: its status is gone out."""
+    async def _end_with_error(self, send: Send, error: ApiError) -> None:
+        """End a stream with an error event, because its status was already sent."""
         self._engine.metrics.count_stream_error()
-        await last(send, self.failed(error))
+        await send_last(send, self.error_events(error))
 
-    def failed(self, error: ApiError) -> bytes:
-        """Return the end of a stream that failed."""
+    def error_events(self, error: ApiError) -> bytes:
+        """Return the events that end a failed stream."""
         return b"data: " + error.body() + b"\n\n" + DONE
 
 
-def _unread(by_client: bool) -> ApiError:
-    """Return whether the answer has no room beside those that clients have not read yet."""
-    if by_client:
+def _no_memory_error(is_client_share: bool) -> ApiError:
+    """Return the error for an answer that exceeds the memory for unread answers."""
+    if is_client_share:
         return ApiError(
-            429, "answers to your other requests are unread: read them, or request less at once",
+            429, "too many answers to your other requests are unread: read them first",
             code="too_many_bytes", retry=True,
         )  # fmt: skip
     return ApiError(
-        503, "unread answers of other clients take all the memory reserved for answers: try again",
+        503, "unread answers of other clients use all memory for answers: try again",
         code="overloaded", retry=True,
     )  # fmt: skip
 
 
-async def _more(send: Send, body: bytes) -> None:
+async def _send_part(send: Send, body: bytes) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
-async def last(send: Send, body: bytes) -> None:
-    """Send the end of an answer."""
+async def send_last(send: Send, body: bytes) -> None:
+    """Send the last part of a body."""
     await send({"type": "http.response.body", "body": body, "more_body": False})

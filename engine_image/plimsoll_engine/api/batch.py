@@ -70,7 +70,7 @@ async def chat_batch(
     if (processor := engine.media.processors.image) is not None:
         # Only a single chat may have images; without them, prompts must have no placeholder.
         placed = [
-            await chat_images.place(engine.media, processor, ids, prepared.images)
+            await chat_images.expand_placeholders(engine.media, processor, ids, prepared.images)
             for ids in prompts
         ]
         prompts = [ids for ids, _ in placed]
@@ -81,7 +81,7 @@ async def chat_batch(
 
 def parser_tags(prepared: PreparedBody[Any], parses_reasoning: bool) -> list[str]:
     """Return the tags that the output parsers need, even if they are special tokens."""
-    tags = list(tool_families.MARKS if prepared.family else ())
+    tags = list(tool_families.TAGS if prepared.family else ())
     if parses_reasoning and prepared.reasons:
         tags += (reasoning.OPEN, reasoning.CLOSE)
     return tags

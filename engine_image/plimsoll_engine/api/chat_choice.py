@@ -1,4 +1,4 @@
-"""One choice of a chat: its chunks, or the message that they add up to. Pure."""
+"""Choice of a chat, as chunks of a stream or as one message. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from plimsoll_engine.frontend.requests.request_log import Delta, TokenLogprobs
 
 
 class ChatChoice:
-    """One choice of ``/v1/chat/completions``. ``parser`` takes tool calls out of the text.
+    """Choice of ``/v1/chat/completions``; ``parser`` extracts tool calls from the text.
 
-    With ``ids`` it names its tokens. ``reasoning`` separates what the model thinks from its answer;
-    with ``hidden`` that is left out. The text begins with ``echo``. ``stop_ids`` are the tokens
-    that the client named as ends. ``text_of`` and ``bytes_of`` are for log probabilities.
+    ``ids`` includes token ids. ``reasoning`` separates the reasoning, and ``hidden`` drops it. The
+    text begins with ``echo``. ``stop_ids`` are the client's stop tokens. ``text_of`` and
+    ``bytes_of`` convert the tokens of log probabilities.
     """
 
     kind = "chat.completion"
@@ -42,14 +42,14 @@ class ChatChoice:
         self._ids: list[int] | None = [] if ids else None
         self._text_of = text_of
         self._bytes_of = bytes_of
-        self._parts = AnswerParts(reasoning, parser)
+        self._parts = OutputParser(reasoning, parser)
         self._reasons = reasoning is not None
         self._hidden = hidden
-        self._thoughts: list[str] = []
+        self._reasoning: list[str] = []
         self._calls: list[ToolCall] = []
-        """Each as far as it came, but without its arguments."""
+        """Calls without their arguments."""
         self._arguments: list[list[str]] = []
-        """Those of each call, in an answer that is not streamed."""
+        """Pieces of each call's arguments, if not streamed."""
         self._echo = echo
         self._stop_ids = stop_ids
         self._texts: list[str] = [echo]
@@ -57,25 +57,25 @@ class ChatChoice:
         self._finish_reason: str | None = None
         self._stop_reason: str | int | None = None
 
-    def first(self) -> dict[str, Any] | None:
-        """Return what a stream opens with: the role, and the echo."""
+    def first_chunk(self) -> dict[str, Any] | None:
+        """Return the first chunk of a stream, with the role and the echo."""
         return self._chunk({"role": "assistant", "content": self._echo}, ())
 
     def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
-        """Yield what a stream sends of ``delta``: text and tool calls in chunks of their own.
+        """Yield the chunks for ``delta``; text and tool calls have separate chunks.
 
-        Log probabilities and tokens go with the first chunk there is, and the end with the last
-        one, as in vLLM.
+        As in vLLM, log probabilities and token ids are in the first chunk, the finish reason in the
+        last.
         """
         parsed = self._parse(delta)
         pieces: list[dict[str, Any]] = []
         if parsed.reasoning:
-            pieces.append(_thought(parsed.reasoning))
+            pieces.append(_reasoning_fields(parsed.reasoning))
         if parsed.text:
             pieces.append({"content": parsed.text})
         for call in parsed.calls:
-            self._note(call)
-            told = _call(call) if call.id else {"function": {"arguments": call.arguments}}
+            self._record_call(call)
+            told = _call_object(call) if call.id else {"function": {"arguments": call.arguments}}
             pieces.append({"tool_calls": [{"index": len(self._calls) - 1} | told]})
         tokens, ids, ends = delta.logprobs, delta.token_ids, delta.finish_reason is not None
         if not pieces and (ends or tokens or (ids and self._ids is not None)):
@@ -86,12 +86,12 @@ class ChatChoice:
             tokens, ids = [], ()
 
     def add(self, delta: Delta) -> None:
-        """Collect ``delta`` for an answer that is not streamed."""
+        """Add ``delta`` to an answer that is not streamed."""
         parsed = self._parse(delta)
         self._texts.append(parsed.text)
-        self._thoughts.append(parsed.reasoning)
+        self._reasoning.append(parsed.reasoning)
         for call in parsed.calls:
-            self._note(call)
+            self._record_call(call)
             if call.id:
                 self._arguments.append([])
             self._arguments[-1].append(call.arguments)
@@ -101,52 +101,52 @@ class ChatChoice:
         self._finish_reason = delta.finish_reason
         self._stop_reason = stop_reason(delta, self._stop_ids)
 
-    def whole(self) -> dict[str, Any]:
+    def to_object(self) -> dict[str, Any]:
         """Return the choice of an answer that is not streamed.
 
-        ``content`` is null beside calls of tools alone.
+        ``content`` is null if there are only tool calls.
         """
         content: str | None = "".join(self._texts)
         message: dict[str, Any] = {"role": "assistant", "content": content}
-        thoughts = "".join(self._thoughts)
+        thoughts = "".join(self._reasoning)
         if self._reasons or thoughts:
-            message |= _thought(thoughts or None) | {"content": content or None}
+            message |= _reasoning_fields(thoughts or None) | {"content": content or None}
         if self._calls:
             message["content"] = content if content and content.strip() else None
             message["tool_calls"] = [
-                _call(call._replace(arguments="".join(given)))
+                _call_object(call._replace(arguments="".join(given)))
                 for call, given in zip(self._calls, self._arguments, strict=True)
             ]
         return {
             "index": self.index,
             "message": message,
             "logprobs": logprobs.chat_logprobs(self._logprobs),
-            "finish_reason": self._reason(self._finish_reason),
+            "finish_reason": self._map_finish_reason(self._finish_reason),
             "stop_reason": self._stop_reason,
             "token_ids": self._ids,
         }
 
     @property
-    def unread(self) -> bool:
-        """Whether what began like a tool call stayed text."""
-        return self._parts.unread
+    def has_unparsed_call(self) -> bool:
+        """True if text after a tool call tag could not be parsed and stays text."""
+        return self._parts.has_unparsed_call
 
     def _parse(self, delta: Delta) -> Parsed:
-        parsed = self._parts.read(delta)
+        parsed = self._parts.parse(delta)
         if self._hidden:
             parsed.reasoning = ""
         return parsed
 
-    def _note(self, call: ToolCall) -> None:
+    def _record_call(self, call: ToolCall) -> None:
         if call.id:
             self._calls.append(call._replace(arguments=""))
         else:
             self._calls[-1] = self._calls[-1]._replace(more=call.more)
 
-    def _reason(self, finish_reason: str | None) -> str | None:
-        """Return ``tool_calls`` where the model ended its text and its last call is whole."""
-        whole = bool(self._calls) and not self._calls[-1].more
-        return "tool_calls" if finish_reason == "stop" and whole else finish_reason
+    def _map_finish_reason(self, finish_reason: str | None) -> str | None:
+        """Return ``tool_calls`` if the output ended normally and its last call is complete."""
+        is_complete = bool(self._calls) and not self._calls[-1].more
+        return "tool_calls" if finish_reason == "stop" and is_complete else finish_reason
 
     def _chunk(
         self,
@@ -161,7 +161,7 @@ class ChatChoice:
             "logprobs": logprobs.chat_logprobs(
                 logprobs.chat_entries(tokens, self._text_of, self._bytes_of)
             ),
-            "finish_reason": None if end is None else self._reason(end.finish_reason),
+            "finish_reason": None if end is None else self._map_finish_reason(end.finish_reason),
         }
         if end is not None:
             chunk["stop_reason"] = stop_reason(end, self._stop_ids)
@@ -169,64 +169,64 @@ class ChatChoice:
 
 
 def stop_reason(delta: Delta, stop_ids: Collection[int]) -> str | int | None:
-    """Return the stop string, or the token of ``stop_ids``, that ended a text.
+    """Return the stop string, or the token of ``stop_ids``, that ended the output.
 
-    As in vLLM, it is null where the model ended it.
+    As in vLLM, it is None if the model ended it.
     """
     reason = delta.stop_reason
     return None if isinstance(reason, int) and reason not in stop_ids else reason
 
 
-class AnswerParts:
-    """Takes one text apart, as it comes in: what the model thinks, its answer, and its calls."""
+class OutputParser:
+    """Streaming parser of an output: reasoning, content and tool calls."""
 
     def __init__(self, reasoning: ReasoningParser | None, calls: ToolCallParser | None) -> None:
         self._reasoning = reasoning
         self._calls = calls
-        self._thoughts: list[str] = []
+        self._reasoning_pieces: list[str] = []
 
     @property
-    def answers(self) -> bool:
-        """Whether what the model thinks has ended."""
-        return self._reasoning is None or self._reasoning.over
+    def reasoning_ended(self) -> bool:
+        """True if no reasoning is open."""
+        return self._reasoning is None or self._reasoning.ended
 
     @property
-    def unread(self) -> bool:
-        """Whether what began like a tool call stayed text."""
-        return self._calls is not None and self._calls.unread
+    def has_unparsed_call(self) -> bool:
+        """True if text after a tool call tag could not be parsed and stays text."""
+        return self._calls is not None and self._calls.has_unparsed_call
 
-    def read(self, delta: Delta) -> Parsed:
-        """Return what ``delta`` makes certain."""
+    def parse(self, delta: Delta) -> Parsed:
+        """Return the parts of ``delta`` that are certain."""
         last = delta.finish_reason is not None
-        closed = self.answers
+        closed = self.reasoning_ended
         found = Split(content=delta.text)
         if self._reasoning is not None:
             found = self._reasoning.push(delta.text)
-            closed = self._reasoning.over
+            closed = self._reasoning.ended
             if last:
                 rest = self._reasoning.finish()
                 found = found._replace(reasoning=found.reasoning + rest.reasoning)
         if self._calls is None:
             return Parsed(found.content, reasoning=found.reasoning)
-        # A stop string cuts the text; where the stop reason is none, the model ended it.
+        # A stop string truncates the output; otherwise the model ended it.
         finished = delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str)
         parsed = self._calls.push(found.content, last, finished)
         if not closed:
-            self._thoughts.append(found.reasoning)
+            self._reasoning_pieces.append(found.reasoning)
         if not closed and delta.finish_reason == "stop":
-            # It never came to its answer: then a call among its thoughts is meant.
-            thoughts = "".join(self._thoughts)
-            parsed.calls += self._calls.again().push(thoughts, True, finished).calls
+            # The model stopped within its reasoning, so a call in there is meant.
+            text = "".join(self._reasoning_pieces)
+            parsed.calls += self._calls.copy().push(text, True, finished).calls
         parsed.reasoning = found.reasoning + parsed.reasoning
         return parsed
 
 
-def _thought(text: str | None) -> dict[str, Any]:
-    """Return reasoning by DeepSeek's name of the field, and by vLLM's newer one."""
+def _reasoning_fields(text: str | None) -> dict[str, Any]:
+    """Return the reasoning under DeepSeek's field name and vLLM's newer one."""
     return {"reasoning_content": text, "reasoning": text}
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _call_object(call: ToolCall) -> dict[str, Any]:
     return {
         "id": call.id,
         "type": "function",

@@ -1,4 +1,4 @@
-"""Images in the messages of a chat: each becomes placeholder tokens and a tensor."""
+"""Images in chat messages: placeholder tokens in the prompt, and tensors for the encoder."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from plimsoll_engine.messages.worker_ipc import Media
 from plimsoll_engine.multimodal.processor import MediaError, Processor
 
 MAX_IMAGES = 32
-"""Of one request; the context bounds them as well."""
+"""Maximum number of images per request."""
 
 
-def urls(messages: list[Message]) -> list[str]:
-    """Return the urls of all image parts, in order. Raises ApiError for a part of another shape."""
-    found = []
+def image_urls(messages: list[Message]) -> list[str]:
+    """Return the URLs of all image parts, in order. Raises ApiError for an invalid part."""
+    image_urls = []
     for message in messages:
         for part in message.content if isinstance(message.content, list) else []:
             if part.get("type") != "image_url":
@@ -26,54 +26,55 @@ def urls(messages: list[Message]) -> list[str]:
             image = part.get("image_url")
             url = image.get("url") if isinstance(image, dict) else image
             if not isinstance(url, str):
-                raise invalid("a part of type image_url has no url", "messages")
-            found.append(url)
-    return found
+                raise invalid("a content part of type image_url has no url", "messages")
+            image_urls.append(url)
+    return image_urls
 
 
-def parts(content: list[dict[str, Any]], sees: bool) -> list[dict[str, Any]]:
-    """Return a message's content as chat templates read parts; images where the model ``sees``.
+def template_parts(content: list[dict[str, Any]], accepts_images: bool) -> list[dict[str, Any]]:
+    """Return content parts in the form that chat templates read.
 
-    Raises ApiError for a part of another type.
+    Raises ApiError for an unsupported part; images need ``accepts_images``.
     """
     return [
         {"type": "image"}
-        if sees and part.get("type") == "image_url"
+        if accepts_images and part.get("type") == "image_url"
         else {"type": "text", "text": part_text(part)}
         for part in content
     ]
 
 
-def files(urls: list[str]) -> list[bytes]:
-    """Return the files in data URLs. Raises ApiError."""
-    from plimsoll_engine.multimodal.images import from_data_url  # Pillow: for models that see only
+def decode_urls(image_urls: list[str]) -> list[bytes]:
+    """Return the image files in data URLs. Raises ApiError."""
+    # Imports Pillow, which only vision models need.
+    from plimsoll_engine.multimodal.images import from_data_url
 
-    if len(urls) > MAX_IMAGES:
-        raise invalid(f"{len(urls)} images; the limit is {MAX_IMAGES}", "messages")
+    if len(image_urls) > MAX_IMAGES:
+        raise invalid(
+            f"{len(image_urls)} images in one request; the maximum is {MAX_IMAGES}", "messages"
+        )
     try:
-        return [from_data_url(url) for url in urls]
+        return [from_data_url(url) for url in image_urls]
     except MediaError as error:
         raise invalid(str(error), "messages", error.code) from None
 
 
-async def place(
+async def expand_placeholders(
     reader: MediaReader, processor: Processor, ids: list[int], images: list[bytes]
 ) -> tuple[list[int], list[Media]]:
-    """Return the prompt ``ids`` with each image's one placeholder multiplied, and the images.
+    """Return the prompt with each image's placeholder repeated, and the processed images.
 
-    The images are files.
-
-    Raises ApiError: the placeholder's text in a message would stand for an image that is not there.
+    Raises ApiError if the number of placeholders differs from that of ``images``, which are files.
     """
-    marked = ids.count(processor.placeholder) if processor.placeholder is not None else 0
-    if marked != len(images):
+    placeholders = ids.count(processor.placeholder) if processor.placeholder is not None else 0
+    if placeholders != len(images):
         raise invalid(
-            f"the messages have {len(images)} images and {marked} image placeholders: leave the"
-            " model's placeholder text out of the messages",
+            f"the messages have {len(images)} images but {placeholders} image placeholders: remove"
+            " the model's placeholder text from the messages",
             "messages",
         )
     try:
-        read = [await reader.read(processor, data) for data in images]
+        processed = [await reader.read(processor, data) for data in images]
     except MediaError as error:
         raise invalid(str(error), "messages", error.code) from None
     except QueueFull as error:
@@ -84,7 +85,7 @@ async def place(
         if token != processor.placeholder:
             prompt.append(token)
             continue
-        item = read[len(media)].media(len(prompt), processor.placeholders, processor.tokens)
+        item = processed[len(media)].media(len(prompt), processor.placeholders, processor.tokens)
         media.append(item)
         prompt += [token] * processor.placeholders
     return prompt, media

@@ -1,15 +1,12 @@
-"""A conversation as its chat template writes it. Pure.
+"""Rendering of conversations with a checkpoint's chat template. Pure.
 
-Messages and tools reach the template as they were sent, without their nulls. What a template does
-not take is written in a form that it does take where one says the same:
+Messages and tools reach the template as the client sent them, without nulls. If the template
+rejects or drops something, an equivalent form is tried:
 
-- content in parts is one text where the template reads texts, and a text is a part where it reads
-  parts alone;
-
-- a developer's message is one of the system where the template knows no developer;
-- instructions that it drops, or refuses where they stand, go to the front, as one message;
-- a message without content has an empty one, and arguments that are no JSON are an object with
-  them as a text, where the template would fail otherwise.
+- content parts are joined to one text, or a text becomes a part
+- the role ``developer`` becomes ``system``
+- instructions are merged into one system message at the front
+- missing content becomes an empty text, and arguments that are not JSON become an object
 """
 
 from __future__ import annotations
@@ -23,33 +20,37 @@ from typing import Any
 from plimsoll_engine.api import chat_images
 from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import Message, Tool
-from plimsoll_engine.api.tool_calls import NoCall, load
+from plimsoll_engine.api.tool_calls import NotACall, load_lenient_json
 from plimsoll_engine.frontend.requests.tokenizer import TemplateError, Tokenizer, TooLong
 
 MARK = "\ue000\uf8ff\ue000"
-"""Added to the message that the model is to continue: the prompt ends where it is."""
-INSTRUCTS = ("system", "developer")
-MAX_LOST = 8
+"""Marker after the message that the model continues; the prompt ends before it."""
+INSTRUCTION_ROLES = ("system", "developer")
+"""Roles of instructions."""
+MAX_DROPPED_ROLES = 8
 
-Plain = dict[str, Any]
-"""A message as chat templates read it."""
+TemplateMessage = dict[str, Any]
+"""Message in the form that chat templates read."""
 
 
 class ChatPrompt:
-    """Writes conversations for one checkpoint; ``image`` is the token of images, where it sees."""
+    """Renderer of a checkpoint's chat template.
+
+    ``image`` is the placeholder text of images, or None if the model does not accept them.
+    """
 
     def __init__(self, tokenizer: Tokenizer, image: str | None) -> None:
         self._tokenizer = tokenizer
         self._image = image
         parts = [{"type": "text", "text": MARK}]
-        self._takes_parts = _takes(tokenizer, parts)
-        self._takes_texts = not self._takes_parts or _takes(tokenizer, MARK)
+        self._accepts_parts = _accepts(tokenizer, parts)
+        self._accepts_texts = not self._accepts_parts or _accepts(tokenizer, MARK)
 
     @staticmethod
-    def variables(given: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:
-        """Return the template's own variables: those ``given``, and vLLM's for an effort.
+    def template_variables(given: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:
+        """Return the template's variables: those ``given``, and vLLM's for the reasoning effort.
 
-        An effort other than ``none`` asks for thinking, where a template has the choice.
+        Any effort but ``none`` enables thinking, if the template supports the choice.
         """
         if effort is None:
             return dict(given or {})
@@ -60,89 +61,94 @@ class ChatPrompt:
         self,
         messages: list[Message],
         tools: list[Tool],
-        variables: dict[str, Any],
-        most: int | None,
+        template_variables: dict[str, Any],
+        max_characters: int | None,
         *,
-        begin: bool | None = None,
-        resume: bool = False,
+        open_turn: bool | None = None,
+        continue_last: bool = False,
         warnings: list[str] | None = None,
     ) -> str:
-        """Return the prompt, of at most so many characters.
+        """Return the prompt, of at most ``max_characters`` characters.
 
-        ``begin`` opens the assistant's turn, and is the default. ``resume`` leaves the last
-        message open instead, so that the model continues it. What the client should know of the
-        prompt is added to ``warnings``. Raises TemplateError, and ApiError for messages of another
-        shape.
+        ``open_turn`` begins the assistant's message (default). ``continue_last`` leaves the last
+        message open instead, so that the model continues it. Warnings for the client are added to
+        ``warnings``. Raises TemplateError, and ApiError for invalid messages.
         """
-        told: list[str] = [] if warnings is None else warnings
-        plain = [self._plain(message, number) for number, message in enumerate(messages)]
-        if resume:
-            _mark(plain[-1])
-        opens = not resume if begin is None else begin
+        warnings = [] if warnings is None else warnings
+        plain = [self._template_message(message, number) for number, message in enumerate(messages)]
+        if continue_last:
+            _append_mark(plain[-1])
+        generation_prompt = not continue_last if open_turn is None else open_turn
         functions = [_function(tool) for tool in tools] or None
 
-        def write(given: list[Plain]) -> str:
-            return self._tokenizer.render(given, functions, variables, most, opens)
+        def write(given: list[TemplateMessage]) -> str:
+            return self._tokenizer.render(
+                given, functions, template_variables, max_characters, generation_prompt
+            )
 
-        text = self._written(plain, write, bool(tools), told)
+        text = self._render_supported(plain, write, bool(tools), warnings)
         if functions and not any(one["function"]["name"] in text for one in functions):
-            told.append("the chat template writes no tools: the model does not know of them")
-        if not resume:
+            warnings.append("the chat template does not render tools: the model does not see them")
+        if not continue_last:
             return text
         before, found, _ = text.rpartition(MARK)
         if not found:
-            raise TemplateError("the chat template leaves the last message out")
+            raise TemplateError("the chat template does not render the last message")
         return before
 
-    def _written(
-        self, plain: list[Plain], write: Callable[[list[Plain]], str], tools: bool, told: list[str]
+    def _render_supported(
+        self,
+        plain: list[TemplateMessage],
+        write: Callable[[list[TemplateMessage]], str],
+        tools: bool,
+        warnings: list[str],
     ) -> str:
-        """Return the prompt in the first form of ``plain`` that the template takes whole."""
+        """Return the prompt in the first form that the template renders completely."""
         developer = any(one["role"] == "developer" for one in plain)
         if developer and "developer" not in self._tokenizer.template_source(tools):
             for one in plain:
                 if one["role"] == "developer":
                     one["role"] = "system"
-        refused, text, lost = None, "", list[Plain]()
+        failure, text, dropped = None, "", list[TemplateMessage]()
         for form in self._forms(plain):
             try:
                 text = write(form)
             except TooLong:
                 raise
             except TemplateError as error:
-                refused = refused or error
+                failure = failure or error
                 continue
-            if _spelled(form, text):
+            if _has_unrendered_parts(form, text):
                 continue
-            refused, plain, lost = None, form, _lost(form, text)
-            if not lost:
+            failure, plain, dropped = None, form, _dropped(form, text)
+            if not dropped:
                 return text
             break
-        if developer or _instructs(lost):
+        if developer or _has_instructions(dropped):
             try:
-                gathered = _gathered(plain)
-                gathered[0]["content"] = self._text(gathered[0]["content"])
-                first = write(gathered)
-                if not _instructs(rest := _lost(gathered, first)):
-                    refused, text, lost = None, first, rest
-                    told.append(
-                        "the chat template takes one message of the system, which comes first: all"
-                        " instructions are in it"
+                merged = _merge_instructions(plain)
+                merged[0]["content"] = self._text(merged[0]["content"])
+                first = write(merged)
+                if not _has_instructions(rest := _dropped(merged, first)):
+                    failure, text, dropped = None, first, rest
+                    warnings.append(
+                        "the chat template supports only one system message at the front: all"
+                        " instructions are merged into it"
                     )
             except TooLong:
                 raise
             except TemplateError:
                 pass
-        if refused is not None:
-            raise refused
-        if lost:
-            roles = ", ".join(sorted({one["role"] for one in lost}))
-            told.append(f"the chat template leaves text out of messages of role {roles}")
+        if failure is not None:
+            raise failure
+        if dropped:
+            roles = ", ".join(sorted({one["role"] for one in dropped}))
+            warnings.append(f"the chat template drops text of messages of role {roles}")
         return text
 
-    def _plain(self, message: Message, number: int) -> Plain:
-        """Return a message as chat templates read it; raise ApiError that names it."""
-        plain: Plain = {"role": message.role}
+    def _template_message(self, message: Message, number: int) -> TemplateMessage:
+        """Return a message in the template's form. Raises ApiError that names the message."""
+        plain: TemplateMessage = {"role": message.role}
         try:
             content = self._content(message)
             if content is None and isinstance(message.extra.get("refusal"), str):
@@ -166,20 +172,20 @@ class ChatPrompt:
             return self._text(content)
         if content is None:
             return None
-        return chat_images.parts(content, self._image is not None)
+        return chat_images.template_parts(content, self._image is not None)
 
     def _text(self, text: str) -> str | list[dict[str, Any]]:
-        return text if self._takes_texts else [{"type": "text", "text": text}]
+        return text if self._accepts_texts else [{"type": "text", "text": text}]
 
-    def _forms(self, plain: list[Plain]) -> Iterator[list[Plain]]:
-        """Yield the messages in the forms that a template may take, the closest one first."""
-        texts = [one | self._joined(one.get("content")) for one in plain]
-        for form in (plain, texts) if self._takes_parts and texts != plain else (texts,):
+    def _forms(self, plain: list[TemplateMessage]) -> Iterator[list[TemplateMessage]]:
+        """Yield the messages in the forms that templates may accept, the most faithful first."""
+        texts = [one | self._join_parts(one.get("content")) for one in plain]
+        for form in (plain, texts) if self._accepts_parts and texts != plain else (texts,):
             yield form
-            yield self._filled(form)
+            yield self._fill_gaps(form)
 
-    def _filled(self, plain: list[Plain]) -> list[Plain]:
-        """Return the messages with contents, and with objects as the arguments of all calls."""
+    def _fill_gaps(self, plain: list[TemplateMessage]) -> list[TemplateMessage]:
+        """Return the messages with missing contents filled and call arguments as objects."""
         filled = copy.deepcopy(plain)
         for message in filled:
             message.setdefault("content", self._text(""))
@@ -189,53 +195,52 @@ class ChatPrompt:
                     call["function"]["arguments"] = {"arguments": arguments}
         return filled
 
-    def _joined(self, content: Any) -> Plain:
-        """Return the content of a message whose parts are one text, with the image's token."""
+    def _join_parts(self, content: Any) -> TemplateMessage:
+        """Return the content's parts joined to one text; an image becomes its placeholder."""
         if not isinstance(content, list):
             return {}
         return {"content": "\n".join(one.get("text", self._image) for one in content)}
 
 
-def text_of(message: Message) -> str:
-    """Return the text of a message; its images have none."""
+def message_text(message: Message) -> str:
+    """Return the text of a message without its images."""
     if isinstance(message.content, list):
         return "\n".join(str(part["text"]) for part in message.content if "text" in part)
     return message.content or ""
 
 
-def _takes(tokenizer: Tokenizer, content: object) -> bool:
-    """Whether the chat template writes the text of a user's ``content``, MARK, and that alone."""
+def _accepts(tokenizer: Tokenizer, content: object) -> bool:
+    """Return whether the template renders ``content`` of a user, and does not print it as JSON."""
     try:
         text = tokenizer.render([{"role": "user", "content": content}])
     except TemplateError:
         return False
-    return MARK in text and not _JSON.search(text)
+    return MARK in text and not _MARK_IN_JSON.search(text)
 
 
-_JSON = re.compile(rf'"text": ?"{MARK}')
+_MARK_IN_JSON = re.compile(rf'"text": ?"{MARK}')
 
 
-def _spelled(plain: list[Plain], text: str) -> bool:
-    """Whether a prompt may have contents in parts as Python or JSON write lists."""
+def _has_unrendered_parts(plain: list[TemplateMessage], text: str) -> bool:
+    """Return whether the prompt may have content parts printed as Python or JSON lists."""
     return any(isinstance(one.get("content"), list) for one in plain) and any(
         sign in text for sign in ("'type': 'text'", '"type": "text"', '"type":"text"')
     )
 
 
-def _as_sent(extra: Plain, known: Plain) -> Plain:
+def _as_sent(extra: TemplateMessage, known: TemplateMessage) -> TemplateMessage:
     """Return all fields in the order in which they were sent, without nulls."""
     return {name: value for name, value in (extra | known).items() if value is not None}
 
 
-def _function(tool: Tool) -> Plain:
-    """Return a tool as the client wrote it. ``strict`` is for the engine, not for the model."""
+def _function(tool: Tool) -> TemplateMessage:
+    """Return a tool as the client sent it, without ``strict``, which only affects the grammar."""
     given = tool.function
     known = {name: getattr(given, name) for name in ("name", "description", "parameters")}
     return _as_sent(tool.extra, {"type": tool.type, "function": _as_sent(given.extra, known)})
 
 
-def _mark(message: Plain) -> None:
-    """Add the mark to the end of a message's text."""
+def _append_mark(message: TemplateMessage) -> None:
     content = message.get("content", "")
     if isinstance(content, str):
         message["content"] = content + MARK
@@ -245,49 +250,48 @@ def _mark(message: Plain) -> None:
         message["content"] = [*content, {"type": "text", "text": MARK}]
 
 
-def _gathered(plain: list[Plain]) -> list[Plain]:
-    """Return the messages with all instructions in one message of the system at the front."""
-    contents = ["\n".join(_texts(one)) for one in plain if one["role"] in INSTRUCTS]
-    rest = [one for one in plain if one["role"] not in INSTRUCTS]
+def _merge_instructions(plain: list[TemplateMessage]) -> list[TemplateMessage]:
+    """Return the messages with all instructions in one system message at the front."""
+    contents = ["\n".join(_texts(one)) for one in plain if one["role"] in INSTRUCTION_ROLES]
+    rest = [one for one in plain if one["role"] not in INSTRUCTION_ROLES]
     return [{"role": "system", "content": "\n\n".join(contents)}, *rest]
 
 
-def _lost(plain: list[Plain], text: str) -> list[Plain]:
-    """Return messages to the model that are not in the prompt ``text``, the first of each role.
+def _dropped(plain: list[TemplateMessage], text: str) -> list[TemplateMessage]:
+    """Return messages whose text is not in the prompt, one for each role except the assistant's.
 
-    Templates trim texts, indent them, or write them as JSON. At most MAX_LOST roles are looked for.
+    Templates may trim texts, indent them, or write them as JSON.
     """
-    lost: dict[str, Plain] = {}
+    dropped: dict[str, TemplateMessage] = {}
     letters, at = "", 0
     for one in plain:
         role = one["role"]
-        if role == "assistant" or role in lost:
+        if role == "assistant" or role in dropped:
             continue
         for part in map(str.strip, _texts(one)):
-            # Messages come in order, mostly: all are found in one pass.
+            # Most templates keep the order, so one pass over the prompt suffices.
             if (found := text.find(part, at)) >= 0:
                 at = found
             elif part not in text:
-                letters = letters or _letters(text)
-                if _letters(part) not in letters:
-                    lost[role] = one
+                letters = letters or _word_characters(text)
+                if _word_characters(part) not in letters:
+                    dropped[role] = one
                     break
-        if len(lost) == MAX_LOST:
+        if len(dropped) == MAX_DROPPED_ROLES:
             break
-    return list(lost.values())
+    return list(dropped.values())
 
 
-def _instructs(messages: list[Plain]) -> bool:
-    return any(one["role"] in INSTRUCTS for one in messages)
+def _has_instructions(messages: list[TemplateMessage]) -> bool:
+    return any(one["role"] in INSTRUCTION_ROLES for one in messages)
 
 
-def _letters(text: str) -> str:
+def _word_characters(text: str) -> str:
     plain = re.sub(r"\\u([0-9a-f]{4})", lambda found: chr(int(found[1], 16)), text)
     return re.sub(r"\\[nrt]|[\W_]", "", plain)
 
 
-def _texts(message: Plain) -> list[str]:
-    """Return the texts of a message's content."""
+def _texts(message: TemplateMessage) -> list[str]:
     content = message.get("content", "")
     if isinstance(content, str):
         return [content]
@@ -297,20 +301,20 @@ def _texts(message: Plain) -> list[str]:
 def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise invalid("a tool call has no function with a name", "messages")
+        raise invalid("a tool call lacks function.name", "messages")
     arguments = function.get("arguments")
-    if isinstance(arguments, str):  # as our answers have it; templates write objects
+    if isinstance(arguments, str):  # our answers have a string, templates need an object
         try:
-            loaded = load(arguments or "{}")
+            loaded = load_lenient_json(arguments or "{}")
             arguments = loaded if isinstance(loaded, dict) else arguments
-        except NoCall:
-            pass  # an earlier answer was cut short: the template gets the text
+        except NotACall:
+            pass  # truncated arguments of an earlier answer stay text
     arguments = {} if arguments is None else arguments
-    return call | {"function": function | {"arguments": _whole_characters(arguments)}}
+    return call | {"function": function | {"arguments": _replace_lone_surrogates(arguments)}}
 
 
-def _whole_characters(value: Any) -> Any:
-    """Return ``value`` with half characters replaced, which are no text for a tokenizer."""
+def _replace_lone_surrogates(value: Any) -> Any:
+    """Return ``value`` with lone surrogates replaced, which tokenizers reject."""
     try:
         written = json.dumps(value, ensure_ascii=False)
     except RecursionError:

@@ -1,8 +1,8 @@
-"""Tool calls that a client demands, as grammars in llguidance's notation of Lark. Pure.
+"""Grammars of forced tool calls, in llguidance's dialect of Lark. Pure.
 
-Each is in the form of its family (:mod:`plimsoll_engine.api.tool_families`). Where that form has no
-place for what a tool's schema says, as a pattern of a text without quotes, the arguments are JSON,
-which the family's parser takes as well.
+Calls are in the format of their family (:mod:`plimsoll_engine.api.tool_families`). If that format
+cannot express a tool's schema, such as a pattern of an unquoted string, the arguments are JSON,
+which the family's parser also accepts.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from plimsoll_engine.api.tool_arguments import (
     KEY,
     PARAMETER,
     VALUE,
-    Texts,
+    StringArguments,
 )
-from plimsoll_engine.api.tool_calls import Reader, Steps, ToolCallParser, new_id
+from plimsoll_engine.api.tool_calls import Reader, Steps, ToolCallParser, new_call_id
 from plimsoll_engine.api.tool_families import (
     ARGS,
     CHANNEL,
@@ -40,14 +40,14 @@ from plimsoll_engine.api.tool_families import (
 )
 
 Tag = Callable[[str], str]
-"""What stands for a tag in a grammar: the token, where one is added for it, else its text."""
+"""Function that returns a tag in a grammar: its special token, or its text if there is none."""
 
 
-class Shape(NamedTuple):
-    """Forced calls: ``begin``, calls that are parted by ``between``, ``end``.
+class CallFormat(NamedTuple):
+    """Format of forced calls: ``begin``, calls separated by ``between``, ``end``.
 
-    A call is its arguments in JSON between ``head`` and ``tail``, which are strings and tags. In
-    them ``{}`` stands for the name of the tool, and ``{"…"}`` for that name in JSON.
+    A call is ``head``, its arguments in JSON, and ``tail``; these are sequences of strings and
+    tags. ``{}`` stands for the tool's name, and ``{"…"}`` for the name in JSON.
     """
 
     head: Sequence[str]
@@ -57,21 +57,21 @@ class Shape(NamedTuple):
     end: Sequence[str] = ()
 
 
-_OWN = ("qwen3_coder", "glm45", "pythonic")
-"""Families that do not write their arguments in JSON."""
-_HERMES = Shape([HERMES, '\n{"name": {"…"}, "arguments": '], ["}\n", END_HERMES], between="\n")
+_NOT_JSON = ("qwen3_coder", "glm45", "pythonic")
+"""Families whose arguments are not JSON."""
+_HERMES = CallFormat([HERMES, '\n{"name": {"…"}, "arguments": '], ["}\n", END_HERMES], between="\n")
 
 
-def _shape(family: str, template: str) -> Shape:
+def _call_format(family: str, template: str) -> CallFormat:
     match family:
         case "llama3_json":
-            return Shape(['{"name": {"…"}, "parameters": '], ["}"], between="; ")
+            return CallFormat(['{"name": {"…"}, "parameters": '], ["}"], between="; ")
         case "mistral" if ARGS in template:
-            return Shape([MISTRAL, "{}", ARGS], [])
+            return CallFormat([MISTRAL, "{}", ARGS], [])
         case "mistral" | "pythonic":
             begin = [MISTRAL, "["] if family == "mistral" else ["["]
             head = ['{"name": {"…"}, "arguments": ']
-            return Shape(head, ["}"], begin, ", ", ["]"])
+            return CallFormat(head, ["}"], begin, ", ", ["]"])
         case "deepseek_v3":
             block = "```json" in template
             head = [DEEPSEEK_CALL[0], "{}", DEEPSEEK_SEPARATOR]
@@ -80,86 +80,87 @@ def _shape(family: str, template: str) -> Shape:
                 head[1:] = ["function", DEEPSEEK_SEPARATOR, "{}\n```json\n"]
                 tail = ["\n```", *tail]
             between = "\n" if block else ""
-            return Shape(head, tail, [DEEPSEEK[0]], between, [DEEPSEEK[1]])
+            return CallFormat(head, tail, [DEEPSEEK[0]], between, [DEEPSEEK[1]])
         case "openai":
             head = [CHANNEL, "commentary to=functions.{} ", CONSTRAIN, "json", MESSAGE]
-            return Shape(head, ["<|call|>"])
+            return CallFormat(head, ["<|call|>"])
     return _HERMES
 
 
-def grammar(
+def call_grammar(
     family: str, template: str, tools: Sequence[tuple[str, dict[str, Any]]], several: bool, tag: Tag
 ) -> str:
-    """Return the grammar of one call, or of one or more, of ``tools`` (name and schema).
+    """Return the grammar of one call, or with ``several`` of one or more.
 
-    Each schema is a grammar of its own, so that its references mean what they say. Raises
-    RecursionError where one is nested too deeply.
+    ``tools`` are names and schemas. Each schema is a separate grammar, so its references stay
+    valid. Raises RecursionError if a schema is nested too deeply.
     """
-    shape = _shape(family, template)
-    several = several and family != "openai"  # whose first call ends the text
+    form = _call_format(family, template)
+    several = several and family != "openai"  # its first call ends the output
     rules = [f"tool_{number}" for number in range(len(tools))]
-    more = f" ({_row([shape.between], tag)} call)*" if several else ""
+    more = f" ({_sequence([form.between], tag)} call)*" if several else ""
     lines = [
-        " ".join(filter(None, ["start:", _row(shape.begin, tag), f"call{more}",
-                               _row(shape.end, tag)])),
+        " ".join(filter(None, ["start:", _sequence(form.begin, tag), f"call{more}",
+                               _sequence(form.end, tag)])),
         f"call: {' | '.join(rules)}",
     ]  # fmt: skip
-    owns = [
-        _own(family, template, rule, *tool, tag) for rule, tool in zip(rules, tools, strict=True)
+    native_rules = [
+        _native_rules(family, template, rule, *tool, tag)
+        for rule, tool in zip(rules, tools, strict=True)
     ]
-    if family == "pythonic" and not all(owns):
-        owns = [[] for _ in owns]  # a list is of one kind
-    for rule, (name, schema), own in zip(rules, tools, owns, strict=True):
-        head, tail = _row(shape.head, tag, name), _row(shape.tail, tag)
-        lines += own or [
+    if family == "pythonic" and not all(native_rules):
+        native_rules = [[] for _ in native_rules]  # a list is either all Python or all JSON
+    for rule, (name, schema), native in zip(rules, tools, native_rules, strict=True):
+        head, tail = _sequence(form.head, tag, name), _sequence(form.tail, tag)
+        lines += native or [
             f"{rule}: {head} {rule}_arguments {tail}",
             f"{rule}_arguments: %json {_schema(schema)}",
         ]
     return "\n".join(lines)
 
 
-def parser(
-    family: str, template: str, names: Sequence[str], texts: Texts, parallel: bool
+def forced_call_parser(
+    family: str, template: str, names: Sequence[str], texts: StringArguments, parallel: bool
 ) -> ToolCallParser:
-    """Return a parser of a text that matches the grammar of calls of tools with these ``names``.
+    """Return a parser for the output of the grammar with tools of these ``names``.
 
-    Another text is read as the family writes its calls freely.
+    Other text is parsed like free calls.
     """
-    free = tool_families.reader(family, texts)
-    if family in _OWN:
+    free = tool_families.reader_for(family, texts)
+    if family in _NOT_JSON:
         return ToolCallParser(free, parallel)
-    shape = _shape(family, template)
-    heads = {_plain(shape.head, name): name for name in names}
-    begin, tail, end = map(_plain, (shape.begin, shape.tail, shape.end))
-    new = tool_families.short_id if family == "mistral" else new_id
+    form = _call_format(family, template)
+    heads = {_literal_text(form.head, name): name for name in names}
+    begin, tail, end = map(_literal_text, (form.begin, form.tail, form.end))
+    create_id = tool_families.short_id if family == "mistral" else new_call_id
 
     def read(text: Reader) -> Steps[None]:
-        head = yield from text.takes(*(begin + head for head in heads))
+        head = yield from text.take_mark(*(begin + head for head in heads))
         if not head:
             yield from free(text)
             return
         head = head.removeprefix(begin)
-        while head and (yield from text.streams(heads[head], new())):
-            yield from text.drops(tail)
-            if not (yield from text.follows(*(shape.between + head for head in heads))):
+        while head and (yield from text.read_json_call(heads[head], create_id())):
+            yield from text.drop_mark(tail)
+            if not (yield from text.peek_mark(*(form.between + head for head in heads))):
                 break
-            yield from text.drops(shape.between)
-            head = yield from text.takes(*heads)
-        yield from text.drops(end)
-        yield from text.content([])
+            yield from text.drop_mark(form.between)
+            head = yield from text.take_mark(*heads)
+        yield from text.drop_mark(end)
+        yield from text.read_content([])
 
     return ToolCallParser(read)
 
 
-def _plain(texts: Sequence[str], name: str = "") -> str:
-    return "".join(_named(texts, name))
+def _literal_text(texts: Sequence[str], name: str = "") -> str:
+    return "".join(_insert_name(texts, name))
 
 
-def _row(texts: Sequence[str], tag: Tag, name: str = "") -> str:
-    return " ".join(map(tag, _named(texts, name)))
+def _sequence(texts: Sequence[str], tag: Tag, name: str = "") -> str:
+    return " ".join(map(tag, _insert_name(texts, name)))
 
 
-def _named(texts: Sequence[str], name: str) -> list[str]:
+def _insert_name(texts: Sequence[str], name: str) -> list[str]:
     return [one.replace('{"…"}', json.dumps(name)).replace("{}", name) for one in texts if one]
 
 
@@ -167,29 +168,29 @@ def _schema(schema: Any) -> str:
     return json.dumps(schema, ensure_ascii=False)
 
 
-# ---- arguments one by one
+# ---- arguments in the family's own format
 
 
 class _Argument(NamedTuple):
-    """``value`` is a schema, or the texts that it may be; None for any text."""
+    """Argument of a tool: a schema, the allowed strings, or None for any string."""
 
     key: str
     value: dict[str, Any] | list[str] | None
     required: bool
 
 
-def _own(
+def _native_rules(
     family: str, template: str, rule: str, name: str, schema: dict[str, Any], tag: Tag
 ) -> list[str]:
-    """Return the rules of a call in the form of its family; none where only JSON will do."""
-    if family not in _OWN:
+    """Return the rules of a call in the family's format; empty if it must be JSON."""
+    if family not in _NOT_JSON:
         return []
     python = family == "pythonic"
     arguments = _arguments(schema, texts=not python)
     if arguments is None:
         return []
     if python:
-        return _python(rule, name, arguments)
+        return _python_rules(rule, name, arguments)
     if family == "qwen3_coder":
         begin, end = [HERMES, f"\n{FUNCTION}{name}>\n"], [f"{END_FUNCTION}\n", END_HERMES]
         before, after = ([PARAMETER, "{}>\n"], ["\n" + END_PARAMETER, "\n"])
@@ -201,22 +202,22 @@ def _own(
     for number, one in enumerate(arguments):
         part = f"{rule}_{number}"
         parts.append(part if one.required else f"{part}?")
-        close = _row(after, tag)
+        close = _sequence(after, tag)
         if one.value is None:
             closing = tag(after[0])
             ended = f"[suffix={closing}]" if closing.startswith('"') else ""
             lines.append(f"{part}_value{ended}: /(?s:.*)/")
-            close = _row(after[1:] if ended else after, tag)
+            close = _sequence(after[1:] if ended else after, tag)
         elif isinstance(one.value, list):
             lines.append(f"{part}_value: {' | '.join(map(_schema, one.value))}")
         else:
             lines.append(f"{part}_value: %json {_schema(one.value)}")
-        lines.append(f"{part}: {_row(before, tag, one.key)} {part}_value {close}")
-    return [f"{rule}: {_row(begin, tag)} {' '.join(parts)} {_row(end, tag)}", *lines]
+        lines.append(f"{part}: {_sequence(before, tag, one.key)} {part}_value {close}")
+    return [f"{rule}: {_sequence(begin, tag)} {' '.join(parts)} {_sequence(end, tag)}", *lines]
 
 
-def _python(rule: str, name: str, arguments: list[_Argument]) -> list[str]:
-    """Return the rules of ``NAME(KEY=VALUE, …)`` with values in JSON, whose texts are Python's."""
+def _python_rules(rule: str, name: str, arguments: list[_Argument]) -> list[str]:
+    """Return the rules of ``NAME(KEY=VALUE, …)`` with JSON values; empty for invalid names."""
     if not all(one.key.isidentifier() and not keyword.iskeyword(one.key) for one in arguments):
         return []
     if not all(part.isidentifier() for part in name.split(".")):
@@ -237,21 +238,23 @@ def _python(rule: str, name: str, arguments: list[_Argument]) -> list[str]:
     return [f'{rule}: {_schema(name + "(")} {inside} ")"', *lines]
 
 
-_PLAIN = frozenset(
+_PLAIN_KEYWORDS = frozenset(
     {"type", "properties", "required", "title", "description", "additionalProperties", "$schema",
      "$defs", "definitions"}
 )  # fmt: skip
-_PLAIN_TEXT = frozenset({"type", "title", "description", "enum", "const", "default", "examples"})
+_STRING_KEYWORDS = frozenset(
+    {"type", "title", "description", "enum", "const", "default", "examples"}
+)
 
 
 def _arguments(schema: dict[str, Any], texts: bool) -> list[_Argument] | None:
-    """Return the arguments that a tool's schema lists; None where it says more than that.
+    """Return the arguments in a tool's schema; None if the schema has further constraints.
 
-    With ``texts``, texts are written without quotes.
+    With ``texts``, strings are unquoted.
     """
     properties, required = schema.get("properties") or {}, schema.get("required") or []
     if (
-        not schema.keys() <= _PLAIN
+        not schema.keys() <= _PLAIN_KEYWORDS
         or schema.get("type", "object") != "object"
         or schema.get("additionalProperties", False) is not False
         or not isinstance(properties, dict)
@@ -267,27 +270,29 @@ def _arguments(schema: dict[str, Any], texts: bool) -> list[_Argument] | None:
         if (
             not _NAME.fullmatch(key)
             or not isinstance(given, dict)
-            or _ELSEWHERE.search(_schema(given))
+            or _EXTERNAL_REFERENCE.search(_schema(given))
         ):
             return None
         value: dict[str, Any] | list[str] | None = shared | given
         if texts and given.get("type") == "string":
-            if not given.keys() <= _PLAIN_TEXT:
+            if not given.keys() <= _STRING_KEYWORDS:
                 return None
             value = given.get("enum", [given["const"]] if "const" in given else None)
-            if value is not None and not _plain_texts(value):
+            if value is not None and not _are_unquoted_texts(value):
                 return None
         found.append(_Argument(key, value, key in required))
     return found
 
 
 _NAME = re.compile(r"[^\s<>=]{1,256}")
-_ELSEWHERE = re.compile(r'"\$(ref|dynamicRef)": "(?!#/(\$defs|definitions)/)|"\$(id|anchor)"')
-"""What means something else in a part of the schema."""
+_EXTERNAL_REFERENCE = re.compile(
+    r'"\$(ref|dynamicRef)": "(?!#/(\$defs|definitions)/)|"\$(id|anchor)"'
+)
+"""References that a part of the schema cannot resolve."""
 
 
-def _plain_texts(values: Any) -> bool:
-    """Whether these are texts that can be written without quotes, so that each is read as it is."""
+def _are_unquoted_texts(values: Any) -> bool:
+    """Return whether all values are strings that parse correctly without quotes."""
     return (
         isinstance(values, list)
         and bool(values)

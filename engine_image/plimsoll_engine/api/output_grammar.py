@@ -1,4 +1,4 @@
-"""What the output must match: response_format, structured_outputs, tool_choice. Pure."""
+"""Grammar of the output: response_format, structured_outputs, tool_choice. Pure."""
 
 from __future__ import annotations
 
@@ -19,19 +19,26 @@ from plimsoll_engine.api.protocol import (
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_engine.messages.worker_ipc import Grammar
 
-MAX_CHARACTERS = {"regex": 8 << 10, "lark": 64 << 10, "json_schema": 64 << 10, "json_object": 0}
-"""The compiler's time grows with the square of a regular expression's length, and its depth with
-the length of the others (see plimsoll_engine.core.grammar.grammars)."""
+MAX_GRAMMAR_CHARACTERS = {
+    "regex": 8 << 10,
+    "lark": 64 << 10,
+    "json_schema": 64 << 10,
+    "json_object": 0,
+}
+"""Compile time grows with the square of a regular expression's length, recursion depth with the
+length of the others (see plimsoll_engine.core.grammar.grammars)."""
 
 
-def of(body: CompletionRequest | ChatRequest, tokenizer: Tokenizer, family: str) -> Grammar | None:
-    """Return the one grammar; None where any text will do. Raises ApiError.
+def build_grammar(
+    body: CompletionRequest | ChatRequest, tokenizer: Tokenizer, family: str
+) -> Grammar | None:
+    """Return the grammar that the output must match, or None. Raises ApiError.
 
-    Forced calls are written as the models of ``family`` do.
+    Forced tool calls are in the format of ``family``.
     """
-    call = _tools(body, tokenizer, family) if isinstance(body, ChatRequest) else None
-    text = _response_format(body)  # of an answer, which a call is not
-    found = [text if call is None else call, _structured(body.structured_outputs)]
+    call = _tool_call_grammar(body, tokenizer, family) if isinstance(body, ChatRequest) else None
+    text = _response_format(body)  # does not apply to a forced call
+    found = [text if call is None else call, _structured_outputs(body.structured_outputs)]
     given = [one for one in found if one is not None]
     if not given:
         return None
@@ -39,8 +46,8 @@ def of(body: CompletionRequest | ChatRequest, tokenizer: Tokenizer, family: str)
         fields = " and ".join(one.field.partition(".")[0] for one in given)
         raise invalid(f"{fields} cannot be combined", given[1].field)
     (grammar,) = given
-    if len(grammar.text) > (most := MAX_CHARACTERS[grammar.kind]):
-        raise invalid(f"{len(grammar.text)} characters, the most are {most}", grammar.field)
+    if len(grammar.text) > (limit := MAX_GRAMMAR_CHARACTERS[grammar.kind]):
+        raise invalid(f"more than {limit} characters: shorten it", grammar.field)
     return grammar
 
 
@@ -62,7 +69,7 @@ def _response_format(body: CompletionRequest | ChatRequest) -> Grammar | None:
     raise invalid("type must be text, json_object or json_schema", "response_format.type")
 
 
-def _structured(given: StructuredOutputs | None) -> Grammar | None:
+def _structured_outputs(given: StructuredOutputs | None) -> Grammar | None:
     if given is None:
         return None
     named = [
@@ -72,7 +79,7 @@ def _structured(given: StructuredOutputs | None) -> Grammar | None:
     ]
     if len(named) != 1:
         raise invalid(
-            "give one of json, regex, choice, grammar and json_object", "structured_outputs"
+            "give exactly one of json, regex, choice, grammar and json_object", "structured_outputs"
         )
     field = f"structured_outputs.{named[0]}"
     if given.json is not None:
@@ -96,7 +103,7 @@ def _structured(given: StructuredOutputs | None) -> Grammar | None:
 
 
 def _lark(text: str, field: str) -> str:
-    """Return a grammar in Lark's notation; llama.cpp's, which vLLM's examples use, has ``::=``."""
+    """Return the grammar in Lark's notation; converts llama.cpp's GBNF, which has ``::=``."""
     if "::=" not in text:
         return text
     try:
@@ -107,37 +114,34 @@ def _lark(text: str, field: str) -> str:
         raise invalid(f"the grammar is neither Lark nor GBNF: {str(error)[:200]}", field) from None
 
 
-def forced(body: ChatRequest) -> list[Tool]:
-    """Return the tools of which one must be called: all by ``required``, or one by its name."""
+def forced_tools(body: ChatRequest) -> list[Tool]:
+    """Return the tools of which one must be called: all for ``required``, else the named one."""
     choice, tools = body.tool_choice, body.tools or []
     if isinstance(choice, NamedTool):
         return [tool for tool in tools if tool.function.name == choice.function.name]
     return tools if choice == "required" else []
 
 
-def _tools(body: ChatRequest, tokenizer: Tokenizer, family: str) -> Grammar | None:
-    if not (tools := forced(body)):
+def _tool_call_grammar(body: ChatRequest, tokenizer: Tokenizer, family: str) -> Grammar | None:
+    if not (tools := forced_tools(body)):
         return None
     several = body.tool_choice == "required" and body.parallel_tool_calls is not False
 
     def tag(text: str) -> str:
-        number = tokenizer.added_token(text) if text in tool_families.MARKS else None
+        number = tokenizer.added_token(text) if text in tool_families.TAGS else None
         return json.dumps(text, ensure_ascii=False) if number is None else f"<[{number}]>"
 
     named = [(one.function.name, _parameters(body, one)) for one in tools]
     try:
         template = tokenizer.template_source(tools=True)
-        text = forced_calls.grammar(family, template, named, several, tag)
+        text = forced_calls.call_grammar(family, template, named, several, tag)
     except RecursionError:
         raise invalid("the parameters of a tool are nested too deeply", "tools") from None
     return Grammar("lark", text, "tools")
 
 
 def _parameters(body: ChatRequest, tool: Tool) -> dict[str, Any]:
-    """Return the schema of the arguments, which are an object whether it says so or not.
-
-    One that lists none allows none, as OpenAI says.
-    """
+    """Return the schema of the arguments; without properties, no arguments are allowed."""
     schema = tool.function.parameters or {}
     kinds = schema.get("type") or "object"
     if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
@@ -150,8 +154,8 @@ def _parameters(body: ChatRequest, tool: Tool) -> dict[str, Any]:
 
 
 def _canonical(schema: dict[str, Any]) -> str:
-    """Return the schema with its spaces removed: equal ones are one entry of the compile cache.
+    """Return the schema without spaces, as a key of the compile cache.
 
-    The order of properties is kept: it is the order in which they are written.
+    Properties keep their order, because the output has the same order.
     """
     return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))

@@ -1,8 +1,7 @@
-"""From the bytes of a body to what the engine runs: decoded, templated, tokenized. Pure.
+"""Preparation of request bodies: decoding, chat template and tokenization. Pure.
 
-All that a client can make large happens here, so that it can happen in a process of its own
-(:mod:`plimsoll_engine.api.preparer`): a decoder and a template hold the interpreter's lock, and
-with it every stream.
+It runs in a separate process for large bodies (:mod:`plimsoll_engine.api.preparer`). Decoders and
+templates hold the interpreter's lock, which would block all streams.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from plimsoll_engine.api import (
     tool_families,
     truncation,
 )
-from plimsoll_engine.api.chat_prompt import ChatPrompt, text_of
+from plimsoll_engine.api.chat_prompt import ChatPrompt, message_text
 from plimsoll_engine.api.decoding import check_turn, decode
 from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import (
@@ -36,37 +35,36 @@ from plimsoll_engine.frontend.requests.tokenizer import TemplateError, Tokenizer
 from plimsoll_engine.messages.worker_ipc import Grammar
 
 CHARACTERS_PER_TOKEN = 64
-"""No token of a real vocabulary stands for more characters on average; a text beyond this many for
-each token of the context is too long without tokenizing it."""
+"""Maximum average of characters per token. Texts with more for the whole context are refused
+without tokenizing them."""
 
 _Body = TypeVar("_Body", CompletionRequest, ChatRequest)
 
 
-class Context(msgspec.Struct, frozen=True):
-    """What the engine says of itself.
+class EngineLimits(msgspec.Struct, frozen=True):
+    """Limits and settings of the engine that affect preparation.
 
-    The limit of prompt and output tokens (None before the first worker), how many requests it holds
-    at once, how many JSON values it reads, and the family whose tool calls it parses (None: that of
-    the chat template).
+    ``max_model_len`` limits prompt and output tokens; None before the first worker reports it.
+    ``max_queued`` limits the choices of a request. ``tool_call_parser`` None chooses the parser by
+    the chat template.
     """
 
     max_model_len: int | None
     max_queued: int
-    max_values: int
+    max_json_values: int
     tool_call_parser: str | None = None
     strict: bool = False
-    """Whether unknown fields are refused."""
+    """True to refuse unknown fields."""
     skip_hosted_tools: bool = False
-    """Whether tools that only OpenAI runs are left out."""
+    """True to drop tools that only OpenAI runs."""
 
 
 class PreparedBody(msgspec.Struct, Generic[_Body]):
-    """``body`` is without what the other fields were made of. ``images`` are files.
+    """Request that is ready to run; ``body`` lacks the fields that the other attributes replace.
 
-    ``echoes`` are the texts that the answers are to begin with, one for each prompt where that is
-    wanted. ``reasons`` are the numbers of the prompts whose answers may begin with reasoning.
-    ``bad_words`` are those of the body as tokens. ``told`` is the JSON object of the fields that a
-    response repeats.
+    ``images`` are files. ``echoes`` has one text per prompt if the answers repeat their prompts.
+    ``reasons`` are the indices of prompts whose answers may begin with reasoning. ``bad_words`` are
+    token sequences. ``response_fields`` is the JSON object of fields that a response repeats.
     """
 
     body: _Body
@@ -75,220 +73,229 @@ class PreparedBody(msgspec.Struct, Generic[_Body]):
     images: list[bytes] = []
     echoes: list[str] = []
     family: str = ""
-    """That whose tool calls the text may hold, of tool_families; empty for none."""
+    """Tool call family of the output; empty if it has no tool calls."""
     texts: dict[str, list[str]] = {}
-    """By tool, those of its arguments that are texts by its schema."""
+    """String arguments by tool, according to its schema."""
     forced: list[str] = []
-    """The tools of which one must be called."""
+    """Tools of which one must be called."""
     reasons: list[int] = []
     bad_words: list[list[int]] = []
-    told: bytes = b""
+    response_fields: bytes = b""
     warnings: list[str] = []
-    """What the client should know of its request, in a header of the answer."""
+    """Warnings for the client, sent as response headers."""
 
 
-class Text(msgspec.Struct):
-    """The answer of /tokenize or /detokenize as JSON; ``model`` is the one that was named."""
+class TextResult(msgspec.Struct):
+    """JSON response of /tokenize or /detokenize; ``model`` is that of the request."""
 
     model: str | None
     answer: bytes
     warnings: list[str] = []
 
 
-class Preparation:
-    """Prepares requests for one checkpoint.
+class RequestPreparer:
+    """Preparation of requests for one checkpoint.
 
-    ``image`` is the token that stands for an image, where the model sees.
+    ``image`` is the placeholder text of images, or None if the model does not accept them.
     """
 
     def __init__(self, tokenizer: Tokenizer, image: str | None = None) -> None:
         self._tokenizer = tokenizer
         self._prompt = ChatPrompt(tokenizer, image)
-        self._sees = image is not None
+        self._accepts_images = image is not None
         template = tokenizer.template_source(tools=True)
-        self._family = tool_families.of_template(template)
+        self._family = tool_families.detect_family(template)
         self._writes_tools = "tools" in template
 
-    def completion(self, raw: bytes | bytearray, of: Context) -> PreparedBody[CompletionRequest]:
-        """Return the batch of a completion's body; raise ApiError where the body is wrong."""
+    def completion(
+        self, raw: bytes | bytearray, limits: EngineLimits
+    ) -> PreparedBody[CompletionRequest]:
+        """Prepare the body of a completion. Raises ApiError."""
         warnings: list[str] = []
-        body = decode(raw, CompletionRequest, of.strict, warnings)
+        body = decode(raw, CompletionRequest, limits.strict, warnings)
         prompts = _prompts(body.prompt)
         choices = len(prompts) * (body.n or 1)
-        if choices > of.max_queued:
-            raise too_many(choices, of.max_queued, "prompt")
+        if choices > limits.max_queued:
+            raise too_many(choices, limits.max_queued, "prompt")
         special = body.add_special_tokens is not False
         ids, echoes = [], []
         for prompt in prompts:
             if not prompt:
                 raise invalid("prompt is empty: give text or token ids", "prompt", "empty_prompt")
             one = (
-                self._encode(prompt, of, "prompt", special=special)
+                self._encode(prompt, limits, "prompt", special=special)
                 if isinstance(prompt, str)
                 else prompt
             )
-            cut = truncation.truncate(one, body, of.max_model_len)
-            _fits(cut, of, "prompt")
+            cut = truncation.truncate(one, body, limits.max_model_len)
+            _check_length(cut, limits, "prompt")
             ids.append(cut)
             if body.echo:
                 whole = isinstance(prompt, str) and len(cut) == len(one)
-                echoes.append(str(prompt) if whole else self._text(cut, "prompt"))
-        light = msgspec.structs.replace(
+                echoes.append(str(prompt) if whole else self._decode(cut, "prompt"))
+        rest = msgspec.structs.replace(
             body, prompt="", response_format=None, structured_outputs=None, metadata=None,
             bad_words=None,
         )  # fmt: skip
         return PreparedBody(
-            light,
+            rest,
             ids,
-            output_grammar.of(body, self._tokenizer, ""),
+            output_grammar.build_grammar(body, self._tokenizer, ""),
             echoes=echoes,
             bad_words=self._bad_words(body),
             warnings=warnings,
         )
 
-    def chat(self, raw: bytes | bytearray, of: Context) -> PreparedBody[ChatRequest]:
-        """Return the batch of a chat's body; raise ApiError where the body is wrong."""
+    def chat(self, raw: bytes | bytearray, limits: EngineLimits) -> PreparedBody[ChatRequest]:
+        """Prepare the body of a chat. Raises ApiError."""
         warnings: list[str] = []
-        body = decode(raw, ChatRequest, of.strict, warnings)
-        return self._prepared(body, [body.messages], "messages", of, warnings)
+        body = decode(raw, ChatRequest, limits.strict, warnings)
+        return self._prepare_chats(body, [body.messages], "messages", limits, warnings)
 
-    def chats(self, raw: bytes | bytearray, of: Context) -> PreparedBody[ChatRequest]:
-        """Return the batch of a body with several conversations; ApiError where it is wrong."""
+    def chats(self, raw: bytes | bytearray, limits: EngineLimits) -> PreparedBody[ChatRequest]:
+        """Prepare the body of a batch of chats. Raises ApiError."""
         warnings: list[str] = []
-        batch = decode(raw, BatchChatRequest, of.strict, warnings)
-        if len(batch.messages) > of.max_queued:
-            raise too_many(len(batch.messages), of.max_queued, "messages")
+        batch = decode(raw, BatchChatRequest, limits.strict, warnings)
+        if len(batch.messages) > limits.max_queued:
+            raise too_many(len(batch.messages), limits.max_queued, "messages")
         fields = {name: getattr(batch, name) for name in batch.__struct_fields__}
         body = ChatRequest(**fields | {"messages": batch.messages[0]})
-        return self._prepared(body, batch.messages, "messages", of, warnings)
+        return self._prepare_chats(body, batch.messages, "messages", limits, warnings)
 
-    def responses(self, raw: bytes | bytearray, of: Context) -> PreparedBody[ChatRequest]:
-        """Return the batch of a body of ``/v1/responses``; raise ApiError where it is wrong."""
+    def responses(self, raw: bytes | bytearray, limits: EngineLimits) -> PreparedBody[ChatRequest]:
+        """Prepare a body of ``/v1/responses``. Raises ApiError."""
         warnings: list[str] = []
-        body = decode(raw, ResponsesRequest, of.strict, warnings)
-        responses_request.leave_out_hosted(body, of.skip_hosted_tools, warnings)
+        body = decode(raw, ResponsesRequest, limits.strict, warnings)
+        responses_request.drop_hosted_tools(body, limits.skip_hosted_tools, warnings)
         try:
-            chat = responses_request.chat_of(body)
-            prepared = self._prepared(chat, [chat.messages], "messages", of, warnings)
+            chat = responses_request.to_chat(body)
+            prepared = self._prepare_chats(chat, [chat.messages], "messages", limits, warnings)
         except ApiError as error:
             param = (error.param or "").partition("[")[0]
-            error.param = responses_request.FIELDS.get(param, error.param)
+            error.param = responses_request.FIELD_NAMES.get(param, error.param)
             raise
-        prepared.told = msgspec.json.encode(
-            responses_request.echoed(body, self._tokenizer.checkpoint.defaults)
+        prepared.response_fields = msgspec.json.encode(
+            responses_request.echoed_fields(body, self._tokenizer.checkpoint.defaults)
         )
         return prepared
 
-    def _prepared(
+    def _prepare_chats(
         self,
         body: ChatRequest,
         conversations: list[list[Message]],
         param: str,
-        of: Context,
+        limits: EngineLimits,
         warnings: list[str],
     ) -> PreparedBody[ChatRequest]:
-        if (body.n or 1) > of.max_queued:
-            raise too_many(body.n or 1, of.max_queued, "n")
-        family = of.tool_call_parser or self._family or tool_families.DEFAULT
-        must_match = output_grammar.of(body, self._tokenizer, family)
+        if (body.n or 1) > limits.max_queued:
+            raise too_many(body.n or 1, limits.max_queued, "n")
+        family = limits.tool_call_parser or self._family or tool_families.DEFAULT_FAMILY
+        must_match = output_grammar.build_grammar(body, self._tokenizer, family)
         prompts, echoes, reasons = [], [], []
-        variables = self._prompt.variables(body.chat_template_kwargs, body.reasoning_effort)
+        variables = self._prompt.template_variables(
+            body.chat_template_kwargs, body.reasoning_effort
+        )
         if body.documents is not None:
             variables["documents"] = body.documents
         tools = [] if body.tool_choice == "none" else body.tools or []
-        if tools and self._writes_tools and not (of.tool_call_parser or self._family):
+        if tools and self._writes_tools and not (limits.tool_call_parser or self._family):
             warnings.append(
-                "the chat template's form of tool calls is not known: they are read as those of"
-                f" {family}, and others stay text (--tool-call-parser)"
+                "the chat template's tool call format is unknown, so tool calls are parsed as"
+                f" {family} (--tool-call-parser)"
             )
-        # A grammar holds from the first token on, so it leaves no room for reasoning.
+        # A grammar constrains the output from its first token, so there is no reasoning.
         thinking = must_match is None and variables.get("enable_thinking") is not False
         for number, conversation in enumerate(conversations):
-            text = self._rendered(body, conversation, tools, variables, of, warnings)
-            ids = self._encode(text, of, param, special=bool(body.add_special_tokens))
-            ids = truncation.truncate(ids, body, of.max_model_len)
-            _fits(ids, of, param)
+            text = self._render(body, conversation, tools, variables, limits, warnings)
+            ids = self._encode(text, limits, param, special=bool(body.add_special_tokens))
+            ids = truncation.truncate(ids, body, limits.max_model_len)
+            _check_length(ids, limits, param)
             prompts.append(ids)
-            last = text_of(conversation[-1])
+            last = message_text(conversation[-1])
             if body.echo:
                 echoes.append(last)
             continued = body.continue_final_message and reasoning.CLOSE in last
-            if thinking and not reasoning.closed(text) and not continued:
+            if thinking and not reasoning.ends_with_reasoning(text) and not continued:
                 reasons.append(number)
-        urls = [url for one in conversations for url in chat_images.urls(one)] if self._sees else []
+        urls = (
+            [url for one in conversations for url in chat_images.image_urls(one)]
+            if self._accepts_images
+            else []
+        )
         if urls and len(conversations) > 1:
-            raise invalid("images are for single chats: send each in a request of its own", param)
+            raise invalid("images are not supported in a batch: send one chat per request", param)
         if urls and body.truncate_prompt_tokens is not None:
-            raise invalid("a prompt with images cannot be cut", "truncate_prompt_tokens")
-        light = msgspec.structs.replace(
+            raise invalid("a prompt with images cannot be truncated", "truncate_prompt_tokens")
+        rest = msgspec.structs.replace(
             body, messages=[Message(role="user")], tools=None, tool_choice=None,
             chat_template_kwargs=None, response_format=None, structured_outputs=None, metadata=None,
             bad_words=None, documents=None,
         )  # fmt: skip
         return PreparedBody(
-            light, prompts, must_match, chat_images.files(urls) if urls else [], echoes,
-            family=family if tools or family == "openai" else "", texts=_texts(tools),
-            forced=[one.function.name for one in output_grammar.forced(body)],
+            rest, prompts, must_match, chat_images.decode_urls(urls) if urls else [], echoes,
+            family=family if tools or family == "openai" else "", texts=_string_arguments(tools),
+            forced=[one.function.name for one in output_grammar.forced_tools(body)],
             reasons=reasons, bad_words=self._bad_words(body), warnings=warnings,
         )  # fmt: skip
 
-    def tokenize(self, raw: bytes | bytearray, of: Context) -> Text:
-        """Return the tokens that a body asks for; raise ApiError where the body is wrong."""
+    def tokenize(self, raw: bytes | bytearray, limits: EngineLimits) -> TextResult:
+        """Tokenize the text of a body. Raises ApiError."""
         warnings: list[str] = []
-        body = decode(raw, TokenizeRequest, of.strict, warnings)
+        body = decode(raw, TokenizeRequest, limits.strict, warnings)
         if (body.prompt is None) == (body.messages is None):
             raise invalid("give either a prompt or messages", "prompt")
         if body.messages is not None:
             check_turn(body.add_generation_prompt, body.continue_final_message)
-            variables = self._prompt.variables(body.chat_template_kwargs, None)
-            text = self._rendered(body, body.messages, body.tools or [], variables, of, warnings)
-            ids = self._encode(text, of, "messages", special=bool(body.add_special_tokens))
-            _fits(ids, of, "messages")
+            variables = self._prompt.template_variables(body.chat_template_kwargs, None)
+            text = self._render(body, body.messages, body.tools or [], variables, limits, warnings)
+            ids = self._encode(text, limits, "messages", special=bool(body.add_special_tokens))
+            _check_length(ids, limits, "messages")
         else:
             special = body.add_special_tokens is not False
-            ids = self._encode(body.prompt or "", of, "prompt", special=special)
+            ids = self._encode(body.prompt or "", limits, "prompt", special=special)
         texts = self._tokenizer.token_names(ids) if body.return_token_strs else None
         answer = {
             "count": len(ids),
-            "max_model_len": of.max_model_len,
+            "max_model_len": limits.max_model_len,
             "tokens": ids,
             "token_strs": texts,
         }
-        return Text(body.model, msgspec.json.encode(answer), warnings)
+        return TextResult(body.model, msgspec.json.encode(answer), warnings)
 
-    def detokenize(self, raw: bytes | bytearray, of: Context) -> Text:
-        """Return the text that a body asks for; raise ApiError where the body is wrong."""
+    def detokenize(self, raw: bytes | bytearray, limits: EngineLimits) -> TextResult:
+        """Detokenize the tokens of a body. Raises ApiError."""
         warnings: list[str] = []
-        body = decode(raw, DetokenizeRequest, of.strict, warnings)
-        _fits(body.tokens, of, "tokens")
-        answer = {"prompt": self._text(body.tokens, "tokens")}
-        return Text(body.model, msgspec.json.encode(answer), warnings)
+        body = decode(raw, DetokenizeRequest, limits.strict, warnings)
+        _check_length(body.tokens, limits, "tokens")
+        answer = {"prompt": self._decode(body.tokens, "tokens")}
+        return TextResult(body.model, msgspec.json.encode(answer), warnings)
 
-    def _rendered(
+    def _render(
         self,
         body: ChatRequest | TokenizeRequest,
         conversation: list[Message],
         tools: list[Tool],
         variables: dict[str, Any],
-        of: Context,
+        limits: EngineLimits,
         warnings: list[str],
     ) -> str:
-        """Return a chat as the template writes it, with the assistant's turn as ``body`` wants."""
-        most = None if of.max_model_len is None else of.max_model_len * CHARACTERS_PER_TOKEN
+        max_characters = (
+            None if limits.max_model_len is None else limits.max_model_len * CHARACTERS_PER_TOKEN
+        )
         try:
             return self._prompt.render(
-                conversation, tools, variables, most,
-                begin=body.add_generation_prompt, resume=body.continue_final_message,
+                conversation, tools, variables, max_characters,
+                open_turn=body.add_generation_prompt, continue_last=body.continue_final_message,
                 warnings=warnings,
             )  # fmt: skip
         except TooLong as error:
-            assert of.max_model_len is not None
-            raise too_long(str(error), of.max_model_len, "messages") from None
+            assert limits.max_model_len is not None
+            raise too_long(str(error), limits.max_model_len, "messages") from None
         except TemplateError as error:
             raise invalid(str(error), "messages") from None
 
     def _bad_words(self, body: CompletionRequest | ChatRequest) -> list[list[int]]:
-        """Return each word's tokens at the beginning of a text, and after a space."""
+        """Return the token sequences of each word, at the start of a text and after a space."""
         found = []
         for word in body.bad_words or []:
             bare = word.lstrip()
@@ -303,8 +310,8 @@ class Preparation:
                     found.append(ids)
         return found
 
-    def _encode(self, text: str, of: Context, param: str, *, special: bool) -> list[int]:
-        limit = of.max_model_len
+    def _encode(self, text: str, limits: EngineLimits, param: str, *, special: bool) -> list[int]:
+        limit = limits.max_model_len
         if limit is not None and len(text) > limit * CHARACTERS_PER_TOKEN:
             raise too_long(f"a prompt of {len(text)} characters", limit, param)
         encoder = self._tokenizer.encode if special else self._tokenizer.encode_rendered
@@ -313,8 +320,8 @@ class Preparation:
         except (TypeError, UnicodeEncodeError):
             raise invalid(f"{param} is not valid Unicode text", param) from None
 
-    def _text(self, ids: list[int], param: str) -> str:
-        """Return what ``ids`` stand for, special tokens included."""
+    def _decode(self, ids: list[int], param: str) -> str:
+        """Return the text of ``ids``, with special tokens."""
         largest = self._tokenizer.vocab_size - 1
         if ids and max(ids) > largest:
             raise invalid(
@@ -323,23 +330,22 @@ class Preparation:
         return self._tokenizer.decode(ids)
 
 
-def check_values(raw: bytes | bytearray, most: int) -> None:
-    """Raise ApiError for a body of too many JSON values.
+def check_json_values(raw: bytes | bytearray, max_values: int) -> None:
+    """Raise ApiError if a body has too many JSON values.
 
-    A value costs some 60 bytes of memory, whatever it is: a body of nothing but brackets and commas
-    takes thirty times its size.
+    A value takes about 60 bytes of memory, so a body of brackets and commas takes 30 times its
+    size.
     """
     values = sum(raw.count(mark) for mark in (b",", b"[", b"{"))
-    if values > most:
+    if values > max_values:
         raise ApiError(
             413,
-            f"the body has {values} commas and brackets: this engine reads {most}",
+            f"the body has {values} commas and brackets; the maximum is {max_values}",
             code="body_too_complex",
         )
 
 
-def _texts(tools: list[Tool]) -> dict[str, list[str]]:
-    """By tool, those of its arguments that are texts by its schema."""
+def _string_arguments(tools: list[Tool]) -> dict[str, list[str]]:
     found = {}
     for tool in tools:
         properties = (tool.function.parameters or {}).get("properties")
@@ -351,13 +357,10 @@ def _texts(tools: list[Tool]) -> dict[str, list[str]]:
     return found
 
 
-def _fits(ids: list[int], of: Context, param: str) -> None:
-    """Raise ApiError for a prompt as long as the context: it has no room for output.
-
-    api/batch.py looks at the rest.
-    """
-    if of.max_model_len is not None and len(ids) > of.max_model_len:
-        raise too_long(f"a prompt of {len(ids)} tokens", of.max_model_len, param)
+def _check_length(ids: list[int], limits: EngineLimits, param: str) -> None:
+    """Raise ApiError if the prompt exceeds the context. api/batch.py checks the room for output."""
+    if limits.max_model_len is not None and len(ids) > limits.max_model_len:
+        raise too_long(f"a prompt of {len(ids)} tokens", limits.max_model_len, param)
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
@@ -371,19 +374,19 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]
     return [one for one in prompt if not isinstance(one, int)]
 
 
-def too_long(what: str, limit: int, param: str) -> ApiError:
-    """Status 400 for ``what``, which has more than ``limit`` tokens."""
+def too_long(subject: str, limit: int, param: str) -> ApiError:
+    """Return an error with status 400: ``subject`` exceeds the context of ``limit`` tokens."""
     return invalid(
-        f"{what} do not fit: this engine's context is {limit} tokens, prompt and output together",
+        f"{subject} exceed the context of {limit} tokens for prompt and output",
         param,
         "context_length_exceeded",
     )
 
 
-def too_many(count: int, most: int, param: str) -> ApiError:
-    """Status 400 for ``count`` choices, of which at most ``most`` may run."""
+def too_many(count: int, max_queued: int, param: str) -> ApiError:
+    """Return an error with status 400: ``count`` choices exceed the queue's size."""
     return invalid(
-        f"{count} choices in one request are more than this engine holds at once "
-        f"({most}, --max-queued): send fewer",
+        f"{count} choices in one request exceed the queue's size of {max_queued} (--max-queued):"
+        " request fewer",
         param,
     )

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from plimsoll_engine.api.prepare import Context
+from plimsoll_engine.api.prepare import EngineLimits
 
 LENGTH = struct.Struct(">Q")
 
@@ -23,7 +23,7 @@ class Job(msgspec.Struct, frozen=True):
     """Job of the preparer process; ``content_type`` is set for forms."""
 
     kind: Kind
-    context: Context
+    context: EngineLimits
     content_type: str = ""
 
 

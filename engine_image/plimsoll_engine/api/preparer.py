@@ -1,4 +1,4 @@
-"""Preparation of request bodies: small ones inline, all others in a separate process.
+"""RequestPreparer of request bodies: small ones inline, all others in a separate process.
 
 A small body takes a few milliseconds, less than the round trip to the process adds under load.
 """
@@ -21,7 +21,7 @@ import msgspec
 from plimsoll_engine.api.body import Body
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.forms import Form
-from plimsoll_engine.api.prepare import Context, Preparation, PreparedBody, Text
+from plimsoll_engine.api.prepare import EngineLimits, PreparedBody, RequestPreparer, TextResult
 from plimsoll_engine.api.prepare_messages import (
     Job,
     Kind,
@@ -69,7 +69,7 @@ class Preparer:
         if image is not None:
             token = image.placeholder
             self._image = "<image>" if token is None else engine.tokenizer.decode([token])
-        self._inline = Preparation(engine.tokenizer, self._image)
+        self._inline = RequestPreparer(engine.tokenizer, self._image)
         self._slots = FairSemaphore(1)
         # The process dies with the thread that started it (PR_SET_PDEATHSIG), so keep one thread.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prepare")
@@ -111,27 +111,27 @@ class Preparer:
             return self._inline.responses(body.raw, self._context())
         return await self._run_in_process(body, "responses", PreparedBody[ChatRequest])
 
-    async def tokenize(self, body: Body) -> Text:
+    async def tokenize(self, body: Body) -> TextResult:
         """Tokenize the text of a body. Raises ApiError."""
         if len(body.raw) <= INLINE_BYTES:
             return self._inline.tokenize(body.raw, self._context())
-        return await self._run_in_process(body, "tokenize", Text)
+        return await self._run_in_process(body, "tokenize", TextResult)
 
-    async def detokenize(self, body: Body) -> Text:
+    async def detokenize(self, body: Body) -> TextResult:
         """Detokenize the tokens of a body. Raises ApiError."""
         if len(body.raw) <= INLINE_BYTES:
             return self._inline.detokenize(body.raw, self._context())
-        return await self._run_in_process(body, "detokenize", Text)
+        return await self._run_in_process(body, "detokenize", TextResult)
 
     async def form(self, body: Body, content_type: str) -> Form:
         """Return the file and the fields of a multipart body. Raises ApiError."""
         return await self._run_in_process(body, "form", Form, content_type)
 
-    def _context(self) -> Context:
+    def _context(self) -> EngineLimits:
         limit = self._engine.max_model_len
         settings = self._engine.settings
         api = settings.api
-        return Context(
+        return EngineLimits(
             limit, settings.max_queued, max_json_values(limit), api.tool_call_parser,
             api.strict_requests, api.skip_hosted_tools,
         )  # fmt: skip

@@ -19,7 +19,7 @@ import msgspec
 
 from plimsoll_engine.api import forms, prepare
 from plimsoll_engine.api.errors import ApiError
-from plimsoll_engine.api.prepare import Preparation
+from plimsoll_engine.api.prepare import RequestPreparer
 from plimsoll_engine.api.prepare_messages import (
     Done,
     Job,
@@ -54,7 +54,7 @@ def main() -> None:
     flags = parser.parse_args()
     die_with_parent(flags.parent)
     tokenizer = Tokenizer(flags.model, flags.chat_template, flags.generation_config)
-    preparation = Preparation(tokenizer, flags.image_token)
+    preparation = RequestPreparer(tokenizer, flags.image_token)
     gc.collect()
     gc.freeze()
     _limit_memory()
@@ -79,7 +79,7 @@ def main() -> None:
                     return
 
 
-def run_job(preparation: Preparation, job: Job, raw: bytearray) -> Outcome:
+def run_job(preparation: RequestPreparer, job: Job, raw: bytearray) -> Outcome:
     """Run a job and return its outcome, which is a refusal if it raises ApiError or MemoryError."""
     work: dict[str, Callable[[], Any]] = {
         "completion": lambda: preparation.completion(raw, job.context),
@@ -92,7 +92,7 @@ def run_job(preparation: Preparation, job: Job, raw: bytearray) -> Outcome:
     }
     try:
         if job.kind != "form":
-            prepare.check_values(raw, job.context.max_values)
+            prepare.check_json_values(raw, job.context.max_json_values)
         return Done(msgspec.Raw(msgspec.msgpack.encode(work[job.kind]())))
     except ApiError as error:
         return PreparationRefused(error.status, str(error), error.param, error.code, error.retry)

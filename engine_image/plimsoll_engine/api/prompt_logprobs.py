@@ -50,7 +50,7 @@ class PromptLogprobs:
             for choice in mine:
                 choice.prompt_logprobs = entries
                 if isinstance(choice, CompletionChoice) and self.echo is not None:
-                    choice.before = echo
+                    choice.echo_logprobs = echo
 
     async def _encode(
         self, ids: list[int], scores: PromptScores, length: int

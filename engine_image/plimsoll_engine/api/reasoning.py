@@ -1,12 +1,9 @@
-"""The reasoning that models of the Qwen3 and DeepSeek-R1 families write before their answer.
+"""Parser of the reasoning that Qwen3 and DeepSeek-R1 models write before their answer.
 
-<think>
-Hull is a port in the north.
-</think>
-The tide is at nine.
+<think>Hull is a port in the north.</think>The tide is at nine.
 
-Many templates end the prompt with the opening tag, so the text may begin inside. A text without the
-closing tag was cut in its reasoning.
+Many templates end the prompt with the opening tag, so the output may begin within the reasoning.
+Without a closing tag, the whole output is reasoning.
 """
 
 from __future__ import annotations
@@ -19,41 +16,41 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 class Split(NamedTuple):
-    """What a piece of text turned out to be."""
+    """Parsed piece of text."""
 
     reasoning: str = ""
     content: str = ""
 
 
 class ReasoningParser:
-    """Splits a text that comes in pieces. It begins with reasoning."""
+    """Streaming parser that splits an output into reasoning and content."""
 
     def __init__(self) -> None:
-        self._begun = False
+        self._started = False
         self._start = ""
-        """What may be the beginning of :data:`OPEN`."""
+        """Text that may be the beginning of :data:`OPEN`."""
         self._matcher: StopMatcher | None = StopMatcher((CLOSE,))
-        """None once the reasoning is over."""
+        """Matcher of the closing tag; None after the reasoning has ended."""
 
     @property
-    def over(self) -> bool:
-        """Whether the reasoning has ended."""
+    def ended(self) -> bool:
+        """True after the reasoning has ended."""
         return self._matcher is None
 
     def push(self, piece: str) -> Split:
-        """Return what ``piece`` makes certain."""
-        if not self._begun:
+        """Return the parts of ``piece``, and of text held back before it, that are certain."""
+        if not self._started:
             self._start += piece
-            begin = self._start.lstrip()
-            if OPEN.startswith(begin):
-                if begin != OPEN:
+            rest = self._start.lstrip()
+            if OPEN.startswith(rest):
+                if rest != OPEN:
                     return Split()
-                begin = ""
-            elif begin.startswith(OPEN):
-                begin = begin.removeprefix(OPEN)
+                rest = ""
+            elif rest.startswith(OPEN):
+                rest = rest.removeprefix(OPEN)
             else:
-                begin = self._start
-            piece, self._start, self._begun = begin, "", True
+                rest = self._start
+            piece, self._start, self._started = rest, "", True
         if self._matcher is None:
             return Split(content=piece)
         whole = self._matcher.held + piece
@@ -64,12 +61,12 @@ class ReasoningParser:
         return Split(reasoning, whole[len(reasoning) + len(CLOSE) :])
 
     def finish(self) -> Split:
-        """Return what is left when nothing follows."""
+        """Return the text held back, at the end of the output."""
         rest, self._start = self._start, ""
         matcher, self._matcher = self._matcher, None
         return Split(rest + ("" if matcher is None else matcher.finish()))
 
 
-def closed(prompt: str) -> bool:
-    """Whether ``prompt`` ends with reasoning that is over, so that the text has none."""
+def ends_with_reasoning(prompt: str) -> bool:
+    """Return whether ``prompt`` ends with closed reasoning, so that the output has none."""
     return prompt.rstrip().endswith(CLOSE)

@@ -1,4 +1,4 @@
-"""What ``/v1/responses`` answers: one response object, or the events that build it up."""
+"""Response of ``/v1/responses``: one object, or the events that build it."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import msgspec
 from starlette.types import Send
 
 from plimsoll_engine.api import logprobs
-from plimsoll_engine.api.answer import UNREAD, Answer, last
+from plimsoll_engine.api.answer import UNPARSED_CALL, GenerationResponse, send_last
 from plimsoll_engine.api.batch import Batch
-from plimsoll_engine.api.chat_choice import AnswerParts, ChatChoice
+from plimsoll_engine.api.chat_choice import ChatChoice, OutputParser
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.logprobs import TokenBytes, TokenText
 from plimsoll_engine.api.reasoning import CLOSE, ReasoningParser
-from plimsoll_engine.api.responses import Choice, usage
+from plimsoll_engine.api.responses import Choice, usage_object
 from plimsoll_engine.api.tool_calls import ToolCall, ToolCallParser
 from plimsoll_engine.frontend.async_engine import AsyncEngine
 from plimsoll_engine.frontend.requests.request_log import Delta
 
 
-class ResponsesAnswer(Answer):
-    """The answer to one request; ``told`` is the JSON object of the fields that it repeats.
+class ResponsesResponse(GenerationResponse):
+    """Answer to a request; ``echoed`` is the JSON object of fields that it repeats.
 
-    With ``reasons`` its text begins with reasoning.
+    ``reasons`` means that the output begins with reasoning.
     """
 
     def __init__(
         self,
         engine: AsyncEngine,
         batch: Batch,
-        told: bytes,
+        echoed: bytes,
         *,
         parser: ToolCallParser | None,
         stream: bool,
@@ -40,54 +40,56 @@ class ResponsesAnswer(Answer):
     ) -> None:
         text_of = engine.tokenizer.token_text
         super().__init__(engine, batch, [ChatChoice(0, text_of, None)], stream=stream, usage=False)
-        self._told: dict[str, Any] = msgspec.json.decode(told)
+        self._echoed: dict[str, Any] = msgspec.json.decode(echoed)
         reasoning = ReasoningParser() if reasons else None
         self.reasoning_end = engine.tokenizer.token_id(CLOSE) if reasons else None
         name = batch.request_id.removeprefix("resp-")
-        self._output = Output(name, text_of, parser, reasoning, engine.tokenizer.token_bytes)
+        self._output = ResponseOutput(
+            name, text_of, parser, reasoning, engine.tokenizer.token_bytes
+        )
         self._created = int(time.time())
 
-    def encoded(self) -> bytes:
-        """Return the response in one piece."""
+    def encode_whole(self) -> bytes:
+        """Return the response object as JSON."""
         return msgspec.json.encode(self._response())
 
-    def opening(self) -> Iterator[bytes]:
-        """Yield what a stream begins with: the response, still empty."""
+    def first_events(self) -> Iterator[bytes]:
+        """Yield the first events of a stream, with the empty response."""
         for name in ("response.created", "response.in_progress"):
-            yield self._output.event(name, {"response": self._response()})
+            yield self._output.encode_event(name, {"response": self._response()})
 
-    def pieces(self, choice: Choice, delta: Delta) -> Iterator[bytes]:
-        """Yield the events for what is new."""
+    def delta_events(self, choice: Choice, delta: Delta) -> Iterator[bytes]:
+        """Yield the events for ``delta``."""
         yield from self._output.add(delta)
 
     async def _end(self, send: Send) -> None:
-        """Send the event with the whole response: such a stream has no other mark of its end."""
+        """Send the last event with the whole response; this API has no other end marker."""
         whole = self._response()
-        event = self._output.event(f"response.{whole['status']}", {"response": whole})
-        with self.reserved(len(event)):
-            await last(send, event)
+        event = self._output.encode_event(f"response.{whole['status']}", {"response": whole})
+        with self.reserve(len(event)):
+            await send_last(send, event)
 
-    def failed(self, error: ApiError) -> bytes:
-        """Return the events that end a response which failed."""
-        told = {"code": error.code, "message": str(error), "param": error.param}
+    def error_events(self, error: ApiError) -> bytes:
+        """Return the events that end a failed stream."""
+        fields = {"code": error.code, "message": str(error), "param": error.param}
         failure = {"code": error.code or "server_error", "message": str(error)}
         response = self._response() | {"status": "failed", "error": failure}
-        whole = self._output.event("response.failed", {"response": response})
-        return self._output.event("error", told) + whole
+        whole = self._output.encode_event("response.failed", {"response": response})
+        return self._output.encode_event("error", fields) + whole
 
     def collect(self, choice: Choice, delta: Delta) -> None:
-        """Take in what is new of an answer that is not streamed."""
+        """Add ``delta`` to an answer that is not streamed."""
         for _ in self._output.add(delta):
             pass
 
-    def unread(self) -> list[str]:
-        """Return what the client should know of an answer in one piece."""
-        return [UNREAD] if self._output.unread else []
+    def output_warnings(self) -> list[str]:
+        """Return warnings about the output of an answer that is not streamed."""
+        return [UNPARSED_CALL] if self._output.has_unparsed_call else []
 
     def _response(self) -> dict[str, Any]:
         reason = self._output.finish_reason
         status = {None: "in_progress", "length": "incomplete"}.get(reason, "completed")
-        return self._told | {
+        return self._echoed | {
             "id": self._batch.request_id,
             "object": "response",
             "created_at": self._created,
@@ -98,11 +100,11 @@ class ResponsesAnswer(Answer):
                 {"reason": "max_output_tokens"} if status == "incomplete" else None
             ),
             "output": self._output.items,
-            "usage": None if reason is None else self._used(),
+            "usage": None if reason is None else self._usage_object(),
         }
 
-    def _used(self) -> dict[str, Any]:
-        used = usage(self._batch.generations, 1, self.reasoning_end)
+    def _usage_object(self) -> dict[str, Any]:
+        used = usage_object(self._batch.generations, 1, self.reasoning_end)
         return {
             "input_tokens": used["prompt_tokens"],
             "input_tokens_details": used["prompt_tokens_details"],
@@ -113,8 +115,8 @@ class ResponsesAnswer(Answer):
         }
 
 
-class Output:
-    """The items of a response, and the events that tell of them as they grow."""
+class ResponseOutput:
+    """Output items of a response, and their streaming events."""
 
     def __init__(
         self,
@@ -129,55 +131,55 @@ class Output:
         self._name = name
         self._text_of = text_of
         self._bytes_of = bytes_of
-        self._parts = AnswerParts(reasoning, parser)
-        self._thoughts: list[str] | None = None
-        """Of the reasoning that is open."""
+        self._parts = OutputParser(reasoning, parser)
+        self._open_reasoning: list[str] | None = None
+        """Pieces of the reasoning item that is open, or None."""
         self._events = 0
-        self._texts: list[str] | None = None
-        """Of the message that is open."""
+        self._open_text: list[str] | None = None
+        """Pieces of the message item that is open, or None."""
         self._logprobs: list[msgspec.Raw] = []
-        self._arguments: list[str] | None = None
-        """Of the call that is open."""
+        self._open_arguments: list[str] | None = None
+        """Pieces of the tool call's arguments that are open, or None."""
 
     @property
-    def unread(self) -> bool:
-        """Whether what began like a tool call stayed text."""
-        return self._parts.unread
+    def has_unparsed_call(self) -> bool:
+        """True if text after a tool call tag could not be parsed and stays text."""
+        return self._parts.has_unparsed_call
 
-    def event(self, kind: str, body: dict[str, Any]) -> bytes:
-        """Return a typed server-sent event with the next number."""
-        told = {"type": kind, "sequence_number": self._events} | body
+    def encode_event(self, kind: str, body: dict[str, Any]) -> bytes:
+        """Return a typed server-sent event with the next sequence number."""
+        fields = {"type": kind, "sequence_number": self._events} | body
         self._events += 1
-        return f"event: {kind}\ndata: ".encode() + msgspec.json.encode(told) + b"\n\n"
+        return f"event: {kind}\ndata: ".encode() + msgspec.json.encode(fields) + b"\n\n"
 
     def add(self, delta: Delta) -> Iterator[bytes]:
-        """Take in what is new; yield its events."""
-        parsed = self._parts.read(delta)
+        """Add ``delta`` to the items, and yield its events."""
+        parsed = self._parts.parse(delta)
         if parsed.reasoning:
-            yield from self._think(parsed.reasoning)
-        answers = self._thoughts is None and self._parts.answers
-        answers = answers and self._arguments is None and not parsed.calls
-        if parsed.text or (delta.logprobs and answers):
-            yield from self._close_thoughts("completed")
-            yield from self._write(
+            yield from self._add_reasoning(parsed.reasoning)
+        is_content = self._open_reasoning is None and self._parts.reasoning_ended
+        is_content = is_content and self._open_arguments is None and not parsed.calls
+        if parsed.text or (delta.logprobs and is_content):
+            yield from self._close_reasoning("completed")
+            yield from self._add_text(
                 parsed.text, logprobs.chat_entries(delta.logprobs, self._text_of, self._bytes_of)
             )
         for call in parsed.calls:
-            yield from self._close_thoughts("completed")
-            yield from self._close("completed")
-            yield from self._call(call)
+            yield from self._close_reasoning("completed")
+            yield from self._close_message("completed")
+            yield from self._add_call(call)
         if delta.finish_reason is not None:
             if not self.items:
-                yield from self._write("", [])
+                yield from self._add_text("", [])
             status = "incomplete" if delta.finish_reason == "length" else "completed"
-            yield from self._close_thoughts(status)
-            yield from self._close(status)
+            yield from self._close_reasoning(status)
+            yield from self._close_message(status)
             yield from self._close_call("incomplete")
             self.finish_reason = delta.finish_reason
 
-    def _write(self, text: str, tokens: list[msgspec.Raw]) -> Iterator[bytes]:
-        if self._texts is None:
-            self._texts, self._logprobs = [], []
+    def _add_text(self, text: str, tokens: list[msgspec.Raw]) -> Iterator[bytes]:
+        if self._open_text is None:
+            self._open_text, self._logprobs = [], []
             item = {
                 "type": "message",
                 "id": f"msg-{self._name}-{len(self.items)}",
@@ -186,26 +188,26 @@ class Output:
                 "content": [],
             }
             self.items.append(item)
-            yield self._of_item("response.output_item.added", {"item": item})
-            yield self._of_part("response.content_part.added", {"part": _part("", [])})
-        self._texts.append(text)
+            yield self._item_event("response.output_item.added", {"item": item})
+            yield self._part_event("response.content_part.added", {"part": _text_part("", [])})
+        self._open_text.append(text)
         self._logprobs += tokens
-        yield self._of_part("response.output_text.delta", {"delta": text, "logprobs": tokens})
+        yield self._part_event("response.output_text.delta", {"delta": text, "logprobs": tokens})
 
-    def _close(self, status: str) -> Iterator[bytes]:
-        if self._texts is None:
+    def _close_message(self, status: str) -> Iterator[bytes]:
+        if self._open_text is None:
             return
-        text, self._texts = "".join(self._texts), None
-        part = _part(text, self._logprobs)
-        told = {"text": text, "logprobs": self._logprobs}
-        yield self._of_part("response.output_text.done", told)
-        yield self._of_part("response.content_part.done", {"part": part})
+        text, self._open_text = "".join(self._open_text), None
+        part = _text_part(text, self._logprobs)
+        fields = {"text": text, "logprobs": self._logprobs}
+        yield self._part_event("response.output_text.done", fields)
+        yield self._part_event("response.content_part.done", {"part": part})
         self.items[-1] |= {"status": status, "content": [part]}
-        yield self._of_item("response.output_item.done", {"item": self.items[-1]})
+        yield self._item_event("response.output_item.done", {"item": self.items[-1]})
 
-    def _think(self, text: str) -> Iterator[bytes]:
-        if self._thoughts is None:
-            self._thoughts = []
+    def _add_reasoning(self, text: str) -> Iterator[bytes]:
+        if self._open_reasoning is None:
+            self._open_reasoning = []
             item = {
                 "type": "reasoning",
                 "id": f"rs-{self._name}-{len(self.items)}",
@@ -214,20 +216,20 @@ class Output:
                 "content": [],
             }
             self.items.append(item)
-            yield self._of_item("response.output_item.added", {"item": item})
-        self._thoughts.append(text)
-        yield self._of_part("response.reasoning_text.delta", {"delta": text})
+            yield self._item_event("response.output_item.added", {"item": item})
+        self._open_reasoning.append(text)
+        yield self._part_event("response.reasoning_text.delta", {"delta": text})
 
-    def _close_thoughts(self, status: str) -> Iterator[bytes]:
-        if self._thoughts is None:
+    def _close_reasoning(self, status: str) -> Iterator[bytes]:
+        if self._open_reasoning is None:
             return
-        text, self._thoughts = "".join(self._thoughts), None
-        yield self._of_part("response.reasoning_text.done", {"text": text})
+        text, self._open_reasoning = "".join(self._open_reasoning), None
+        yield self._part_event("response.reasoning_text.done", {"text": text})
         content = [{"type": "reasoning_text", "text": text}]
         self.items[-1] |= {"status": status, "content": content}
-        yield self._of_item("response.output_item.done", {"item": self.items[-1]})
+        yield self._item_event("response.output_item.done", {"item": self.items[-1]})
 
-    def _call(self, call: ToolCall) -> Iterator[bytes]:
+    def _add_call(self, call: ToolCall) -> Iterator[bytes]:
         if call.id:
             item = {
                 "type": "function_call",
@@ -238,33 +240,33 @@ class Output:
                 "status": "in_progress",
             }
             self.items.append(item)
-            self._arguments = []
-            yield self._of_item("response.output_item.added", {"item": item})
+            self._open_arguments = []
+            yield self._item_event("response.output_item.added", {"item": item})
         item = self.items[-1]
-        if self._arguments is not None and call.arguments:
-            self._arguments.append(call.arguments)
-            told = {"item_id": item["id"], "delta": call.arguments}
-            yield self._of_item("response.function_call_arguments.delta", told)
+        if self._open_arguments is not None and call.arguments:
+            self._open_arguments.append(call.arguments)
+            fields = {"item_id": item["id"], "delta": call.arguments}
+            yield self._item_event("response.function_call_arguments.delta", fields)
         if not call.more:
             yield from self._close_call("completed")
 
     def _close_call(self, status: str) -> Iterator[bytes]:
-        if self._arguments is None:
+        if self._open_arguments is None:
             return
-        arguments, self._arguments = "".join(self._arguments), None
+        arguments, self._open_arguments = "".join(self._open_arguments), None
         item = self.items[-1]
         item |= {"arguments": arguments, "status": status}
-        told = {"item_id": item["id"], "name": item["name"], "arguments": arguments}
-        yield self._of_item("response.function_call_arguments.done", told)
-        yield self._of_item("response.output_item.done", {"item": item})
+        fields = {"item_id": item["id"], "name": item["name"], "arguments": arguments}
+        yield self._item_event("response.function_call_arguments.done", fields)
+        yield self._item_event("response.output_item.done", {"item": item})
 
-    def _of_item(self, kind: str, body: dict[str, Any]) -> bytes:
-        return self.event(kind, {"output_index": len(self.items) - 1} | body)
+    def _item_event(self, kind: str, body: dict[str, Any]) -> bytes:
+        return self.encode_event(kind, {"output_index": len(self.items) - 1} | body)
 
-    def _of_part(self, kind: str, body: dict[str, Any]) -> bytes:
+    def _part_event(self, kind: str, body: dict[str, Any]) -> bytes:
         place = {"item_id": self.items[-1]["id"], "content_index": 0}
-        return self._of_item(kind, place | body)
+        return self._item_event(kind, place | body)
 
 
-def _part(text: str, tokens: list[msgspec.Raw]) -> dict[str, Any]:
+def _text_part(text: str, tokens: list[msgspec.Raw]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": tokens}

@@ -1,4 +1,4 @@
-"""The ``input`` of ``/v1/responses`` as the messages of a chat. Pure."""
+"""Conversion of ``/v1/responses`` input to chat messages. Pure."""
 
 from __future__ import annotations
 
@@ -10,29 +10,33 @@ from plimsoll_engine.api.errors import invalid
 from plimsoll_engine.api.protocol import TEXT_PARTS, Message
 
 _PARTS = dict.fromkeys(TEXT_PARTS, "text") | {"input_image": "image_url"}
-"""Types of a message's parts, and those of the same part in a chat."""
+"""Part types of ``/v1/responses``, and those of a chat."""
 
 
-def messages(instructions: str | None, given: str | list[dict[str, Any]]) -> list[Message]:
-    """Return the messages of a conversation; raise ApiError where an item is wrong."""
-    found = []
+def to_messages(instructions: str | None, given: str | list[dict[str, Any]]) -> list[Message]:
+    """Return the messages of a conversation. Raises ApiError for an invalid item."""
+    found: list[Message] = []
     if instructions is not None:
         found.append(Message(role="system", content=instructions))
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     for number, item in enumerate(items):
-        _add(found, item, f"input[{number}]")
+        _append_item(found, item, f"input[{number}]")
     if not found:
-        raise invalid("input has no message, call or output of a call", "input")
+        raise invalid("input has no message, tool call or tool output", "input")
     return found
 
 
-def _add(messages: list[Message], item: dict[str, Any], field: str) -> None:
-    """Append an item of ``input``; calls belong to the assistant's message before them."""
+def _append_item(messages: list[Message], item: dict[str, Any], field: str) -> None:
+    """Append an item to ``messages``; a tool call joins the assistant's message before it."""
     kind = item.get("type", "message")
     last = messages[-1] if messages else None
     if kind == "message":
         message = _message(item, field)
-        if last is not None and message.role == last.role == "assistant" and _only_thinks(last):
+        if (
+            last is not None
+            and message.role == last.role == "assistant"
+            and _is_only_reasoning(last)
+        ):
             last.content = message.content
         else:
             messages.append(message)
@@ -45,29 +49,28 @@ def _add(messages: list[Message], item: dict[str, Any], field: str) -> None:
     elif kind == "function_call_output":
         name, output = item.get("call_id"), item.get("output")
         if not isinstance(name, str) or not isinstance(output, str | list):
-            raise invalid("a function_call_output needs call_id and output", field)
+            raise invalid("function_call_output requires call_id and output", field)
         content = output if isinstance(output, str) else _parts(output, field)
         messages.append(Message(role="tool", tool_call_id=name, content=content))
     elif kind == "reasoning":
-        if thought := _thought(item):
-            extra = {"reasoning_content": thought}
+        if text := _reasoning_text(item):
+            extra = {"reasoning_content": text}
             messages.append(Message(role="assistant", extra=extra))
     else:
         raise invalid(
-            f"an item of type {str(kind)[:64]!r} is not supported: this engine takes message,"
-            " reasoning, function_call and function_call_output",
+            f"items of type {str(kind)[:64]!r} are not supported: use message, reasoning,"
+            " function_call or function_call_output",
             f"{field}.type",
             "unsupported_value",
         )
 
 
-def _only_thinks(message: Message) -> bool:
-    """Whether it is reasoning whose answer is still to come."""
+def _is_only_reasoning(message: Message) -> bool:
     return bool(message.extra) and message.content is None and not message.tool_calls
 
 
-def _thought(item: dict[str, Any]) -> str:
-    """Return the text of an item of reasoning, else of its summary."""
+def _reasoning_text(item: dict[str, Any]) -> str:
+    """Return the text of a reasoning item, else of its summary."""
     for name in ("content", "summary"):
         parts = item.get(name)
         parts = parts if isinstance(parts, list) else []
@@ -80,7 +83,7 @@ def _thought(item: dict[str, Any]) -> str:
 def _message(item: dict[str, Any], field: str) -> Message:
     content = item.get("content")
     if content is None and item.get("role") != "assistant":
-        raise invalid("content is missing or null: give text", f"{field}.content")
+        raise invalid("content is missing or null: give a text", f"{field}.content")
     try:
         return msgspec.convert(
             {
@@ -96,7 +99,7 @@ def _message(item: dict[str, Any], field: str) -> Message:
 def _call(item: dict[str, Any], field: str) -> dict[str, Any]:
     name, call, arguments = (item.get(key) for key in ("name", "call_id", "arguments"))
     if not (isinstance(name, str) and isinstance(call, str) and isinstance(arguments, str)):
-        raise invalid("a function_call needs name, call_id and arguments, each a text", field)
+        raise invalid("function_call requires name, call_id and arguments as strings", field)
     return {"id": call, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -109,8 +112,8 @@ def _parts(given: list[Any], field: str) -> list[dict[str, Any]]:
         value = part.get("image_url" if kind == "image_url" else named) if kind else None
         if not isinstance(value, str):
             raise invalid(
-                "content is a text, or a list of input_text, output_text and input_image with a"
-                " text or an image_url",
+                "content must be a string or a list of input_text, output_text and input_image"
+                " parts, each with text or image_url",
                 f"{field}.content",
                 "unsupported_value",
             )

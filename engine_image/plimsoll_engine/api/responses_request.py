@@ -1,6 +1,6 @@
-"""The body of ``/v1/responses``, and the chat that it stands for. Pure.
+"""Request body of ``/v1/responses``, and its conversion to a chat. Pure.
 
-Only what needs no state of earlier requests: the whole conversation is in ``input``.
+No state of earlier requests is kept, so ``input`` must have the whole conversation.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from plimsoll_engine.api.protocol import (
     TopLogprobs,
     TopP,
 )
-from plimsoll_engine.api.responses_input import messages
+from plimsoll_engine.api.responses_input import to_messages
 from plimsoll_engine.api.sampling_params import value_or_default
 
-ITEMS = 4096
+MAX_ITEMS = 4096
 LOGPROBS = "message.output_text.logprobs"
 
 
 class FunctionTool(msgspec.Struct, kw_only=True):
-    """A function that the model may call, without the wrapper that a chat's has."""
+    """Function that the model may call, without a chat's wrapper."""
 
     type: Literal["function"]
     name: Annotated[str, msgspec.Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,64}\Z")]
@@ -55,14 +55,14 @@ class FunctionTool(msgspec.Struct, kw_only=True):
 
 
 class NamedFunction(msgspec.Struct, kw_only=True):
-    """A ``tool_choice`` that forces one function."""
+    """Value of ``tool_choice`` that forces one function."""
 
     type: Literal["function"]
     name: str
 
 
 class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What the text must be; ``schema`` is of a ``json_schema``."""
+    """Format of the output; ``schema`` belongs to ``json_schema``."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: Name | None = None
@@ -72,21 +72,21 @@ class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class TextOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's ``text``. How much is written (``verbosity``) is the model's matter."""
+    """OpenAI's ``text``. ``verbosity`` is ignored."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
 
 
 class Reasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """OpenAI's ``reasoning``. A ``summary`` is never written: the reasoning itself is."""
+    """OpenAI's ``reasoning``. Instead of a summary, the response has the reasoning itself."""
 
     effort: Effort | None = None
     summary: Name | None = None
     generate_summary: Name | None = None
 
 
-Items = Annotated[list[Part], msgspec.Meta(min_length=1, max_length=ITEMS)]
+Items = Annotated[list[Part], msgspec.Meta(min_length=1, max_length=MAX_ITEMS)]
 Included = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
@@ -97,16 +97,17 @@ Included = Literal[
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
 ]
-"""All but the first ask for what an answer of this engine never has."""
+"""Only the first value has an effect; the engine never produces the others."""
 Include = Annotated[list[Included], msgspec.Meta(max_length=16)]
 Tools = Annotated[list[Part], msgspec.Meta(max_length=128)]
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The body. The fourth group is vLLM's, with ``deadline_s``, which is our own.
+    """Body of ``/v1/responses``.
 
-    The fields of the third have one value that this engine can fulfil. Without ``model`` it is the
-    one that is served.
+    Fields of the third group are accepted only with a value that has no effect. The fourth group is
+    vLLM's, except for ``deadline_s``, which is Plimsoll's. Without ``model`` the served model
+    answers.
     """
 
     model: str | None = None
@@ -150,7 +151,7 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     deadline_s: Seconds | None = None
 
 
-# Field, the values that ask for nothing.
+# Fields and their values that have no effect.
 _NEUTRAL: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("background", (None, False)),
     ("conversation", (None,)),
@@ -162,24 +163,24 @@ _NEUTRAL: tuple[tuple[str, tuple[Any, ...]], ...] = (
 )
 
 
-def chat_of(body: ResponsesRequest) -> ChatRequest:
-    """Return the chat that answers ``body``; raise ApiError where a field is wrong."""
+def to_chat(body: ResponsesRequest) -> ChatRequest:
+    """Return the equivalent chat request. Raises ApiError for an unsupported field."""
     for field, neutral in _NEUTRAL:
         if getattr(body, field) not in neutral:
             raise ApiError(
                 400,
-                f"{field} is not supported with this value: this engine keeps no responses and runs"
-                " no tools; leave the field out",
+                f"{field} is not supported with this value, because the engine stores no responses"
+                " and runs no tools: omit it",
                 param=field,
                 code="unsupported_value",
             )
     wants_logprobs = LOGPROBS in (body.include or ())
     if body.top_logprobs is not None and not wants_logprobs:
-        raise invalid(f"top_logprobs needs include: [{LOGPROBS!r}]", "top_logprobs")
+        raise invalid(f"top_logprobs requires include: [{LOGPROBS!r}]", "top_logprobs")
     choice = body.tool_choice
     chat = ChatRequest(
         model=body.model or "",
-        messages=messages(body.instructions, body.input),
+        messages=to_messages(body.instructions, body.input),
         max_completion_tokens=body.max_output_tokens,
         temperature=body.temperature,
         top_p=body.top_p,
@@ -194,7 +195,7 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         logprobs=wants_logprobs or None,
         top_logprobs=body.top_logprobs,
         stream=body.stream,
-        response_format=_format(body.text),
+        response_format=_response_format(body.text),
         tools=[_tool(tool, number) for number, tool in enumerate(body.tools or [])] or None,
         tool_choice=(
             NamedTool(type="function", function=FunctionName(name=choice.name))
@@ -211,22 +212,22 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
     return chat
 
 
-_ECHOED = ("instructions", "max_output_tokens", "metadata", "tools", "user")
+_ECHOED_FIELDS = ("instructions", "max_output_tokens", "metadata", "tools", "user")
 
 
-def echoed(body: ResponsesRequest, defaults: Mapping[str, float]) -> dict[str, Any]:
+def echoed_fields(body: ResponsesRequest, defaults: Mapping[str, float]) -> dict[str, Any]:
     """Return the fields of ``body`` that a response repeats.
 
-    ``defaults`` are those of the checkpoint for fields that it leaves out.
+    ``defaults`` are the checkpoint's values for missing fields.
     """
-    told = {name: msgspec.to_builtins(getattr(body, name)) for name in _ECHOED}
-    return told | {
-        "tools": told["tools"] or [],
+    fields = {name: msgspec.to_builtins(getattr(body, name)) for name in _ECHOED_FIELDS}
+    return fields | {
+        "tools": fields["tools"] or [],
         "tool_choice": msgspec.to_builtins(body.tool_choice) or "auto",
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "temperature": value_or_default(body.temperature, defaults, "temperature", 1.0),
         "top_p": value_or_default(body.top_p, defaults, "top_p", 1.0),
-        "text": {"format": _format_echo(body.text)},
+        "text": {"format": _echoed_format(body.text)},
         "truncation": "disabled",
         "store": False,
         "background": False,
@@ -236,34 +237,34 @@ def echoed(body: ResponsesRequest, defaults: Mapping[str, float]) -> dict[str, A
     }
 
 
-FIELDS = {
+FIELD_NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
     "response_format.json_schema.schema": "text.format.schema",
     "response_format.schema": "text.format.schema",
 }
-"""The names that the chat's fields have in this body, for errors."""
+"""Names of a chat's fields in this body, for errors."""
 
 
-def _format_echo(text: TextOptions | None) -> dict[str, Any]:
+def _echoed_format(text: TextOptions | None) -> dict[str, Any]:
     found: dict[str, Any] = msgspec.to_builtins((text and text.format) or TextFormat())
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _format(text: TextOptions | None) -> dict[str, Any] | None:
-    wanted = text.format if text is not None else None
-    if wanted is None:
+def _response_format(text: TextOptions | None) -> dict[str, Any] | None:
+    text_format = text.format if text is not None else None
+    if text_format is None:
         return None
-    if wanted.type == "json_schema":
-        return {"type": wanted.type, "json_schema": {"schema": wanted.schema}}
-    if wanted.type == "json_object" and wanted.schema is not None:
-        return {"type": wanted.type, "schema": wanted.schema}
-    return {"type": wanted.type}
+    if text_format.type == "json_schema":
+        return {"type": text_format.type, "json_schema": {"schema": text_format.schema}}
+    if text_format.type == "json_object" and text_format.schema is not None:
+        return {"type": text_format.type, "schema": text_format.schema}
+    return {"type": text_format.type}
 
 
-def leave_out_hosted(body: ResponsesRequest, skip: bool, warnings: list[str]) -> None:
-    """Take tools that only OpenAI runs out of ``body``, and say so; ApiError unless ``skip``."""
+def drop_hosted_tools(body: ResponsesRequest, skip: bool, warnings: list[str]) -> None:
+    """Remove tools that only OpenAI runs, with a warning. Raises ApiError unless ``skip``."""
     tools = body.tools or []
     hosted = [str(tool.get("type"))[:64] for tool in tools if not _is_function(tool)]
     if not hosted:
@@ -272,15 +273,15 @@ def leave_out_hosted(body: ResponsesRequest, skip: bool, warnings: list[str]) ->
     if not skip:
         raise ApiError(
             400,
-            f"tools of type {named} are not supported: this engine calls functions alone; leave"
-            " them out, or start it with --skip-hosted-tools",
+            f"tools of type {named} are not supported: use only functions, or start the engine"
+            " with --skip-hosted-tools",
             param=f"tools[{next(n for n, one in enumerate(tools) if not _is_function(one))}].type",
             code="unsupported_value",
         )
     body.tools = [tool for tool in tools if _is_function(tool)]
     if not body.tools:
         body.tools, body.tool_choice = None, None
-    warnings.append(ascii(f"tools of these types are left out: {', '.join(hosted)}")[1:-1])
+    warnings.append(ascii(f"tools of these types are ignored: {', '.join(hosted)}")[1:-1])
 
 
 def _is_function(tool: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""The OpenAI API, and the probes beside it."""
+"""Application of the serving port: OpenAI's API, probes and metrics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from plimsoll_engine.api import (
     tool_families,
     transcription,
 )
-from plimsoll_engine.api.answer import Answer
+from plimsoll_engine.api.answer import GenerationResponse
 from plimsoll_engine.api.auth import TENANT
 from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.body import Body, BodyReader, BodyRefused
@@ -34,14 +34,14 @@ from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.api.error_response import error_response
 from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.logprobs import TokenText, token_id_text
-from plimsoll_engine.api.prepare import PreparedBody, Text
+from plimsoll_engine.api.prepare import PreparedBody, TextResult
 from plimsoll_engine.api.preparer import Preparer
 from plimsoll_engine.api.prompt_logprobs import PromptLogprobs
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
 from plimsoll_engine.api.reasoning import CLOSE, ReasoningParser
 from plimsoll_engine.api.responses import Choice, CompletionChoice
-from plimsoll_engine.api.responses_answer import ResponsesAnswer
-from plimsoll_engine.api.responses_request import FIELDS
+from plimsoll_engine.api.responses_answer import ResponsesResponse
+from plimsoll_engine.api.responses_request import FIELD_NAMES
 from plimsoll_engine.api.sampling_params import num_prompt_logprobs
 from plimsoll_engine.api.tool_calls import ToolCallParser
 from plimsoll_engine.frontend.async_engine import AsyncEngine
@@ -49,7 +49,7 @@ from plimsoll_engine.frontend.observability.metrics import CONTENT_TYPE
 from plimsoll_engine.http.budget import BodyBudget
 
 SMALL_REQUEST_BYTES = 16 << 10
-"""A body that names an adapter."""
+"""Maximum size of a body that names an adapter."""
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 
@@ -59,27 +59,24 @@ def app(
     bodies: BodyReader,
     sizes: BodySizes,
     preparer: Preparer,
-    answers: BodyBudget,
+    answer_budget: BodyBudget,
 ) -> FastAPI:
-    """Return the application of the serving port.
-
-    ``answers`` is for those that are written in one piece.
-    """
+    """Return the application; ``answer_budget`` limits the memory of whole answers."""
     api = FastAPI(title="Plimsoll engine", docs_url=None, redoc_url=None, openapi_url=None)
-    api.state.answers = answers
-    _generation(api, engine, bodies, sizes, preparer)
-    _text(api, engine, bodies, sizes, preparer)
-    _models(api, engine)
-    _pooling(api)
+    api.state.answers = answer_budget
+    _add_generation(api, engine, bodies, sizes, preparer)
+    _add_tokenization(api, engine, bodies, sizes, preparer)
+    _add_models(api, engine)
+    _add_pooling(api)
     if engine.settings.max_loras:
-        _adapters(api, engine, bodies)
-    _probes(api, engine)
-    _errors(api)
+        _add_adapters(api, engine, bodies)
+    _add_probes(api, engine)
+    _add_error_handlers(api)
     return api
 
 
-def for_pages(inner: ASGIApp, origins: Sequence[str]) -> ASGIApp:
-    """Return ``inner`` with the headers that let web pages of ``origins`` read what it answers."""
+def allow_origins(inner: ASGIApp, origins: Sequence[str]) -> ASGIApp:
+    """Return ``inner`` with CORS headers for the web pages of ``origins``."""
     if not origins:
         return inner
     return CORSMiddleware(
@@ -90,37 +87,38 @@ def for_pages(inner: ASGIApp, origins: Sequence[str]) -> ASGIApp:
 
 @asynccontextmanager
 async def _read(
-    bodies: BodyReader, request: Request, most: int, *, form: bool = False
+    bodies: BodyReader, request: Request, max_bytes: int, *, form: bool = False
 ) -> AsyncIterator[Body]:
     if not form:
-        _check_type(request)
+        _check_content_type(request)
     try:
-        async with bodies.read(request, most) as body:
+        async with bodies.read(request, max_bytes) as body:
             yield body
     except BodyRefused as error:
         retry = error.status in (429, 503)
         raise ApiError(error.status, str(error), code=error.code, retry=retry) from None
 
 
-def _check_type(request: Request) -> None:
-    """Raise ApiError 415 for a body that is not JSON by its type.
+def _check_content_type(request: Request) -> None:
+    """Raise ApiError 415 unless the body's type is JSON, as a protection against CSRF.
 
-    A web page may send forms and plain text to any server without asking it first. curl and
-    Python's urllib say that all they send is a form, so that type counts where no page sends it.
+    Web pages may send forms and text to any server without a preflight request. curl and urllib
+    send JSON with the type of a form by default, so that type is accepted without a browser's
+    headers.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    page = "origin" in request.headers or "sec-fetch-site" in request.headers
+    from_browser = "origin" in request.headers or "sec-fetch-site" in request.headers
     if kind in ("", "application/json") or kind.endswith("+json"):
         return
-    if kind == "application/x-www-form-urlencoded" and not page:
+    if kind == "application/x-www-form-urlencoded" and not from_browser:
         return
     raise ApiError(
-        415, f"the body's type is {kind[:64]!r}: send content-type application/json",
+        415, f"content-type {kind[:64]!r} is not supported: send application/json",
         code="unsupported_media_type",
     )  # fmt: skip
 
 
-def _generation(
+def _add_generation(
     api: FastAPI, engine: AsyncEngine, bodies: BodyReader, sizes: BodySizes, preparer: Preparer
 ) -> None:
     """Add the paths that generate text."""
@@ -130,20 +128,22 @@ def _generation(
         async with _read(bodies, request, sizes.text(engine.max_model_len)) as body:
             prepared = await preparer.completion(body)
         prepared.body.model = prepared.body.model or engine.settings.served_model_name
-        made = await batch.completion_batch(engine, prepared, _tenant(request))
+        request_batch = await batch.completion_batch(engine, prepared, _tenant(request))
         text_of, ids = _token_text(engine, prepared.body), bool(prepared.body.return_token_ids)
-        echoes = [echo for echo in prepared.echoes for _ in range(made.n)]
-        echoes = echoes or [""] * len(made.generations)
-        alone = prepared.body.max_tokens == 0
+        echoes = [echo for echo in prepared.echoes for _ in range(request_batch.n)]
+        echoes = echoes or [""] * len(request_batch.generations)
+        echo_only = prepared.body.max_tokens == 0
         choices = [
             CompletionChoice(
                 i, text_of, echo, generation.prompt_ids if ids else None,
-                _stop_ids(prepared.body), alone,
+                _stop_ids(prepared.body), echo_only,
             )
-            for i, (echo, generation) in enumerate(zip(echoes, made.generations, strict=True))
+            for i, (echo, generation) in enumerate(
+                zip(echoes, request_batch.generations, strict=True)
+            )
         ]  # fmt: skip
-        answer = _answer(engine, made, choices, prepared.body)
-        answer.echoes_alone = alone
+        answer = _build_response(engine, request_batch, choices, prepared.body)
+        answer.echo_only = echo_only
         answer.warnings = prepared.warnings
         return answer
 
@@ -151,13 +151,13 @@ def _generation(
     async def chat_completions(request: Request) -> Response:
         async with _read(bodies, request, sizes.chat(engine.max_model_len)) as body:
             prepared = await preparer.chat(body)
-        return await _chats(engine, prepared, _tenant(request))
+        return await _respond_to_chats(engine, prepared, _tenant(request))
 
     @api.post("/v1/chat/completions/batch")
     async def chat_batch(request: Request) -> Response:
         async with _read(bodies, request, sizes.chat(engine.max_model_len)) as body:
             prepared = await preparer.chats(body)
-        return await _chats(engine, prepared, _tenant(request))
+        return await _respond_to_chats(engine, prepared, _tenant(request))
 
     @api.post("/v1/responses")
     async def responses(request: Request) -> Response:
@@ -165,13 +165,14 @@ def _generation(
             prepared = await preparer.responses(body)
         prepared.body.model = prepared.body.model or engine.settings.served_model_name
         try:
-            made = await batch.chat_batch(engine, prepared, _tenant(request), "resp")
+            request_batch = await batch.chat_batch(engine, prepared, _tenant(request), "resp")
         except ApiError as error:
-            error.param = FIELDS.get(error.param or "", error.param)
+            error.param = FIELD_NAMES.get(error.param or "", error.param)
             raise
         stream = bool(prepared.body.stream)
-        answer = ResponsesAnswer(
-            engine, made, prepared.told, parser=_parser(engine, prepared), stream=stream,
+        answer = ResponsesResponse(
+            engine, request_batch, prepared.response_fields,
+            parser=_tool_call_parser(engine, prepared), stream=stream,
             reasons=bool(prepared.reasons) and engine.settings.reasoning_parser is not None,
         )  # fmt: skip
         answer.warnings = prepared.warnings
@@ -182,54 +183,58 @@ def _generation(
         async with _read(bodies, request, sizes.form, form=True) as body:
             kind = request.headers.get("content-type", "")
             form = await preparer.form(body, kind)
-        return await transcription.answer(engine, form.file, form.fields, _tenant(request))
+        return await transcription.transcribe(engine, form.file, form.fields, _tenant(request))
 
 
-async def _chats(engine: AsyncEngine, prepared: PreparedBody[ChatRequest], tenant: str) -> Answer:
-    """Return the answer to a chat, or to a batch of them with one choice each."""
+async def _respond_to_chats(
+    engine: AsyncEngine, prepared: PreparedBody[ChatRequest], tenant: str
+) -> GenerationResponse:
+    """Return the response to a chat, or to a batch of chats with one choice each."""
     body = prepared.body
     body.model = body.model or engine.settings.served_model_name
-    made = await batch.chat_batch(engine, prepared, tenant)
+    request_batch = await batch.chat_batch(engine, prepared, tenant)
     text_of, ids = _token_text(engine, body), bool(body.return_token_ids)
     parses = engine.settings.reasoning_parser is not None
     choices = [
         ChatChoice(
-            i, text_of, _parser(engine, prepared), ids,
-            ReasoningParser() if parses and i // made.n in prepared.reasons else None,
+            i, text_of, _tool_call_parser(engine, prepared), ids,
+            ReasoningParser() if parses and i // request_batch.n in prepared.reasons else None,
             hidden=not body.include_reasoning,
-            echo=prepared.echoes[i // made.n] if prepared.echoes else "",
+            echo=prepared.echoes[i // request_batch.n] if prepared.echoes else "",
             stop_ids=_stop_ids(body),
             bytes_of=None if text_of is token_id_text else engine.tokenizer.token_bytes,
         )
-        for i in range(len(made.generations))
+        for i in range(len(request_batch.generations))
     ]  # fmt: skip
-    answer = _answer(engine, made, choices, body)
+    answer = _build_response(engine, request_batch, choices, body)
     answer.warnings = prepared.warnings
-    answer.prompt_ids = made.generations[0].prompt_ids if ids else None
+    answer.prompt_ids = request_batch.generations[0].prompt_ids if ids else None
     if parses and prepared.reasons:
         answer.reasoning_end = engine.tokenizer.token_id(CLOSE)
     return answer
 
 
-def _parser(engine: AsyncEngine, prepared: PreparedBody[ChatRequest]) -> ToolCallParser | None:
-    """Return a parser of the calls in one text; None where none are looked for."""
+def _tool_call_parser(
+    engine: AsyncEngine, prepared: PreparedBody[ChatRequest]
+) -> ToolCallParser | None:
+    """Return a parser of the output's tool calls, or None if there can be none."""
     if not prepared.family:
         return None
     parallel = prepared.body.parallel_tool_calls is not False
     if prepared.forced:
         template = engine.tokenizer.template_source(tools=True)
-        return forced_calls.parser(
+        return forced_calls.forced_call_parser(
             prepared.family, template, prepared.forced, prepared.texts, parallel
         )
-    return tool_families.parser(prepared.family, prepared.texts, parallel)
+    return tool_families.parser_for(prepared.family, prepared.texts, parallel)
 
 
-def _text(
+def _add_tokenization(
     api: FastAPI, engine: AsyncEngine, bodies: BodyReader, sizes: BodySizes, preparer: Preparer
 ) -> None:
-    """Add the paths between text and tokens, with vLLM's bodies."""
+    """Add vLLM's paths that tokenize and detokenize."""
 
-    def answered(text: Text) -> Response:
+    def respond(text: TextResult) -> Response:
         if text.model is not None:
             batch.check_model(engine, text.model)
         answer = Response(text.answer, media_type="application/json")
@@ -240,7 +245,7 @@ def _text(
     @api.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         async with _read(bodies, request, sizes.chat(engine.max_model_len)) as body:
-            return answered(await preparer.tokenize(body))
+            return respond(await preparer.tokenize(body))
 
     if engine.settings.api.tokenizer_info:
         info = tokenizer_info.read_tokenizer_info(
@@ -248,20 +253,20 @@ def _text(
         )
 
         @api.api_route("/tokenizer_info", methods=["GET", "HEAD"])
-        async def about_tokenizer() -> Response:
+        async def get_tokenizer_info() -> Response:
             return Response(info, media_type="application/json")
 
     @api.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         async with _read(bodies, request, sizes.text(engine.max_model_len)) as body:
-            return answered(await preparer.detokenize(body))
+            return respond(await preparer.detokenize(body))
 
 
-def _models(api: FastAPI, engine: AsyncEngine) -> None:
+def _add_models(api: FastAPI, engine: AsyncEngine) -> None:
     """Add the list of the model and its adapters."""
     created = int(time.time())
 
-    def card() -> dict[str, Any]:
+    def model_card() -> dict[str, Any]:
         return {
             "id": engine.settings.served_model_name,
             "object": "model",
@@ -275,17 +280,17 @@ def _models(api: FastAPI, engine: AsyncEngine) -> None:
 
     @api.api_route("/v1/models", methods=["GET", "HEAD"])
     async def models() -> dict[str, Any]:
-        base = card()
+        base = model_card()
         loaded = [adapter_routes.model_card(base, adapter) for adapter in engine.adapters.listed()]
         return {"object": "list", "data": [base, *loaded]}
 
     @api.api_route("/v1/models/{name:path}", methods=["GET", "HEAD"])
     async def model(name: str) -> dict[str, Any]:
         adapter = batch.check_model(engine, name)
-        return card() if adapter is None else adapter_routes.model_card(card(), adapter)
+        return model_card() if adapter is None else adapter_routes.model_card(model_card(), adapter)
 
 
-def _adapters(api: FastAPI, engine: AsyncEngine, bodies: BodyReader) -> None:
+def _add_adapters(api: FastAPI, engine: AsyncEngine, bodies: BodyReader) -> None:
     """Add the paths that load and unload adapters."""
 
     async def decode(request: Request, kind: type[_Body]) -> _Body:
@@ -309,13 +314,13 @@ POOLING = (
 )  # fmt: skip
 
 
-def _pooling(api: FastAPI) -> None:
-    """Say of the paths of pooling models that no model of this engine answers them."""
+def _add_pooling(api: FastAPI) -> None:
+    """Answer vLLM's paths of pooling models with 404."""
 
     async def unsupported(request: Request) -> Response:
         raise ApiError(
             404,
-            f"{request.url.path} is for pooling models: this engine serves models that generate",
+            f"{request.url.path} requires a pooling model: this engine only generates text",
             param="model",
             code="unsupported_model",
         )
@@ -324,8 +329,8 @@ def _pooling(api: FastAPI) -> None:
         api.add_api_route(path, unsupported, methods=["POST"])
 
 
-def _probes(api: FastAPI, engine: AsyncEngine) -> None:
-    """Add the paths for the kubelet and for Prometheus."""
+def _add_probes(api: FastAPI, engine: AsyncEngine) -> None:
+    """Add the paths for the kubelet and Prometheus."""
 
     @api.api_route("/version", methods=["GET", "HEAD"])
     async def engine_version() -> dict[str, str]:
@@ -333,10 +338,10 @@ def _probes(api: FastAPI, engine: AsyncEngine) -> None:
 
     @api.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> JSONResponse:
-        """Answer 503 until the first worker serves, and 200 whatever becomes of it later.
+        """Return 503 until the first worker serves, and always 200 after that.
 
-        So a client that waits for it waits for no kernel, and a liveness probe behind a startup
-        probe ends no engine that restarts its worker or drains.
+        Clients that wait for it meet a warm engine. A liveness probe after a startup probe does not
+        kill an engine that restarts its worker or drains.
         """
         if engine.lifecycle.is_warming:
             return JSONResponse({"status": "warming", "doing": engine.stage}, 503)
@@ -352,8 +357,8 @@ def _probes(api: FastAPI, engine: AsyncEngine) -> None:
         return Response(engine.metrics.render(), media_type=CONTENT_TYPE)
 
 
-def _errors(api: FastAPI) -> None:
-    """Answer every failure with OpenAI's error object."""
+def _add_error_handlers(api: FastAPI) -> None:
+    """Return OpenAI's error object for every failure."""
 
     @api.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
@@ -366,11 +371,13 @@ def _errors(api: FastAPI) -> None:
 
     @api.exception_handler(ClientDisconnect)
     async def left(request: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=400)  # nobody reads it
+        return Response(status_code=400)  # the client has disconnected
 
     @api.exception_handler(404)
     async def not_found(request: Request, error: Exception) -> Response:
-        return error_response(ApiError(404, f"no such path: {request.url.path}", code="not_found"))
+        return error_response(
+            ApiError(404, f"the path {request.url.path} does not exist", code="not_found")
+        )
 
     @api.exception_handler(405)
     async def not_allowed(request: Request, error: Exception) -> Response:
@@ -391,7 +398,6 @@ def _token_text(engine: AsyncEngine, body: CompletionRequest | ChatRequest) -> T
 
 
 def _stop_ids(body: CompletionRequest | ChatRequest) -> frozenset[int]:
-    """Return the tokens that the client named as ends."""
     return frozenset(body.stop_token_ids or ())
 
 
@@ -399,18 +405,18 @@ def _tenant(request: Request) -> str:
     return str(request.scope.get(TENANT, ""))
 
 
-def _answer(
+def _build_response(
     engine: AsyncEngine,
     batch: Batch,
     choices: Sequence[Choice],
     body: CompletionRequest | ChatRequest,
-) -> Answer:
+) -> GenerationResponse:
     options = body.stream_options
     forced = engine.settings.api.force_include_usage
     usage = forced or (options is not None and options.include_usage)
-    answer = Answer(engine, batch, choices, stream=bool(body.stream), usage=usage)
-    continuous = options is not None and options.continuous_usage_stats
-    answer.continuous = forced or (usage and continuous)
+    answer = GenerationResponse(engine, batch, choices, stream=bool(body.stream), usage=usage)
+    usage_in_chunks = options is not None and options.continuous_usage_stats
+    answer.usage_in_chunks = forced or (usage and usage_in_chunks)
     if num_prompt_logprobs(body) is not None:
         echoes = isinstance(body, CompletionRequest) and body.echo
         echo = body.logprobs if echoes else None

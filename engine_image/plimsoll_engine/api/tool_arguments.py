@@ -1,7 +1,7 @@
-"""Arguments of tool calls that a model does not write in JSON, given out in JSON as they come in.
+"""Tool call arguments that are not JSON, converted to JSON as they arrive.
 
-Qwen3-Coder and GLM have a tag for each, and Llama 4 writes Python. A text is given out letter by
-letter where a tool's schema says that it is one, and any other value once it is whole.
+Qwen3-Coder and GLM write a tag for each argument, and Llama 4 writes Python. String arguments are
+emitted as they arrive, others when they are complete.
 """
 
 from __future__ import annotations
@@ -11,13 +11,20 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from plimsoll_engine.api.tool_calls import NoCall, Reader, Steps, checked, load, written
+from plimsoll_engine.api.tool_calls import (
+    NotACall,
+    Reader,
+    Steps,
+    dump_json,
+    load_lenient_json,
+    validate_name,
+)
 from plimsoll_engine.frontend.requests.detokenize import overlap
 
-Texts = Mapping[str, Collection[str]]
-"""By tool, those of its arguments that are texts by its schema."""
+StringArguments = Mapping[str, Collection[str]]
+"""Names of string arguments by tool, according to its schema."""
 MAX_PYTHON_CHARACTERS = 64 << 10
-"""Python's parser takes some hundred bytes of memory for each."""
+"""Maximum length for Python's parser, which takes about 100 bytes of memory per character."""
 
 HERMES, END_HERMES = "<tool_call>", "</tool_call>"
 PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
@@ -26,137 +33,145 @@ KEY, END_KEY = "<arg_key>", "</arg_key>"
 VALUE, END_VALUE = "<arg_value>", "</arg_value>"
 
 
-class Arguments:
-    """The arguments of a call, given out in JSON as they come in."""
+class ArgumentEmitter:
+    """Emitter of a call's arguments as a JSON object."""
 
     def __init__(self, text: Reader, name: str) -> None:
         self.text = text
-        self.begun = False
-        self._name = checked(name)
+        self.has_arguments = False
+        self._name = validate_name(name)
         self._in_text = False
 
-    def key(self, key: str) -> None:
-        """Begin the next argument."""
-        if not self.begun:
-            self.text.opens(self._name)
-        self.adds((", " if self.begun else "{") + json.dumps(key, ensure_ascii=False) + ": ")
-        self.begun = True
+    def start_argument(self, key: str) -> None:
+        """Emit the key of the next argument."""
+        if not self.has_arguments:
+            self.text.start_call(self._name)
+        self.add_json(
+            (", " if self.has_arguments else "{") + json.dumps(key, ensure_ascii=False) + ": "
+        )
+        self.has_arguments = True
 
-    def adds(self, piece: str, more: bool = True) -> None:
-        """Give out JSON."""
-        self.text.adds(piece, more)
-        self.text.forget()
+    def add_json(self, piece: str, more: bool = True) -> None:
+        """Emit a piece of JSON."""
+        self.text.add_arguments(piece, more)
+        self.text.drop_consumed()
 
-    def says(self, piece: str, whole: bool, lines: bool) -> str:
-        """Give out a part of a text, and its end if ``whole``; return what may be layout there."""
+    def add_string(self, piece: str, whole: bool, strips_line_breaks: bool) -> str:
+        """Emit a piece of a string, and its end if ``whole``; return a held-back line break."""
         begins, self._in_text = not self._in_text, not whole
-        piece = piece.removeprefix("\n") if begins and lines else piece
-        held = "\n" if lines and piece.endswith("\n") else ""
+        piece = piece.removeprefix("\n") if begins and strips_line_breaks else piece
+        held = "\n" if strips_line_breaks and piece.endswith("\n") else ""
         said = json.dumps(piece[: len(piece) - len(held)], ensure_ascii=False)
-        self.adds(('"' if begins else "") + said[1:-1] + ('"' if whole else ""))
+        self.add_json(('"' if begins else "") + said[1:-1] + ('"' if whole else ""))
         return held
 
-    def end(self) -> None:
-        """Give out the end of the call."""
-        if not self.begun:
-            self.text.opens(self._name)
-        self.adds("}" if self.begun else "{}", more=False)
+    def finish(self) -> None:
+        """Emit the end of the call."""
+        if not self.has_arguments:
+            self.text.start_call(self._name)
+        self.add_json("}" if self.has_arguments else "{}", more=False)
 
 
-def parameters(text: Reader, name: str, texts: Texts) -> Steps[None]:
+def read_parameters(text: Reader, name: str, texts: StringArguments) -> Steps[None]:
     """Read ``<parameter=KEY>VALUE</parameter>`` up to the end of a function."""
-    arguments = Arguments(text, name)
+    emitter = ArgumentEmitter(text, name)
     following = PARAMETER, END_FUNCTION, END_HERMES
     while True:
-        yield from text.next()
-        mark = yield from text.takes(PARAMETER, END_FUNCTION)
+        yield from text.peek()
+        mark = yield from text.take_mark(PARAMETER, END_FUNCTION)
         if mark != PARAMETER:
-            if not mark and text.text and not arguments.begun:
-                raise NoCall
-            arguments.end()
+            if not mark and text.text and not emitter.has_arguments:
+                raise NotACall
+            emitter.finish()
             return
-        key, _ = yield from text.up_to(">")
-        arguments.key(key.strip())
+        key, _ = yield from text.take_until(">")
+        emitter.start_argument(key.strip())
         is_text = key.strip() in texts.get(name.strip(), ())
-        if not (yield from _value(arguments, is_text, END_PARAMETER, *following, lines=True)):
+        if not (
+            yield from _value(emitter, is_text, END_PARAMETER, *following, strips_line_breaks=True)
+        ):
             return
 
 
-def keys(text: Reader, name: str, texts: Texts) -> Steps[None]:
+def read_keyed_arguments(text: Reader, name: str, texts: StringArguments) -> Steps[None]:
     """Read ``<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>``."""
-    arguments = Arguments(text, name)
-    while (yield from text.next()) and (yield from text.takes(KEY)):
-        key, _ = yield from text.up_to(END_KEY)
-        yield from text.next()
-        if not (yield from text.takes(VALUE)):
-            if arguments.begun:
-                arguments.end()
-            raise NoCall
-        arguments.key(key.strip())
+    emitter = ArgumentEmitter(text, name)
+    while (yield from text.peek()) and (yield from text.take_mark(KEY)):
+        key, _ = yield from text.take_until(END_KEY)
+        yield from text.peek()
+        if not (yield from text.take_mark(VALUE)):
+            if emitter.has_arguments:
+                emitter.finish()
+            raise NotACall
+        emitter.start_argument(key.strip())
         is_text = key.strip() in texts.get(name.strip(), ())
-        if not (yield from _value(arguments, is_text, END_VALUE, KEY, END_HERMES)):
+        if not (yield from _value(emitter, is_text, END_VALUE, KEY, END_HERMES)):
             return
-    arguments.end()
+    emitter.finish()
 
 
 def _value(
-    arguments: Arguments, is_text: bool, end: str, *following: str, lines: bool = False
+    emitter: ArgumentEmitter,
+    is_text: bool,
+    end: str,
+    *following: str,
+    strips_line_breaks: bool = False,
 ) -> Steps[bool]:
-    """Give out a value up to the tag ``end``, which ends it only where one of ``following`` comes.
+    """Emit a value up to the tag ``end``, if one of ``following`` comes after it.
 
-    With ``lines``, a line break at its begin and at its end is layout. Returns whether it came
-    whole.
+    ``strips_line_breaks`` drops a line break at the start and the end. Returns whether the value is
+    complete.
     """
-    text, whole, parts = arguments.text, False, list[str]()
+    text, whole, parts = emitter.text, False, list[str]()
     while not whole:
         at = text.text.find(end)
         keep = overlap(text.text, end)
         parts.append(text.take(len(text.text) - keep if at < 0 else at))
         if at >= 0:
             text.take(len(end))
-            yield from text.next()
-            whole = bool((yield from text.follows(*following)))
+            yield from text.peek()
+            whole = bool((yield from text.peek_mark(*following)))
             whole = whole or (text.ended and any(one.startswith(text.text) for one in following))
             parts += [] if whole else [end, text.skipped]
         if is_text and (whole or any(parts)):
-            parts = [arguments.says("".join(parts), whole, lines)]
+            parts = [emitter.add_string("".join(parts), whole, strips_line_breaks)]
         if at < 0:
             if text.ended:
                 text.take(keep)
-                arguments.adds("" if is_text else "".join(parts).strip())
+                emitter.add_json("" if is_text else "".join(parts).strip())
                 return False
             yield
     if not is_text:
         value = "".join(parts)
-        if lines:
+        if strips_line_breaks:
             value = value.removeprefix("\n").removesuffix("\n")
-        arguments.adds(written(_typed(value)))
+        emitter.add_json(dump_json(_typed(value)))
     return True
 
 
 def _typed(value: str) -> Any:
     try:
-        return load(value)
-    except NoCall:
+        return load_lenient_json(value)
+    except NotACall:
         return {"True": True, "False": False, "None": None}.get(value.strip(), value)
 
 
-def python_calls(text: Reader) -> Steps[None]:
-    """Read calls up to the end of their list, which is begun."""
+def read_python_calls(text: Reader) -> Steps[None]:
+    """Read calls up to the end of a Python list whose bracket was consumed."""
     more = True
     while more:
-        yield from text.next()
+        yield from text.peek()
         while (end := _end_of_name(text.text)) == len(text.text) and not text.ended:
             yield
         name = text.take(end)
         if not all(part.isidentifier() for part in name.split(".")):
-            raise NoCall
-        if not (yield from text.takes("(")):
-            raise NoCall
-        yield from _python_arguments(Arguments(text, name))
-        yield from text.next()
-        more = bool((yield from text.takes(","))) and (yield from text.next()) != "]"
-    yield from text.takes("]")
+            raise NotACall
+        if not (yield from text.take_mark("(")):
+            raise NotACall
+        yield from _python_arguments(ArgumentEmitter(text, name))
+        yield from text.peek()
+        more = bool((yield from text.take_mark(","))) and (yield from text.peek()) != "]"
+    yield from text.take_mark("]")
 
 
 def _end_of_name(text: str) -> int:
@@ -165,41 +180,41 @@ def _end_of_name(text: str) -> int:
     )
 
 
-def _python_arguments(arguments: Arguments) -> Steps[None]:
+def _python_arguments(emitter: ArgumentEmitter) -> Steps[None]:
     mark = ","
     while mark == ",":
-        given, mark = yield from arguments.text.argument()
+        given, mark = yield from emitter.text.take_python_argument()
         if mark == ")" and not given.strip():
             break
         try:
             key, value = _python_argument(given)
-            told = written(value)
-        except NoCall:
-            if arguments.begun:
-                arguments.end()
+            told = dump_json(value)
+        except NotACall:
+            if emitter.has_arguments:
+                emitter.finish()
             raise
-        arguments.key(key)
-        arguments.adds(told)
-    arguments.end()
+        emitter.start_argument(key)
+        emitter.add_json(told)
+    emitter.finish()
 
 
 def _python_argument(given: str) -> tuple[str, Any]:
     if len(given) > MAX_PYTHON_CHARACTERS:
-        raise NoCall
+        raise NotACall
     try:
         node = ast.parse(f"f({given}\n)", mode="eval").body
         if not isinstance(node, ast.Call) or node.args or len(node.keywords) != 1:
-            raise NoCall
+            raise NotACall
         (one,) = node.keywords
         if one.arg is None:
-            raise NoCall
+            raise NotACall
         return one.arg, _literal(one.value)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        raise NoCall from None
+        raise NotACall from None
 
 
 def _literal(node: ast.expr) -> Any:
-    """Return the value of a literal, with JSON's own names of true, false and null."""
+    """Return the value of a Python literal, or of JSON's true, false and null."""
     if isinstance(node, ast.Name) and node.id in ("true", "false", "null"):
         return {"true": True, "false": False}.get(node.id)
     if isinstance(node, ast.List | ast.Tuple):
@@ -207,9 +222,9 @@ def _literal(node: ast.expr) -> Any:
     if isinstance(node, ast.Dict):
         keys = [None if key is None else ast.literal_eval(key) for key in node.keys]
         if not all(isinstance(key, str) for key in keys):
-            raise NoCall
+            raise NotACall
         return dict(zip(keys, map(_literal, node.values), strict=True))
     value = ast.literal_eval(node)
     if value is not None and not isinstance(value, str | int | float):
-        raise NoCall
+        raise NotACall
     return value

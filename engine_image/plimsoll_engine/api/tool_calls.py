@@ -1,13 +1,11 @@
-"""Tool calls in a model's text, taken out as the text comes in.
+"""Streaming parser of the tool calls in a model's output.
 
-What a family of models writes is in :mod:`plimsoll_engine.api.tool_families`. The rules for all:
+The formats are in :mod:`plimsoll_engine.api.tool_families`. These rules apply to all of them:
 
-- A call is given out once its name came and its arguments begin; these follow as they come in
-  (:mod:`plimsoll_engine.api.json_pieces`). Where they are before the name, or written as a text, it
-  is given out once it is whole.
-- A tag inside a string of a call's arguments is part of the string.
-- Whatever only looks like a call stays text, so that nothing is lost. Behind a tag, this is noted,
-  and told in a header of an answer in one piece.
+- A call is returned once its name is known, and its arguments as they arrive. If the arguments
+  precede the name, or are a string, the call is returned when it is complete.
+- A tag inside a string of the arguments is part of the string.
+- Everything else that resembles a call stays text. After a tag, this sets ``has_unparsed_call``.
 """
 
 from __future__ import annotations
@@ -20,15 +18,15 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
-from plimsoll_engine.api.json_pieces import JsonPieces
+from plimsoll_engine.api.json_pieces import JsonRepairer
 from plimsoll_engine.frontend.requests.detokenize import overlap
 
 _T = TypeVar("_T")
 Steps = Generator[None, None, _T]
-"""Reads on; yields where it needs more of the text."""
+"""Coroutine that yields whenever it needs more text."""
 
-RETRIES = 16
-"""Times that a text is parsed again after the start of a call that was never completed."""
+MAX_RETRIES = 16
+"""Maximum number of times that text is parsed again after an incomplete call."""
 _IN_STRING = re.compile(r'["\\]')
 _IN_TEXT = re.compile(r"['\\]")
 _OUTSIDE = re.compile(r'["{}\[\]<]')
@@ -37,9 +35,9 @@ _CLOSERS = {"{": "}", "[": "]", "(": ")"}
 
 
 class ToolCall(NamedTuple):
-    """``arguments`` is a JSON object as text.
+    """Tool call; ``arguments`` is a JSON object as text.
 
-    With ``more`` it is the beginning of one; then parts without an id and a name follow.
+    If ``more`` is true, the arguments continue in further parts without id and name.
     """
 
     id: str
@@ -50,89 +48,83 @@ class ToolCall(NamedTuple):
 
 @dataclass(slots=True)
 class Parsed:
-    """What a piece of text turned out to be: plain text, and calls that it completed.
-
-    ``reasoning`` came before both.
-    """
+    """Parsed piece of an output: plain text, completed calls, and the reasoning before both."""
 
     text: str = ""
     calls: list[ToolCall] = field(default_factory=list)
     reasoning: str = ""
 
 
-class NoCall(Exception):
-    """What began like a call is none."""
+class NotACall(Exception):
+    """The text is not a valid tool call."""
 
 
-class Endless(NoCall):
-    """The text ended before what began like a call did."""
+class IncompleteCall(NotACall):
+    """The text ends within a tool call."""
 
 
 class Reader:
-    """The text that came and was not read yet, and what became of the rest.
+    """Buffer of unread text, and of the results.
 
-    The methods that return :data:`Steps` wait for as much of the text as they need.
+    Methods that return :data:`Steps` wait until they have enough text.
     """
 
     def __init__(self) -> None:
         self.text = ""
         self.ended = False
         self.finished = False
-        """Whether the model itself ended the text."""
+        """True if the model ended the output, rather than a limit or a stop string."""
         self.skipped = ""
-        """What the last :meth:`next` skipped."""
-        self.out = Parsed()
-        self._raw: list[str] = []
-        """What the call under way has taken."""
+        """White space that the last :meth:`peek` skipped."""
+        self.result = Parsed()
+        self._consumed: list[str] = []
+        """Text that the current call has consumed."""
         self._blank = ""
-        self._layout = False
-        """Whether white space follows a call: it is layout, and kept back until text follows."""
-        self._retries = RETRIES
-        self._tagged = False
-        """Whether a tag began what is read."""
-        self.unread = False
-        """Whether what a tag began stayed text."""
+        self._after_call = False
+        """True after a call: white space is held back until text follows."""
+        self._retries_left = MAX_RETRIES
+        self._has_tag = False
+        """True if the current call began with a tag."""
+        self.has_unparsed_call = False
+        """True if text after a tag could not be parsed and stays text."""
 
-    def content(self, marks: Sequence[str], thoughts: bool = False) -> Steps[str | None]:
-        """Give out text up to the first of ``marks`` and take that; None at the text's end.
-
-        The text is of the answer, or else ``thoughts``.
-        """
-        say = self._think if thoughts else self._say
+    def read_content(self, marks: Sequence[str], is_reasoning: bool = False) -> Steps[str | None]:
+        """Emit text up to the first of ``marks``, and consume the mark; None at the end."""
+        emit = self._emit_reasoning if is_reasoning else self._emit_text
         while True:
             found = [(at, mark) for mark in marks if (at := self.text.find(mark)) >= 0]
             if found:
                 at, mark = min(found)
-                say(self.text[:at])
+                emit(self.text[:at])
                 self.text = self.text[at:]
-                self._raw, self._tagged = [], True
+                self._consumed, self._has_tag = [], True
                 self.take(len(mark))
                 return mark
             keep = 0 if self.ended else max((overlap(self.text, mark) for mark in marks), default=0)
-            say(self.text[: len(self.text) - keep])
+            emit(self.text[: len(self.text) - keep])
             self.text = self.text[len(self.text) - keep :]
             if self.ended:
                 return None
             yield
 
-    def _say(self, text: str) -> None:
-        if self._layout and not text.strip():
+    def _emit_text(self, text: str) -> None:
+        if self._after_call and not text.strip():
             self._blank += text
             return
-        self.out.text += self._blank + text
-        self._blank, self._layout = "", False
+        self.result.text += self._blank + text
+        self._blank, self._after_call = "", False
 
-    def _think(self, text: str) -> None:
-        self.out.reasoning += text
+    def _emit_reasoning(self, text: str) -> None:
+        self.result.reasoning += text
 
     def take(self, count: int) -> str:
-        """Return the next ``count`` characters, as part of the call under way."""
+        """Consume and return the next ``count`` characters."""
         taken, self.text = self.text[:count], self.text[count:]
-        self._raw.append(taken)
+        self._consumed.append(taken)
         return taken
 
-    def next(self, skipped: str = " \t\r\n") -> Steps[str]:
-        """Return the next character that is not ``skipped``, which stays; empty at the end."""
+    def peek(self, skipped: str = " \t\r\n") -> Steps[str]:
+        """Skip characters in ``skipped`` and return the next one unconsumed, or ""."""
         self.skipped = ""
         while True:
             begin = self.text.lstrip(skipped)
@@ -141,8 +133,8 @@ class Reader:
                 return self.text[:1]
             yield
 
-    def follows(self, *marks: str) -> Steps[str]:
-        """Return the one of ``marks`` that comes next; empty where none does."""
+    def peek_mark(self, *marks: str) -> Steps[str]:
+        """Return which of ``marks`` comes next, or ""."""
         while True:
             for mark in marks:
                 if self.text.startswith(mark):
@@ -151,34 +143,37 @@ class Reader:
                 return ""
             yield
 
-    def takes(self, *marks: str) -> Steps[str]:
-        """Take the one of ``marks`` that comes next and return it; empty where none does."""
-        mark = yield from self.follows(*marks)
+    def take_mark(self, *marks: str) -> Steps[str]:
+        """Consume and return the one of ``marks`` that comes next, or ""."""
+        mark = yield from self.peek_mark(*marks)
         return self.take(len(mark)) if mark else ""
 
-    def drops(self, mark: str) -> Steps[None]:
-        """Take ``mark`` where it comes next, or what a text that ends there has of it."""
-        if not (yield from self.takes(mark)) and self.ended and mark.startswith(self.text):
+    def drop_mark(self, mark: str) -> Steps[None]:
+        """Drop ``mark`` if it comes next, also if the text ends within it."""
+        if not (yield from self.take_mark(mark)) and self.ended and mark.startswith(self.text):
             self.take(len(self.text))
-        self.forget()
+        self.drop_consumed()
 
-    def back(self, count: int = 1) -> None:
-        """Undo the last :meth:`take`, or so many of them."""
-        taken = self._raw[len(self._raw) - count :]
-        del self._raw[len(self._raw) - count :]
+    def untake(self, count: int = 1) -> None:
+        """Undo the last ``count`` calls of :meth:`take`."""
+        taken = self._consumed[len(self._consumed) - count :]
+        del self._consumed[len(self._consumed) - count :]
         self.text = "".join(taken) + self.text
 
     @property
-    def taken(self) -> int:
-        """How often the call under way has taken something."""
-        return len(self._raw)
+    def num_taken(self) -> int:
+        """Number of calls of :meth:`take` for the current tool call."""
+        return len(self._consumed)
 
-    def forget(self) -> None:
-        """Leave out what was taken: it is neither text nor part of a call."""
-        self._raw = []
+    def drop_consumed(self) -> None:
+        """Drop the consumed text, so that it is neither output nor part of a call."""
+        self._consumed = []
 
-    def up_to(self, *marks: str) -> Steps[tuple[str, str]]:
-        """Take the text before the first of ``marks``, and the mark; raise NoCall without one."""
+    def take_until(self, *marks: str) -> Steps[tuple[str, str]]:
+        """Consume and return the text before the first of ``marks``, and the mark.
+
+        Raises NotACall if there is no mark.
+        """
         taken: list[str] = []
         while True:
             found = [(at, mark) for mark in marks if (at := self.text.find(mark)) >= 0]
@@ -188,21 +183,21 @@ class Reader:
                 self.take(len(mark))
                 return "".join(taken), mark
             if self.ended:
-                raise Endless
+                raise IncompleteCall
             keep = max(overlap(self.text, mark) for mark in marks)
             taken.append(self.take(len(self.text) - keep))
             yield
 
-    def bracketed(self, python: bool = False) -> Steps[tuple[str, str]]:
-        """Take a JSON object or array, or what has brackets in Python.
+    def take_bracketed(self, python: bool = False) -> Steps[tuple[str, str]]:
+        """Consume a JSON object or array, or a Python expression in brackets.
 
-        Returns its text, and the brackets that it lacks before a tag. Raises NoCall where the text
-        ends first.
+        Returns its text, and the closing brackets that are missing before a tag. Raises NotACall if
+        the text ends first.
         """
         stack: list[str] = []
         quote, escaped, taken = "", False, list[str]()
-        if (yield from self.next()) not in ("{", "[", "(" if python else "["):
-            raise NoCall
+        if (yield from self.peek()) not in ("{", "[", "(" if python else "["):
+            raise NotACall
         while True:
             at, end = 0, None
             while end is None and at < len(self.text):
@@ -231,48 +226,48 @@ class Reader:
             if end is not None:
                 return "".join(taken), "".join(reversed(stack))
             if self.ended:
-                raise Endless
+                raise IncompleteCall
             yield
 
-    def opens(self, name: str, id_: str = "") -> None:
-        """Give out the beginning of a call; :meth:`adds` gives its arguments."""
-        self._raw, self._tagged = [], False
-        self._blank, self._layout = "", True
-        self.out.calls.append(ToolCall(id_ or new_id(), name, "", more=True))
+    def start_call(self, name: str, id_: str = "") -> None:
+        """Emit the start of a call; :meth:`add_arguments` adds its arguments."""
+        self._consumed, self._has_tag = [], False
+        self._blank, self._after_call = "", True
+        self.result.calls.append(ToolCall(id_ or new_call_id(), name, "", more=True))
 
-    def adds(self, piece: str, more: bool = True) -> None:
-        """Give out the next part of the arguments of the call that is open, or the last one."""
+    def add_arguments(self, piece: str, more: bool = True) -> None:
+        """Emit a piece of the open call's arguments; the last one without ``more``."""
         if not piece:
             return
-        if not self.out.calls:
-            self.out.calls.append(ToolCall("", "", ""))
-        part = self.out.calls[-1]
-        self.out.calls[-1] = part._replace(arguments=part.arguments + piece, more=more)
+        if not self.result.calls:
+            self.result.calls.append(ToolCall("", "", ""))
+        part = self.result.calls[-1]
+        self.result.calls[-1] = part._replace(arguments=part.arguments + piece, more=more)
 
-    def streams(self, name: str, id_: str = "") -> Steps[bool]:
-        """Give out a call whose arguments come next, an object in JSON.
+    def read_json_call(self, name: str, id_: str = "") -> Steps[bool]:
+        """Emit a call whose arguments follow as a JSON object.
 
-        Returns whether it came whole; the text may end before.
+        Returns whether the object is complete; the text may end within it.
         """
-        self.opens(name, id_)
-        pieces = JsonPieces()
-        if (yield from self.next()) != "{":
+        self.start_call(name, id_)
+        pieces = JsonRepairer()
+        if (yield from self.peek()) != "{":
             return False
-        self.forget()
+        self.drop_consumed()
         while True:
             piece, self.text = pieces.push(self.text, self.ended and not self.finished)
-            self.adds(piece, more=not pieces.whole)
-            if self.finished and not pieces.whole:
-                piece, self.text = pieces.end(self.text), ""
-                self.adds(piece, more=not pieces.whole)
-            if pieces.whole or self.ended:
-                return pieces.whole
+            self.add_arguments(piece, more=not pieces.is_complete)
+            if self.finished and not pieces.is_complete:
+                piece, self.text = pieces.close(self.text), ""
+                self.add_arguments(piece, more=not pieces.is_complete)
+            if pieces.is_complete or self.ended:
+                return pieces.is_complete
             yield
 
-    def argument(self) -> Steps[tuple[str, str]]:
-        """Take an argument of a call in Python; return it, and the comma or bracket that ends it.
+    def take_python_argument(self) -> Steps[tuple[str, str]]:
+        """Consume an argument of a Python call; return it, and the comma or bracket after it.
 
-        Raises NoCall where the text ends first.
+        Raises NotACall if the text ends first.
         """
         closers, quote, escaped, taken = [")"], "", False, list[str]()
         while True:
@@ -296,33 +291,34 @@ class Reader:
             if end is not None:
                 return "".join(taken), self.take(1)
             if self.ended:
-                raise Endless
+                raise IncompleteCall
             yield
 
-    def gives(self, calls: list[ToolCall]) -> None:
-        """Give out calls that are whole."""
-        self._raw, self._tagged = [], False
-        self._blank, self._layout = "", True
-        self.out.calls += calls
+    def emit_calls(self, calls: list[ToolCall]) -> None:
+        """Emit complete calls."""
+        self._consumed, self._has_tag = [], False
+        self._blank, self._after_call = "", True
+        self.result.calls += calls
 
-    def attempt(self, reading: Steps[None]) -> Steps[bool]:
-        """Follow ``reading``, which gives out calls, or emit as text what it consumed since.
+    def try_calls(self, steps: Steps[None]) -> Steps[bool]:
+        """Run ``steps``, which emit calls; on NotACall, emit the consumed text instead.
 
-        If the text ended in it, all but its first piece is parsed again: a call may follow there.
+        If the text ends within it, the text after its first piece is parsed again, because it may
+        have another call.
         """
         try:
-            yield from reading
-        except NoCall as error:
-            self.unread |= self._tagged
-            self._tagged = False
-            first, rest = (self._raw or [""])[0], "".join(self._raw[1:])
-            if isinstance(error, Endless) and self._retries:
-                self._retries -= 1
+            yield from steps
+        except NotACall as error:
+            self.has_unparsed_call |= self._has_tag
+            self._has_tag = False
+            first, rest = (self._consumed or [""])[0], "".join(self._consumed[1:])
+            if isinstance(error, IncompleteCall) and self._retries_left:
+                self._retries_left -= 1
                 self.text, rest = rest + self.text, ""
-            self._raw = []
-            self._say(first + rest)
+            self._consumed = []
+            self._emit_text(first + rest)
             return False
-        self._raw, self._tagged = [], False
+        self._consumed, self._has_tag = [], False
         return True
 
 
@@ -330,9 +326,9 @@ Family = Callable[[Reader], Steps[None]]
 
 
 class ToolCallParser:
-    """Takes the calls of ``family`` out of a text that comes in pieces.
+    """Streaming parser of an output in the format of ``family``.
 
-    Unless ``parallel``, the first call is the only one that is given out.
+    Without ``parallel``, only the first call is returned.
     """
 
     def __init__(self, family: Family, parallel: bool = True) -> None:
@@ -340,21 +336,21 @@ class ToolCallParser:
         self._family = family
         self._steps: Steps[None] | None = family(self._reader)
         self._parallel = parallel
-        self._given = 0
+        self._num_calls = 0
 
     @property
-    def unread(self) -> bool:
-        """Whether what a tag of the family began is no call, and stayed text."""
-        return self._reader.unread
+    def has_unparsed_call(self) -> bool:
+        """True if text after a tag could not be parsed and stays text."""
+        return self._reader.has_unparsed_call
 
-    def again(self) -> ToolCallParser:
-        """Return a parser like this one for another text."""
+    def copy(self) -> ToolCallParser:
+        """Return a new parser with the same settings."""
         return ToolCallParser(self._family, self._parallel)
 
     def push(self, piece: str, last: bool = False, finished: bool = False) -> Parsed:
-        """Return what ``piece`` makes certain, and all that is left where it is the ``last``.
+        """Return what is certain after ``piece``, and everything that is left with ``last``.
 
-        ``finished``: the model ended the text, so brackets that are open are missing.
+        ``finished`` means that the model ended the output, so that open brackets are missing.
         """
         self._reader.text += piece
         self._reader.ended |= last
@@ -364,67 +360,67 @@ class ToolCallParser:
                 next(self._steps)
             except StopIteration:
                 self._steps = None
-        found, self._reader.out = self._reader.out, Parsed()
+        found, self._reader.result = self._reader.result, Parsed()
         if not self._parallel:
             for at, one in enumerate(found.calls):
-                self._given += bool(one.id)
-                if self._given > 1:
+                self._num_calls += bool(one.id)
+                if self._num_calls > 1:
                     del found.calls[at:]
                     break
         return found
 
 
-def call(name: object, arguments: object, id_: str = "") -> ToolCall:
-    """Return a call; raise NoCall where the name is no text or the arguments are no object."""
+def make_call(name: object, arguments: object, id_: str = "") -> ToolCall:
+    """Return a call. Raises NotACall if the name or the arguments are invalid."""
     if arguments is None or arguments == "":
         arguments = {}
     if isinstance(arguments, str):
-        arguments = load(arguments)
+        arguments = load_lenient_json(arguments)
     if not isinstance(arguments, dict) or not isinstance(name, str):
-        raise NoCall
-    return ToolCall(id_ or new_id(), checked(name), written(arguments))
+        raise NotACall
+    return ToolCall(id_ or new_call_id(), validate_name(name), dump_json(arguments))
 
 
-def written(value: Any) -> str:
-    """Return a value in JSON; raise NoCall where it is nested too deeply."""
+def dump_json(value: Any) -> str:
+    """Return ``value`` as JSON. Raises NotACall if it is nested too deeply."""
     try:
-        told = json.dumps(value, ensure_ascii=False)
-        # Half a character stays the escape that the model wrote.
-        return told if _valid(told) else json.dumps(value)
+        text = json.dumps(value, ensure_ascii=False)
+        # A lone surrogate stays escaped, as the model wrote it.
+        return text if _is_encodable(text) else json.dumps(value)
     except RecursionError:
-        raise NoCall from None
+        raise NotACall from None
 
 
-def checked(name: str) -> str:
-    """Return the name of a tool without blanks around it; raise NoCall where it is none."""
-    if not name.strip() or not _valid(name):
-        raise NoCall
+def validate_name(name: str) -> str:
+    """Return a tool's name without white space around it. Raises NotACall if it is invalid."""
+    if not name.strip() or not _is_encodable(name):
+        raise NotACall
     return name.strip()
 
 
-def new_id() -> str:
-    """Return an id of a call in OpenAI's form."""
+def new_call_id() -> str:
+    """Return a call id in OpenAI's format."""
     return f"call_{secrets.token_hex(12)}"
 
 
-def calls_of(value: Any) -> list[ToolCall]:
-    """Return the calls that a JSON value holds: an object with a name, or a list of such."""
+def parse_calls(value: Any) -> list[ToolCall]:
+    """Return the calls in a JSON value: an object with a name, or a list of objects."""
     if isinstance(value, list) and value:
-        return [one for entry in value for one in calls_of(entry)]
+        return [one for entry in value for one in parse_calls(entry)]
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
     if not isinstance(value, dict):
-        raise NoCall
+        raise NotACall
     arguments = value.get("arguments", value.get("parameters"))
-    return [call(value.get("name"), arguments)]
+    return [make_call(value.get("name"), arguments)]
 
 
-def load(text: str) -> Any:
-    """Return the value of JSON as models write it; raise NoCall where it is none."""
+def load_lenient_json(text: str) -> Any:
+    """Return the value of JSON with typical errors of models. Raises NotACall."""
     try:
         return json.loads(text, strict=False, parse_float=_number, parse_constant=lambda _: None)
     except (ValueError, RecursionError):
-        raise NoCall from None
+        raise NotACall from None
 
 
 def _number(text: str) -> float | None:
@@ -432,7 +428,7 @@ def _number(text: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _valid(text: str) -> bool:
+def _is_encodable(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:

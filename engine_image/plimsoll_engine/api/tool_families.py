@@ -1,7 +1,7 @@
-"""How families of models write tool calls, and how each is read.
+"""Tool call formats of model families, and their parsers.
 
-The names are vLLM's of its parsers (``--tool-call-parser``). What is prescribed where a call is
-forced is in :mod:`plimsoll_engine.api.forced_calls`.
+The names are those of vLLM's parsers (``--tool-call-parser``). The grammars of forced calls are in
+:mod:`plimsoll_engine.api.forced_calls`.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from plimsoll_engine.api.tool_arguments import (
     HERMES,
     KEY,
     VALUE,
-    Texts,
-    keys,
-    parameters,
-    python_calls,
+    StringArguments,
+    read_keyed_arguments,
+    read_parameters,
+    read_python_calls,
 )
 from plimsoll_engine.api.tool_calls import (
     Family,
-    NoCall,
+    NotACall,
     Reader,
     Steps,
     ToolCallParser,
-    calls_of,
-    checked,
-    load,
-    new_id,
+    load_lenient_json,
+    new_call_id,
+    parse_calls,
+    validate_name,
 )
 
 PYTHON_TAG = "<|python_tag|>"
@@ -48,252 +48,258 @@ CHANNEL, MESSAGE, CONSTRAIN, START = "<|channel|>", "<|message|>", "<|constrain|
 HARMONY_ENDS = ("<|end|>", "<|call|>", "<|return|>")
 
 
-# ---- reading
+# ---- parsers
 
 
-def hermes(text: Reader, texts: Texts) -> Steps[None]:
+def hermes(text: Reader, texts: StringArguments) -> Steps[None]:
     """Read ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, or a list in the tags."""
 
     def body() -> Steps[None]:
-        yield from _json_calls(text)
-        yield from text.next(" \t\r\n}]")
-        yield from text.takes(END_HERMES)
+        yield from _read_json_calls(text)
+        yield from text.peek(" \t\r\n}]")
+        yield from text.take_mark(END_HERMES)
 
-    while (yield from text.content([HERMES])) is not None:
-        yield from text.attempt(body())
+    while (yield from text.read_content([HERMES])) is not None:
+        yield from text.try_calls(body())
 
 
-def llama3_json(text: Reader, texts: Texts) -> Steps[None]:
-    """Read ``{"name": …, "parameters": {…}}``, alone or after its tag; ``;`` parts several."""
+def llama3_json(text: Reader, texts: StringArguments) -> Steps[None]:
+    """Read ``{"name": …, "parameters": {…}}``, alone or after its tag; ``;`` separates calls."""
 
     def another() -> Steps[None]:
-        yield from text.next()
-        if not (yield from text.takes(";")):
-            raise NoCall
-        yield from _json_calls(text)
+        yield from text.peek()
+        if not (yield from text.take_mark(";")):
+            raise NotACall
+        yield from _read_json_calls(text)
 
-    found = yield from text.attempt(_json_or_python(text))
+    found = yield from text.try_calls(_json_or_python(text))
     while True:
         while found:
-            found = yield from text.attempt(another())
-        if (yield from text.content([PYTHON_TAG])) is None:
+            found = yield from text.try_calls(another())
+        if (yield from text.read_content([PYTHON_TAG])) is None:
             return
-        found = yield from text.attempt(_json_or_python(text))
+        found = yield from text.try_calls(_json_or_python(text))
 
 
 def _json_or_python(text: Reader) -> Steps[None]:
-    """Read what Llama writes: 3 was taught JSON, 4 Python, but its template asks for JSON."""
-    if (yield from text.next()) == "[":
-        begun = text.taken
+    """Read JSON, or a Python list: Llama 4 writes Python, but its template asks for JSON."""
+    if (yield from text.peek()) == "[":
+        taken_before = text.num_taken
         text.take(1)
-        first = yield from text.next()
+        first = yield from text.peek()
         if first != "{":
-            yield from python_calls(text)
+            yield from read_python_calls(text)
             return
-        text.back(text.taken - begun)
-    yield from _json_calls(text)
+        text.untake(text.num_taken - taken_before)
+    yield from _read_json_calls(text)
 
 
-def mistral(text: Reader, texts: Texts) -> Steps[None]:
-    """Read ``[TOOL_CALLS][{…}, …]``, and ``[TOOL_CALLS]NAME[ARGS]{…}`` of later tokenizers."""
+def mistral(text: Reader, texts: StringArguments) -> Steps[None]:
+    """Read ``[TOOL_CALLS][{…}, …]``, or ``[TOOL_CALLS]NAME[ARGS]{…}`` of later tokenizers."""
 
     def body() -> Steps[None]:
-        if (yield from text.next()) in ("[", "{"):
-            yield from _json_calls(text, short_id)
+        if (yield from text.peek()) in ("[", "{"):
+            yield from _read_json_calls(text, short_id)
             return
-        name, mark = yield from text.up_to(ARGS, CALL_ID, "{")
+        name, mark = yield from text.take_until(ARGS, CALL_ID, "{")
         if mark == CALL_ID:
-            _, mark = yield from text.up_to(ARGS, "{")
+            _, mark = yield from text.take_until(ARGS, "{")
         if mark == "{":
-            text.back()
-        yield from _object(text, name, short_id)
+            text.untake()
+        yield from _read_json_arguments(text, name, short_id)
 
-    while (yield from text.content([MISTRAL])) is not None:
-        yield from text.attempt(body())
+    while (yield from text.read_content([MISTRAL])) is not None:
+        yield from text.try_calls(body())
 
 
-def qwen3_coder(text: Reader, texts: Texts) -> Steps[None]:
-    """Read ``<function=NAME><parameter=KEY>VALUE</parameter></function>`` in the tags of Hermes."""
+def qwen3_coder(text: Reader, texts: StringArguments) -> Steps[None]:
+    """Read ``<function=NAME><parameter=KEY>VALUE</parameter></function>`` in Hermes's tags."""
 
-    def function(begun: bool) -> Steps[None]:
-        yield from text.next()
-        if begun or (yield from text.takes(FUNCTION)):
-            name, _ = yield from text.up_to(">")
-            if (yield from text.next()) == "{":  # as Functionary writes them
-                yield from _object(text, name)
-                yield from text.next()
-                yield from text.takes(END_FUNCTION)
+    def function(taken_before: bool) -> Steps[None]:
+        yield from text.peek()
+        if taken_before or (yield from text.take_mark(FUNCTION)):
+            name, _ = yield from text.take_until(">")
+            if (yield from text.peek()) == "{":  # as Functionary writes them
+                yield from _read_json_arguments(text, name)
+                yield from text.peek()
+                yield from text.take_mark(END_FUNCTION)
             else:
-                yield from parameters(text, name, texts)
+                yield from read_parameters(text, name, texts)
         else:
-            yield from _json_calls(text)  # as the family's other models write them
-        yield from text.next()
-        yield from text.takes(END_HERMES, END_SEED)
+            yield from _read_json_calls(text)  # as the family's other models write them
+        yield from text.peek()
+        yield from text.take_mark(END_HERMES, END_SEED)
 
-    while (mark := (yield from text.content([HERMES, SEED, FUNCTION]))) is not None:
-        yield from text.attempt(function(begun=mark == FUNCTION))
+    while (mark := (yield from text.read_content([HERMES, SEED, FUNCTION]))) is not None:
+        yield from text.try_calls(function(taken_before=mark == FUNCTION))
 
 
-def glm45(text: Reader, texts: Texts) -> Steps[None]:
-    """Read ``NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>`` in the tags of Hermes."""
+def glm45(text: Reader, texts: StringArguments) -> Steps[None]:
+    """Read ``NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>`` in Hermes's tags."""
 
     def function() -> Steps[None]:
-        if (yield from text.next()) in ("{", "["):
-            yield from _json_calls(text)  # as the family's other models write them
+        if (yield from text.peek()) in ("{", "["):
+            yield from _read_json_calls(text)  # as the family's other models write them
         else:
-            name, _ = yield from text.up_to(KEY, END_HERMES)
-            text.back()
-            yield from keys(text, name, texts)
-        yield from text.next()
-        yield from text.takes(END_HERMES)
+            name, _ = yield from text.take_until(KEY, END_HERMES)
+            text.untake()
+            yield from read_keyed_arguments(text, name, texts)
+        yield from text.peek()
+        yield from text.take_mark(END_HERMES)
 
-    while (yield from text.content([HERMES])) is not None:
-        yield from text.attempt(function())
+    while (yield from text.read_content([HERMES])) is not None:
+        yield from text.try_calls(function())
 
 
-def deepseek_v3(text: Reader, texts: Texts) -> Steps[None]:
-    """Read ``function<｜tool▁sep｜>NAME`` with a block of JSON, and ``NAME<｜tool▁sep｜>{…}``."""
+def deepseek_v3(text: Reader, texts: StringArguments) -> Steps[None]:
+    """Read ``function<｜tool▁sep｜>NAME`` with a JSON code block, or ``NAME<｜tool▁sep｜>{…}``."""
 
     def body() -> Steps[None]:
-        yield from text.next()
-        if not (yield from text.takes(DEEPSEEK_CALL[0])):
-            raise NoCall
-        name, _ = yield from text.up_to(DEEPSEEK_SEPARATOR)
-        if (yield from text.next()) != "{":
-            name, _ = yield from text.up_to("\n")
-            yield from text.next()
-            yield from text.takes("```json")
-        yield from _object(text, name)
+        yield from text.peek()
+        if not (yield from text.take_mark(DEEPSEEK_CALL[0])):
+            raise NotACall
+        name, _ = yield from text.take_until(DEEPSEEK_SEPARATOR)
+        if (yield from text.peek()) != "{":
+            name, _ = yield from text.take_until("\n")
+            yield from text.peek()
+            yield from text.take_mark("```json")
+        yield from _read_json_arguments(text, name)
         for mark in ("```", DEEPSEEK_CALL[1]):
-            yield from text.next()
-            yield from text.takes(mark)
+            yield from text.peek()
+            yield from text.take_mark(mark)
 
-    while (yield from text.content([DEEPSEEK[0]])) is not None:
-        if (yield from text.attempt(body())):
-            while (yield from text.attempt(body())):
+    while (yield from text.read_content([DEEPSEEK[0]])) is not None:
+        if (yield from text.try_calls(body())):
+            while (yield from text.try_calls(body())):
                 pass
-            yield from text.takes(DEEPSEEK[1])
-            text.forget()
+            yield from text.take_mark(DEEPSEEK[1])
+            text.drop_consumed()
 
 
-def pythonic(text: Reader, texts: Texts) -> Steps[None]:
-    """Read a text that is a list of calls in Python: ``[tide(port="Hull"), wind()]``."""
+def pythonic(text: Reader, texts: StringArguments) -> Steps[None]:
+    """Read an output that is a Python list of calls: ``[tide(port="Hull"), wind()]``."""
 
     def body() -> Steps[None]:
-        yield from text.next()
-        yield from text.takes("<|python_start|>")
+        yield from text.peek()
+        yield from text.take_mark("<|python_start|>")
         yield from _json_or_python(text)
-        yield from text.next()
-        yield from text.takes("<|python_end|>")
+        yield from text.peek()
+        yield from text.take_mark("<|python_end|>")
 
-    yield from text.attempt(body())
-    yield from text.content([])
+    yield from text.try_calls(body())
+    yield from text.read_content([])
 
 
-def openai(text: Reader, texts: Texts) -> Steps[None]:
-    """Read gpt-oss's channels: thoughts, calls (a recipient ``functions.NAME``), and the answer."""
+def openai(text: Reader, texts: StringArguments) -> Steps[None]:
+    """Read gpt-oss's channels: reasoning, calls (recipient ``functions.NAME``) and content."""
 
     def message() -> Steps[None]:
-        header, _ = yield from text.up_to(MESSAGE)
+        header, _ = yield from text.take_until(MESSAGE)
         name = re.search(r"to=functions\.([^\s<]+)", header)
         if name is None:
-            thoughts = header.strip().startswith("analysis")
-            yield from text.content(HARMONY_ENDS, thoughts=thoughts)
+            is_reasoning = header.strip().startswith("analysis")
+            yield from text.read_content(HARMONY_ENDS, is_reasoning=is_reasoning)
             return
-        yield from _object(text, name[1])
-        yield from text.next()
-        yield from text.takes(*HARMONY_ENDS)
+        yield from _read_json_arguments(text, name[1])
+        yield from text.peek()
+        yield from text.take_mark(*HARMONY_ENDS)
 
-    while (mark := (yield from text.content([CHANNEL, START]))) is not None:
+    while (mark := (yield from text.read_content([CHANNEL, START]))) is not None:
         if mark == START:
-            yield from text.takes("assistant")
-            text.forget()
+            yield from text.take_mark("assistant")
+            text.drop_consumed()
         else:
-            yield from text.attempt(message())
+            yield from text.try_calls(message())
 
 
-def _json_calls(text: Reader, new: Callable[[], str] = new_id) -> Steps[None]:
-    """Read an object with a name and arguments, or a list of such."""
-    if not (yield from _begins(text, "{", "[")):
-        raise NoCall
-    begun = text.taken
-    listed = yield from text.takes("[")
-    if listed and not (yield from _begins(text, "{")):
-        text.back(text.taken - begun)  # lists in it, or nothing
+def _read_json_calls(text: Reader, create_id: Callable[[], str] = new_call_id) -> Steps[None]:
+    """Read an object with name and arguments, or a list of objects."""
+    if not (yield from _starts_with(text, "{", "[")):
+        raise NotACall
+    taken_before = text.num_taken
+    listed = yield from text.take_mark("[")
+    if listed and not (yield from _starts_with(text, "{")):
+        text.untake(text.num_taken - taken_before)  # nested lists, or an empty one
         listed = ""
     more = True
     while more:
-        if (name := (yield from _head(text))) is None:
-            given, closers = yield from text.bracketed()
-            text.gives([one._replace(id=new()) for one in calls_of(load(given + closers))])
+        if (name := (yield from _read_json_head(text))) is None:
+            given, closers = yield from text.take_bracketed()
+            text.emit_calls(
+                [
+                    one._replace(id=create_id())
+                    for one in parse_calls(load_lenient_json(given + closers))
+                ]
+            )
         else:
-            yield from text.streams(name, new())
-            yield from _rest(text)
-        yield from text.next()
-        more = bool(listed) and bool((yield from text.takes(",")))
+            yield from text.read_json_call(name, create_id())
+            yield from _drop_json_rest(text)
+        yield from text.peek()
+        more = bool(listed) and bool((yield from text.take_mark(",")))
     if listed:
-        yield from text.takes("]")
+        yield from text.take_mark("]")
 
 
-def _begins(text: Reader, *marks: str) -> Steps[bool]:
-    return (yield from text.next()) in marks
+def _starts_with(text: Reader, *marks: str) -> Steps[bool]:
+    return (yield from text.peek()) in marks
 
 
-def _head(text: Reader) -> Steps[str | None]:
-    """Take ``{"name": "NAME", "arguments":`` where an object follows, and return the name.
+def _read_json_head(text: Reader) -> Steps[str | None]:
+    """Consume ``{"name": "NAME", "arguments":`` if an object follows, and return the name.
 
-    An object of another form stays: None.
+    Returns None, and consumes nothing, for other text.
     """
-    begun = text.taken
+    taken_before = text.num_taken
 
     def expected(*marks: str) -> Steps[None]:
-        yield from text.next()
-        if not (yield from text.takes(*marks)):
-            raise NoCall
+        yield from text.peek()
+        if not (yield from text.take_mark(*marks)):
+            raise NotACall
 
     try:
         for mark in ("{", '"name"', ":", '"'):
             yield from expected(mark)
-        name, mark = yield from text.up_to('"', "\\")
+        name, mark = yield from text.take_until('"', "\\")
         if mark != '"':
-            raise NoCall
+            raise NotACall
         for marks in ((",",), ('"arguments"', '"parameters"'), (":",)):
             yield from expected(*marks)
-        if (yield from text.next()) == "{":
-            return checked(name)
-    except NoCall:
+        if (yield from text.peek()) == "{":
+            return validate_name(name)
+    except NotACall:
         pass
-    text.back(text.taken - begun)
+    text.untake(text.num_taken - taken_before)
     return None
 
 
-def _rest(text: Reader) -> Steps[None]:
-    """Take what follows the arguments in a call's object."""
-    if (yield from text.next()) == ",":
+def _drop_json_rest(text: Reader) -> Steps[None]:
+    """Drop what follows the arguments in a call's object."""
+    if (yield from text.peek()) == ",":
         text.text = "{" + text.text[1:]
-        with contextlib.suppress(NoCall):  # the call is given out
-            yield from text.bracketed()
+        with contextlib.suppress(NotACall):  # the call was already emitted
+            yield from text.take_bracketed()
     else:
-        yield from text.takes("}")
-    text.forget()
+        yield from text.take_mark("}")
+    text.drop_consumed()
 
 
-def _object(text: Reader, name: str, new: Callable[[], str] = new_id) -> Steps[None]:
-    """Read the arguments of a call in JSON."""
-    if (yield from text.next()) != "{":
-        raise NoCall
-    yield from text.streams(checked(name), new())
+def _read_json_arguments(
+    text: Reader, name: str, create_id: Callable[[], str] = new_call_id
+) -> Steps[None]:
+    if (yield from text.peek()) != "{":
+        raise NotACall
+    yield from text.read_json_call(validate_name(name), create_id())
 
 
 def short_id() -> str:
-    """Return an id as Mistral's templates demand it: nine letters and digits."""
+    """Return an id of nine letters and digits, as Mistral's templates require."""
     letters = string.ascii_letters + string.digits
     return "".join(secrets.choice(letters) for _ in range(9))
 
 
-# ---- which family
+# ---- choice of the family
 
-_READERS: Mapping[str, Callable[[Reader, Texts], Steps[None]]] = {
+_READERS: Mapping[str, Callable[[Reader, StringArguments], Steps[None]]] = {
     "hermes": hermes,
     "llama3_json": llama3_json,
     "mistral": mistral,
@@ -304,9 +310,9 @@ _READERS: Mapping[str, Callable[[Reader, Texts], Steps[None]]] = {
     "openai": openai,
 }
 NAMES = tuple(_READERS)
-DEFAULT = "hermes"
-"""The family of templates that write no calls, or calls of an unknown form."""
-_SIGNS = tuple(
+DEFAULT_FAMILY = "hermes"
+"""Family of templates without tool calls, or with an unknown format."""
+_TEMPLATE_PATTERNS = tuple(
     (re.compile(sign), family)
     for sign, family in (
         (re.escape(CHANNEL) + "(analysis|commentary)", "openai"),
@@ -321,8 +327,8 @@ _SIGNS = tuple(
         (re.escape(PYTHON_TAG), "llama3_json"),
     )
 )
-"""What a chat template holds, and the family that it is of; the first one counts."""
-MARKS = frozenset(
+"""Patterns of chat templates and their families; the first match counts."""
+TAGS = frozenset(
     {
         HERMES, END_HERMES, PYTHON_TAG, "<|python_start|>", "<|python_end|>", MISTRAL, ARGS,
         CALL_ID, SEED, END_SEED, KEY, END_KEY, VALUE, END_VALUE, *DEEPSEEK, *DEEPSEEK_CALL,
@@ -330,19 +336,19 @@ MARKS = frozenset(
         *HARMONY_ENDS,
     }
 )  # fmt: skip
-"""Tags that may be special tokens: they are read where calls are, and left out elsewhere."""
+"""Tags that may be special tokens; the detokenizer keeps them if calls are parsed."""
 
 
-def of_template(template: str) -> str:
-    """Return the family whose calls a chat template writes; empty where none is known."""
-    return next((family for sign, family in _SIGNS if sign.search(template)), "")
+def detect_family(template: str) -> str:
+    """Return the family of a chat template, or "" if it is unknown."""
+    return next((family for sign, family in _TEMPLATE_PATTERNS if sign.search(template)), "")
 
 
-def reader(family: str, texts: Texts) -> Family:
-    """Return what reads the calls of a text that its model wrote freely."""
+def reader_for(family: str, texts: StringArguments) -> Family:
+    """Return the function that reads free calls of a family."""
     return lambda text: _READERS[family](text, texts)
 
 
-def parser(family: str, texts: Texts, parallel: bool = True) -> ToolCallParser:
-    """Return a parser of one text."""
-    return ToolCallParser(reader(family, texts), parallel)
+def parser_for(family: str, texts: StringArguments, parallel: bool = True) -> ToolCallParser:
+    """Return a parser of one output."""
+    return ToolCallParser(reader_for(family, texts), parallel)

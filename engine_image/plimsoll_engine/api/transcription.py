@@ -1,7 +1,6 @@
-"""``/v1/audio/transcriptions``: a sound file to its text, window by window.
+"""``/v1/audio/transcriptions``: transcription of an audio file, window by window.
 
-The windows of a file are requests of their own that run side by side: none depends on the text of
-the one before, and a carried one goes on like any other.
+The windows of a file are independent requests that run in parallel, so each can be carried over.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import msgspec
 from starlette.responses import Response
 
 from plimsoll_engine.api import batch, errors
-from plimsoll_engine.api.answer import Answer
+from plimsoll_engine.api.answer import GenerationResponse
 from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.responses import CompletionChoice
@@ -31,12 +30,15 @@ from plimsoll_engine.multimodal.whisper_prompt import DEFAULT_LANGUAGE, WhisperP
 
 FORMATS = ("json", "text", "verbose_json")
 FIELDS = ("model", "language", "response_format", "temperature", "stream")
-BANNED = -1e30
-"""Added to the logit of a token that is never text; finite, so that sampling stays defined."""
+SUPPRESSED_LOGIT = -1e30
+"""Added to the logit of suppressed tokens; finite, so that sampling stays defined."""
 
 
-class Transcript(Answer):
-    """The text of all windows, which last ``seconds`` each, in one of :data:`FORMATS`."""
+class TranscriptionResponse(GenerationResponse):
+    """Response with the text of all windows, in one of :data:`FORMATS`.
+
+    ``seconds`` are the durations of the windows.
+    """
 
     def __init__(
         self, engine: AsyncEngine, batch: Batch, seconds: list[float], language: str, kind: str
@@ -50,10 +52,10 @@ class Transcript(Answer):
         if kind == "text":
             self.whole_type = b"text/plain; charset=utf-8"
 
-    def encoded(self) -> bytes:
-        """Return the texts of all windows as one body, in the format that the request named."""
+    def encode_whole(self) -> bytes:
+        """Return the text of all windows as one body."""
         texts = [
-            str(whole["text"]).strip() for whole in (choice.whole() for choice in self._choices)
+            str(whole["text"]).strip() for whole in (choice.to_object() for choice in self._choices)
         ]
         text = " ".join(filter(None, texts))
         if self._kind == "text":
@@ -68,67 +70,74 @@ class Transcript(Answer):
         return msgspec.json.encode(whole | {"segments": segments})
 
 
-async def answer(engine: AsyncEngine, data: bytes, fields: dict[str, str], tenant: str) -> Response:
-    """Return the transcription of the sound file ``data``; raise ApiError."""
+async def transcribe(
+    engine: AsyncEngine, data: bytes, fields: dict[str, str], tenant: str
+) -> Response:
+    """Return the response for the audio file ``data``. Raises ApiError."""
     batch.check_model(engine, fields.get("model", ""))
-    hears, speech = engine.media.processors.audio, engine.media.processors.speech
-    if hears is None or speech is None:
-        raise invalid("this model takes no audio", "model", "unsupported_value")
-    kind, language, temperature = _checked(fields, speech)
+    processor, prompt = engine.media.processors.audio, engine.media.processors.speech
+    if processor is None or prompt is None:
+        raise invalid("this model does not accept audio", "model", "unsupported_value")
+    kind, language, temperature = _check_fields(fields, prompt)
     try:
-        windows = await engine.media.run(lambda: hears.windows(data))
+        windows = await engine.media.run(lambda: processor.windows(data))
     except MediaError as error:
         raise invalid(str(error), "file", error.code) from None
     except QueueFull as error:
         raise errors.from_exception(error) from None
     if len(windows) > engine.settings.max_queued:
         raise invalid(
-            f"the audio has {len(windows)} windows; this engine takes {engine.settings.max_queued}"
-            " requests at a time (--max-queued): cut it",
+            f"the audio has {len(windows)} windows; the maximum is {engine.settings.max_queued}"
+            " (--max-queued): split the file",
             "file",
             "audio_too_large",
         )
-    ids = speech.ids(language)
+    ids = prompt.ids(language)
     tokenizer = engine.tokenizer
-    how = Sampling(
+    params = Sampling(
         max_tokens=batch.output_limit(engine, ids, None, "file"),
         temperature=temperature,
         seed=secrets.randbits(63),
         stop_token_ids=list(tokenizer.eos_ids),
-        logit_bias={t: BANNED for t in speech.suppressed if 0 <= t < tokenizer.vocab_size},
+        logit_bias={
+            t: SUPPRESSED_LOGIT for t in prompt.suppressed if 0 <= t < tokenizer.vocab_size
+        },
         min_tokens=1,
     )
     served = engine.settings.served_model_name
     made = Batch(f"transcr-{secrets.token_hex(12)}", 1, [], asyncio.Event(), served)
     admission, text = Admission(tenant=tenant), tokenizer.continuations(ids)
     for number, (_, window) in enumerate(windows):
-        media = [window.media(0, hears.placeholders, hears.tokens)]
+        media = [window.media(0, processor.placeholders, processor.tokens)]
         name = f"{made.request_id}-{number}"
         made.generations.append(
-            Generation(name, ids, how, text(), TextRules(), admission, made.wake, media)
+            Generation(name, ids, params, text(), TextRules(), admission, made.wake, media)
         )
-    return Transcript(engine, made, [seconds for seconds, _ in windows], language, kind)
+    return TranscriptionResponse(engine, made, [seconds for seconds, _ in windows], language, kind)
 
 
-def _checked(fields: dict[str, str], speech: WhisperPrompt) -> tuple[str, str, float]:
-    """Format, language and temperature; ApiError names the field that is wrong."""
+def _check_fields(fields: dict[str, str], prompt: WhisperPrompt) -> tuple[str, str, float]:
+    """Return format, language and temperature. Raises ApiError that names the wrong field."""
     for name, value in fields.items():
         if name not in FIELDS and value:
             raise invalid(
-                f"the field {name} is not supported: file, {', '.join(FIELDS)} are",
+                f"the field {name} is not supported: use file, {', '.join(FIELDS)}",
                 name,
                 "unsupported_value",
             )
     if fields.get("stream", "false").lower() != "false":
-        raise invalid("transcriptions cannot be streamed: leave stream out", "stream")
+        raise invalid("transcriptions do not support stream: omit it", "stream")
     kind = fields.get("response_format") or "json"
     if kind not in FORMATS:
         raise invalid(
-            f"response_format {kind!r} is none of {', '.join(FORMATS)}", "response_format"
+            f"response_format {kind!r} is not supported: use {', '.join(FORMATS)}",
+            "response_format",
         )
     language = fields.get("language") or DEFAULT_LANGUAGE
-    if language not in speech.languages:
-        raise invalid(f"language {language!r} is none of {', '.join(speech.languages)}", "language")
+    if language not in prompt.languages:
+        raise invalid(
+            f"language {language!r} is not supported: use {', '.join(prompt.languages)}", "language"
+        )
     return kind, language, _temperature(fields.get("temperature") or "0")
 
 
@@ -139,7 +148,7 @@ def _temperature(text: str) -> float:
         value = math.nan
     if not 0 <= value <= 1:
         raise ApiError(
-            400, f"temperature {text!r}: a number from 0 to 1", param="temperature",
+            400, f"temperature {text!r} is not a number from 0 to 1", param="temperature",
             code="invalid_value",
         )  # fmt: skip
     return value

@@ -135,7 +135,7 @@ def test_a_placeholder_in_the_text_stands_for_no_image(sees: Any) -> None:
 def test_a_text_model_refuses_images_and_sounds(engine: Any) -> None:
     with pytest.raises(openai.BadRequestError):
         ask(engine, data_url(png(8, 8)))
-    with pytest.raises(openai.BadRequestError, match="takes no audio"):
+    with pytest.raises(openai.BadRequestError, match="does not accept audio"):
         transcribe(engine, sound(0.5))
     engine.clean()
 

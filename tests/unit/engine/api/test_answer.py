@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll_engine.api.answer import Answer
+from plimsoll_engine.api.answer import GenerationResponse
 
 
 class Unexpected(Exception):
@@ -22,7 +22,7 @@ class Unexpected(Exception):
 def test_an_unexpected_error_leaves_neither_a_task_nor_a_cycle(
     stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fails(_self: Answer, _open: set[int]) -> Any:
+    async def fails(_self: GenerationResponse, _open: set[int]) -> Any:
         raise Unexpected
 
     async def receive() -> Any:
@@ -31,11 +31,11 @@ def test_an_unexpected_error_leaves_neither_a_task_nor_a_cycle(
     async def send(_message: Any) -> None:
         raise AssertionError("a response was sent to the client")
 
-    async def run() -> weakref.ref[Answer]:
-        engine = SimpleNamespace(running=lambda *_: nullcontext())
-        batch = SimpleNamespace(model="m", request_id="r", generations=[object()])
+    async def run() -> weakref.ref[GenerationResponse]:
+        engine: Any = SimpleNamespace(running=lambda *_: nullcontext())
+        batch: Any = SimpleNamespace(model="m", request_id="r", generations=[object()])
         one: Any = SimpleNamespace(index=0)
-        answer = Answer(engine, batch, [one], stream=stream, usage=False)  # type: ignore[arg-type]
+        answer = GenerationResponse(engine, batch, [one], stream=stream, usage=False)
         app = SimpleNamespace(state=SimpleNamespace(answers=None))
         scope = {"type": "http", "app": app, "headers": [], "client": ("a", 1)}
         with pytest.raises(Unexpected):
@@ -43,7 +43,7 @@ def test_an_unexpected_error_leaves_neither_a_task_nor_a_cycle(
         assert asyncio.all_tasks() == {asyncio.current_task()}
         return weakref.ref(answer)
 
-    monkeypatch.setattr(Answer, "_next", fails)
+    monkeypatch.setattr(GenerationResponse, "_next_deltas", fails)
     gc.collect()
     gc.disable()
     try:

@@ -45,16 +45,16 @@ def render(prompt: ChatPrompt, *given: tuple[str, Any], **turn: Any) -> str:
 
 def test_the_turn_is_begun_unless_it_is_not_wanted(prompt: ChatPrompt) -> None:
     assert render(prompt, ("user", "Ahoy")) == USER + OPEN
-    assert render(prompt, ("user", "Ahoy"), begin=True) == USER + OPEN
-    assert render(prompt, ("user", "Ahoy"), begin=False) == USER
+    assert render(prompt, ("user", "Ahoy"), open_turn=True) == USER + OPEN
+    assert render(prompt, ("user", "Ahoy"), open_turn=False) == USER
 
 
 @pytest.mark.parametrize("text", ["Sure,", "Sure, ", "", f"a {MARK}", "<|im_end|>\n"])
 def test_the_last_message_stays_open(prompt: ChatPrompt, text: str) -> None:
     given = (("user", "Ahoy"), ("assistant", text))
-    assert render(prompt, *given, resume=True) == USER + OPEN + text
+    assert render(prompt, *given, continue_last=True) == USER + OPEN + text
     parts = (("user", "Ahoy"), ("assistant", [{"type": "text", "text": text}]))
-    assert render(prompt, *parts, resume=True) == USER + OPEN + text
+    assert render(prompt, *parts, continue_last=True) == USER + OPEN + text
 
 
 def test_a_model_that_sees_continues_as_well(tmp_path: Path) -> None:
@@ -64,13 +64,13 @@ def test_a_model_that_sees_continues_as_well(tmp_path: Path) -> None:
     )
     seeing = ChatPrompt(tokenizer(tmp_path, template), "<image>")
     given = (("user", "Ahoy"), ("assistant", "Aye, "))
-    assert render(seeing, *given, resume=True) == "user:Ahoy;assistant:Aye, "
+    assert render(seeing, *given, continue_last=True) == "user:Ahoy;assistant:Aye, "
 
 
 def test_a_template_without_the_last_message_is_told(tmp_path: Path) -> None:
     short = ChatPrompt(tokenizer(tmp_path, "{{ messages[0].content }}"), None)
-    with pytest.raises(TemplateError, match="leaves the last message out"):
-        render(short, ("user", "Ahoy"), ("assistant", "Aye"), resume=True)
+    with pytest.raises(TemplateError, match="does not render the last message"):
+        render(short, ("user", "Ahoy"), ("assistant", "Aye"), continue_last=True)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_template_without_the_last_message_is_told(tmp_path: Path) -> None:
     ],
 )
 def test_an_effort_is_a_variable_of_the_template(given: Any, effort: Any, found: Any) -> None:
-    assert ChatPrompt.variables(given, effort) == found
+    assert ChatPrompt.template_variables(given, effort) == found
     assert msgspec.json.encode(given or {}) == msgspec.json.encode(dict(given or {}))
 
 
@@ -152,15 +152,15 @@ def test_what_the_template_leaves_out_is_told(written: Any) -> None:
     found, warnings = written(template, SAY | {"role": "system"}, USER_SAYS, tools=[tool])
     assert found == "hi"
     assert warnings == [
-        "the chat template leaves text out of messages of role system",
-        "the chat template writes no tools: the model does not know of them",
+        "the chat template drops text of messages of role system",
+        "the chat template does not render tools: the model does not see them",
     ]
 
 
 def test_a_result_that_the_template_leaves_out_is_told(written: Any) -> None:
     result = {"role": "tool", "content": '{"port": "\u00c5rhus"}', "tool_call_id": "c"}
     users = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
-    warned = ["the chat template leaves text out of messages of role tool"]
+    warned = ["the chat template drops text of messages of role tool"]
     assert written(users, USER_SAYS, result) == ("hi", warned)
     for escaped in ("tojson", "tojson(ensure_ascii=True)", "upper | lower | trim"):
         template = "{% for m in messages %}{{ m.content | " + escaped + " }}{% endfor %}"
@@ -211,7 +211,7 @@ def test_what_is_left_out_is_looked_for_in_linear_time(written: Any) -> None:
     _, warnings = written(users, USER_SAYS, *given)
     assert time.process_time() - begin < 1
     assert warnings == [
-        "the chat template leaves text out of messages of role r0, r1, r2, r3, r4, r5, r6, r7"
+        "the chat template drops text of messages of role r0, r1, r2, r3, r4, r5, r6, r7"
     ]
 
 

@@ -17,12 +17,12 @@ import pytest
 
 from plimsoll_api.admin import EngineState, Load
 from plimsoll_engine.api import tool_families
-from plimsoll_engine.api.answer import UNREAD, Answer
+from plimsoll_engine.api.answer import UNPARSED_CALL, GenerationResponse
 from plimsoll_engine.api.batch import Batch
 from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.api.logprobs import completion_logprobs
 from plimsoll_engine.api.reasoning import ReasoningParser
-from plimsoll_engine.api.responses import CompletionChoice, usage
+from plimsoll_engine.api.responses import CompletionChoice, usage_object
 from plimsoll_engine.frontend.observability.metrics import Metrics
 from plimsoll_engine.frontend.requests.request_log import (
     Delta,
@@ -55,7 +55,9 @@ def test_the_end_is_in_the_last_chunk_with_something_in_it() -> None:
 
 
 def test_reasoning_text_and_calls_end_once() -> None:
-    choice = chat(parser=tool_families.parser("hermes", {}), ids=True, reasoning=ReasoningParser())
+    choice = chat(
+        parser=tool_families.parser_for("hermes", {}), ids=True, reasoning=ReasoningParser()
+    )
     whole = Delta(f"why</think>so{CALL}", "stop", [], [1, 2, 3])
     found = chunks(choice, whole)
     assert [list(one["delta"])[-1] for one in found] == ["reasoning", "content", "tool_calls"]
@@ -70,29 +72,29 @@ def test_the_reason_is_told_where_the_client_named_it(reason: Any, told: Any) ->
         (chunk,) = choice.chunks(end)
         assert chunk["stop_reason"] == told
         choice.add(end)
-        assert choice.whole()["stop_reason"] == told
+        assert choice.to_object()["stop_reason"] == told
     (chunk,) = chat().chunks(Delta("a", None, []))
     assert "stop_reason" not in chunk
 
 
 def test_a_chat_begins_with_its_echo() -> None:
     choice = chat(echo="An apple ")
-    first = choice.first()
+    first = choice.first_chunk()
     assert first is not None
     assert first["delta"] == {"role": "assistant", "content": "An apple "}
     choice.add(Delta("a day", "length", []))
-    assert choice.whole()["message"]["content"] == "An apple a day"
+    assert choice.to_object()["message"]["content"] == "An apple a day"
 
 
 def test_usage_counts_what_was_sent() -> None:
     generations = [Generation(name, [1, 2], Sampling(9), bytes_text()) for name in "ab"]
     generations[0].output_ids = [5, 6, 9, 7]
     generations[1].output_ids = [5]
-    told = usage(generations, 2, reasoning_end=9, sent=[1, 0])
+    told = usage_object(generations, 2, reasoning_end=9, sent=[1, 0])
     assert (told["prompt_tokens"], told["completion_tokens"], told["total_tokens"]) == (2, 1, 3)
     assert told["completion_tokens_details"] == {"reasoning_tokens": 1}
-    assert usage(generations, 2, 9)["completion_tokens_details"] == {"reasoning_tokens": 3}
-    assert usage(generations, 2)["completion_tokens"] == 5
+    assert usage_object(generations, 2, 9)["completion_tokens_details"] == {"reasoning_tokens": 3}
+    assert usage_object(generations, 2)["completion_tokens"] == 5
 
 
 def test_usage_looks_at_each_token_once() -> None:
@@ -101,7 +103,7 @@ def test_usage_looks_at_each_token_once() -> None:
     one.output_ids = Counted()
     for token in [5] * 200 + [9, 5, 5]:
         one.output_ids.append(token)
-        told = usage([one], 1, reasoning_end=9)
+        told = usage_object([one], 1, reasoning_end=9)
     assert told["completion_tokens_details"] == {"reasoning_tokens": 200}
     assert one.output_ids.read <= 2 * len(one.output_ids)
 
@@ -121,27 +123,27 @@ def test_a_call_among_thoughts_that_never_end_is_a_call() -> None:
     """Small models call tools while they think; what was cut short is no wish of theirs."""
     thought = 'I ask.\n<tool_call>{"name": "tide", "arguments": {}}</tool_call>'
     for reason, calls in (("stop", 1), ("length", 0)):
-        choice = chat(parser=tool_families.parser("hermes", {}), reasoning=ReasoningParser())
+        choice = chat(parser=tool_families.parser_for("hermes", {}), reasoning=ReasoningParser())
         for delta in (
             Delta(thought[:9], None, []),
             Delta(thought[9:], None, []),
             Delta("", reason, []),
         ):
             choice.add(delta)
-        message = choice.whole()["message"]
+        message = choice.to_object()["message"]
         assert message["reasoning"] == thought
         assert len(message.get("tool_calls", [])) == calls
 
 
 def test_channels_of_gpt_oss_are_thoughts_a_call_and_an_answer() -> None:
-    choice = chat(parser=tool_families.parser("openai", {}))
+    choice = chat(parser=tool_families.parser_for("openai", {}))
     said = (
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Nine."
     )
     for piece in said:
         choice.add(Delta(piece, None, []))
     choice.add(Delta("", "stop", []))
-    message = choice.whole()["message"]
+    message = choice.to_object()["message"]
     assert (message["reasoning"], message["content"]) == ("Hm.", "Nine.")
 
 
@@ -170,7 +172,9 @@ def played(
     wake = asyncio.Event()
     made = [Generation(str(n), [1], Sampling(9), bytes_text(), wake=wake) for n in range(len(ends))]
     engine: Any = SimpleNamespace(running=lambda *_: contextlib.nullcontext(), metrics=metrics)
-    answer = Answer(engine, Batch("r", 1, made, wake, "m"), choices, stream=stream, usage=False)
+    answer = GenerationResponse(
+        engine, Batch("r", 1, made, wake, "m"), choices, stream=stream, usage=False
+    )
     sent: list[dict[str, Any]] = []
 
     async def play() -> None:
@@ -215,10 +219,10 @@ def test_a_call_that_cannot_be_read_is_told_in_a_header(family: str) -> None:
         def add(self, delta: Delta) -> None:
             super().add(delta._replace(text="[TOOL_CALLS]" if delta.finish_reason else ""))
 
-    choice = Tagged(0, str, tool_families.parser(family, {}))
+    choice = Tagged(0, str, tool_families.parser_for(family, {}))
     headers, body, metrics = played(choice, ends=["stop"], stream=False)
     assert json.loads(body)["choices"][0]["message"]["content"] == "[TOOL_CALLS]"
-    assert ((b"x-plimsoll-warning", UNREAD.encode()) in headers) is (family == "mistral")
+    assert ((b"x-plimsoll-warning", UNPARSED_CALL.encode()) in headers) is (family == "mistral")
     assert failed_streams(metrics) == 0
 
 

@@ -39,7 +39,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> list[Tokenizer]:
         folder = tmp_path_factory.mktemp(name)
         tiny_text.write(tiny_text.train(), folder)
         if name == "added":
-            tiny_text.add_tokens(folder, sorted(tool_families.MARKS))
+            tiny_text.add_tokens(folder, sorted(tool_families.TAGS))
         found.append(Tokenizer(folder))
     return found
 
@@ -49,7 +49,7 @@ def ask(tokenizers: list[Tokenizer]) -> Callable[..., Grammar | None]:
     def asked(family: str = "hermes", added: bool = False, **fields: Any) -> Grammar | None:
         body = msgspec.json.encode({"model": "m", "messages": MESSAGES, **fields})
         request = decode(body, protocol.ChatRequest)
-        return output_grammar.of(request, tokenizers[added], family)
+        return output_grammar.build_grammar(request, tokenizers[added], family)
 
     return asked
 
@@ -176,11 +176,11 @@ def test_what_is_prescribed_is_what_the_family_reads(
     assert vocabulary is not None
     matcher, ids = vocabulary.compile(found), list[int]()
     parts: list[ToolCall] = []
-    parser = tool_families.parser(family, {})
+    parser = tool_families.parser_for(family, {})
     template = tokenizers[added].template_source(tools=True)
-    forced = forced_calls.parser(family, template, ["tide"], {}, several)
+    forced = forced_calls.forced_call_parser(family, template, ["tide"], {}, several)
     pieces: list[ToolCall] = []
-    decoder = tokenizers[added].continuations([], shown=tool_families.MARKS)()
+    decoder = tokenizers[added].continuations([], shown=tool_families.TAGS)()
     while not matcher.is_stopped() and len(ids) < 400:
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
         ids.append(next(n for n in reversed(range(512)) if mask >> n & 1))
@@ -254,7 +254,7 @@ def test_forced_calls_have_the_form_of_their_family(
     assert accepts(found, several, tokenizers[0])
     for wrong in ("ft", "low", "tide"):
         assert not accepts(found, text.replace(wrong, "x"), tokenizers[0])
-    parsed = tool_families.parser(family, {"tide": ["port", "kind"]}).push(several, last=True)
+    parsed = tool_families.parser_for(family, {"tide": ["port", "kind"]}).push(several, last=True)
     assert [json.loads(one.arguments) for one in parsed.calls] == [TIDE_CALL] * 2
 
 
@@ -314,7 +314,7 @@ def test_calls_without_arguments_are_of_their_form(ask: Ask, tokenizers: list[To
         found = ask(family, tools=tools, tool_choice="required")
         assert found is not None
         assert accepts(found, text, tokenizers[0])
-        (call,) = tool_families.parser(family, {}).push(text, last=True).calls
+        (call,) = tool_families.parser_for(family, {}).push(text, last=True).calls
         assert (call.name, call.arguments) == ("now", "{}")
 
 

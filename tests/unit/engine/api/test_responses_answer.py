@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from plimsoll_engine.api import tool_families
 from plimsoll_engine.api.reasoning import ReasoningParser
-from plimsoll_engine.api.responses_answer import Output
+from plimsoll_engine.api.responses_answer import ResponseOutput
 from plimsoll_engine.api.tool_arguments import END_HERMES, HERMES
 from plimsoll_engine.frontend.requests.request_log import Delta, TokenLogprobs
 from plimsoll_engine.messages.worker_ipc import Logprobs
@@ -22,9 +22,9 @@ PIECES = st.lists(st.sampled_from(PARTS), max_size=7)
 
 def played(
     pieces: list[str], reason: str, thinks: bool = False
-) -> tuple[Output, list[dict[str, Any]]]:
-    output = Output(
-        "x", str, tool_families.parser("hermes", {}), ReasoningParser() if thinks else None
+) -> tuple[ResponseOutput, list[dict[str, Any]]]:
+    output = ResponseOutput(
+        "x", str, tool_families.parser_for("hermes", {}), ReasoningParser() if thinks else None
     )
     token = TokenLogprobs(7, Logprobs(-0.5, [7], [-0.5]))
     deltas = [Delta(piece, None, [token]) for piece in pieces] + [Delta("", reason, [])]

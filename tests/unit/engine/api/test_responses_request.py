@@ -12,9 +12,9 @@ from plimsoll_engine.api.errors import ApiError
 from plimsoll_engine.api.protocol import ChatRequest, Message
 from plimsoll_engine.api.responses_request import (
     ResponsesRequest,
-    chat_of,
-    echoed,
-    leave_out_hosted,
+    drop_hosted_tools,
+    echoed_fields,
+    to_chat,
 )
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
@@ -25,8 +25,8 @@ OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "high"}
 def chat(**fields: Any) -> ChatRequest:
     raw = json.dumps({"model": "m", "input": "hi"} | fields).encode()
     body = decode(raw, ResponsesRequest, strict=True)
-    leave_out_hosted(body, False, [])
-    return chat_of(body)
+    drop_hosted_tools(body, False, [])
+    return to_chat(body)
 
 
 def test_items_become_messages() -> None:
@@ -72,7 +72,7 @@ def test_options_become_those_of_a_chat() -> None:
     assert either.response_format == {"type": "json_object", "schema": schema}
     assert asked.tools is not None
     assert asked.tools[0].function.name == "f"
-    told = echoed(ResponsesRequest(model="m", input="hi", metadata={"a": "b"}), {})
+    told = echoed_fields(ResponsesRequest(model="m", input="hi", metadata={"a": "b"}), {})
     assert (told["metadata"], told["tools"], told["tool_choice"]) == ({"a": "b"}, [], "auto")
 
 
@@ -129,12 +129,12 @@ def test_what_asks_for_nothing_is_taken(fields: dict[str, Any]) -> None:
 def test_tools_that_only_openai_runs_are_left_out_where_that_is_wanted() -> None:
     body = ResponsesRequest(input="hi", tools=[{"type": "web_search"}, TOOL], tool_choice="auto")
     warnings: list[str] = []
-    leave_out_hosted(body, True, warnings)
+    drop_hosted_tools(body, True, warnings)
     assert body.tools == [TOOL]
-    assert warnings == ["tools of these types are left out: web_search"]
+    assert warnings == ["tools of these types are ignored: web_search"]
     alone = ResponsesRequest(input="hi", tools=[{"type": "web_search"}], tool_choice="auto")
-    leave_out_hosted(alone, True, warnings)
-    assert chat_of(alone).tools is None
+    drop_hosted_tools(alone, True, warnings)
+    assert to_chat(alone).tools is None
 
 
 def test_reasoning_belongs_to_the_answer_or_call_behind_it() -> None:

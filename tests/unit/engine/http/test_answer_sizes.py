@@ -81,7 +81,7 @@ def test_log_probabilities_are_encoded_as_they_come(kind: Any) -> None:
     whole, stream = choice(), choice()
     for delta in deltas:
         whole.add(delta)
-    built = whole.whole()["logprobs"]
+    built = whole.to_object()["logprobs"]
     told = json.loads(msgspec.json.encode(built))
     chunks = [chunk for delta in deltas[1:] for chunk in stream.chunks(delta)]
     streamed = [json.loads(msgspec.json.encode(chunk))["logprobs"] for chunk in chunks]

@@ -17,28 +17,28 @@ import pytest
 from plimsoll_engine.api import prepare
 from plimsoll_engine.api.batch import parser_tags
 from plimsoll_engine.api.errors import ApiError
-from plimsoll_engine.api.prepare import Context, Preparation, PreparedBody
+from plimsoll_engine.api.prepare import EngineLimits, PreparedBody, RequestPreparer
 from plimsoll_engine.api.prepare_messages import Done, Job, PreparationRefused
 from plimsoll_engine.api.preparer_process import run_job
 from plimsoll_engine.api.protocol import ChatRequest, CompletionRequest
 from plimsoll_engine.frontend.requests.tokenizer import Tokenizer
 from plimsoll_faults.models import tiny
 
-CONTEXT = Context(max_model_len=128, max_queued=8, max_values=1000)
+CONTEXT = EngineLimits(max_model_len=128, max_queued=8, max_json_values=1000)
 
 
 @pytest.fixture(scope="module")
-def preparation(tmp_path_factory: pytest.TempPathFactory) -> Preparation:
+def preparation(tmp_path_factory: pytest.TempPathFactory) -> RequestPreparer:
     folder: Path = tmp_path_factory.mktemp("tiny")
     tiny.write_checkpoint(folder)
-    return Preparation(Tokenizer(folder), None)
+    return RequestPreparer(Tokenizer(folder), None)
 
 
 def body(**fields: Any) -> bytearray:
     return bytearray(json.dumps({"model": "tiny"} | fields).encode())
 
 
-def test_what_is_prepared_crosses_to_the_frontend_whole(preparation: Preparation) -> None:
+def test_what_is_prepared_crosses_to_the_frontend_whole(preparation: RequestPreparer) -> None:
     raw = body(prompt=["Hull", [5, 6]], n=2, stop="x", logit_bias={"5": 1}, seed=7)
     here = preparation.completion(raw, CONTEXT)
     outcome = run_job(preparation, Job("completion", CONTEXT), raw)
@@ -49,7 +49,9 @@ def test_what_is_prepared_crosses_to_the_frontend_whole(preparation: Preparation
     assert (there.body.n, there.body.stop, there.body.seed) == (2, "x", 7)
 
 
-def test_parsers_see_their_tags_where_these_are_special_tokens(preparation: Preparation) -> None:
+def test_parsers_see_their_tags_where_these_are_special_tokens(
+    preparation: RequestPreparer,
+) -> None:
     tool = {"type": "function", "function": {"name": "a"}}
     messages = [{"role": "user", "content": "Ahoy"}]
     plain = preparation.chat(body(messages=messages), CONTEXT)
@@ -60,7 +62,7 @@ def test_parsers_see_their_tags_where_these_are_special_tokens(preparation: Prep
     assert "<think>" not in parser_tags(calls, False)
 
 
-def test_a_chat_leaves_its_messages_and_tools_behind(preparation: Preparation) -> None:
+def test_a_chat_leaves_its_messages_and_tools_behind(preparation: RequestPreparer) -> None:
     tool = {"type": "function", "function": {"name": "a", "parameters": {"x": "y" * 1000}}}
     raw = body(messages=[{"role": "user", "content": "Ahoy"}], tools=[tool], tool_choice="required")
     outcome = run_job(preparation, Job("chat", CONTEXT), raw)
@@ -72,7 +74,7 @@ def test_a_chat_leaves_its_messages_and_tools_behind(preparation: Preparation) -
     assert len(there.prompts[0]) > 0
 
 
-def test_each_chat_of_a_batch_is_the_chat_alone(preparation: Preparation) -> None:
+def test_each_chat_of_a_batch_is_the_chat_alone(preparation: RequestPreparer) -> None:
     chats = [[{"role": "user", "content": text}] for text in ("Ahoy", "Where to?")]
     raw = body(messages=chats, max_tokens=3, logprobs=True)
     outcome = run_job(preparation, Job("chats", CONTEXT), raw)
@@ -84,7 +86,9 @@ def test_each_chat_of_a_batch_is_the_chat_alone(preparation: Preparation) -> Non
     assert (there.body.max_tokens, there.body.logprobs) == (3, True)
 
 
-def test_a_bad_word_is_banned_at_the_beginning_and_after_a_space(preparation: Preparation) -> None:
+def test_a_bad_word_is_banned_at_the_beginning_and_after_a_space(
+    preparation: RequestPreparer,
+) -> None:
     prepared = preparation.completion(body(prompt="a", bad_words=["ship", " ship"]), CONTEXT)
     encode = Tokenizer.encode_rendered
     words = [encode(preparation._tokenizer, text) for text in ("ship", " ship")]
@@ -94,14 +98,14 @@ def test_a_bad_word_is_banned_at_the_beginning_and_after_a_space(preparation: Pr
         preparation.completion(body(prompt="a", bad_words=["  "]), CONTEXT)
 
 
-def test_a_cut_prompt_fits_and_its_echo_is_what_is_left(preparation: Preparation) -> None:
+def test_a_cut_prompt_fits_and_its_echo_is_what_is_left(preparation: RequestPreparer) -> None:
     fields = {"prompt": [[5] * 200 + [6, 7]], "truncate_prompt_tokens": 2, "echo": True}
     prepared = preparation.completion(body(**fields), CONTEXT)
     assert prepared.prompts == [[6, 7]]
     assert prepared.echoes == [preparation._tokenizer.decode([6, 7])]
 
 
-def test_reasoning_that_the_resumed_message_has_ended_is_over(preparation: Preparation) -> None:
+def test_reasoning_that_the_resumed_message_has_ended_is_over(preparation: RequestPreparer) -> None:
     def reasons(text: str, **fields: Any) -> list[int]:
         chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}]
         return preparation.chat(body(messages=chat, **fields), CONTEXT).reasons
@@ -112,7 +116,7 @@ def test_reasoning_that_the_resumed_message_has_ended_is_over(preparation: Prepa
     assert reasons("a", reasoning_effort="none") == []
 
 
-def test_tokens_of_a_chat_have_the_turn_that_is_wanted(preparation: Preparation) -> None:
+def test_tokens_of_a_chat_have_the_turn_that_is_wanted(preparation: RequestPreparer) -> None:
     def tokens(**fields: Any) -> list[int]:
         chat = [{"role": "user", "content": "Ahoy"}]
         text = preparation.tokenize(body(messages=chat, **fields), CONTEXT)
@@ -144,7 +148,7 @@ def test_tokens_of_a_chat_have_the_turn_that_is_wanted(preparation: Preparation)
     ],
 )  # fmt: skip
 def test_each_bound_has_an_error_that_names_it(
-    preparation: Preparation, kind: Any, fields: Any, status: int, param: str | None, code: str
+    preparation: RequestPreparer, kind: Any, fields: Any, status: int, param: str | None, code: str
 ) -> None:
     outcome = run_job(preparation, Job(kind, CONTEXT), body(**fields))
     assert isinstance(outcome, PreparationRefused)
@@ -162,7 +166,7 @@ def test_each_bound_has_an_error_that_names_it(
         {"messages": [{"role": "user"}], "stop": ["a"] * 17},
     ],
 )
-def test_counts_are_bounded(preparation: Preparation, fields: Any) -> None:
+def test_counts_are_bounded(preparation: RequestPreparer, fields: Any) -> None:
     with pytest.raises(ApiError, match="length") as told:
         preparation.chat(body(**fields), CONTEXT)
     assert told.value.status == 400
@@ -170,7 +174,7 @@ def test_counts_are_bounded(preparation: Preparation, fields: Any) -> None:
 
 
 def test_memory_that_runs_out_is_the_bodys_own_error(
-    preparation: Preparation, monkeypatch: pytest.MonkeyPatch
+    preparation: RequestPreparer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def exhausted(*_: Any) -> None:
         raise MemoryError
@@ -201,14 +205,16 @@ def rows() -> Iterator[tuple[str, str, str]]:
 
 @pytest.mark.parametrize(("path", "fields", "does"), list(rows()))
 def test_fields_of_clients_do_what_the_page_says(
-    preparation: Preparation, path: str, fields: str, does: str
+    preparation: RequestPreparer, path: str, fields: str, does: str
 ) -> None:
     chat = path == "/v1/chat/completions"
     least = {"messages": [{"role": "user", "content": "Ahoy"}]} if chat else {"input": "Ahoy"}
     prepare_one = preparation.chat if chat else preparation.responses
     sent = json.loads(fields)
 
-    def prepared(more: dict[str, Any], context: Context = CONTEXT) -> PreparedBody[ChatRequest]:
+    def prepared(
+        more: dict[str, Any], context: EngineLimits = CONTEXT
+    ) -> PreparedBody[ChatRequest]:
         return prepare_one(bytearray(json.dumps(least | more).encode()), context)
 
     strict = msgspec.structs.replace(CONTEXT, strict=True)
@@ -229,7 +235,7 @@ def test_fields_of_clients_do_what_the_page_says(
         prepared(sent, strict)
     with_it.warnings, without.warnings = [], []
     if does != "used":  # what the answer repeats of it apart
-        with_it.told = without.told
+        with_it.response_fields = without.response_fields
         for name in {*sent} & {"store", "metadata", "service_tier", "stop", "logit_bias"}:
             setattr(with_it.body, name, None)
     assert (with_it == without) is (does != "used")
