@@ -153,10 +153,10 @@ def rows_of(case: Case, number: int) -> Iterator[tuple[float, ...]]:
         detector.update(sample)
         began = case.starts is not None and sample.t >= case.starts
         for which, watch in enumerate(detector.watches):
-            evidence, since = watch.leak.evidence(), watch.leak.suspected_since
+            evidence, since = watch.evidence(), watch.suspected_since
             if evidence is None or since is None or evidence.share >= MOST:
                 continue
-            leak = began and watch.leak.kind == case.kind
+            leak = began and watch.kind == case.kind
             if leak and case.series.leaked < LEAST_LEAKED * case.budget:
                 continue  # too early: neither answer would be wrong
             found.setdefault((which, since), Looked(number)).add(evidence, leak)

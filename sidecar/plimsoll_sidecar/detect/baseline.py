@@ -7,11 +7,9 @@ less the growth known by then.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 
-from plimsoll_sidecar.detect.growth import WIDTHS_S, Bucket, Point, fit, unexplained
-from plimsoll_sidecar.detect.thresholds import THRESHOLDS
+from plimsoll_sidecar.detect.growth import Point, is_load_comparable, unexplained
 
 SETTLED_FLOORS = 8
 SETTLED_BYTES = 4 << 20
@@ -30,11 +28,9 @@ LEAK_SHARE = 0.33
 MAX_WARMUP_BUDGETS = 8
 """A warm-up takes what the engine declares and this multiple of the budget: a leak of eight
 windows. A steady climb beyond that is a leak that is faster than the warm-up."""
-EARLY_FLOORS = 128
-"""Floors in which to look for a climb, over twice the minimum warm-up."""
-LEAD_SHARE = 0.1
-"""A climb begins at the last floor that is within this share of its rise above the first floor. The
-engine may have been idle until then."""
+MARKS = (0.1, 0.55, 1.0)
+"""Shares of that at which the pace of a climb is measured, and the fewest samples between two."""
+MARK_SAMPLES = 4
 CLASS_SETTLE_S = 45.0
 """Requests that arrived together need this long to reach their full size."""
 CLASS_SLACK = 1.25
@@ -48,10 +44,10 @@ reports that it is not ready has no such limit."""
 class Warmup:
     """The warm-up of one epoch: from a ready engine to a base of its memory.
 
-    It ends once the minimum time has passed and memory has settled, or after twice that. A
-    steady climb until then is growth. It ends at any time if memory still climbs steadily and has
-    exceeded what a warm-up takes: the whole climb is then growth. ``served`` states whether any
-    request was completed: without one, the base is provisional.
+    It ends once the least time has passed and memory has settled, or after twice the least time. A
+    steady climb until then is growth. It ends at any time if memory has climbed steadily beyond
+    what a warm-up takes: the whole climb is then growth. ``served`` states whether any request was
+    completed: without one, the base is provisional.
     """
 
     def __init__(self, least_s: float, budget: int | None, interval_s: float) -> None:
@@ -66,9 +62,8 @@ class Warmup:
         self._slice: Point | None = None
         self._slice_end = 0.0
         self._climb: list[Point] = []
-        self._early: deque[Point] = deque(maxlen=EARLY_FLOORS)
-        width_s = max(WIDTHS_S[0], interval_s, LATEST_WARMUPS * least_s / EARLY_FLOORS)
-        self._early_bucket = Bucket(width_s)
+        self._marks: list[Point] = []
+        self._mark_s = MARK_SAMPLES * interval_s
 
     def add(self, point: Point, ready: bool | None) -> bool:
         """Add a sample, and return whether the engine is warm.
@@ -116,44 +111,23 @@ class Warmup:
         """Return the bytes above the first floor of the warm-up."""
         return max(0, unexplained(self._first(point), point))
 
-    def settled_load(self, point: Point) -> Point | None:
-        """Return a base for the load at the end of the warm-up: its highest floor.
-
-        The class is the highest that occurs in both halves of the last :data:`CLASS_SETTLE_S`. None
-        if these were too few floors, or if the load of ``floor`` occurred in them. ``floor`` alone
-        may be of the first moment, with a load that never came back.
-        """
-        recent = [p for p in self._climb if point.t - p.t <= CLASS_SETTLE_S]
-        if len(recent) < 2 or len(recent) == len(self._climb):
-            return None
-        if self.floor is None or _class(self.floor.load) in {_class(p.load) for p in recent}:
-            return None
-        half = len(recent) // 2
-        number = min(max(_class(p.load) for p in part) for part in (recent[:half], recent[half:]))
-        same = [p for p in recent if _class(p.load) == number]
-        if not same:
-            return None
-        size = max(p.bytes for p in recent if _class(p.load) <= number)
-        return replace(same[-1], bytes=size)
-
     @property
     def started(self) -> bool:
         """Whether the engine is ready, so that the warm-up has started."""
         return self._started_at is not None
 
     def _exceeds_warmup(self, point: Point) -> bool:
-        if self.budget is None or self.growth_at(point) < MAX_WARMUP_BUDGETS * self.budget:
+        if self.budget is None or len(self._marks) == len(MARKS):
             return False
-        floors = list(self._early)
-        if not floors:
+        share = self.growth_at(point) / (MAX_WARMUP_BUDGETS * self.budget)
+        while len(self._marks) < len(MARKS) and share >= MARKS[len(self._marks)]:
+            self._marks.append(point)
+        if len(self._marks) < len(MARKS):
             return False
-        lead = LEAD_SHARE * unexplained(floors[0], point)
-        level = (n for n, floor in enumerate(floors) if unexplained(floors[0], floor) <= lead)
-        climb = floors[max(level, default=0) :]
-        trend = fit(climb, MAX_WARMUP_BUDGETS / 2 * self.budget)
-        earlier, later = _rises_of_halves(climb)
-        steady = later >= SLOWING_SHARE * earlier
-        return trend is not None and trend.climb < THRESHOLDS.busier and steady
+        first, half, last = self._marks
+        earlier_s, later_s = half.t - first.t, last.t - half.t
+        steady = SLOWING_SHARE * later_s <= earlier_s and later_s >= self._mark_s
+        return steady and is_load_comparable(last.load, first.load)
 
     def _first(self, point: Point) -> Point:
         return self._climb[0] if self._climb else self._slice or point
@@ -161,11 +135,9 @@ class Warmup:
     def _reset(self) -> None:
         self.floor = self._started_at = self._first_seen = self._slice = None
         self._climb.clear()
-        self._early.clear()
+        self._marks.clear()
 
     def _append(self, point: Point) -> None:
-        if (floor := self._early_bucket.add(point)) is not None:
-            self._early.append(floor)
         if self._slice is not None and point.t >= self._slice_end:
             self._climb.append(self._slice)
             self._slice = None
@@ -207,19 +179,16 @@ def _lowest(points: list[Point]) -> Point:
 class Baseline:
     """The base of each class of load, and the growth above it in bytes.
 
-    ``settled`` is the base of the load at the end of the warm-up, if it differs from ``floor``.
     ``measured`` states whether growth was measured yet.
     """
 
-    def __init__(self, floor: Point, settled: Point | None = None) -> None:
+    def __init__(self, floor: Point) -> None:
         self.growth = 0
         self.explained = 0
         self.measured = False
         self.base = floor.bytes
         self.since = floor.t
         self._bases = {_class(floor.load): floor}
-        if settled is not None:
-            self._bases.setdefault(_class(settled.load), settled)
         self._entering: tuple[int, float, Point] | None = None
 
     @property

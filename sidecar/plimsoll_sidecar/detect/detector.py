@@ -196,18 +196,18 @@ class _Epoch:
         return Assessment(
             t=t,
             epoch=self.number,
-            warm=bool(watches) and all(watch.leak.is_warm(t) for watch in watches),
+            warm=bool(watches) and all(watch.is_warm(t) for watch in watches),
             segments=dict(self.sizes),
-            host=self.host.leak.state if on_host else None,
-            device=on_device[0].leak.state if on_device else None,
-            reserved=on_device[1].leak.state if len(on_device) > 1 else None,
+            host=self.host.state if on_host else None,
+            device=on_device[0].state if on_device else None,
+            reserved=on_device[1].state if len(on_device) > 1 else None,
             suspicions=suspicions,
             slow=self._slow_growth(watches),
             in_long_step=self.stall.in_long_step,
         )
 
     def checkpoint(self) -> Checkpoint:
-        warm = self.host.leak.baseline is not None
+        warm = self.host.baseline is not None
         return Checkpoint(
             host=self.host.bases,
             device=self.device.bases,
@@ -247,10 +247,10 @@ class _Epoch:
         self._accounted = self._accounted or sample.malloc is not None
         sizes = segments.host_segments(sample, self._source, self._accounted)
         self.sizes.update(sizes)
-        warm = self.host.leak.baseline is not None
+        warm = self.host.baseline is not None
         for roles in (self._roles, self._shared_roles):
             roles.update(sample.host.by_process or [], warm)
-        self.host.update(sample, total, sizes, self.scrape, self.stall.in_long_step)
+        self.host.update(sample, total, sizes, self.scrape)
 
     def _update_device(self, sample: Sample) -> None:
         shared = self.memory.shared_device
@@ -262,7 +262,7 @@ class _Epoch:
         if shared:
             sizes.pop(Segment.NON_TORCH, None)
         self.sizes.update(sizes)
-        self.device.update(sample, total, sizes, self.scrape, self.stall.in_long_step)
+        self.device.update(sample, total, sizes, self.scrape)
         self._update_in_use(sample, total, sizes)
 
     def _update_in_use(self, sample: Sample, total: int, sizes: dict[Segment, int]) -> None:
@@ -272,8 +272,7 @@ class _Epoch:
             self._in_use_missing = 0
             used = dict(sizes)
             used.pop(Segment.TORCH_RESERVED_UNUSED, None)
-            step = self.stall.in_long_step
-            self.in_use.update(sample, total - unused, used, self.scrape, step)
+            self.in_use.update(sample, total - unused, used, self.scrape)
         elif self._in_use_missing is not None:
             self._in_use_missing += 1
             if self._in_use_missing > SOURCE_PATIENCE:

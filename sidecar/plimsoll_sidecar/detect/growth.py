@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TypeVar
 
 from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 
@@ -139,16 +138,16 @@ def fit(points: Sequence[Point], min_rise: float) -> Trend | None:
         bytes_per_s=slope,
         rise=rise,
         span_s=span,
-        noise=_deviation(points, levels, slope),
+        noise=_deviation(
+            [level - slope * (p.t - first.t) for p, level in zip(points, levels, strict=True)]
+        ),
         bytes_per_request=rise / served if served > 0 else None,
         fading=math.log(min(MAX_SHARE, max(MIN_SHARE, share))),
         climb=busier / max(differ, MIN_DIFFER * pairs),
     )
 
 
-def _deviation(points: Sequence[Point], levels: Sequence[int], slope: float) -> float:
-    start = points[0].t
-    residuals = [level - slope * (p.t - start) for p, level in zip(points, levels, strict=True)]
+def _deviation(residuals: Sequence[float]) -> float:
     middle = median(residuals)
     return median(abs(residual - middle) for residual in residuals)
 
@@ -269,72 +268,6 @@ class LatestGrowth:
             return False
         first, last = self._points[0], self._points[-1]
         return unexplained(first, last) >= LATEST_SHARE * trend.bytes_per_s * (last.t - first.t)
-
-
-class SegmentDelta:
-    """The growth of one segment, between two floors.
-
-    The first is the oldest floor of the widest bucket that was completed, the second the newest
-    floor of the narrowest. ``declared`` is what the ledger's caches grew by, in any segment.
-    """
-
-    def __init__(self, interval_s: float) -> None:
-        self._interval_s = interval_s
-        self.clear()
-
-    def clear(self) -> None:
-        """Start again with the next sample."""
-        self._buckets = buckets(self._interval_s)
-        self._widest = -1
-        self._oldest: deque[Point] = deque(maxlen=BUCKETS)
-        self._newest: Point | None = None
-
-    def add(self, point: Point) -> None:
-        """Add a sample."""
-        for index, bucket in enumerate(self._buckets):
-            floor = bucket.add(point)
-            if floor is None:
-                continue
-            if index == 0:
-                self._newest = floor
-            if index > self._widest:
-                self._widest = index
-                self._oldest.clear()
-            if not self._oldest or index == len(self._buckets) - 1:
-                self._oldest.append(floor)
-
-    @property
-    def bytes(self) -> int:
-        """The growth in bytes; 0 before the first bucket is complete."""
-        return self._newest.bytes - self._oldest[0].bytes if self._newest is not None else 0
-
-    @property
-    def declared(self) -> int:
-        """The growth of all declared caches in bytes; never negative."""
-        if self._newest is None:
-            return 0
-        return max(0, self._newest.declared - self._oldest[0].declared)
-
-
-Key = TypeVar("Key")
-
-
-def largest_growth(deltas: Mapping[Key, SegmentDelta]) -> Key | None:
-    """Return the segment that grew most beyond declared caches, or None without segments.
-
-    A ledger does not state in which segment a cache lies. Try each segment as its place, and keep
-    the place that leaves the smallest growth in all segments but the largest.
-    """
-    best: Key | None = None
-    least = math.inf
-    for place, delta in deltas.items():
-        rest = {key: other.bytes for key, other in deltas.items()}
-        rest[place] -= delta.declared
-        largest = max(rest, key=lambda key: rest[key])
-        others = sum(abs(size) for key, size in rest.items() if key != largest)
-        if others < least:
-            best, least = largest, others
-    return best
 
 
 class SlidingMinimum:

@@ -2,9 +2,6 @@
 
 A budget allows growth within a window, so growth is measured above its minimum in that window.
 Against the memory limit, growth is measured above the baseline. The worse of the two counts.
-
-:class:`LeakWatch` judges a series of points. :class:`MemoryWatch` feeds it from samples, and adds
-what explains the growth: declared caches, and the counter that it follows.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from dataclasses import replace
 
 from plimsoll_api.assessment import BudgetState, Segment, SlowGrowth, Suspicion
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.trace import LedgerLine, Sample
 from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.detect.attribution import (
@@ -26,17 +23,9 @@ from plimsoll_sidecar.detect.attribution import (
     sentence,
 )
 from plimsoll_sidecar.detect.baseline import Baseline, NewDemand, Warmup
-from plimsoll_sidecar.detect.growth import (
-    LatestGrowth,
-    Point,
-    SegmentDelta,
-    SlidingMinimum,
-    Trend,
-    Trends,
-    largest_growth,
-)
-from plimsoll_sidecar.detect.odds import Evidence, Hysteresis, is_confirmed, odds
-from plimsoll_sidecar.detect.segments import LastScrape
+from plimsoll_sidecar.detect.growth import LatestGrowth, Point, SlidingMinimum, Trends
+from plimsoll_sidecar.detect.odds import Evidence, SuspectedGrowth, is_confirmed, odds
+from plimsoll_sidecar.detect.segments import LastScrape, SegmentGrowth
 from plimsoll_sidecar.detect.slow_leak import (
     SlowLeakWatch,
     SlowState,
@@ -47,10 +36,10 @@ from plimsoll_sidecar.detect.slow_leak import (
 from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 
 MIN_RISE_BYTES = 2 << 20
-SMOOTH_S = 60.0
-"""Averaging time of the growth: one low floor is noise. A resumed detector is warm after it."""
 FLOOR_S = 5.0
 MAX_RECENT = 64
+RESUMED_S = 60.0
+"""A resumed detector is warm after this time: until then, a trend could not have shown again."""
 NEW_DEMAND = (
     "may be what more requests or longer prompts than ever before need, unless the growth continues"
 )
@@ -61,167 +50,106 @@ NO_LEDGER = (
 SHARED_DEVICE = "other pods use the device, so only the engine's own allocator counts"
 
 
-class LeakWatch:
-    """One budget within one epoch. Without a budget, growth is measured and never suspected."""
+class MemoryWatch:
+    """Growth of host or device memory in one epoch, depending on ``kind``.
 
-    def __init__(
-        self, kind: IncidentKind, budget: MemoryBudget | None, warmup_s: float, interval_s: float
-    ) -> None:
+    Without a budget, growth is measured and never suspected. ``slow`` states whether the memory
+    grows slowly; it is None before the memory was watched for long enough.
+    """
+
+    def __init__(self, kind: IncidentKind, policy: MemoryPolicy, interval_s: float) -> None:
+        on_host = kind is IncidentKind.HOST_GROWTH
         self.kind = kind
-        self.budget = budget
+        self.memory = "host" if on_host else "device"
+        self.budget = policy.host if on_host else policy.device
         self.state = BudgetState()
         self.baseline: Baseline | None = None
-        self._warmup_s = warmup_s
-        self._interval_s = interval_s
+        self.slow: SlowGrowth | None = None
+        self._shared = policy.shared_device and not on_host
+        self._warmup_s, self._interval_s = policy.warmup_s, interval_s
         self._warmup = self._new_warmup()
-        early = THRESHOLDS.early_share * (budget.growth_bytes if budget else 0)
-        self._trends = Trends(interval_s, max(MIN_RISE_BYTES, early / 2))
-        self._segments: dict[Segment, SegmentDelta] = {}
+        self._trends = self._new_trends()
+        self._segments = SegmentGrowth()
         self._recent: deque[Point] = deque(maxlen=MAX_RECENT)
         self._latest = LatestGrowth(interval_s)
-        self._window = SlidingMinimum(budget.window_s if budget else 0.0)
-        self._average, self._updated_at = 0.0, 0.0
-        self._suspected: Hysteresis | None = None
+        self._window = SlidingMinimum(self.budget.window_s if self.budget else 0.0)
+        self._t = 0.0
+        self._suspected: SuspectedGrowth | None = None
         self._conclusive_at = -math.inf
-        self._in_long_step = False
         self._new_demand: NewDemand | None = None
         self._explained = 0
+        self._triggers, self._account = TriggerWatch(), Account(self.memory)
+        self._slow_leak = SlowLeakWatch()
+        self._limit: int | None = None
 
-    def resume(self, bases: list[Point], t: float) -> None:
-        """Measure from the ``bases`` that an earlier detector found in this epoch.
+    # ---- the state that a later detector of the same epoch needs
+
+    @property
+    def bases(self) -> list[Point]:
+        """The base of each class of load; empty before the warm-up has ended."""
+        return self.baseline.bases if self.baseline else []
+
+    @property
+    def owners(self) -> dict[str, Owner] | None:
+        """The owners of declared memory; None before the warm-up has ended."""
+        return dict(self._account.owners) if self.baseline is not None else None
+
+    @property
+    def slow_state(self) -> SlowState:
+        """The state of the search for slow growth."""
+        return self._slow_leak.state
+
+    def resume(
+        self, bases: list[Point], owners: dict[str, Owner] | None, slow: SlowState, t: float
+    ) -> None:
+        """Continue from the state of an earlier detector in the same epoch.
 
         The watch is not warm until a trend could have shown again: until then, the absence of a
         suspicion proves nothing.
         """
-        if bases and self.baseline is None:
-            self.baseline = Baseline.restore(bases)
-            self._warmup.served = True
-            self._window.start(t)
-            self._updated_at = t
-            self._conclusive_at = t + SMOOTH_S
+        if not bases or self.baseline is not None:
+            return
+        self._account.resume(owners)
+        self._slow_leak.resume(slow, t, self._limit)
+        self._update_slow()
+        self.baseline = Baseline.restore(bases)
+        self._warmup.served = True
+        self._window.start(t)
+        self._t, self._conclusive_at = t, t + RESUMED_S
 
-    def is_warm(self, t: float) -> bool:
-        """Return whether growth is known, and its absence would be known too."""
-        suspected = self._suspected is not None
-        return self.baseline is not None and (suspected or t >= self._conclusive_at)
+    # ---- one sample
 
     def update(
-        self,
-        point: Point,
-        sizes: dict[Segment, int],
-        ready: bool | None,
-        in_long_step: bool,
-        demand_is_new: bool = False,
+        self, sample: Sample, total: int, sizes: dict[Segment, int], scrape: LastScrape
     ) -> None:
-        """Add a sample. ``ready`` is None if the engine does not report it."""
-        self._in_long_step = in_long_step
+        """Add a sample of ``total`` bytes, with the sizes of its segments."""
+        point = Point(sample.t, total, 0, scrape.load, scrape.requests)
+        declared = self._account.declared(
+            scrape.ledger, lambda known: self._growth_at(replace(point, declared=known))
+        )
+        point = replace(point, declared=declared)
         self._latest.add(point)
         self._restart_warmup(point)
         if self.baseline is None:
-            self.state = BudgetState(current=point.bytes)
-            if self._warm_up(point, sizes, ready):
+            self.state = BudgetState(current=total)
+            if self._warm_up(point, sizes, scrape.ready):
                 self._become_warm(point)
-            return
-        self._recent.append(point)
-        while point.t - self._recent[0].t > FLOOR_S:
-            self._recent.popleft()
-        floor = min(self._recent, key=lambda p: p.bytes)
-        if demand_is_new and self.baseline.measured and (self.waits or not self._is_confirmed()):
-            self._wait(point, floor)
-            return
-        if self._new_demand is not None:
-            self._explained += self._new_demand.end(self.baseline, floor)
-            self._new_demand = None
-        if self.baseline.is_settling():
-            self._latest.clear()
         else:
-            self._feed(point, sizes)
-        self.baseline.update(floor)
-        growth = self.baseline.growth
-        self._window.add(point.t, growth)
-        step = (point.t - self._updated_at) / SMOOTH_S
-        self._average += (growth - self._average) * min(1.0, step)
-        self._updated_at = point.t
-        self._measure(point, floor, self.baseline)
+            self._judge(point, sizes, self.baseline, scrape.demand_is_new)
+        self._report(sample, point)
+        if self.budget is not None and sample.scrape_ok:
+            self._triggers.add(point.t, total - declared, point.load, sample.load)
 
-    @property
-    def grown_segment(self) -> Segment | None:
-        """The segment that grew the most beyond declared caches."""
-        return largest_growth(self._segments)
-
-    def growth_at(self, point: Point) -> int:
-        """Return the growth in bytes at ``point``, compared with the base of its load."""
+    def _growth_at(self, point: Point) -> int:
         return (self.baseline or self._warmup).growth_at(point)
-
-    @property
-    def waits(self) -> bool:
-        """Whether nothing is judged, because the demand is new."""
-        return self._new_demand is not None
-
-    @property
-    def suspected_since(self) -> float | None:
-        """The start of the suspected growth; None without one."""
-        return self._suspected.since if self._suspected is not None else None
-
-    def evidence(self) -> Evidence | None:
-        """Return the evidence of the suspected growth, or None without one."""
-        if self._suspected is None or self.budget is None or self.baseline is None:
-            return None
-        trend, growth = self._suspected.trend, max(1, self.state.unexplained or 0)
-        return Evidence(
-            share=self.state.consumed_ratio or 0.0,
-            # The memory that one long step needs is not yet growth, however fast it rises.
-            left_s=None if self._in_long_step else self.state.exhaustion_s,
-            life=growth / max(1.0, trend.bytes_per_s * (self._updated_at - self.baseline.since)),
-            fading=trend.fading,
-            climb=trend.climb,
-            segment=self.grown_segment,
-        )
-
-    def suspicion(self) -> Suspicion | None:
-        """Return the current suspicion, or None. The caller adds evidence."""
-        evidence = self.evidence()
-        if evidence is None or self._suspected is None or self.budget is None:
-            return None
-        trend, posterior = self._suspected.trend, odds(evidence)
-        explanation, probability = posterior.alternative
-        growth = self.state.unexplained or 0
-        certain = 1 - THRESHOLDS.noise * trend.noise / max(1, growth)
-        unconfirmed = None
-        if self.waits:
-            unconfirmed = NEW_DEMAND
-        elif not is_confirmed(evidence, posterior, self.budget.window_s):
-            unconfirmed = f"may be {explanation}, unless the growth continues"
-        return Suspicion(
-            kind=self.kind,
-            segment=evidence.segment,
-            confidence=round(posterior.probability, 3),
-            consumed_ratio=round(evidence.share, 4),
-            bytes=growth,
-            bytes_per_s=trend.bytes_per_s,
-            bytes_per_request=trend.bytes_per_request,
-            over_budget=evidence.share * certain >= 1.0,
-            growing=self._latest.continues(trend),
-            unconfirmed=unconfirmed,
-            evidence=[
-                f"{format_bytes(trend.rise)} in {trend.span_s:.0f} s at comparable load, "
-                f"{format_bytes(trend.bytes_per_s * 3600)} an hour",
-                f"probability of a leak: {posterior.probability:.1%}; "
-                f"next most likely: {explanation} ({probability:.1%})",
-            ],
-        )
-
-    def _is_confirmed(self) -> bool:
-        evidence = self.evidence()
-        if evidence is None or self.budget is None:
-            return False
-        return is_confirmed(evidence, odds(evidence), self.budget.window_s)
-
-    # ---- one sample
 
     def _new_warmup(self) -> Warmup:
         budget = self.budget.growth_bytes if self.budget else None
         return Warmup(self._warmup_s, budget, self._interval_s)
+
+    def _new_trends(self) -> Trends:
+        early = THRESHOLDS.early_share * (self.budget.growth_bytes if self.budget else 0)
+        return Trends(self._interval_s, max(MIN_RISE_BYTES, early / 2))
 
     def _restart_warmup(self, point: Point) -> None:
         """Restart the warm-up at the first request, which fills caches and arenas."""
@@ -237,8 +165,8 @@ class LeakWatch:
         ended = warmup.add(point, ready)
         settled = in_least_time and warmup.floor is not None and not warmup.climbing
         if not warmup.started or settled:
-            # Growth before the end of the minimum time is no evidence of growth after it.
-            self._trends = Trends(self._interval_s, self._trends.min_rise)
+            # Growth before the end of the least time is no evidence of growth after it.
+            self._trends = self._new_trends()
             self._segments.clear()
         if warmup.started:
             self._feed(point, sizes)
@@ -247,14 +175,34 @@ class LeakWatch:
     def _become_warm(self, point: Point) -> None:
         warmup = self._warmup
         floor = warmup.floor or point
-        settled = None if warmup.climbing else warmup.settled_load(point)
-        self.baseline, self._new_demand = Baseline(floor, settled), None
+        self.baseline, self._new_demand = Baseline(floor), None
         self._window.start(floor.t)
         if not warmup.climbing:
             # The climb of the warm-up is no evidence of growth after it.
             self._trends.clear()
-            for delta in self._segments.values():
-                delta.clear()
+            self._segments.clear()
+
+    def _judge(
+        self, point: Point, sizes: dict[Segment, int], baseline: Baseline, demand_is_new: bool
+    ) -> None:
+        self._recent.append(point)
+        while point.t - self._recent[0].t > FLOOR_S:
+            self._recent.popleft()
+        floor = min(self._recent, key=lambda p: p.bytes)
+        if demand_is_new and baseline.measured and (self.waits or not self._is_confirmed()):
+            self._wait(point, floor)
+            return
+        if self._new_demand is not None:
+            self._explained += self._new_demand.end(baseline, floor)
+            self._new_demand = None
+        if baseline.is_settling():
+            self._latest.clear()
+        else:
+            self._feed(point, sizes)
+        baseline.update(floor)
+        self._window.add(point.t, baseline.growth)
+        self._t = point.t
+        self._measure(point, floor, baseline)
 
     def _wait(self, point: Point, floor: Point) -> None:
         """Judge nothing: the new demand may need the memory."""
@@ -269,14 +217,10 @@ class LeakWatch:
 
     def _feed(self, point: Point, sizes: dict[Segment, int]) -> None:
         self._trends.add(replace(point, bytes=point.bytes - self._explained))
-        for segment, size in sizes.items():
-            delta = self._segments.get(segment)
-            if delta is None:
-                delta = self._segments[segment] = SegmentDelta(self._interval_s)
-            delta.add(Point(point.t, size, point.declared))
+        self._segments.add(sizes, point.declared)
 
     def _measure(self, point: Point, floor: Point, baseline: Baseline) -> None:
-        growth, trend = baseline.growth, self._trends.steepest()
+        growth, trend, at = baseline.growth, self._trends.steepest(), THRESHOLDS
         self.state = BudgetState(
             current=floor.bytes,
             baseline=baseline.base,
@@ -297,122 +241,117 @@ class LeakWatch:
         self.state.consumed_ratio = ratio
         if trend is not None:
             left_s = self.state.exhaustion_s = max(0.0, left / trend.bytes_per_s)
-            if not self._is_suspicious(trend, ratio, left_s, self.budget):
+            # Half of the share must come from the trend itself.
+            early_s = self.budget.window_s if trend.span_s >= at.slow_s else at.soon_s
+            share = at.early_share if left_s <= early_s else at.suspect_share
+            if ratio < share or trend.rise < share / 2 * self.budget.growth_bytes:
                 trend = None
         if self._suspected is not None:
-            if not self._suspected.update(point, trend, self._average):
+            if not self._suspected.update(point, trend, growth):
                 self._suspected = None
         elif trend is not None:
-            self._suspected = Hysteresis(trend, point, self._average)
+            self._suspected = SuspectedGrowth(trend, point, growth)
 
-    @staticmethod
-    def _is_suspicious(trend: Trend, ratio: float, left_s: float, budget: MemoryBudget) -> bool:
-        """Return whether enough of the budget is consumed, given how soon the rest will be."""
-        at = THRESHOLDS
-        early = left_s <= (budget.window_s if trend.span_s >= at.slow_s else at.soon_s)
-        required = at.early_share if early else at.suspect_share
-        return ratio >= required and trend.rise >= required / 2 * budget.growth_bytes
-
-
-class MemoryWatch:
-    """Growth of host or device memory in one epoch, depending on ``kind``."""
-
-    def __init__(self, kind: IncidentKind, policy: MemoryPolicy, interval_s: float) -> None:
-        on_host = kind is IncidentKind.HOST_GROWTH
-        budget = policy.host if on_host else policy.device
-        self.memory = "host" if on_host else "device"
-        self.leak = LeakWatch(kind, budget, policy.warmup_s, interval_s)
-        self.slow: SlowGrowth | None = None
-        """Whether the memory grows slowly; None before it was watched for long enough."""
-        self._triggers, self._account = TriggerWatch(), Account(self.memory)
-        self._shared = policy.shared_device and not on_host
-        self._slow_leak = SlowLeakWatch()
-        self._limit: int | None = None
-
-    @property
-    def bases(self) -> list[Point]:
-        """The base of each class of load; empty before the warm-up has ended."""
-        return self.leak.baseline.bases if self.leak.baseline else []
-
-    @property
-    def owners(self) -> dict[str, Owner] | None:
-        """The owners of declared memory; None before the warm-up has ended."""
-        return dict(self._account.owners) if self.leak.baseline is not None else None
-
-    @property
-    def slow_state(self) -> SlowState:
-        """The state of the search for slow growth."""
-        return self._slow_leak.state
-
-    def resume(
-        self, bases: list[Point], owners: dict[str, Owner] | None, slow: SlowState, t: float
-    ) -> None:
-        """Continue from the state of an earlier detector in the same epoch."""
-        if bases and self.leak.baseline is None:
-            self._account.resume(owners)
-            self._slow_leak.resume(slow, t, self._limit)
-            self._update_slow()
-        self.leak.resume(bases, t)
-
-    def update(
-        self,
-        sample: Sample,
-        total: int,
-        sizes: dict[Segment, int],
-        scrape: LastScrape,
-        in_long_step: bool,
-    ) -> None:
-        """Add a sample of ``total`` bytes, with the sizes of its segments."""
-        leak = self.leak
-        point = Point(sample.t, total, 0, scrape.load, scrape.requests)
-        declared = self._account.declared(
-            scrape.ledger, lambda known: leak.growth_at(replace(point, declared=known))
-        )
-        point = replace(point, declared=declared)
-        leak.update(point, sizes, scrape.ready, in_long_step, scrape.demand_is_new)
+    def _report(self, sample: Sample, point: Point) -> None:
+        """Add what the budget does not depend on: age, requests, limit and slow growth."""
         if self.bases:
             base = self.bases[0]
-            leak.state.age_s = max(0.0, point.t - base.t)
+            self.state.age_s = max(0.0, point.t - base.t)
             if point.requests is not None and base.requests is not None:
                 completed = point.requests - base.requests
-                leak.state.requests = completed if completed >= 0 else None
-        self._update_limit(sample)
-        if leak.budget is not None and sample.scrape_ok:
-            self._triggers.add(point.t, total - declared, point.load, sample.load)
-
-    def suspicion(self, t: float, declared: list[LedgerLine]) -> Suspicion | None:
-        """Return the suspicion at ``t`` with all evidence, or None."""
-        suspicion, since = self.leak.suspicion(), self.leak.suspected_since
-        if suspicion is None or since is None:
-            return None
-        suspicion.evidence += exceeded_bounds(declared, self.memory)
-        if not declared:
-            suspicion.evidence.append(NO_LEDGER)
-        if self._shared:
-            suspicion.evidence.append(SHARED_DEVICE)
-        suspicion.trigger = self._triggers.trigger(since, t)
-        hypothesis = sentence(suspicion.trigger) if suspicion.trigger is not None else None
-        if hypothesis is not None:
-            suspicion.evidence.append(hypothesis)
-        return suspicion
-
-    def _update_limit(self, sample: Sample) -> None:
-        leak = self.leak
-        self._limit = memory_limit(self.memory, leak.budget, sample, self._shared)
-        leak.state.limit = self._limit
-        if leak.baseline is None:  # the warm-up, which restarts with the first request
+                self.state.requests = completed if completed >= 0 else None
+        self._limit = memory_limit(self.memory, self.budget, sample, self._shared)
+        self.state.limit = self._limit
+        if self.baseline is None:  # the warm-up, which restarts with the first request
             if self._slow_leak.started:
                 self._slow_leak, self.slow = SlowLeakWatch(), None
             return
-        floor = leak.state.current
-        if floor is None or leak.waits or leak.baseline.is_settling():
+        floor = self.state.current
+        if floor is None or self.waits or self.baseline.is_settling():
             return
-        if self._slow_leak.add(sample.t, leak.baseline.growth, floor, self._limit):
+        if self._slow_leak.add(sample.t, self.baseline.growth, floor, self._limit):
             self._update_slow()
 
     def _update_slow(self) -> None:
         slow = self._slow_leak
         if slow.known:
             why = missing_limit(self.memory, self._shared)
-            segment = self.leak.grown_segment
+            segment = self._segments.largest()
             self.slow = slow_growth(slow.drift, slow.peak, self._limit, segment, why)
+
+    # ---- the verdict
+
+    def is_warm(self, t: float) -> bool:
+        """Return whether growth is known, and its absence would be known too."""
+        suspected = self._suspected is not None
+        return self.baseline is not None and (suspected or t >= self._conclusive_at)
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing is judged, because the demand is new."""
+        return self._new_demand is not None
+
+    @property
+    def suspected_since(self) -> float | None:
+        """The start of the suspected growth; None without one."""
+        return self._suspected.since if self._suspected is not None else None
+
+    def evidence(self) -> Evidence | None:
+        """Return the evidence of the suspected growth, or None without one."""
+        if self._suspected is None or self.budget is None or self.baseline is None:
+            return None
+        trend, growth = self._suspected.trend, max(1, self.state.unexplained or 0)
+        return Evidence(
+            share=self.state.consumed_ratio or 0.0,
+            left_s=self.state.exhaustion_s,
+            window_s=self.budget.window_s,
+            life=growth / max(1.0, trend.bytes_per_s * (self._t - self.baseline.since)),
+            fading=trend.fading,
+            climb=trend.climb,
+            segment=self._segments.largest(),
+        )
+
+    def suspicion(self, t: float, declared: list[LedgerLine]) -> Suspicion | None:
+        """Return the suspicion at ``t`` with all evidence, or None."""
+        evidence = self.evidence()
+        if evidence is None or self._suspected is None or self.budget is None:
+            return None
+        trend, posterior = self._suspected.trend, odds(evidence)
+        explanation, probability = posterior.alternative
+        growth = self.state.unexplained or 0
+        certain = 1 - THRESHOLDS.noise * trend.noise / max(1, growth)
+        unconfirmed = None
+        if self.waits:
+            unconfirmed = NEW_DEMAND
+        elif not is_confirmed(evidence, posterior):
+            spent = "the budget is spent, but the growth " if evidence.share >= 1.0 else ""
+            unconfirmed = f"{spent}may be {explanation}, unless the growth continues"
+        trigger = self._triggers.trigger(self._suspected.since, t)
+        hypothesis = sentence(trigger) if trigger is not None else None
+        return Suspicion(
+            kind=self.kind,
+            segment=evidence.segment,
+            confidence=round(posterior.probability, 3),
+            consumed_ratio=round(evidence.share, 4),
+            bytes=growth,
+            bytes_per_s=trend.bytes_per_s,
+            bytes_per_request=trend.bytes_per_request,
+            over_budget=evidence.share * certain >= 1.0,
+            growing=self._latest.continues(trend),
+            unconfirmed=unconfirmed,
+            trigger=trigger,
+            evidence=[
+                f"{format_bytes(trend.rise)} in {trend.span_s:.0f} s at comparable load, "
+                f"{format_bytes(trend.bytes_per_s * 3600)} an hour",
+                f"probability of a leak: {posterior.probability:.1%}; "
+                f"next most likely: {explanation} ({probability:.1%})",
+                *exceeded_bounds(declared, self.memory),
+                *([] if declared else [NO_LEDGER]),
+                *([SHARED_DEVICE] if self._shared else []),
+                *([hypothesis] if hypothesis is not None else []),
+            ],
+        )
+
+    def _is_confirmed(self) -> bool:
+        evidence = self.evidence()
+        return evidence is not None and is_confirmed(evidence, odds(evidence))

@@ -6,9 +6,10 @@ natural log-odds, as in a naive Bayes classifier: a prior, and what each observa
 Two observations count against all explanations. The first is the consumed share of the budget,
 because bounded growth ends somewhere. If it ends at any share with equal probability, the part
 ``1 - s`` of it exceeds the share ``s``, and the odds of a leak grow by ``-log(1 - s)``. The second
-is speed: healthy engines hardly ever consume a day's budget within minutes. The other observations
-are specific. Memory that fills up grows slower and slower, temporary work starts after the engine
-does, and so on. The probability of a leak follows from the sum over the explanations.
+is speed: healthy engines hardly ever consume a window's budget within a small part of the window.
+The other observations are specific. Memory that fills up grows slower and slower, temporary work
+starts after the engine does, and so on. The probability of a leak follows from the sum over the
+explanations.
 
 ``python -m bench.odds_fit`` fits the weights by maximum likelihood to the labelled runs of the leak
 lab. Each suspicion counts once, so these are the odds of a suspicion
@@ -22,7 +23,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from plimsoll_api.assessment import Segment
-from plimsoll_api.units import DAY_S
 from plimsoll_sidecar.detect.growth import Point, Trend
 from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 
@@ -31,8 +31,8 @@ REUSABLE = frozenset({Segment.MALLOC_RETAINED, Segment.TORCH_RESERVED_UNUSED})
 MIN_LEFT_S = 30.0
 """A restart takes this long: a budget that is exhausted sooner is no stronger evidence."""
 MAX_SHARE = 0.98
-MIN_FADING, MAX_YOUNGER = 3.0, 2.0
-"""Bounds of this evidence, in logarithms: factors of 20 and 7."""
+MAX_YOUNGER = 2.0
+"""Bound of this evidence, in logarithms: a factor of 7."""
 MAX_LOG_ODDS = 50.0
 CLEAR_SPANS = 3.0
 """A suspicion ends without a trend for this multiple of its span, or once half of it came back."""
@@ -52,7 +52,7 @@ class Weights:
     """Weights of evidence in natural log-odds. ``size`` and ``speed`` hold for each explanation.
 
     ``size`` counts for each factor of e by which the rest of the budget shrinks, and ``speed`` for
-    each by which it would be exhausted sooner than within a day. Of the others, ``filling``,
+    each by which it would be exhausted sooner than within its window. Of the others, ``filling``,
     ``later_work``, ``load`` and ``retained`` are priors. ``fading`` counts for a later half that
     contributed an e-th less, and ``younger`` for growth that explains an e-th of the engine's life.
     ``climb`` counts for a load that rose all the time.
@@ -76,7 +76,7 @@ WEIGHTS = Weights(
     load=1.61, climb=5.99,
     retained=2.37,
 )  # fmt: skip
-"""Fitted on a quarter of the runs of the first ten splits
+"""Fitted on a quarter of the runs of the first ten splits, whose budgets are for a day
 (``research/bench/results/odds-fit.json``). The weight of the size is close to 1, as expected if
 healthy growth ends at any share with equal probability."""
 
@@ -85,14 +85,15 @@ healthy growth ends at any share with equal probability."""
 class Evidence:
     """The observations of a growth that the odds depend on.
 
-    ``share`` is the consumed share of the budget, and ``left_s`` the seconds until it is exhausted,
-    None while nothing grows. ``life`` is the growth as a multiple of what its present pace makes in
-    the engine's life: 1 for a steady leak, less for growth that started later. ``fading`` and
-    ``climb`` are those of the trend. ``segment`` grew the most.
+    ``share`` is the consumed share of the budget for ``window_s`` seconds, and ``left_s`` the
+    seconds until it is exhausted, None while nothing grows. ``life`` is the growth as a multiple of
+    what its present pace makes in the engine's life: 1 for a steady leak, less for growth that
+    started later. ``fading`` and ``climb`` are those of the trend. ``segment`` grew the most.
     """
 
     share: float
     left_s: float | None
+    window_s: float
     life: float
     fading: float
     climb: float
@@ -105,14 +106,14 @@ class Evidence:
 
     @property
     def speed(self) -> float:
-        """The evidence of the time left; 0 for a day or more."""
-        left = DAY_S if self.left_s is None else self.left_s
-        return math.log(DAY_S / min(DAY_S, max(MIN_LEFT_S, left)))
+        """The evidence of the time left; 0 for the window or more."""
+        left = self.window_s if self.left_s is None else self.left_s
+        return max(0.0, math.log(self.window_s / max(MIN_LEFT_S, left)))
 
     @property
     def slowing(self) -> float:
         """The evidence of a pace that fades; 0 if it does not, otherwise negative."""
-        return max(-MIN_FADING, min(0.0, self.fading))
+        return min(0.0, self.fading)
 
     @property
     def younger(self) -> float:
@@ -166,22 +167,24 @@ def required_log_odds(left_s: float) -> float:
     the ratio of the costs of a false alarm and of waiting (Wald 1945).
     """
     at = THRESHOLDS
-    return math.log(at.odds) + at.patience * math.log(max(1.0, left_s) / at.odds_left_s)
+    return max(0.0, math.log(at.odds * max(1.0, left_s) / at.odds_left_s))
 
 
-def is_confirmed(evidence: Evidence, posterior: Odds, window_s: float) -> bool:
-    """Return whether the growth is confirmed as a leak against a budget for ``window_s``."""
-    if evidence.share >= THRESHOLDS.certain_share:
-        return True
+def is_confirmed(evidence: Evidence, posterior: Odds) -> bool:
+    """Return whether the growth is confirmed as a leak.
+
+    A spent budget is no proof of one: a leak must still be as likely as not.
+    """
     left = evidence.left_s
-    return left is not None and posterior.log_odds >= required_log_odds(min(left, window_s))
+    return left is not None and posterior.log_odds >= required_log_odds(
+        min(left, evidence.window_s)
+    )
 
 
-class Hysteresis:
+class SuspectedGrowth:
     """A suspicion of growth, from its first trend to its end.
 
-    ``trend`` is the newest, and ``since`` the start of the first. ``growth`` is the average of the
-    last minute in bytes.
+    ``trend`` is the newest, and ``since`` the start of the first. ``growth`` is in bytes.
     """
 
     def __init__(self, trend: Trend, point: Point, growth: float) -> None:
@@ -195,9 +198,6 @@ class Hysteresis:
         if trend is not None:
             self.trend, self._trend_at = trend, point.t
             self._peak = max(self._peak, growth)
-        elif point.load == 0:
-            # An idle engine cannot show that a leak driven by requests has ended.
-            self.skip(point)
         self._updated_at = point.t
         recent = point.t - self._trend_at <= CLEAR_SPANS * self.trend.span_s
         return recent and growth >= self._peak / 2

@@ -16,17 +16,27 @@ from hypothesis import strategies as st
 from bench import odds_fit
 from plimsoll_api.assessment import Segment
 from plimsoll_sidecar.detect.growth import Point, fit
-from plimsoll_sidecar.detect.odds import WEIGHTS, Evidence, Explanation, odds, required_log_odds
+from plimsoll_sidecar.detect.odds import (
+    WEIGHTS,
+    Evidence,
+    Explanation,
+    Odds,
+    is_confirmed,
+    odds,
+    required_log_odds,
+)
 
 MIB = 1 << 20
 HOUR = 3600.0
 LEAK = Evidence(
-    share=0.5, left_s=HOUR, life=1.0, fading=0.0, climb=0.0, segment=Segment.MALLOC_IN_USE
+    share=0.5, left_s=HOUR, window_s=24 * HOUR, life=1.0, fading=0.0, climb=0.0,
+    segment=Segment.MALLOC_IN_USE,
 )  # fmt: skip
 EVIDENCE = st.builds(
     Evidence,
     share=st.floats(0.0, 50.0),
     left_s=st.none() | st.floats(0.0, 1e9),
+    window_s=st.floats(60.0, 1e7),
     life=st.floats(0.0, 1e6),
     fading=st.floats(-3.0, 3.0),
     climb=st.floats(-1.0, 1.0),
@@ -93,18 +103,27 @@ def test_growth_that_ends_anywhere_in_its_budget_loses_as_the_rest_shrinks() -> 
     assert replace(LEAK, share=7.0).size == replace(LEAK, share=1.0).size, "it is bounded"
 
 
-def test_the_speed_is_what_a_day_has_of_the_time_left() -> None:
-    assert replace(LEAK, left_s=None).speed == 0.0, "nothing grows"
-    assert replace(LEAK, left_s=100_000.0).speed == 0.0, "it lasts for the day"
-    assert replace(LEAK, left_s=86_400.0 / math.e).speed == pytest.approx(1.0)
-    assert replace(LEAK, left_s=0.0).speed == replace(LEAK, left_s=30.0).speed
+@pytest.mark.parametrize("window_s", [600.0, HOUR, 24 * HOUR, 168 * HOUR])
+def test_the_speed_is_what_the_window_has_of_the_time_left(window_s: float) -> None:
+    within = replace(LEAK, window_s=window_s)
+    assert replace(within, left_s=None).speed == 0.0, "nothing grows"
+    assert replace(within, left_s=1.1 * window_s).speed == 0.0, "it lasts for the window"
+    assert replace(within, left_s=window_s / math.e).speed == pytest.approx(1.0)
+    assert replace(within, left_s=0.0).speed == replace(within, left_s=30.0).speed
 
 
 def test_the_odds_that_suffice_rise_with_the_time_that_is_left() -> None:
-    assert math.exp(required_log_odds(HOUR / 2)) == pytest.approx(99.0)
-    assert math.exp(required_log_odds(60.0)) == pytest.approx(99.0 / 30.0**0.75)
-    assert math.exp(required_log_odds(24 * HOUR)) == pytest.approx(99.0 * 48.0**0.75)
-    assert required_log_odds(0.0) == required_log_odds(1.0)
+    assert math.exp(required_log_odds(HOUR / 2)) == pytest.approx(36.0)
+    assert math.exp(required_log_odds(24 * HOUR)) == pytest.approx(1728.0)
+    assert required_log_odds(0.0) == required_log_odds(50.0) == 0.0, "a leak as likely as not"
+
+
+def test_a_spent_budget_alone_confirms_no_leak() -> None:
+    """What counts are the odds, which must be even at least, and that memory grows."""
+    assert not is_confirmed(replace(LEAK, share=2.0, left_s=None), odds(LEAK))
+    spent = replace(LEAK, share=2.0, left_s=0.0)
+    assert is_confirmed(spent, odds(spent))
+    assert not is_confirmed(spent, Odds(-0.1, odds(spent).against))
 
 
 def test_a_trend_says_how_it_fades_and_how_the_load_climbs() -> None:

@@ -36,7 +36,7 @@ def test_there_are_at_most_fifteen_and_each_has_a_meaning() -> None:
 
 def test_the_less_a_growth_says_the_more_of_the_budget_it_takes() -> None:
     at = THRESHOLDS
-    assert 0 < at.early_share < at.suspect_share < at.certain_share < 1
+    assert 0 < at.early_share < at.suspect_share < 1
     assert at.soon_s < at.slow_s
 
 
