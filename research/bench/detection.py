@@ -32,6 +32,7 @@ from bench.detection_run import Run
 from bench.detection_score import Verdict, f1
 from bench.result import publish
 from leaklab import recorded
+from leaklab.bursts import bursts
 from leaklab.cases import Case, leaks, named, negatives, saturation, stalls
 from leaklab.splits import Split
 from leaklab.triggered import triggers
@@ -127,7 +128,7 @@ def cases_of(split: Split, quick: bool) -> list[Case]:
     if quick:
         return [*cases[::9], *stalls(split)[:1]]
     cases += [*named(split), *recorded.slow(split), *stalls(split), *triggers(split)]
-    return [*cases, saturation()] if split is Split.TEST else cases
+    return [*cases, *bursts(split), saturation()] if split is Split.TEST else cases
 
 
 def examine_all(job: Job, processes: int) -> list[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from leaklab.budgets import limit_of, spending, window_of
 from leaklab.editions import Edition, Watched
 from leaklab.hangs import causes, requests, signs
 from leaklab.leaks.basics import Mechanism
@@ -39,7 +40,8 @@ MAX_SAMPLES = 4000
 class Case:
     """One labelled run. ``starts`` is when its leak or stall begins, None for a negative;
     ``trigger`` what a leak follows, where a run was made to ask that. ``origin`` says where the
-    budget of a negative comes from, in editions in which it has one."""
+    budget of a negative comes from, in editions in which it has one. ``limit`` is that of the
+    host's memory in bytes."""
 
     name: str
     family: str
@@ -52,12 +54,15 @@ class Case:
     origin: Origin | None = None
     budget: int = 512 * MIB
     window_s: float = DAY
+    limit: int = LIMIT
 
     @property
     def policy(self) -> MemoryPolicy:
         device = MemoryBudget(self.budget, self.window_s) if self.series.device else None
         return MemoryPolicy(
-            host=MemoryBudget(self.budget, self.window_s, LIMIT), device=device, warmup_s=WARMUP_S
+            host=MemoryBudget(self.budget, self.window_s, self.limit),
+            device=device,
+            warmup_s=WARMUP_S,
         )
 
 
@@ -151,8 +156,9 @@ def _leak(
     if edition.alike:
         series.duration += 2 * series.interval
     return Case(
-        name, f"leak {mechanism.name}", split, series, mechanism.kind, starts, mechanism.segment
-    )
+        name, f"leak {mechanism.name}", split, series, mechanism.kind, starts, mechanism.segment,
+        window_s=window_of(drawn, spent), limit=limit_of(series, budget, REACHED * budget, drawn),
+    )  # fmt: skip
 
 
 def named(split: Split) -> list[Case]:
@@ -274,12 +280,16 @@ def saturation() -> Case:
 
 def negatives(split: Split, seeds: int) -> list[Case]:
     """Each healthy family's runs."""
-    cases = []
+    cases, turn = [], 0
     for name, build in FAMILIES[split].items():
         for seed in range(seeds):
             if isinstance(build, Watched):
                 series, origin = build.run(name, seed), build.origin(name, seed)
             else:
                 series, origin = build(seed_of(split, name, seed)), None
-            cases.append(Case(f"{name}-{seed}", name, split, series, origin=origin))
+            case = Case(f"{name}-{seed}", name, split, series, origin=origin)
+            case.series = spending(series, case.budget)
+            case.window_s, case.limit = window_of(turn), limit_of(case.series, case.budget, 0, turn)
+            cases.append(case)
+            turn += 1
     return cases

@@ -58,9 +58,10 @@ def test_a_budget_that_was_set_without_a_look_is_any() -> None:
     assert max(shares) <= MOST
 
 
-def test_what_would_spend_its_budget_is_not_healthy() -> None:
-    with pytest.raises(RuntimeError, match="never_ends"):
-        at_height(never_ends, OBSERVED[0])
+def test_an_engine_that_spends_its_budget_is_kept() -> None:
+    """In three days it holds three times as much as in the observed one."""
+    shown, unit = at_height(never_ends, OBSERVED[0])
+    assert unit * shown.held.range == pytest.approx(BUDGET, rel=0.01)
 
 
 def test_memory_of_the_device_is_there() -> None:
