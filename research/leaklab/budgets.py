@@ -65,7 +65,9 @@ def spending(series: Series, budget: int) -> Series:
         kept = 1.0 - (1.0 - KEPT_SHARE) * min(1.0, max(0.0, (t - falls) / FALLS_S))
         return unit * kept * (held(t) - low)
 
-    return replace(series, **{name: memory})
+    if name == "other":
+        return replace(series, other=memory)
+    return replace(series, device_other=memory)
 
 
 def _time_of_a_fall(times: Sequence[float], points: Sequence[float], rng: random.Random) -> float:

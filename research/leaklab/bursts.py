@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from itertools import accumulate
+from typing import Any
 
 from leaklab.budgets import WINDOWS_S, limit_of
 from leaklab.cases import Case
@@ -40,7 +41,7 @@ def _bursts(rng: random.Random) -> list[float]:
     return heights
 
 
-def _queue(rng: random.Random, kept: bool) -> dict[str, object]:
+def _queue(rng: random.Random, kept: bool) -> dict[str, Any]:
     heights = _bursts(rng)
     most, each = rng.uniform(40, 300), rng.uniform(0.05, 1.0) * MIB
     waiting = between_steps([most * height for height in heights], STEP_S)
@@ -56,7 +57,7 @@ def _queue(rng: random.Random, kept: bool) -> dict[str, object]:
     }
 
 
-def _prompts(rng: random.Random, kept: bool) -> dict[str, object]:
+def _prompts(rng: random.Random, kept: bool) -> dict[str, Any]:
     heights = _bursts(rng)
     longest, most = rng.uniform(2000, 8000), rng.uniform(50, 300) * MIB
     mean = [200 + longest * height for height in heights]
@@ -70,13 +71,13 @@ def _prompts(rng: random.Random, kept: bool) -> dict[str, object]:
     }
 
 
-def _step(rng: random.Random) -> dict[str, object]:
+def _step(rng: random.Random) -> dict[str, Any]:
     at, size = rng.uniform(2, 50), rng.uniform(20, 150) * MIB
     step: Curve = lambda t: size if t >= at else 0.0  # noqa: E731
     return {"other": step}
 
 
-KINDS: dict[str, Callable[[random.Random], dict[str, object]]] = {
+KINDS: dict[str, Callable[[random.Random], dict[str, Any]]] = {
     "queue that is given back": lambda rng: _queue(rng, kept=False),
     "queue that is kept": lambda rng: _queue(rng, kept=True),
     "prompts that are given back": lambda rng: _prompts(rng, kept=False),
@@ -100,7 +101,7 @@ def _case(split: Split, kind: str, window_s: float, leaks: bool, seed: int) -> C
     drawn = seed_of(split, "bursts", kind, window_s, seed)
     rng = random.Random(drawn)
     changes = habits(drawn) | KINDS[kind](rng)
-    series = Series(LENGTH_S, base=base_of(drawn), seed=drawn, **changes)  # type: ignore[arg-type]
+    series = Series(LENGTH_S, base=base_of(drawn), seed=drawn, **changes)
     least, most = SPENT_S
     rate = BUDGET / min(window_s, rng.uniform(least, most)) if leaks else 0.0
     if leaks:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from plimsoll_api.assessment import Segment
+from plimsoll_api.units import DAY_S
 from plimsoll_sidecar.detect.growth import Point, Trend
 from plimsoll_sidecar.detect.thresholds import THRESHOLDS
 
@@ -159,15 +160,17 @@ def odds(evidence: Evidence, weights: Weights = WEIGHTS) -> Odds:
     return Odds(-math.log(sum(math.exp(-value) for value in against.values())), against)
 
 
-def required_log_odds(left_s: float) -> float:
+def required_log_odds(left_s: float, window_s: float) -> float:
     """Return the log-odds that confirm a leak ``left_s`` before its budget is exhausted.
 
     Waiting costs little while the budget lasts, and shows more: most growth without a leak ends
     before that. So the threshold rises with the time left, as in a sequential test it rises with
-    the ratio of the costs of a false alarm and of waiting (Wald 1945).
+    the ratio of the costs of a false alarm and of waiting (Wald 1945). It is never below even odds.
     """
     at = THRESHOLDS
-    return max(0.0, math.log(at.odds * max(1.0, left_s) / at.odds_left_s))
+    reference_s = at.odds_left_s * (DAY_S / window_s) ** at.haste
+    left_s = min(max(1.0, left_s), window_s)
+    return max(0.0, math.log(at.odds) + at.patience * math.log(left_s / reference_s))
 
 
 def is_confirmed(evidence: Evidence, posterior: Odds) -> bool:
@@ -176,9 +179,9 @@ def is_confirmed(evidence: Evidence, posterior: Odds) -> bool:
     A spent budget is no proof of one: a leak must still be as likely as not.
     """
     left = evidence.left_s
-    return left is not None and posterior.log_odds >= required_log_odds(
-        min(left, evidence.window_s)
-    )
+    if left is None:
+        return False
+    return posterior.log_odds >= required_log_odds(left, evidence.window_s)
 
 
 class SuspectedGrowth:

@@ -28,12 +28,17 @@ class Thresholds:
     tau: float = 0.8
     """Minimum Kendall's tau of a trend. Two equal steps reach 0.70 and three 0.79. With 8 points, a
     chance trend has a probability below 1 % (Kendall's test, z 2.8)."""
-    odds: float = 36.0
-    """Odds of a leak that confirm it ``odds_left_s`` before the budget is exhausted. They rise and
-    fall with the time left: 1,728 to 1 with a day, and even with 50 s or less. Of the 40 leaks of
-    the recordings that may be looked at, 55 miss one, and fewer add false confirmations."""
+    odds: float = 99.0
+    """Odds of a leak that confirm it ``odds_left_s`` before a budget for a day is exhausted: 99 of
+    100 such decisions are right."""
     odds_left_s: float = 1800.0
     """Half an hour: the time in which an on-call engineer can respond."""
+    patience: float = 0.75
+    """Power of the time left with which the required odds rise: 8 to 1 with a minute, 1,800 to 1
+    with a day. With 8 to 1, a leak of 400 MB a minute is confirmed after 30 s."""
+    haste: float = 0.67
+    """Power with which ``odds_left_s`` rises as the budget's window falls below a day. With 0, four
+    of 40 real leaks against budgets for an hour were missed, and with 0.5 to 0.75 none."""
     noise: float = 2.0
     """A budget is exhausted if the growth exceeds it by this multiple of the trend's noise: memory
     just below its budget sometimes exceeds it by chance."""

@@ -97,7 +97,7 @@ def burst(t: float) -> float:
     ("series", "end"),
     [
         (Series(duration=300, leak=steady(400e6 / 60, 120)), "confirmed"),
-        (Series(duration=600, other=burst), "cleared"),
+        (Series(duration=600, other=burst), "ended"),
         (Series(duration=7200, other=saturating(200 * MIB, 900)), "still-open"),
     ],
 )

@@ -113,9 +113,17 @@ def test_the_speed_is_what_the_window_has_of_the_time_left(window_s: float) -> N
 
 
 def test_the_odds_that_suffice_rise_with_the_time_that_is_left() -> None:
-    assert math.exp(required_log_odds(HOUR / 2)) == pytest.approx(36.0)
-    assert math.exp(required_log_odds(24 * HOUR)) == pytest.approx(1728.0)
-    assert required_log_odds(0.0) == required_log_odds(50.0) == 0.0, "a leak as likely as not"
+    day = 24 * HOUR
+    assert math.exp(required_log_odds(HOUR / 2, day)) == pytest.approx(99.0)
+    assert math.exp(required_log_odds(60.0, day)) == pytest.approx(99.0 / 30.0**0.75)
+    assert math.exp(required_log_odds(day, day)) == pytest.approx(99.0 * 48.0**0.75)
+    assert required_log_odds(0.0, day) == 0.0, "a leak as likely as not"
+    assert required_log_odds(2 * day, day) == required_log_odds(day, day)
+
+
+def test_a_shorter_window_leaves_less_time_to_wait() -> None:
+    needed = [required_log_odds(300.0, window) for window in (600.0, HOUR, 24 * HOUR, 168 * HOUR)]
+    assert needed == sorted(set(needed))
 
 
 def test_a_spent_budget_alone_confirms_no_leak() -> None:
