@@ -44,7 +44,7 @@ reports that it is not ready has no such limit."""
 class Warmup:
     """The warm-up of one epoch: from a ready engine to a base of its memory.
 
-    It ends once the least time has passed and memory has settled, or after twice the least time. A
+    It ends once the minimum time has passed and memory has settled, or after twice that. A
     steady climb until then is growth. It ends at any time if memory has climbed steadily beyond
     what a warm-up takes: the whole climb is then growth. ``served`` states whether any request was
     completed: without one, the base is provisional.

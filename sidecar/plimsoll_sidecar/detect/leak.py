@@ -165,7 +165,7 @@ class MemoryWatch:
         ended = warmup.add(point, ready)
         settled = in_least_time and warmup.floor is not None and not warmup.climbing
         if not warmup.started or settled:
-            # Growth before the end of the least time is no evidence of growth after it.
+            # Growth before the end of the minimum time is no evidence of growth after it.
             self._trends = self._new_trends()
             self._segments.clear()
         if warmup.started:

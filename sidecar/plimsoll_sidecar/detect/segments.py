@@ -269,7 +269,7 @@ class SegmentGrowth:
         """Return the segment that grew most beyond declared caches, or None without segments.
 
         A ledger does not state in which segment a cache lies. Try each segment as its place, and
-        keep the place that leaves the least growth in all segments but the largest.
+        keep the place that leaves the smallest growth in all segments but the largest.
         """
         if self._declared is None:
             return None
