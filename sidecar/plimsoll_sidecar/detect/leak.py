@@ -324,8 +324,9 @@ class MemoryWatch:
         if self.waits:
             unconfirmed = NEW_DEMAND
         elif not is_confirmed(evidence, posterior):
-            spent = "the budget is spent, but the growth " if evidence.share >= 1.0 else ""
-            unconfirmed = f"{spent}may be {explanation}, unless the growth continues"
+            unconfirmed = f"may be {explanation}, unless the growth continues"
+            if evidence.share >= 1.0:
+                unconfirmed = f"the budget is spent, but the growth {unconfirmed}"
         trigger = self._triggers.trigger(self._suspected.since, t)
         hypothesis = sentence(trigger) if trigger is not None else None
         return Suspicion(

@@ -1,8 +1,8 @@
 """Thresholds that decide whether growth is suspected, and whether it is confirmed as a leak.
 
-They were chosen on the recordings of real engines that may be looked at, and on the splits of the
-leak lab that were seen, unless a source is named. ``python -m bench.sensitivity`` varies each of
-them. The weights of the evidence are fitted: ``odds.WEIGHTS``.
+They were chosen on the training recordings of real engines and on the earlier splits of the leak
+lab, unless a source is named. ``python -m bench.sensitivity`` varies each of them. The weights of
+the evidence are fitted: ``odds.WEIGHTS``.
 """
 
 from __future__ import annotations
