@@ -206,10 +206,11 @@ class LedgerLine(msgspec.Struct, omit_defaults=True):
 class Sample(msgspec.Struct, omit_defaults=True):
     """One observation, ``t`` seconds after the start. ``epoch`` grows at each engine restart.
 
-    ``serving`` says whether the serving port answered when the status did not (null if it was not
-    asked). ``ready`` is false while the engine reports that it starts, warms up or replaces its
-    worker, and null in a state unknown to this version. ``load_age_s`` is the age of ``load`` if
-    that is read at intervals. ``parts`` has an external engine's names of its processes.
+    ``serving`` says whether the serving port answered (null if it was not asked, which is the rule
+    while the status answers). ``ready`` is false while the engine reports that it starts, warms up
+    or replaces its worker, and null in a state unknown to this version. ``load_age_s`` is the age
+    of ``load`` if that is read at intervals. ``parts`` has an external engine's names of its
+    processes.
     """
 
     t: float

@@ -275,6 +275,8 @@ class Named:
             processes=named,
         )
 
+    has_status_port = False
+
     def is_serving(self) -> bool:
         return True
 

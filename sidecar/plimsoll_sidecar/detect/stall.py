@@ -7,8 +7,9 @@ scrape, a worker that starts) and a deliberate pause of the engine stop the cloc
 
 A frontend with living processes has stalled if neither its status nor its serving port answers. One
 of them must also have been silent for much longer than ever before, or for twice the timeout. Each
-port has a history of its own. A silent status alone proves only that the supervisor cannot see the
-engine. A frontend that ended and left its processes serves no requests.
+port has a history of its own. A serving port that is silent alone is a stall, too, if it answered
+for a minute. A silent status alone proves only that the supervisor cannot see the engine. A
+frontend that ended and left its processes serves no requests.
 """
 
 from __future__ import annotations
@@ -53,8 +54,13 @@ class _Port:
         self.silent_s = 0.0
         self._before = StepGaps()
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the port answered for long enough to know what is usual."""
+        return self._before.served_s >= ANSWERED_S
+
     def end_silence(self, step: float) -> None:
-        """Add an answer, and the silence before it."""
+        """Add an answer ``step`` seconds after the last one, and the silence before it."""
         if self.silent_s > 0.0:
             self._before.add(self.silent_s, Demand(), interval_s=step)
         else:
@@ -63,7 +69,7 @@ class _Port:
 
     def limit(self, latest_s: float) -> tuple[float, str]:
         """Return the unusual silence in seconds, at most ``latest_s``, and the usual in words."""
-        if self._before.served_s < ANSWERED_S:
+        if not self.is_known:
             return latest_s, ""
         longest = self._before.longest
         usual = max(SILENT_S, longest + MARGIN_S)
@@ -90,7 +96,8 @@ class StallWatch:
         self._prompt_tokens: int | None = None
         self._frozen_s = 0.0
         self._status, self._serving = _Port(), _Port()
-        self._headless_s = 0.0
+        self._headless_s = self._unasked_s = 0.0
+        self._asked_beside = self._is_alone = False
         self._throttled: int | None = None
         self._throttled_since = 0
         self._answered = self._read = self._idle = self._rested = False
@@ -103,11 +110,14 @@ class StallWatch:
         step = min(step, self._longest_step_s)
         self._last_t = sample.t
         self._add_throttling(sample)
+        self._add_serving(sample, step)
         if not sample.scrape_ok:
-            self._add_silence(sample, step)
+            if sample.host.processes and sample.host.frontend_lives is False:
+                self._headless_s += step
+            elif self._answered and sample.host.processes:
+                self._status.silent_s += step
             return self._suspicion()
-        for port in (self._status, self._serving):
-            port.end_silence(step)
+        self._status.end_silence(step)
         self._answered, self._headless_s = True, 0.0
         # An unreadable page does not prove that the engine answers at every sample.
         self._read = self._read or sample.load_age_s is not None
@@ -134,17 +144,25 @@ class StallWatch:
 
     # ---- one sample
 
-    def _add_silence(self, sample: Sample, step: float) -> None:
-        """Add a sample without an answer of the engine."""
-        if sample.host.processes and sample.host.frontend_lives is False:
-            self._headless_s += step
+    def _add_serving(self, sample: Sample, step: float) -> None:
+        """Add what is known of the serving port.
+
+        If it is asked only while the status is silent, an answer of the status is one of this port.
+        """
+        port = self._serving
+        self._unasked_s += step
+        self._asked_beside = self._asked_beside or (sample.scrape_ok and sample.serving is not None)
+        if sample.serving or (sample.scrape_ok and not self._asked_beside):
+            port.end_silence(self._unasked_s)
+        elif sample.scrape_ok and sample.ready is False:
+            port.silent_s = 0.0  # it starts, or replaces its worker
+        elif sample.serving is False and self._answered and sample.host.frontend_lives is not False:
+            # A silence begins with the first request that gets no answer.
+            port.silent_s += self._unasked_s if port.silent_s else step
+        else:
             return
-        if self._answered and sample.host.processes:
-            self._status.silent_s += step
-            if sample.serving is False:
-                self._serving.silent_s += step
-        if sample.serving:
-            self._serving.end_silence(step)
+        self._unasked_s = 0.0
+        self._is_alone = sample.scrape_ok and port.silent_s > 0.0
 
     @property
     def _silent_s(self) -> float:
@@ -232,10 +250,19 @@ class StallWatch:
         return self._silence()
 
     def _silence(self) -> Suspicion | None:
-        """Return the stall of a frontend that answers at no port, if any."""
-        least = min(SILENT_S, self.timeout_s * FRONTEND_FACTOR)
+        """Return the stall of a frontend that does not answer at its serving port, if any."""
+        latest = self.timeout_s * FRONTEND_FACTOR
+        least, port = min(SILENT_S, latest), self._serving
+        if self._is_alone and port.is_known and self._status.silent_s <= 0.0:
+            limit_s, why = port.limit(latest)
+            if port.silent_s >= limit_s:
+                reason = (
+                    f"the serving port did not answer for {port.silent_s:.0f} s, although the"
+                    f" status did{why}"
+                )
+                return self._stall(port.silent_s / limit_s, reason, "frontend")
         for port in (self._serving, self._status):
-            limit_s, why = port.limit(self.timeout_s * FRONTEND_FACTOR)
+            limit_s, why = port.limit(latest)
             if port.silent_s >= limit_s and self._silent_s >= least:
                 reason = (
                     "the engine's processes run, but neither its status nor its serving port"

@@ -46,6 +46,8 @@ WORKING_STATES = frozenset({EngineState.SERVING, EngineState.DRAINING, EngineSta
 """States in which a worker should make steps; in all others its load is unknown."""
 LOG_AFTER_S = 20.0
 """Seconds until a missing signal is logged: before, the engine may start or be slow to answer."""
+SERVING_S = 5.0
+"""Seconds between two requests to a serving port that answers, while the status answers, too."""
 PROBE_GONE_S = 60.0
 """Seconds after which a process whose probe does not answer counts as one without a probe: it has
 become another program."""
@@ -56,6 +58,10 @@ class StatusSource(Protocol):
 
     def status(self) -> Status:
         """Return the engine's status; EngineError if there is none."""
+
+    @property
+    def has_status_port(self) -> bool:
+        """Whether its status comes from another port than the serving port."""
 
     def is_serving(self) -> bool:
         """Report whether its serving port answers."""
@@ -77,6 +83,11 @@ class _ServingCheck:
 
     def _ask(self) -> None:
         self._serving = self._engine.is_serving()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the answer is known."""
+        return not self._thread.is_alive()
 
     def result(self) -> bool:
         """Wait for the answer, or for the adapter's own timeout."""
@@ -125,21 +136,23 @@ class Sampler:
         self._parts: Parts | None = None
         self._accounted: set[int] = set()
         self._silent_since: float | None = None
+        self._asked: _ServingCheck | None = None
+        self._ask_at = 0.0
 
     def sample(self) -> Sample:
         """Return one sample, within the adapter's own timeout."""
         begin = self._clock()
         # An engine that was silent is asked at both ports at once: each wait takes seconds.
-        beside = _ServingCheck(self._engine) if self.signals and self.status is None else None
+        was_silent = bool(self.signals) and self.status is None
+        if self._asked is None and (was_silent or self._is_serving_due(begin)):
+            self._asked = _ServingCheck(self._engine)
         status = self.status = self._query_engine()
         if status is not None:
             self._follow_epoch(status)
             self._processes.name(status.processes)
             self._parts = status.parts
         host = self._host(status)
-        serving = None
-        if status is None and host.processes:
-            serving = (beside or _ServingCheck(self._engine)).result()
+        serving = self._serving(status, host, begin)
         sample = Sample(
             t=round(begin - self._started_at, 3),
             epoch=self._epoch,
@@ -158,6 +171,26 @@ class Sampler:
             ] or None
         self.signals = self._signals(sample)
         return sample
+
+    def _is_serving_due(self, now: float) -> bool:
+        """Report whether to ask the serving port although the status answers."""
+        return self._engine.has_status_port and self.status is not None and now >= self._ask_at
+
+    def _serving(self, status: Status | None, host: Host, now: float) -> bool | None:
+        """Return whether the serving port answered; None if it was not asked, or has yet to answer.
+
+        A sample waits for it only if the status is silent.
+        """
+        asked = self._asked
+        if status is None:
+            if not host.processes:
+                return None
+            asked = asked or _ServingCheck(self._engine)
+        elif asked is None or not asked.is_done:
+            return None
+        serving, self._asked = asked.result(), None
+        self._ask_at = now + SERVING_S if serving else now
+        return serving
 
     def _signals(self, sample: Sample) -> dict[str, Signal]:
         found = find_signals(sample, shared_memory=self._orphaned is not None)

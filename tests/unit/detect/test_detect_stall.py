@@ -138,6 +138,52 @@ def test_each_port_has_a_history_of_its_own() -> None:
     assert suspicion.evidence[0].endswith("; none before")
 
 
+def beside(watch: StallWatch, t: float, seconds: int, serving: Callable[[int], bool | None]) -> Any:
+    """The status answers every second, and the serving port as asked; the first stall."""
+    for second in range(1, seconds + 1):
+        sample = busy(t + second, int(t) + second)
+        sample.serving = serving(second)
+        if (found := watch.update(sample)) is not None:
+            return second, found
+    return None, None
+
+
+def test_a_serving_port_that_is_silent_alone_is_a_stall_within_30_s() -> None:
+    """It is asked every five seconds while it answers, and then each request takes three."""
+    watch = StallWatch(120, 1)
+    assert beside(watch, 0.0, 90, lambda t: True if t % 5 == 0 else None) == (None, None)
+    seconds, found = beside(watch, 90.0, 60, lambda t: False if t >= 8 and t % 4 == 0 else None)
+    assert seconds + 4 <= 30, "and a round to confirm"
+    assert found.evidence == [
+        "the serving port did not answer for 17 s, although the status did; none before"
+    ]
+    assert beside(watch, 150.0, 1, lambda _: True) == (None, None)
+
+
+def test_a_silence_that_is_usual_for_the_serving_port_is_no_stall() -> None:
+    """The status answers all the time. It says nothing about the other port."""
+    watch, t = StallWatch(120, 1), 0.0
+    for _ in range(3):
+        beside(watch, t, 100, lambda t: True if t % 5 == 0 else None)
+        beside(watch, t + 100, 24, lambda t: False if t % 4 == 0 else None)
+        t += 124
+    beside(watch, t, 5, lambda t: True)
+    seconds, _ = beside(watch, t + 5, 22, lambda t: False if t % 4 == 0 else None)
+    assert seconds is None
+    seconds, _ = beside(watch, t + 27, 60, lambda t: False if t % 4 == 0 else None)
+    assert seconds is not None
+
+
+def test_a_port_that_never_answered_or_an_engine_that_starts_is_no_stall() -> None:
+    watch = StallWatch(120, 1)
+    assert beside(watch, 0.0, 300, lambda _: False) == (None, None)
+    beside(watch, 300.0, 90, lambda _: True)
+    for t in range(391, 600):
+        sample = busy(t, t)
+        sample.serving, sample.ready = False, False
+        assert watch.update(sample) is None
+
+
 def test_a_silence_that_is_usual_for_both_ports_is_no_stall() -> None:
     """Each was silent alone before, and now they are at the same time."""
     watch, t = StallWatch(120, 1), 0.0

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -47,6 +48,8 @@ def status(epoch: str = "aa:1", **changes: object) -> Status:
 
 class Engine:
     """Answers in turn; None is an engine that does not answer."""
+
+    has_status_port = False
 
     def __init__(self, *answers: Status | None) -> None:
         self.answers = list(answers)
@@ -283,6 +286,39 @@ def test_a_silent_engine_is_asked_at_both_ports_at_once() -> None:
         assert sampler.sample().serving is False
     finally:
         process.communicate(b"\n", timeout=10)
+
+
+def test_a_serving_port_of_its_own_is_asked_beside_the_status_and_holds_up_no_sample() -> None:
+    now, asked, answers = [0.0], list[float](), threading.Event()
+
+    class Both(Engine):
+        has_status_port = True
+
+        def is_serving(self) -> bool:
+            asked.append(now[0])
+            return answers.wait(10)
+
+    def sample() -> bool | None:
+        now[0] += 1.0
+        return sampler.sample().serving
+
+    def until(wanted: bool) -> None:
+        begin = time.monotonic()
+        while sample() is not wanted:
+            assert time.monotonic() - begin < 10
+
+    sampler = Sampler(Both(*[status()] * 10_000), clock=lambda: now[0])
+    begin = time.monotonic()
+    assert [sample() for _ in range(20)] == [None] * 20
+    assert time.monotonic() - begin < 5, "no answer is waited for"
+    assert len(asked) == 1
+    answers.set()
+    until(True)
+    asked.clear()
+    for _ in range(20):
+        sample()
+        time.sleep(0.01)
+    assert 3 <= len(asked) <= 4, "every five seconds"
 
 
 def test_the_account_of_all_is_unknown_while_one_process_is_silent() -> None:

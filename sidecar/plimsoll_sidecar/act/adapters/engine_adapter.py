@@ -25,6 +25,10 @@ class EngineAdapter(Protocol):
     that nothing was started. The same ``operation_id`` may be sent again.
     """
 
+    @property
+    def has_status_port(self) -> bool:
+        """Whether the status comes from another port than the serving port."""
+
     def status(self) -> Status:
         """Return the engine's status; :class:`EngineError` if there is none."""
 

@@ -68,6 +68,8 @@ class RefusedError(EngineError):
 class PlimsollEngine(OwnedEngine):
     """The adapter of one engine of our own. Thread-safe."""
 
+    has_status_port = True
+
     def __init__(self, endpoint: EngineEndpoint, token_file: Path) -> None:
         self._url = endpoint.admin_url.rstrip("/") + admin.ADMIN_PREFIX
         self._serving = HttpClient(endpoint.serving_url)

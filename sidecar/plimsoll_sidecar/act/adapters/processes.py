@@ -203,6 +203,8 @@ class OwnedEngine:
     They are those of :class:`~plimsoll_sidecar.act.adapters.engine_adapter.EngineAdapter`.
     """
 
+    has_status_port = False
+
     def __init__(self, endpoint: EngineEndpoint) -> None:
         self._owned = OwnedProcesses(endpoint)
 
