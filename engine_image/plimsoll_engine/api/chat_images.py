@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from plimsoll_engine.api import errors
-from plimsoll_engine.api.errors import invalid
+from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import Message, part_text
 from plimsoll_engine.frontend.requests.media_reader import MediaReader
 from plimsoll_engine.frontend.requests.request_log import QueueFull
@@ -34,14 +34,20 @@ def image_urls(messages: list[Message]) -> list[str]:
 def template_parts(content: list[dict[str, Any]], accepts_images: bool) -> list[dict[str, Any]]:
     """Return content parts in the form that chat templates read.
 
-    Raises ApiError for an unsupported part; images need ``accepts_images``.
+    Raises ApiError, whose ``param`` names the part, for an unsupported one; images need
+    ``accepts_images``.
     """
-    return [
-        {"type": "image"}
-        if accepts_images and part.get("type") == "image_url"
-        else {"type": "text", "text": part_text(part)}
-        for part in content
-    ]
+    found: list[dict[str, Any]] = []
+    for number, part in enumerate(content):
+        if accepts_images and part.get("type") == "image_url":
+            found.append({"type": "image"})
+            continue
+        try:
+            found.append({"type": "text", "text": part_text(part)})
+        except ApiError as error:
+            error.param = f"content[{number}]"
+            raise
+    return found
 
 
 def decode_urls(image_urls: list[str]) -> list[bytes]:

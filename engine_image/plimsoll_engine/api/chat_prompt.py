@@ -19,7 +19,7 @@ from typing import Any
 
 from plimsoll_engine.api import chat_images
 from plimsoll_engine.api.errors import ApiError, invalid
-from plimsoll_engine.api.protocol import Message, Tool
+from plimsoll_engine.api.protocol import Message, Tool, thought_text
 from plimsoll_engine.api.tool_calls import NotACall, load_lenient_json
 from plimsoll_engine.frontend.requests.tokenizer import TemplateError, Tokenizer, TooLong
 
@@ -150,7 +150,9 @@ class ChatPrompt:
         """Return a message in the template's form. Raises ApiError that names the message."""
         plain: TemplateMessage = {"role": message.role}
         try:
-            content = self._content(message)
+            content, thoughts = self._content(message)
+            if thoughts and "reasoning_content" not in message.extra:
+                plain["reasoning_content"] = "\n".join(thoughts)
             if content is None and isinstance(message.extra.get("refusal"), str):
                 content = message.extra["refusal"]
             if content is not None:
@@ -162,17 +164,23 @@ class ChatPrompt:
             if message.tool_calls:
                 plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
         except ApiError as error:
-            error.param = f"{error.param}[{number}]" if error.param == "messages" else error.param
+            error.param = f"messages[{number}].{error.param}"
             raise
         return _as_sent(message.extra, plain)
 
-    def _content(self, message: Message) -> str | list[dict[str, Any]] | None:
+    def _content(self, message: Message) -> tuple[str | list[dict[str, Any]] | None, list[str]]:
+        """Return the content, and the thoughts among its parts."""
         content = message.content
         if isinstance(content, str):
-            return self._text(content)
+            return self._text(content), []
         if content is None:
-            return None
-        return chat_images.template_parts(content, self._image is not None)
+            return None, []
+        thinks = message.role == "assistant"
+        thoughts = [text for part in content if thinks and (text := thought_text(part))]
+        rest = [part for part in content if not (thinks and thought_text(part))]
+        if thoughts and not rest:
+            return None, thoughts
+        return chat_images.template_parts(rest, self._image is not None), thoughts
 
     def _text(self, text: str) -> str | list[dict[str, Any]]:
         return text if self._accepts_texts else [{"type": "text", "text": text}]
@@ -301,7 +309,7 @@ def _texts(message: TemplateMessage) -> list[str]:
 def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise invalid("a tool call lacks function.name", "messages")
+        raise invalid("a tool call lacks function.name", "tool_calls")
     arguments = function.get("arguments")
     if isinstance(arguments, str):  # our answers have a string, templates need an object
         try:
@@ -318,7 +326,7 @@ def _replace_lone_surrogates(value: Any) -> Any:
     try:
         written = json.dumps(value, ensure_ascii=False)
     except RecursionError:
-        raise invalid("the arguments of a tool call are nested too deeply", "messages") from None
+        raise invalid("the arguments of a tool call are nested too deeply", "tool_calls") from None
     try:
         written.encode()
     except UnicodeEncodeError:

@@ -20,10 +20,10 @@ from plimsoll_engine.api.protocol import (
 )
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
-# Matches the field in msgspec's messages. For a map key ("at `key` in `$.map`") it is the map.
-_FIELD = re.compile(
-    r"unknown field `([^`]+)`|missing required field `([^`]+)`|(?:at|in) `\$\.?([^`]+)`"
-)
+# Match the field in msgspec's messages. For a map key ("at `key` in `$.map`") it is the map.
+_NAME = re.compile(r"(?:unknown|missing required) field `([^`]+)`")
+_PLACE = re.compile(r"(?:at|in) `\$\.?([^`]*)`")
+_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 
 
 def decode(
@@ -45,11 +45,15 @@ def decode(
             if name in given:
                 _keep_extra_fields(getattr(request, name), msgspec.json.decode(given[name]))
     except msgspec.ValidationError as error:
-        match = _FIELD.search(str(error))
-        if match is None:
+        found = [match[1] for one in (_PLACE, _NAME) if (match := one.search(str(error)))]
+        if not found:
             raise invalid(f"the body: {error}") from None
-        raise invalid(str(error), match[match.lastindex or 0]) from None
+        raise invalid(str(error), ".".join(filter(None, found))) from None
     except msgspec.DecodeError as error:
+        # JavaScript and Python write half of a character as an escape, which is no text.
+        whole = _ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], bytes(body))
+        if whole != body:
+            return decode(whole, kind, strict, warnings)
         raise invalid(f"the body is not JSON: {error}", code="invalid_json") from None
     except RecursionError:
         raise invalid("the body is nested too deeply", code="invalid_json") from None

@@ -273,14 +273,23 @@ TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 """Types of content parts that are text, in chats and in ``/v1/responses``."""
 
 
+def thought_text(part: dict[str, Any]) -> str:
+    """Return the text of a part that has thoughts, as some clients send them; else nothing."""
+    kind = part.get("type")
+    text = part.get(kind) if kind in ("thinking", "reasoning") else None
+    if isinstance(text, list):
+        text = "".join(str(one.get("text", "")) for one in text if isinstance(one, dict))
+    return text if isinstance(text, str) else ""
+
+
 def part_text(part: dict[str, Any]) -> str:
-    """Return the text of a content part. Raises ApiError if it is not text."""
+    """Return the text of a part of ``content``. Raises ApiError if it is not text."""
     kind = part.get("type")
     text = part.get("refusal" if kind == "refusal" else "text")
     if kind not in TEXT_PARTS or not isinstance(text, str):
         raise invalid(
             f"content of type {kind!r} is not supported: this model accepts only text",
-            "messages",
+            "content",
             "unsupported_value",
         )
     return text

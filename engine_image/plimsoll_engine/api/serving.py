@@ -167,7 +167,9 @@ def _add_generation(
         try:
             request_batch = await batch.chat_batch(engine, prepared, _tenant(request), "resp")
         except ApiError as error:
-            error.param = FIELD_NAMES.get(error.param or "", error.param)
+            field = (error.param or "").replace(".function.", ".")
+            name = FIELD_NAMES.get(field.partition("[")[0]) or FIELD_NAMES.get(field, field)
+            error.param = name or None
             raise
         stream = bool(prepared.body.stream)
         answer = ResponsesResponse(

@@ -46,6 +46,36 @@ def test_an_error_names_the_field_or_the_body(body: bytes, param: str | None) ->
     assert param is not None or str(raised.value).startswith("the body: ")
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"function": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name"),
+        ({"messages": [{"content": "a"}]}, "messages[0].role"),
+    ],
+)
+def test_an_error_names_the_whole_path_of_a_missing_field(
+    fields: dict[str, object], param: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}]} | fields
+    with pytest.raises(ApiError) as raised:
+        decode(json.dumps(body).encode(), ChatRequest)
+    assert raised.value.param == param
+
+
+def test_half_a_character_is_replaced() -> None:
+    """As JavaScript and Python write one that a client cut; pairs and texts stay."""
+    for escaped, text in (
+        (r"a\ud83d", "a\ufffd"), (r"\uDE00b", "\ufffdb"), (r"\ud83d\ude00\ud83d", "😀\ufffd"),
+        (r"\\ud83d \ud83d", "\\ud83d \ufffd"), (r"\ud83d\n", "\ufffd\n"),
+        (r"\ud83d\ud83d\ude00", "\ufffd😀"),
+    ):  # fmt: skip
+        body = f'{{"messages": [{{"role": "user", "content": "{escaped}"}}]}}'.encode()
+        assert decode(body, ChatRequest).messages[0].content == text
+
+
 def test_the_types_of_a_body_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Annotations would be evaluated each time, which took 2 ms of every request."""
     body = b'{"prompt": "x", "stream": true, "stream_options": {"include_usage": true}}'

@@ -188,7 +188,21 @@ def test_parts_are_texts_of_lines(written: Any) -> None:
     )
     with pytest.raises(ApiError) as error:
         written("", USER_SAYS, {"role": "user", "content": [{"type": "input_file"}]})
-    assert error.value.param == "messages[1]"
+    assert error.value.param == "messages[1].content[0]"
+
+
+def test_thoughts_among_the_parts_are_the_reasoning_of_their_message(written: Any) -> None:
+    template = "{% for m in messages %}[{{ m.reasoning_content }}|{{ m.content }}]{% endfor %}"
+    thoughts = [
+        {"type": "thinking", "thinking": "a", "signature": "s"},
+        {"type": "thinking", "thinking": [{"type": "text", "text": "b"}]},
+        {"type": "text", "text": "c"},
+    ]
+    assert written(template, {"role": "assistant", "content": thoughts})[0] == "[a\nb|c]"
+    alone = {"role": "assistant", "content": thoughts[:1], "reasoning_content": "own"}
+    assert written(template, alone)[0].startswith("[own|")
+    with pytest.raises(ApiError):
+        written(template, {"role": "user", "content": thoughts})
 
 
 @pytest.mark.parametrize("role", ["tool", "function", "assistant"])
