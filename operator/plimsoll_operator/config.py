@@ -135,6 +135,7 @@ class Config:
     namespaces: tuple[str, ...] = ()
     images: Images = DEFAULT_IMAGES
     http_port: int = 8080
+    fleet_page: bool = False
     workers: int = 8
     qps: float = 50.0
     burst: int = 100
@@ -178,6 +179,7 @@ def parse(
             EVERY_ADDRESS if ":" in env.get("KUBERNETES_SERVICE_HOST", "") else "0.0.0.0",
         ),
         http_port=flags.http_port,
+        fleet_page=flags.fleet_page,
         workers=flags.workers,
         qps=flags.qps,
         max_disruptions=flags.max_disruptions,
@@ -238,6 +240,12 @@ def _parser(env: Mapping[str, str]) -> argparse.ArgumentParser:
         help="default limits and requests of model downloads, as in a container's resources",
     )
     add("--http-port", type=int, default=env.get("PLIMSOLL_HTTP_PORT", "8080"), metavar="PORT")
+    add(
+        "--fleet-page",
+        action="store_true",
+        help="serve a read-only page of all services, policies and incidents at / of the HTTP port,"
+        " to everyone who can reach it",
+    )
     add(
         "--workers",
         type=_positive,

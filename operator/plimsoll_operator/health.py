@@ -1,4 +1,4 @@
-"""The operator's own ``/healthz``, ``/readyz`` and ``/metrics``.
+"""The operator's own ``/healthz``, ``/readyz`` and ``/metrics``, and its page where it has one.
 
 The operator is healthy if the event loop answers and no watch is stale: these are the faults that a
 restart fixes. A silent API server is not one of them: a canary lists one InferenceService through
@@ -23,6 +23,7 @@ from aiohttp import web
 from plimsoll_operator.config import Config
 from plimsoll_operator.kinds import DEFINED, SERVICE
 from plimsoll_operator.metrics import Metrics
+from plimsoll_operator.page import HEADERS, FleetPage, refusal
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.runtime.watches import Watches
 
@@ -91,8 +92,8 @@ class Health:
         problem = self.webhook()
         return f"webhook: {problem}" if problem else None
 
-    async def serve(self, port: int) -> web.AppRunner:
-        """Serve on all interfaces. Raises OSError if the port is in use."""
+    async def serve(self, port: int, page: FleetPage | None = None) -> web.AppRunner:
+        """Serve on all interfaces, with ``page`` at ``/``. Raises OSError if the port is in use."""
 
         async def healthz(_: web.Request) -> web.Response:
             wrong = self.liveness_fault()
@@ -109,12 +110,21 @@ class Health:
                 headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
             )
 
+        async def fleet(request: web.Request) -> web.Response:
+            if wrong := refusal(request.headers.get("Host")):
+                return web.Response(text=f"{wrong}\n", status=403)
+            assert page is not None
+            return web.Response(
+                body=await page.get(), content_type="text/html", charset="utf-8", headers=HEADERS
+            )
+
         app = web.Application()
         app.add_routes(
             [
                 web.get("/healthz", healthz),
                 web.get("/readyz", readyz),
                 web.get("/metrics", metrics),
+                *([web.get("/", fleet)] if page else ()),
             ]
         )
         runner = web.AppRunner(app, access_log=None)

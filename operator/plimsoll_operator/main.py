@@ -23,6 +23,7 @@ from plimsoll_operator.controllers.supervision_policy import PolicyController
 from plimsoll_operator.health import Health
 from plimsoll_operator.kinds import POLICY, Key
 from plimsoll_operator.metrics import Metrics, OperatorCollector
+from plimsoll_operator.page import FleetPage
 from plimsoll_operator.runtime.background import Background
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
@@ -109,9 +110,12 @@ async def run(config: Config, stop: asyncio.Event) -> None:
         api, store, queue, watches, scraper, breaker, *suspects, age, voting, failures
     )
     metrics.registry.register(parts)
-    server = await health.serve(config.http_port)
-    keep = background.keep
     leading = asyncio.Event()
+    page = FleetPage(
+        store, lambda: breaker.last, config.max_disruptions, leading.is_set, config.namespaces
+    )
+    server = await health.serve(config.http_port, page if config.fleet_page else None)
+    keep = background.keep
     canary = partial(keep, "canary", health.canary)
     watching: asyncio.Task[None] | None = None
     try:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from leaklab.series import GIB, HOUR, MIB, Series, steady
+from plimsoll_api.fleet_row import row_of
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
 from plimsoll_api.names import METRICS_PORT
-from plimsoll_cli.cluster.top import row_of
 from plimsoll_operator.config import CLOCKS
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.record.metrics import Metrics

@@ -266,6 +266,13 @@ def test_chart_dockerfile_manifests_and_operator_name_the_same_images(helm: str)
     assert {f"{one['name']}:{one['newTag']}" for one in kustomization["images"]} == chart
 
 
+def test_the_page_of_the_fleet_is_off_by_default(helm: str) -> None:
+    for values, served in ((None, False), ({"fleetPage": {"enabled": True}}, True)):
+        items = rendered(helm, values=values)
+        (operator,) = of(items, "Deployment")["spec"]["template"]["spec"]["containers"]
+        assert ("--fleet-page" in operator["args"]) is served
+
+
 def test_the_webhook_is_off_by_default(helm: str) -> None:
     items = rendered(helm)
     assert "MutatingWebhookConfiguration" not in kinds(items)
@@ -342,6 +349,7 @@ def test_cert_manager_writes_the_webhooks_secret(helm: str) -> None:
 
 
 EVERY_FLAG = {
+    "fleetPage": {"enabled": True},
     "images": {"probe": "probe:1"},
     "namespaces": ["ml"],
     "podTemplate": {"unrestrictedNamespaces": ["open"]},

@@ -11,19 +11,12 @@ import pytest
 import yaml
 from rich.console import Console
 
+from plimsoll_api.fleet_row import row_of, row_of_policy, worst_first
 from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind, WaitReason
 from plimsoll_cli import explain, incidents
 from plimsoll_cli.cluster.client import denied, rule_of
-from plimsoll_cli.cluster.top import (
-    History,
-    cells,
-    columns,
-    frame,
-    row_of,
-    row_of_policy,
-    worst_first,
-)
+from plimsoll_cli.cluster.top import History, cells, columns, frame
 from plimsoll_cli.errors import UsageError
 from plimsoll_cli.incident_view import IncidentView, UnreadableError, of_object
 from plimsoll_cli.incidents import queries
