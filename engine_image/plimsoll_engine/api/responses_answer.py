@@ -155,18 +155,26 @@ class ResponseOutput:
     def add(self, delta: Delta) -> Iterator[bytes]:
         """Add ``delta`` to the items, and yield its events."""
         parsed = self._parts.parse(delta)
+        calls = list(parsed.calls)
+        while calls and not calls[0].id:  # the rest of the open call, which text may follow
+            yield from self._add_call(calls.pop(0))
         if parsed.reasoning:
+            yield from self._close_message("completed")
+            yield from self._close_call("incomplete")
             yield from self._add_reasoning(parsed.reasoning)
         is_content = self._open_reasoning is None and self._parts.reasoning_ended
         is_content = is_content and self._open_arguments is None and not parsed.calls
         if parsed.text or (delta.logprobs and is_content):
             yield from self._close_reasoning("completed")
+            yield from self._close_call("incomplete")
             yield from self._add_text(
                 parsed.text, logprobs.chat_entries(delta.logprobs, self._text_of, self._bytes_of)
             )
-        for call in parsed.calls:
-            yield from self._close_reasoning("completed")
-            yield from self._close_message("completed")
+        for call in calls:
+            if call.id:
+                yield from self._close_reasoning("completed")
+                yield from self._close_message("completed")
+                yield from self._close_call("incomplete")
             yield from self._add_call(call)
         if delta.finish_reason is not None:
             if not self.items:

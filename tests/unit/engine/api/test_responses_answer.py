@@ -16,15 +16,18 @@ from plimsoll_engine.frontend.requests.request_log import Delta, TokenLogprobs
 from plimsoll_engine.messages.worker_ipc import Logprobs
 
 CALL = HERMES + '\n{"name": "f", "arguments": {"a": 1}}\n' + END_HERMES
-PARTS = [CALL, CALL[:9], CALL[9:], "text", "\n", HERMES, "", "</think>", "</thi"]
+PARTS = [
+    CALL, CALL[:9], CALL[9:], CALL[:-16], CALL[-16:] + "text", "text", "\n", HERMES, "", "</think>",
+    "</thi",
+]  # fmt: skip
 PIECES = st.lists(st.sampled_from(PARTS), max_size=7)
 
 
 def played(
-    pieces: list[str], reason: str, thinks: bool = False
+    pieces: list[str], reason: str, thinks: bool = False, family: str = "hermes"
 ) -> tuple[ResponseOutput, list[dict[str, Any]]]:
     output = ResponseOutput(
-        "x", str, tool_families.parser_for("hermes", {}), ReasoningParser() if thinks else None
+        "x", str, tool_families.parser_for(family, {}), ReasoningParser() if thinks else None
     )
     token = TokenLogprobs(7, Logprobs(-0.5, [7], [-0.5]))
     deltas = [Delta(piece, None, [token]) for piece in pieces] + [Delta("", reason, [])]
@@ -71,6 +74,22 @@ def test_reasoning_is_an_item_before_the_message() -> None:
     assert output.items[1]["content"][0]["text"] == "so"
     (cut,) = played(["why"], "length", thinks=True)[0].items
     assert (cut["type"], cut["status"]) == ("reasoning", "incomplete")
+
+
+def test_text_behind_a_streamed_call_is_a_message_of_its_own() -> None:
+    output, _ = played([CALL[:-16], CALL[-16:] + "text"], "stop")
+    call, message = output.items
+    assert (call["arguments"], call["status"]) == ('{"a": 1}', "completed")
+    assert message["content"][0]["text"] == "text"
+
+
+def test_thoughts_behind_an_answer_are_an_item_of_their_own() -> None:
+    answer = "<|channel|>final<|message|>a<|end|>"
+    thought = "<|start|>assistant<|channel|>analysis<|message|>b<|end|>"
+    output, events = played([answer, thought], "stop", family="openai")
+    assert [item["content"][0]["text"] for item in output.items] == ["a", "b"]
+    items = [event["type"].rpartition(".")[2] for event in events if "item" in event]
+    assert items == ["added", "done"] * 2
 
 
 def test_every_token_has_its_log_probability() -> None:
