@@ -23,9 +23,15 @@ from plimsoll_sidecar.detect.attribution import (
     sentence,
 )
 from plimsoll_sidecar.detect.baseline import Baseline, NewDemand, Warmup
-from plimsoll_sidecar.detect.growth import LatestGrowth, Point, SlidingMinimum, Trends
+from plimsoll_sidecar.detect.growth import (
+    LatestGrowth,
+    Point,
+    SegmentGrowth,
+    SlidingMinimum,
+    Trends,
+)
 from plimsoll_sidecar.detect.odds import Evidence, SuspectedGrowth, is_confirmed, odds
-from plimsoll_sidecar.detect.segments import LastScrape, SegmentGrowth
+from plimsoll_sidecar.detect.segments import LastScrape
 from plimsoll_sidecar.detect.slow_leak import (
     SlowLeakWatch,
     SlowState,

@@ -247,45 +247,6 @@ class Roles:
         return {role: size for role, size in growth.items() if size > 0}
 
 
-class SegmentGrowth:
-    """The growth of each segment since the first sample, or since :meth:`clear`."""
-
-    def __init__(self) -> None:
-        self._bases: dict[Segment, int] = {}
-        self._newest: dict[Segment, int] = {}
-        self._declared: tuple[int, int] | None = None
-
-    def clear(self) -> None:
-        """Start again with the next sample."""
-        self._bases, self._newest, self._declared = {}, {}, None
-
-    def add(self, sizes: Mapping[Segment, int], declared: int) -> None:
-        """Add the sizes of a sample, and the bytes of all declared caches."""
-        self._bases = {**sizes, **self._bases}
-        self._newest |= sizes
-        self._declared = (self._declared[0] if self._declared else declared, declared)
-
-    def largest(self) -> Segment | None:
-        """Return the segment that grew most beyond declared caches, or None without segments.
-
-        A ledger does not state in which segment a cache lies. Try each segment as its place, and
-        keep the place that leaves the smallest growth in all segments but the largest.
-        """
-        if self._declared is None:
-            return None
-        declared = max(0, self._declared[1] - self._declared[0])
-        grown = {segment: size - self._bases[segment] for segment, size in self._newest.items()}
-        best: Segment | None = None
-        least = math.inf
-        for place in grown:
-            rest = grown | {place: grown[place] - declared}
-            largest = max(rest, key=lambda segment: rest[segment])
-            others = sum(abs(size) for segment, size in rest.items() if segment is not largest)
-            if others < least:
-                best, least = largest, others
-        return best
-
-
 NEW_S = 45.0
 """Requests that arrived together need this time to reach their full size."""
 MORE, MORE_REQUESTS, MORE_TOKENS = 1.05, 2, 1.3

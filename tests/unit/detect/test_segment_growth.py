@@ -1,12 +1,12 @@
 """Which segment grew, beyond declared caches.
 
-Tests ``detect/segments.py``.
+Tests ``detect/growth.py``.
 """
 
 from __future__ import annotations
 
 from plimsoll_api.assessment import Segment
-from plimsoll_sidecar.detect.segments import SegmentGrowth
+from plimsoll_sidecar.detect.growth import SegmentGrowth
 
 MIB = 1 << 20
 NAMES = (Segment.PYTHON_OBJECTS, Segment.MALLOC_IN_USE, Segment.ANONYMOUS_OTHER)
