@@ -1,5 +1,5 @@
-"""Healthy runs of the test split, in ``leaklab/splits.py``: they stay below their budget and
-within their limit, and do not stand still."""
+"""Healthy runs of the test split, in ``leaklab/splits.py``: one in ten spends its budget, all stay
+within their limit, and none stands still."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections import Counter
 from leaklab.cases import Case
 from leaklab.healthy.steps import pauses, turns
 from leaklab.healthy_runs import levels
-from leaklab.observed import MOST
 from leaklab.origins import TIMES_LEVEL, Origin
 from leaklab.series import flat
 from leaklab.views import LONGEST
@@ -35,9 +34,11 @@ def share_of_budget(case: Case) -> float:
     return (max(above) - min(above)) / case.budget
 
 
-def test_no_healthy_run_holds_more_than_its_budget() -> None:
+def test_one_healthy_run_in_ten_spends_its_budget_up_to_three_times() -> None:
+    shares = [share_of_budget(case) for case in healthy_cases()]
+    assert 0.05 < sum(share > 1.0 for share in shares) / len(shares) < 0.15
+    assert 2.5 < max(shares) < 3.5
     for case in healthy_cases():
-        assert share_of_budget(case) <= MOST + 1e-9, case.name
         assert (case.kind, case.starts, case.segment) == (None, None, None)
 
 
@@ -54,8 +55,7 @@ def test_two_thirds_of_the_budgets_are_three_times_what_one_day_showed() -> None
         )
         middle = [share for share in shares if 0.5 / TIMES_LEVEL < share < 2 / TIMES_LEVEL]
         if origin is Origin.OBSERVED:
-            assert len(middle) > 0.78 * len(shares)
-            assert shares[-1] > 0.75
+            assert len(middle) > 0.5 * len(shares)
         else:
             assert len(middle) < 0.75 * len(shares)
 
@@ -63,7 +63,7 @@ def test_two_thirds_of_the_budgets_are_three_times_what_one_day_showed() -> None
 def test_healthy_memory_takes_very_different_shares_of_the_budget() -> None:
     """A tenth of it is little, and there are runs beyond three quarters."""
     shares = [share_of_budget(case) for case in healthy_cases()]
-    assert sum(share < 0.1 for share in shares) > 0.15 * len(shares)
+    assert sum(share < 0.1 for share in shares) > 0.12 * len(shares)
     assert sum(0.1 < share < 0.75 for share in shares) > 0.3 * len(shares)
     assert sum(share > 0.75 for share in shares) >= 10
 
