@@ -17,7 +17,7 @@ that are best on the development split of the leak lab, whose runs last for hour
 ``confirm_p50_s`` is of the leaks whose mean rate spends the budget within ten minutes. Shares have
 Wilson's interval of 95 %, and medians the interval between two order statistics (binomial, 95 %).
 ``--beside`` replays the recordings with the supervisor of an earlier commit as well; its figures
-begin with the commit.
+begin with ``at_`` and the commit.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def main() -> None:
     if options.beside:
         with checked_out(options.beside) as tree:
             for row, recording in zip(rows, chosen, strict=True):
-                row.others[options.beside] = judged_by(tree, recording)
+                row.others[f"at_{options.beside}"] = judged_by(tree, recording)
     found = summary(rows)
     if options.alone:
         for key, value in found.items():

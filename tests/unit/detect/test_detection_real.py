@@ -39,6 +39,7 @@ from plimsoll_api.trace import (
     Torch,
     TraceBudget,
 )
+from plimsoll_cli.figures import result
 from plimsoll_sidecar.replay import ReplayLine, TraceWriter
 
 STARTS = 200.0
@@ -161,11 +162,12 @@ def test_a_median_has_the_interval_of_its_order_statistics() -> None:
 def test_another_tree_judges_a_recording_in_a_process_of_its_own(tmp_path: Path) -> None:
     recording = recorded(tmp_path, LEAKING, leak())
     row = judged(recording)
-    row.others = {"before": judged_by(Path(__file__).parents[3], recording)}
-    assert row.others["before"] == row.verdict
+    row.others = {"at_3808e1c": judged_by(Path(__file__).parents[3], recording)}
+    assert row.others["at_3808e1c"] == row.verdict
     figures = summary([row])
-    assert figures["before_confirm_p50_s"] == figures["confirm_p50_s"]
-    assert figures["before_false_actions_count"] == 0
+    assert figures["at_3808e1c_confirm_p50_s"] == figures["confirm_p50_s"]
+    assert figures["at_3808e1c_false_actions_count"] == 0
+    assert result("detection-real", figures, [], None)["figures"], "each key carries its unit"
 
 
 def test_rules_are_tuned_on_recordings_too(tmp_path: Path) -> None:
