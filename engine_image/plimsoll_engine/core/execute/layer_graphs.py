@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -101,11 +100,8 @@ class LayerGraphs:
         heads = spec.heads, spec.dim
         self._query, self._attended = torch.zeros(2, rows, *heads, dtype=dtype, device=device)
         self._rotary = torch.zeros(rows, spec.dim, device=device)
-        nothing = torch.zeros(1, dtype=torch.int32, device=device)
-        self._plan: StepPlan | None = StepPlan(
-            kv[0], kv[1], block_size, self._slots, nothing.view(1, 1), nothing, nothing, decodes=0,
-            scales=scales,
-        )  # fmt: skip
+        self._kv: torch.Tensor | None = kv
+        self._scales, self._block_size = scales, block_size
         own = self._ids, self._positions, self._slots, self._rotary
         both = self._stream, self._x, self._query, self._attended
         self.nbytes = sum(tensor.nbytes for tensor in (*own, *both))
@@ -145,10 +141,15 @@ class LayerGraphs:
 
     def _piece(self, size: int, index: int) -> Callable[[], None]:
         """Return the piece of ``size`` rows between layers ``index`` - 1 and ``index``."""
-        model, plan = self._model, self._plan
+        model, kv, slots = self._model, self._kv, self._slots[:size]
         assert model is not None
-        assert plan is not None
-        plan = replace(plan, write_slots=self._slots[:size])
+        assert kv is not None
+        nothing = torch.zeros(1, dtype=torch.int32, device=kv.device)
+        # Made for each piece: a stored view would count as another owner of a pool that is no view.
+        plan = StepPlan(
+            kv[0], kv[1], self._block_size, slots, nothing.view(1, 1), nothing, nothing, decodes=0,
+            scales=self._scales,
+        )  # fmt: skip
         stream, rotary, last = self._stream[:size], self._rotary[:size], model.spec.layers - 1
 
         def compute() -> None:
@@ -194,7 +195,7 @@ class LayerGraphs:
             self._reset(pieces)
         self._pieces, self._begun, self._missing = {}, [], []
         # A reference to this object must keep neither the KV pool nor the model alive.
-        self._model = self._plan = None
+        self._model = self._kv = self._scales = None
         self._ids = self._positions = self._slots = self._rotary = torch.empty(0)
         self._stream = self._x = self._query = self._attended = torch.empty(0)
         self.nbytes = 0

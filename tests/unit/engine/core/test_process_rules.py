@@ -118,10 +118,16 @@ def test_a_registry_of_the_kv_pool_is_found_while_the_engine_runs(
 
 
 @pytest.mark.usefixtures("served")
-def test_captured_layers_are_owners_of_the_pool(make_engine: Any) -> None:
-    """The plan of the captured pieces refers to the pool until the engine's shutdown."""
-    engine = make_engine()
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("kv_dtype", [None, torch.float8_e4m3fn])
+def test_captured_layers_are_owners_of_the_pool(
+    make_engine: Any, kv_dtype: torch.dtype | None, mapped: bool
+) -> None:
+    """Count them once, also where the pool is a view of memory that another process owns."""
+    engine = make_engine(kv_dtype=kv_dtype)
     runner = engine.runner
+    if mapped:
+        runner.kv = runner.kv.view_as(runner.kv)
     capture: Any = None  # nothing is captured before the engine asks for it
     runner.layers = LayerGraphs(
         runner.model, runner.kv, runner.block_size, runner.kv_scales, capture, longest=128
