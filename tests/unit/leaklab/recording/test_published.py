@@ -18,6 +18,13 @@ EVERY = list(recordings())
 MOST_BYTES = 20 << 20
 LONGEST_DEVICE_RUN_S, SHORTEST_CPU_RUN_S, LONG_S = 480.0, 590.0, 1500.0
 MOST_FAILED = 0.005
+OWN_FAILURES = {
+    "deep_queue": "clients stop waiting in the queue that the run is about",
+    "late_adapters": "the engine answers 404 until it has loaded an adapter",
+}
+"""Mechanisms whose requests may fail, with the reason."""
+FEW_REQUESTS = {"quiet"}
+"""Mechanisms with less than one request a second."""
 """Of the clients of a recording, where the engine was not restarted."""
 
 
@@ -63,10 +70,11 @@ def test_a_trace_is_whole_and_as_it_was_made(one: Recording) -> None:
         assert len(known) >= 0.85 * len(served), "the engine's own share of the device"
     if not one.about["machine"].get("devices"):
         assert every[-1].t - every[0].t >= SHORTEST_CPU_RUN_S
-    if not one.about["restarts_s"]:
+    if not one.about["restarts_s"] and one.about["mechanism"] not in OWN_FAILURES:
         clients = one.about["clients"]
         assert clients.get("failed", 0) <= MOST_FAILED * sum(clients.values())
-    assert one.about["clients"]["answered"] >= len(every)
+    if one.about["mechanism"] not in FEW_REQUESTS:
+        assert one.about["clients"]["answered"] >= len(every)
 
 
 @pytest.mark.parametrize("one", EVERY, ids=lambda one: one.name)
