@@ -1,7 +1,7 @@
 """The operator on each supported Kubernetes: it writes ``research/bench/results/kubernetes.json``.
 
 A control plane of the version runs the tests that depend most on it: definitions and their rules,
-admission, the webhook, ownership, leases, and the chart. ``docs/support.md`` shows what ran.
+admission policies, ownership, policies of pods, and the chart. ``docs/support.md`` shows what ran.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from tests.lab.errors import MissingError
 ROOT = Path(__file__).parents[2]
 CORE = (
     "cluster/operator/test_lifecycle.py", "cluster/operator/test_bad_specs.py",
-    "cluster/operator/test_admission.py", "cluster/operator/test_supervision_policy.py",
-    "cluster/operator/test_leader_election.py", "cluster/test_admission_policy.py",
+    "cluster/operator/test_supervision_policy.py", "cluster/test_admission_policy.py",
     "cluster/test_operator_policy.py", "cluster/test_pod_template_policy.py",
-    "cluster/test_chart_release.py", "cluster/test_cli_cluster.py",
+    "cluster/test_chart_release.py",
 )  # fmt: skip
 TIMEOUT_S = 1800
 
