@@ -82,12 +82,18 @@ class Header(msgspec.Struct, kw_only=True):
 
 
 class RoleRss(msgspec.Struct, omit_defaults=True):
-    """Memory of one process. ``role`` is an external engine's name for it, or its role."""
+    """Memory of one process. ``role`` is an external engine's name for it, or its role.
+
+    ``in_use`` is what malloc and Python's objects hold, ``retained`` what malloc keeps unused; null
+    if the process does not report them.
+    """
 
     role: str
     rss_anon: int | None = None
     rss_shmem: int | None = None
     swap: int | None = None
+    in_use: int | None = None
+    retained: int | None = None
 
     @property
     def anonymous(self) -> int | None:

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import msgspec
 
 from plimsoll_api.assessment import Trigger
-from plimsoll_api.trace import LedgerLine, SampleLoad
+from plimsoll_api.trace import LedgerLine, RoleRss, SampleLoad
 from plimsoll_api.units import format_bytes
 
 MAX_OWNERS = 64
@@ -178,6 +178,8 @@ REFRESH_SHARE = 1 / 16
 MAX_CORRELATION = 0.95
 MIN_STATED_CONFIDENCE = 0.5
 """A hypothesis that is more likely wrong than right is not stated."""
+MAX_PROCESSES = 16
+"""Watches of roles. Each takes 92 KiB, and an engine has a handful of roles."""
 _HOUR_S = 3600.0
 Column = list[float]
 
@@ -278,6 +280,39 @@ class TriggerWatch:
             self._since, self._computed_at = since, now
             self._trigger = trigger(self._footprints.since(since))
         return self._trigger
+
+
+class ProcessTriggers:
+    """The triggers of the processes of an engine, by role.
+
+    The size of a process is what its allocators have in use, if it reports that: memory that they
+    keep is no growth, and a trim frees it. Otherwise it is its anonymous memory.
+    """
+
+    def __init__(self) -> None:
+        self._watches: dict[tuple[str, bool], TriggerWatch] = {}
+
+    def add(
+        self, t: float, processes: Iterable[RoleRss], in_flight: int | None, load: SampleLoad
+    ) -> None:
+        """Add a sample. A role with an unreadable process is left out."""
+        roles: dict[str, list[RoleRss]] = {}
+        for one in processes:
+            roles.setdefault(one.role, []).append(one)
+        for role, members in roles.items():
+            used = [one.in_use for one in members if one.in_use is not None]
+            accounted = len(used) == len(members)
+            sizes = used if accounted else [one.anonymous or 0 for one in members]
+            key, is_known = (role, accounted), accounted or all(one.rss_anon for one in members)
+            if is_known and (key in self._watches or len(self._watches) < MAX_PROCESSES):
+                watch = self._watches.setdefault(key, TriggerWatch())
+                watch.add(t, sum(sizes), in_flight, load)
+
+    def of(self, role: str | None) -> TriggerWatch | None:
+        """Return the watch of a ``role``; None if it is not known."""
+        if role is None:
+            return None
+        return self._watches.get((role, True)) or self._watches.get((role, False))
 
 
 def sentence(hypothesis: Trigger) -> str | None:

@@ -10,14 +10,16 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from plimsoll_api.admin import Parts
 from plimsoll_api.assessment import Assessment, Segment, SlowGrowth, Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.trace import OpenFiles, Sample
+from plimsoll_api.units import format_bytes
 from plimsoll_sidecar.detect import segments
-from plimsoll_sidecar.detect.attribution import Owner
+from plimsoll_sidecar.detect.attribution import Owner, ProcessTriggers
 from plimsoll_sidecar.detect.growth import Point
 from plimsoll_sidecar.detect.leak import MemoryWatch
 from plimsoll_sidecar.detect.losses import CapacityWatch, LeftBehindWatch, OomKillWatch, OrphanWatch
@@ -163,6 +165,9 @@ class _Epoch:
         self._in_use_missing: int | None = None
         self._roles = Roles(lambda process: process.anonymous)
         self._shared_roles = Roles(lambda process: process.rss_shmem)
+        self._used_roles = Roles(lambda process: process.in_use)
+        self._retained_roles = Roles(lambda process: process.retained)
+        self._triggers = ProcessTriggers()
 
     def update(self, sample: Sample) -> None:
         self.scrape.update(sample)
@@ -248,8 +253,12 @@ class _Epoch:
         sizes = segments.host_segments(sample, self._source, self._accounted)
         self.sizes.update(sizes)
         warm = self.host.baseline is not None
-        for roles in (self._roles, self._shared_roles):
-            roles.update(sample.host.by_process or [], warm)
+        processes = sample.host.by_process or []
+        accounts = (self._used_roles, self._retained_roles)
+        for roles in (self._roles, self._shared_roles, *accounts):
+            roles.update(processes, warm)
+        if self.memory.host is not None and sample.scrape_ok and len(processes) > 1:
+            self._triggers.add(sample.t, processes, self.scrape.load, sample.load)
         self.host.update(sample, total, sizes, self.scrape)
 
     def _update_device(self, sample: Sample) -> None:
@@ -290,11 +299,24 @@ class _Epoch:
 
     def _suspicion(self, watch: MemoryWatch, t: float) -> Suspicion | None:
         # The memory of processes that have ended grows no more.
-        suspicion = None if self._has_ended else watch.suspicion(t, self.scrape.ledger)
-        if suspicion is not None:
-            on_host = watch is self.host
-            suspicion.process = self._grown_role(suspicion.segment) if on_host else "worker"
-        return suspicion
+        if self._has_ended:
+            return None
+        if watch is not self.host:
+            found = watch.suspicion(t, self.scrape.ledger)
+            return None if found is None else replace(found, process="worker")
+        found = watch.suspicion(
+            t, self.scrape.ledger, lambda segment: self._triggers.of(self._grown_role(segment))
+        )
+        if found is None:
+            return None
+        role = self._grown_role(found.segment)
+        used, kept = self._used_roles.growth(role), self._retained_roles.growth(role)
+        if used is not None and kept is not None:
+            found.evidence.append(
+                f"the allocators of {role} have {format_bytes(used)} more in use than at its base,"
+                f" and keep {format_bytes(kept)} more, which a trim can return"
+            )
+        return replace(found, process=role)
 
     def _process_name(self, suspicion: Suspicion) -> str | None:
         """Return the process by the engine's own name for it, or None if it is unknown.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 
 from plimsoll_api.assessment import BudgetState, Segment, SlowGrowth, Suspicion
@@ -54,6 +55,10 @@ NO_LEDGER = (
     "install the probe for an earlier decision"
 )
 SHARED_DEVICE = "other pods use the device, so only the engine's own allocator counts"
+
+
+EXPLAINED_SHARE = 0.1
+"""Share of the growth from which the part that the ledger explains matters for the trigger."""
 
 
 class MemoryWatch:
@@ -317,8 +322,17 @@ class MemoryWatch:
             segment=self._segments.largest(),
         )
 
-    def suspicion(self, t: float, declared: list[LedgerLine]) -> Suspicion | None:
-        """Return the suspicion at ``t`` with all evidence, or None."""
+    def suspicion(
+        self,
+        t: float,
+        declared: list[LedgerLine],
+        triggers_of: Callable[[Segment | None], TriggerWatch | None] = lambda _: None,
+    ) -> Suspicion | None:
+        """Return the suspicion at ``t`` with all evidence, or None.
+
+        ``triggers_of`` returns the triggers of the process in which a segment grew. They count
+        unless the ledger explains a part of the growth: it does not say in which process.
+        """
         evidence = self.evidence()
         if evidence is None or self._suspected is None or self.budget is None:
             return None
@@ -333,7 +347,9 @@ class MemoryWatch:
             unconfirmed = f"may be {explanation}, unless the growth continues"
             if evidence.share >= 1.0:
                 unconfirmed = f"the budget is spent, but the growth {unconfirmed}"
-        trigger = self._triggers.trigger(self._suspected.since, t)
+        explains = (self.state.explained or 0) > EXPLAINED_SHARE * growth
+        own = None if explains else triggers_of(evidence.segment)
+        trigger = (own or self._triggers).trigger(self._suspected.since, t)
         hypothesis = sentence(trigger) if trigger is not None else None
         return Suspicion(
             kind=self.kind,

@@ -229,6 +229,12 @@ class Roles:
         """Continue from the :attr:`bases` of an earlier detector in this epoch."""
         self._bases |= bases
 
+    def growth(self, role: str | None) -> int | None:
+        """Return the growth of a role since its base, negative if it fell; None if unknown."""
+        if role is None or role not in self._newest:
+            return None
+        return self._newest[role] - self._bases[role] if role in self._bases else None
+
     def largest(self) -> str | None:
         """Return the role that grew most, or None if none did."""
         grown = self._grown()

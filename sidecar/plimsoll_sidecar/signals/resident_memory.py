@@ -107,7 +107,14 @@ class Processes:
             hugetlb=sum_known(size.hugetlb for size in known.values()) if self._pool else None,
             processes=len(known),
             by_process=[  # the ledger has the memory of a standby
-                RoleRss(living[pid].label, size.anon, size.shmem, size.swap)
+                RoleRss(
+                    living[pid].label,
+                    size.anon,
+                    size.shmem,
+                    size.swap,
+                    sum_known((living[pid].malloc_in_use, living[pid].python_objects)),
+                    living[pid].malloc_retained,
+                )
                 for pid, size in known.items()
                 if living[pid].name != STANDBY
             ],

@@ -6,6 +6,7 @@ Tests ``detect/attribution.py``.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -13,11 +14,13 @@ from hypothesis import strategies as st
 
 from leaklab.series import MIB, Series
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
-from plimsoll_api.trace import SampleLoad
+from plimsoll_api.trace import Host, RoleRss, Sample, SampleLoad
 from plimsoll_sidecar.detect.attribution import (
     FIELDS,
+    MAX_PROCESSES,
     TIME,
     Footprints,
+    ProcessTriggers,
     TriggerWatch,
     sentence,
     trigger,
@@ -146,3 +149,59 @@ def test_a_year_of_history_takes_the_memory_of_its_first_sample() -> None:
     for minute in range(1, 20_000):
         footprints.add(20_000.0 + minute * 1_500.0, minute, None, SampleLoad())
     assert len(footprints._rows) == taken
+
+
+def frontend_and_core(accounted: bool = True, retains: bool = False) -> Iterator[Sample]:
+    """Two processes: the list in the API server gets 4 KiB longer by each request, the other one
+    has a cache that grows by time until it is full. Both are as large at the end."""
+    rng = random.Random(3)
+    requests = walk(rng, 40.0)
+    for second in range(1800):
+        listed = int(4096 * requests[second])
+        timed = int(listed and 4096 * 40.0 * second)
+        server = RoleRss("APIServer", 200 * MIB + listed)
+        core = RoleRss("EngineCore", 900 * MIB + timed // 8)
+        if accounted:
+            for one, size in ((server, listed), (core, timed // 8)):
+                one.in_use, one.retained = size, 3 * size if retains else 0
+                one.rss_anon = (one.rss_anon or 0) + one.retained
+        total = sum(one.rss_anon or 0 for one in (server, core))
+        host = Host(rss_anon=total, processes=2, by_process=[server, core])
+        load = SampleLoad(running=0, waiting=0, requests_total=int(requests[second]))
+        yield Sample(t=float(second), epoch=1, host=host, load=load, ready=True)
+
+
+@pytest.mark.parametrize("accounted", [True, False])
+def test_the_trigger_is_that_of_the_process_that_grew(accounted: bool) -> None:
+    policy = MemoryPolicy(host=MemoryBudget(growth_bytes=100 * MIB, window_s=1800.0), warmup_s=60.0)
+    detector = Detector(policy, 30.0, 1.0)
+    found = [
+        one for sample in frontend_and_core(accounted) for one in detector.update(sample).suspicions
+    ]
+    last = found[-1]
+    assert (last.process, last.trigger and last.trigger.counter) == ("APIServer", "requests")
+    assert last.trigger is not None
+    assert last.trigger.bytes_each == pytest.approx(4096, rel=0.05)
+    told = [one for one in last.evidence if one.startswith("the allocators of APIServer have")]
+    assert len(told) == accounted
+
+
+def test_memory_that_an_allocator_keeps_is_no_growth_of_its_process() -> None:
+    triggers = ProcessTriggers()
+    for sample in frontend_and_core(retains=True):
+        triggers.add(sample.t, sample.host.by_process or [], 0, sample.load)
+    watch = triggers.of("APIServer")
+    assert watch is not None
+    found = watch.trigger(0.0, 1800.0)
+    assert found is not None
+    assert found.bytes_each == pytest.approx(4096, rel=0.05), "not four times as much"
+    assert triggers.of("worker") is None
+    assert triggers.of(None) is None
+
+
+def test_processes_without_end_are_not_all_kept() -> None:
+    triggers = ProcessTriggers()
+    for number in range(10 * MAX_PROCESSES):
+        triggers.add(float(number), [RoleRss(f"job-{number}", 1)], 0, SampleLoad())
+    assert triggers.of("job-0") is not None
+    assert triggers.of(f"job-{MAX_PROCESSES}") is None

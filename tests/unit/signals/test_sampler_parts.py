@@ -321,6 +321,22 @@ def test_a_serving_port_of_its_own_is_asked_beside_the_status_and_holds_up_no_sa
     assert 3 <= len(asked) <= 4, "every five seconds"
 
 
+def test_each_process_with_a_probe_has_figures_of_its_own() -> None:
+    command = [sys.executable, "-c", "input()"]
+    running = [subprocess.Popen(command, stdin=subprocess.PIPE) for _ in range(2)]
+    with running[0] as first, running[1] as second:
+        one = ProcessMemory(
+            Role.FRONTEND, first.pid, malloc_in_use=5, malloc_retained=3, python_objects=2
+        )
+        other = ProcessMemory(Role.OTHER, second.pid, malloc_in_use=5)
+        answer = status(processes=[one, other], probed=True)
+        found = Sampler(Engine(answer)).sample().host.by_process
+        for process in running:
+            process.communicate(b"\n", timeout=10)
+    figures = {each.role: (each.in_use, each.retained) for each in found or []}
+    assert figures == {"frontend": (7, 3), "other": (None, None)}
+
+
 def test_the_account_of_all_is_unknown_while_one_process_is_silent() -> None:
     """Else a gigabyte would seem to have moved from malloc to elsewhere."""
 
