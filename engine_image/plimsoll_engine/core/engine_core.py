@@ -20,7 +20,6 @@ from weakref import WeakSet
 import torch
 
 from plimsoll_engine.caches.receiver import Receiver
-from plimsoll_engine.core.execute.logit_edits import TOKEN_BYTES as COUNT_BYTES
 from plimsoll_engine.core.execute.runner import Flight, NextToken, Runner
 from plimsoll_engine.core.execute.sampling import NO_TOKEN
 from plimsoll_engine.core.grammar.grammars import GrammarError, Grammars
@@ -29,6 +28,7 @@ from plimsoll_engine.core.handover.inheritance import Inheritance
 from plimsoll_engine.core.owners import owners_of
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Chunk, Scheduler
+from plimsoll_engine.core.schedule.token_rules import TOKEN_BYTES as COUNT_BYTES
 from plimsoll_engine.core.speculation.drafting import Speculation
 from plimsoll_engine.errors import DeviceLost, WorkerEnds
 from plimsoll_engine.kvcache.block_pool import BlockPool

@@ -8,72 +8,16 @@ a preemption.
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from plimsoll_engine.core.schedule.token_rules import TokenCounts
 from plimsoll_engine.messages.worker_ipc import Sampling
 
 BANNED = -1e30
 """Added to a banned token's logit. Finite, so that it can follow where nothing else is allowed."""
-
-TOKEN_BYTES = 90
-"""Memory of a counted token: two array items and a dictionary entry with its key (CPython 3.11)."""
-
-
-class TokenCounts:
-    """How often each token of a request occurs in its output; 0 if only in the prompt."""
-
-    __slots__ = ("_places", "outputs", "tokens")
-
-    def __init__(self, prompt_ids: Iterable[int], output_ids: Iterable[int]) -> None:
-        self.tokens = array("q")
-        self.outputs = array("d")
-        self._places: dict[int, int] = {}
-        for token in prompt_ids:
-            self._place(token)
-        for token in output_ids:
-            self.add(token)
-
-    @classmethod
-    def wanted(
-        cls, sampling: Sampling, prompt_ids: Sequence[int], output_ids: Sequence[int]
-    ) -> TokenCounts | None:
-        """Return the counts that ``sampling`` needs; None without a penalty."""
-        if sampling.repetition_penalty != 1.0:
-            return cls(prompt_ids, output_ids)
-        if sampling.presence_penalty or sampling.frequency_penalty:
-            return cls((), output_ids)
-        return None
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def with_outputs(self, tokens: Iterable[int]) -> TokenCounts:
-        """Return a copy of the counts after ``tokens``. It supports reading only."""
-        made = TokenCounts((), ())
-        made.tokens, made.outputs = self.tokens[:], self.outputs[:]
-        for token, times in Counter(tokens).items():
-            place = self._places.get(token)
-            if place is None:
-                made.tokens.append(token)
-                made.outputs.append(times)
-            else:
-                made.outputs[place] += times
-        return made
-
-    def add(self, token: int) -> None:
-        """Count one more occurrence of ``token`` in the output."""
-        self.outputs[self._place(token)] += 1
-
-    def _place(self, token: int) -> int:
-        place = self._places.setdefault(token, len(self.tokens))
-        if place == len(self.tokens):
-            self.tokens.append(token)
-            self.outputs.append(0)
-        return place
 
 
 @dataclass(slots=True)

@@ -18,10 +18,9 @@ import torch
 from plimsoll_engine.core.execute.forward import Forward
 from plimsoll_engine.core.execute.inputs import collect, place
 from plimsoll_engine.core.execute.prompt_scores import Part, Scored, parts
-from plimsoll_engine.core.execute.sampling import Plan, Sampled, plan, sample
+from plimsoll_engine.core.execute.sampling import Plan, Sampled, plan, row_of, sample
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Chunk
-from plimsoll_engine.core.speculation.drafting import taken
 from plimsoll_engine.distributed.leader import Leader
 from plimsoll_engine.kvcache.block_sums import add_sums
 from plimsoll_engine.messages import rank_ipc
@@ -96,6 +95,18 @@ class Flight:
         return found
 
 
+def taken(drafts: Sequence[int], tokens: Sequence[int]) -> int:
+    """Return how many of the sampled ``tokens`` count: one more than the accepted drafts.
+
+    ``tokens`` has one for each draft and one more. A draft is accepted if it equals the token that
+    was sampled in its place.
+    """
+    for number, (draft, token) in enumerate(zip(drafts, tokens, strict=False)):
+        if draft != token:
+            return number + 1
+    return len(tokens)
+
+
 class Runner(Forward):
     """A :class:`Forward` for scheduled requests. ``leader`` commands the other ranks, if any."""
 
@@ -158,7 +169,13 @@ class Runner(Forward):
         """
         chunks = sorted(chunks, key=place)
         ending = [chunk for chunk in chunks if chunk.ends]
-        made = plan([row for chunk in ending for row in chunk.request.rows(chunk.drafts)])
+        made = plan(
+            [
+                row_of(chunk.request, chunk.drafts[:count])
+                for chunk in ending
+                for count in range(len(chunk.drafts) + 1)
+            ]
+        )
         scored = parts(chunks)
         inputs = collect(chunks, self.block_size, scored, self._by_row(chunks))
         inputs.greedy = made.greedy

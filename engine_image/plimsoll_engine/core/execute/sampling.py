@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 import torch
 
-from plimsoll_engine.core.execute.logit_edits import Edits, TokenCounts
+from plimsoll_engine.core.execute.logit_edits import Edits
+from plimsoll_engine.core.schedule.request import Request
+from plimsoll_engine.core.schedule.token_rules import TokenCounts
 from plimsoll_engine.kernels.choose import ops_for
 from plimsoll_engine.kernels.draw import noise
 from plimsoll_engine.messages.worker_ipc import Logprobs, Sampling
@@ -42,6 +44,19 @@ class Row(NamedTuple):
     counts: TokenCounts | None = None
     allowed: bytes | None = None
     banned: tuple[int, ...] = ()
+
+
+def row_of(request: Request, drafts: Sequence[int] = ()) -> Row:
+    """Return how to sample the row of logits of ``request`` that follows ``drafts``.
+
+    The drafts count as output tokens of the request.
+    """
+    allowed = request.allowed if request.matcher is None else request.matcher.mask
+    counts = request.counts
+    if counts is not None and drafts:
+        counts = counts.with_outputs(drafts)
+    position = request.num_outputs + request.pending + len(drafts)
+    return Row(request.sampling, position, counts, allowed, request.banned(drafts))
 
 
 @dataclass(slots=True)

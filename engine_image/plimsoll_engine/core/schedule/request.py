@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from plimsoll_engine.core.execute.logit_edits import TokenCounts
-from plimsoll_engine.core.execute.sampling import Row
 from plimsoll_engine.core.grammar.matcher import Matcher
-from plimsoll_engine.core.schedule.token_rules import banned, mask, reach
+from plimsoll_engine.core.schedule.token_rules import TokenCounts, banned, mask, reach
 from plimsoll_engine.core.speculation.ngram import NgramIndex
 from plimsoll_engine.messages.worker_ipc import Logprobs, Media, Sampling, Started, Submit
 
@@ -134,29 +132,13 @@ class Request:
         if self.counts is not None:
             self.counts.add(token_id)
 
-    def row(self, drafts: Sequence[int] = ()) -> Row:
-        """Return how to sample the row of logits that follows ``drafts``.
-
-        The drafts count as output tokens of the request.
-        """
-        allowed = self.allowed if self.matcher is None else self.matcher.mask
-        counts = self.counts
-        if counts is not None and drafts:
-            counts = counts.with_outputs(drafts)
-        position = self.num_outputs + self.pending + len(drafts)
-        return Row(self.sampling, position, counts, allowed, self._banned(drafts))
-
-    def _banned(self, drafts: Sequence[int]) -> tuple[int, ...]:
+    def banned(self, drafts: Sequence[int] = ()) -> tuple[int, ...]:
         """Return the tokens that would complete a bad word after the output and ``drafts``."""
         words = self.sampling.bad_words
         if not words:
             return ()
         begin = max(self.num_prompt, len(self.token_ids) - self.reach)
         return banned(words, [*self.token_ids[begin:], *drafts])
-
-    def rows(self, drafts: Sequence[int]) -> list[Row]:
-        """Return how to sample the next token and the one after each draft."""
-        return [self.row(drafts[:number]) for number in range(len(drafts) + 1)]
 
     @property
     def looks_back(self) -> bool:

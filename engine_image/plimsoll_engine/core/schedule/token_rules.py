@@ -1,13 +1,20 @@
-"""Restrictions on the next token: ``allowed_token_ids`` and ``bad_words``, as in vLLM. Pure.
+"""What the next token may be, and the token counts that penalties need. Pure.
 
-Both depend on the output alone, so they hold after a request is carried over to another worker.
+``allowed_token_ids`` and ``bad_words`` are those of vLLM. All depends on the output alone, so it
+holds after a request is carried over to another worker.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from plimsoll_engine.messages.worker_ipc import Sampling
+
 WORD_BITS = 32
+TOKEN_BYTES = 90
+"""Memory of a counted token: two array items and a dictionary entry with its key (CPython 3.11)."""
 
 
 def mask(token_ids: Iterable[int]) -> bytes:
@@ -36,3 +43,56 @@ def banned(words: Sequence[Sequence[int]], output: Sequence[int]) -> tuple[int, 
 def reach(words: Sequence[Sequence[int]]) -> int:
     """Return how many preceding tokens the bad words depend on; 0 for none."""
     return max((len(word) - 1 for word in words), default=0)
+
+
+class TokenCounts:
+    """How often each token of a request occurs in its output; 0 if only in the prompt."""
+
+    __slots__ = ("_places", "outputs", "tokens")
+
+    def __init__(self, prompt_ids: Iterable[int], output_ids: Iterable[int]) -> None:
+        self.tokens = array("q")
+        self.outputs = array("d")
+        self._places: dict[int, int] = {}
+        for token in prompt_ids:
+            self._place(token)
+        for token in output_ids:
+            self.add(token)
+
+    @classmethod
+    def wanted(
+        cls, sampling: Sampling, prompt_ids: Sequence[int], output_ids: Sequence[int]
+    ) -> TokenCounts | None:
+        """Return the counts that ``sampling`` needs; None without a penalty."""
+        if sampling.repetition_penalty != 1.0:
+            return cls(prompt_ids, output_ids)
+        if sampling.presence_penalty or sampling.frequency_penalty:
+            return cls((), output_ids)
+        return None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def with_outputs(self, tokens: Iterable[int]) -> TokenCounts:
+        """Return a copy of the counts after ``tokens``. It supports reading only."""
+        made = TokenCounts((), ())
+        made.tokens, made.outputs = self.tokens[:], self.outputs[:]
+        for token, times in Counter(tokens).items():
+            place = self._places.get(token)
+            if place is None:
+                made.tokens.append(token)
+                made.outputs.append(times)
+            else:
+                made.outputs[place] += times
+        return made
+
+    def add(self, token: int) -> None:
+        """Count one more occurrence of ``token`` in the output."""
+        self.outputs[self._place(token)] += 1
+
+    def _place(self, token: int) -> int:
+        place = self._places.setdefault(token, len(self.tokens))
+        if place == len(self.tokens):
+            self.tokens.append(token)
+            self.outputs.append(0)
+        return place

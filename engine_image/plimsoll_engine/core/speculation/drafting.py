@@ -178,15 +178,3 @@ def of_settings(
 def rows(max_num_seqs: int, drafts: int) -> int:
     """Return the maximum rows of a decode step with ``drafts`` drafts for each request."""
     return max(max_num_seqs, min(GRAPH_ROWS, max_num_seqs * (1 + drafts)))
-
-
-def taken(drafts: Sequence[int], tokens: Sequence[int]) -> int:
-    """Return how many of the sampled ``tokens`` count: one more than the accepted drafts.
-
-    ``tokens`` has one for each draft and one more. A draft is accepted if it equals the token that
-    was sampled in its place.
-    """
-    for number, (draft, token) in enumerate(zip(drafts, tokens, strict=False)):
-        if draft != token:
-            return number + 1
-    return len(tokens)

@@ -32,14 +32,14 @@ from hypothesis.stateful import (
 
 from plimsoll_api.admin import MemoryKind
 from plimsoll_engine.core.engine_core import EngineCore, StepOutput
-from plimsoll_engine.core.execute.runner import Landed, NextToken
+from plimsoll_engine.core.execute.runner import Landed, NextToken, taken
 from plimsoll_engine.core.grammar.grammars import GrammarError
 from plimsoll_engine.core.handover import export
 from plimsoll_engine.core.handover.inheritance import Inheritance
 from plimsoll_engine.core.schedule.encoder_cache import EncoderCache
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Chunk, Scheduler
-from plimsoll_engine.core.speculation.drafting import Speculation, taken
+from plimsoll_engine.core.speculation.drafting import Speculation
 from plimsoll_engine.kvcache import offload as offloads
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.kvcache.offload import Offload

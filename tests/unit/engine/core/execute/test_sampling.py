@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from plimsoll_engine.core.execute import sampling as module
-from plimsoll_engine.core.execute.logit_edits import BANNED, TokenCounts
+from plimsoll_engine.core.execute.logit_edits import BANNED
 from plimsoll_engine.core.execute.sampling import NO_TOKEN, Row, key, plan, sample
+from plimsoll_engine.core.schedule.token_rules import TokenCounts
 from plimsoll_engine.kernels.reference import ReferenceOps
 from plimsoll_engine.messages.worker_ipc import Sampling
 

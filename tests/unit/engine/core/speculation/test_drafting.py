@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.execute.runner import Runner
+from plimsoll_engine.core.execute.runner import Runner, taken
 from plimsoll_engine.core.execute.sampling import Row, plan, sample
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Scheduler
 from plimsoll_engine.core.speculation import drafting as core
-from plimsoll_engine.core.speculation.drafting import NgramProposer, Speculation, taken
+from plimsoll_engine.core.speculation.drafting import NgramProposer, Speculation
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.memory.audit import audit, kv_references_match, queues_match_requests
 from plimsoll_engine.memory.ledger import Ledger
