@@ -25,7 +25,9 @@ def recorded(engine: EngineCore) -> dict[tuple[str, int], torch.Tensor]:
         for row, reference in enumerate(flight.requests):
             request = reference()
             assert request is not None
-            seen[request.request_id, request.num_outputs + request.pending] = scores[-1][row]
+            seen[request.request_id, request.num_outputs + request.in_flight.tokens] = scores[-1][
+                row
+            ]
         return flight
 
     model.logits, engine.runner.launch = keeps, launches  # type: ignore[method-assign]

@@ -20,7 +20,7 @@ from weakref import WeakSet
 import torch
 
 from plimsoll_engine.caches.receiver import Receiver
-from plimsoll_engine.core.execute.runner import Flight, NextToken, Runner
+from plimsoll_engine.core.execute.runner import InFlightStep, NextToken, Runner
 from plimsoll_engine.core.execute.sampling import NO_TOKEN
 from plimsoll_engine.core.grammar.grammars import GrammarError, Grammars
 from plimsoll_engine.core.grammar.matcher import GRACE_S
@@ -51,7 +51,7 @@ COMPILE_WAIT_S = 0.01
 EXPIRY_INTERVAL_S = 0.05
 """How often deadlines are checked, since checking every request in each step costs time."""
 
-REST_WAIT_S = 0.1
+QUIESCE_WAIT_S = 0.1
 """How long a worker waits for grammars before a handover. A request whose newest token its grammar
 has not accepted by then is computed again."""
 
@@ -112,9 +112,9 @@ class EngineCore:
         self._next_expiry = 0.0
         self.waited_s = 0.0
         """Seconds that the host has waited for the device."""
-        self._flight: Flight | None = None
+        self._in_flight: InFlightStep | None = None
         """The step that the device may still compute."""
-        self._held: list[Request] = []
+        self._unconfirmed: list[Request] = []
         """Requests whose newest token their grammar has not accepted yet."""
 
     @property
@@ -162,14 +162,14 @@ class EngineCore:
         """Queue a request. Return why it is refused, or which media are missing, else None."""
         whole = self.receiver.unpack(submit)
         if submit.request_id in self.requests:
-            return self._refused(submit, "a request with this ID is already running")
+            return self._refuse(submit, "a request with this ID is already running")
         if isinstance(whole, MediaMissing):
             return whole
         request = self.make_request(whole)
-        if submit.adapter and (why := self._adapt(request, submit.adapter)) is not None:
-            return self._refused(submit, why)
+        if submit.adapter and (why := self._set_adapter(request, submit.adapter)) is not None:
+            return self._refuse(submit, why)
         if (why := self.scheduler.refusal(request)) is not None:
-            return self._refused(submit, why)
+            return self._refuse(submit, why)
         self.counters.requests += 1
         self.counters.prompt_tokens += request.num_prompt
         self.requests[request.request_id] = request
@@ -193,7 +193,7 @@ class EngineCore:
         else:
             self.scheduler.add(request)
 
-    def settle_inheritance(self) -> Inheritance | None:
+    def release_unclaimed(self) -> Inheritance | None:
         """Release the tables of requests that did not arrive; return the inheritance, if any.
 
         The frontend requests it once, after it has submitted all carried-over requests.
@@ -203,14 +203,14 @@ class EngineCore:
             inheritance.settle()
         return inheritance
 
-    def rest(self) -> StepOutput:
+    def quiesce(self) -> StepOutput:
         """Finish the step under way without launching another, and wait for the device.
 
         After that the pool has all tokens that count as computed. Raises :class:`DeviceLost`.
         """
         output = StepOutput()
-        self._land(output)
-        self._settle(output, REST_WAIT_S)
+        self._finish_step(output)
+        self._apply_masks(output, QUIESCE_WAIT_S)
         if self.runner.device.type == "cuda":
             try:
                 torch.cuda.synchronize(self.runner.device)
@@ -218,7 +218,7 @@ class EngineCore:
                 raise DeviceLost(f"the device is lost: {error}") from None
         return output
 
-    def _adapt(self, request: Request, number: int) -> str | None:
+    def _set_adapter(self, request: Request, number: int) -> str | None:
         """Set the adapter of ``request``; return why it is refused, or None."""
         adapters = self.runner.adapters
         request.adapter = None if adapters is None else adapters.get(number)
@@ -242,7 +242,7 @@ class EngineCore:
             if isinstance(outcome, GrammarError):
                 self.counters.errors += 1
                 self._end(request)
-                dropped.append(_wrong(request, outcome))
+                dropped.append(_invalid_grammar(request, outcome))
             else:
                 request.matcher = outcome
         return dropped
@@ -253,7 +253,7 @@ class EngineCore:
         for request in late:
             self.counters.errors += 1
             self._end(request)
-        return [Dropped(r.request_id, r.attempt, "deadline", _too_late(r)) for r in late]
+        return [Dropped(r.request_id, r.attempt, "deadline", _deadline_message(r)) for r in late]
 
     def step(self) -> StepOutput:
         """Launch one batch, then take the tokens of the previous one.
@@ -269,8 +269,8 @@ class EngineCore:
         self.poll()
         output = StepOutput()
         if self._suspects or any(r.awaits_token for r in self.scheduler.running):
-            self._land(output)
-        self._settle(output, GRACE_S)
+            self._finish_step(output)
+        self._apply_masks(output, GRACE_S)
         self._free_outputs()
         suspect = self._next_suspect()
         chunks = self.scheduler.schedule(suspect)
@@ -279,26 +279,26 @@ class EngineCore:
         if not chunks:
             if suspect is not None:  # its blocks are in a handover or transfer, and will be free
                 self._suspects.appendleft(suspect.request_id)
-            if self._flight is None and not output.tokens:
-                self._settle(output, COMPILE_WAIT_S, idle=True)
-                output.dropped += self._add_compiled(0.0 if self._held else COMPILE_WAIT_S)
-            self._land(output)
+            if self._in_flight is None and not output.tokens:
+                self._apply_masks(output, COMPILE_WAIT_S, idle=True)
+                output.dropped += self._add_compiled(0.0 if self._unconfirmed else COMPILE_WAIT_S)
+            self._finish_step(output)
             return output
         self.counters.steps += 1
         try:
-            flight = self.runner.launch(chunks)
+            step = self.runner.launch(chunks)
         except WorkerEnds:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a model raises, neighbours live on
             message = f"{type(error).__name__}: {error}"
             lacking = isinstance(error, MemoryError | torch.OutOfMemoryError)
         else:
-            self._launched(chunks)
-            self._land(output)
-            self._flight = flight
+            self._count_computed(chunks)
+            self._finish_step(output)
+            self._in_flight = step
             return output
-        self._land(output)
-        self._failed(chunks, message, "unavailable" if lacking else "error", output)
+        self._finish_step(output)
+        self._retry_alone(chunks, message, "unavailable" if lacking else "error", output)
         return output
 
     def _draft(self, speculation: Speculation, chunks: list[Chunk]) -> None:
@@ -322,39 +322,39 @@ class EngineCore:
         draft = None if self.speculation is None else self.speculation.draft_model
         return draft is not None and draft.forward.capture_more()
 
-    def _launched(self, chunks: list[Chunk]) -> None:
+    def _count_computed(self, chunks: list[Chunk]) -> None:
         """Count the tokens of the launched ``chunks`` as computed: the device works in order."""
         for chunk in chunks:
             ends = chunk.ends
             self.scheduler.computed(chunk)
-            chunk.request.pending += ends
+            chunk.request.in_flight.tokens += ends
 
-    def _land(self, output: StepOutput) -> None:
+    def _finish_step(self, output: StepOutput) -> None:
         """Wait for the step under way, if any, and take its tokens."""
-        flight, self._flight = self._flight, None
-        if flight is None:
+        step, self._in_flight = self._in_flight, None
+        if step is None:
             return
         begun = time.perf_counter()
         try:
-            output.scores += flight.scores()
-            landed = flight.land()
+            output.scores += step.prompt_scores()
+            results = step.results()
         except RuntimeError as error:
             raise DeviceLost(f"the device is lost: {error}") from None
         self.waited_s += time.perf_counter() - begun
-        for request, tokens, drafts in landed:
+        for request, tokens, drafts in results:
             token_id, logprobs = tokens[0]
             if token_id == NO_TOKEN:
-                self._has_no_token(request, output)
+                self._end_without_token(request, output)
             elif request.matcher is None:
-                self._take_in(request, token_id, logprobs, output)
+                self._append(request, token_id, logprobs, output)
                 if drafts:
-                    self._take_in_drafts(request, tokens[1:], drafts, output)
+                    self._append_accepted(request, tokens[1:], drafts, output)
             else:
-                request.held = token_id, logprobs
-                self._held.append(request)
+                request.in_flight.unconfirmed = token_id, logprobs
+                self._unconfirmed.append(request)
                 self.grammars.masks.advance(request.matcher, token_id)
 
-    def _take_in_drafts(
+    def _append_accepted(
         self, request: Request, tokens: list[NextToken], drafts: int, output: StepOutput
     ) -> None:
         """Take the tokens of accepted drafts; ``drafts`` is the number of verified ones."""
@@ -364,19 +364,19 @@ class EngineCore:
             if request.released:
                 break
             if token_id == NO_TOKEN:
-                self._has_no_token(request, output)
+                self._end_without_token(request, output)
                 break
             self.scheduler.accepted(request)
-            self._take_in(request, token_id, logprobs, output)
+            self._append(request, token_id, logprobs, output)
 
-    def _has_no_token(self, request: Request, output: StepOutput) -> None:
+    def _end_without_token(self, request: Request, output: StepOutput) -> None:
         """End ``request`` because its logits are not finite, as with a damaged adapter."""
         self.counters.errors += 1
         self._end(request)
         message = "the model's logits for this request are not finite; it cannot go on"
         output.dropped.append(Dropped(request.request_id, request.attempt, "error", message))
 
-    def _take_in(
+    def _append(
         self, request: Request, token_id: int, logprobs: Logprobs | None, output: StepOutput
     ) -> None:
         """Append a token to ``request``, and end it if that is its last."""
@@ -390,38 +390,43 @@ class EngineCore:
         if reason is not None:
             self._end(request)
 
-    def _settle(self, output: StepOutput, wait_s: float, idle: bool = False) -> None:
+    def _apply_masks(self, output: StepOutput, wait_s: float, idle: bool = False) -> None:
         """Take the tokens that grammars have accepted, and wait up to ``wait_s`` for fast ones.
 
         If the worker is ``idle``, wait for slow ones as well. A request ends if its grammar became
         too complex or takes too long over a token.
         """
-        if not self._held:
+        if not self._unconfirmed:
             return
         masks = self.grammars.masks
         masks.wait(wait_s, idle)
-        held, self._held = self._held, []
-        for request in held:
+        unconfirmed, self._unconfirmed = self._unconfirmed, []
+        for request in unconfirmed:
             matcher = request.matcher
-            if request.released or request.held is None or matcher is None:
+            if request.released or request.in_flight.unconfirmed is None or matcher is None:
                 continue
             if matcher.busy and not masks.overdue(matcher):
-                self._held.append(request)
+                self._unconfirmed.append(request)
                 continue
             wrong = None
             if matcher.busy:
                 wrong = self.grammars.refuse(matcher)
             else:
-                (token_id, logprobs), request.held = request.held, None
-                self._take_in(request, token_id, logprobs, output)
+                (token_id, logprobs), request.in_flight.unconfirmed = (
+                    request.in_flight.unconfirmed,
+                    None,
+                )
+                self._append(request, token_id, logprobs, output)
                 if matcher.error is not None:
                     wrong = GrammarError(matcher.field, matcher.error)
             if wrong is not None and not request.released:
                 self.counters.errors += 1
                 self._end(request)
-                output.dropped.append(_wrong(request, wrong))
+                output.dropped.append(_invalid_grammar(request, wrong))
 
-    def _failed(self, chunks: list[Chunk], message: str, reason: str, output: StepOutput) -> None:
+    def _retry_alone(
+        self, chunks: list[Chunk], message: str, reason: str, output: StepOutput
+    ) -> None:
         self._check_device(message)
         requests = [chunk.request for chunk in chunks if not chunk.request.released]
         if len(chunks) == 1 and requests:
@@ -452,7 +457,7 @@ class EngineCore:
 
     def _end(self, request: Request) -> None:
         del self.requests[request.request_id]
-        self._held = [one for one in self._held if one is not request]
+        self._unconfirmed = [one for one in self._unconfirmed if one is not request]
         if not self.grammars.drop(request.request_id):
             self.scheduler.remove(request)
         request.release(self.pool)
@@ -464,7 +469,7 @@ class EngineCore:
         if self.scheduler.encoder is not None and self.runner.outputs is not None:
             self.runner.outputs.free(self.scheduler.encoder.take_freed())
 
-    def _refused(self, submit: Submit, message: str) -> Dropped:
+    def _refuse(self, submit: Submit, message: str) -> Dropped:
         self.counters.errors += 1
         return Dropped(submit.request_id, submit.attempt, "invalid", message)
 
@@ -497,23 +502,23 @@ class EngineCore:
         """Release every request and let go of model and KV pool. A second call does nothing."""
         for request in list(self.requests.values()):
             self._end(request)
-        self.settle_inheritance()
+        self.release_unclaimed()
         self._suspects.clear()
-        self._held.clear()
-        self._flight = None
+        self._unconfirmed.clear()
+        self._in_flight = None
         for owner in reversed(self.owners()):
             if owner.close is not None:
                 owner.close()
         self.scheduler.offload = None
 
 
-def _too_late(request: Request) -> str:
+def _deadline_message(request: Request) -> str:
     if not request.num_outputs:
         return "the deadline passed before the first token"
     return f"the deadline passed after {request.num_outputs} tokens of output"
 
 
-def _wrong(request: Request, error: GrammarError) -> Dropped:
+def _invalid_grammar(request: Request, error: GrammarError) -> Dropped:
     if error.unavailable:
         return Dropped(request.request_id, request.attempt, "unavailable", str(error))
     return Dropped(request.request_id, request.attempt, "invalid", str(error), error.field)

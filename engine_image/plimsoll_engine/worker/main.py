@@ -293,7 +293,7 @@ class Worker:
                     worker_ipc.DiagnosticReport(query_id, diagnose(kind, self.allocations))
                 )
             case worker_ipc.Carried(query_id):
-                settled = self.engine.settle_inheritance()
+                settled = self.engine.release_unclaimed()
                 adopted = [] if settled is None else settled.adopted
                 refused = {} if settled is None else settled.refused
                 self.channel.send(worker_ipc.Adopted(query_id, adopted, refused))
@@ -379,7 +379,7 @@ class Worker:
         Raises DeviceLost, because the contents of the pool are unknown then.
         """
         begun = time.monotonic()
-        self._answer(self.engine.rest())
+        self._answer(self.engine.quiesce())
         self._ended_s["last_step"] = round(time.monotonic() - begun, 4)
         try:
             return self.lifecycle.hand_over()

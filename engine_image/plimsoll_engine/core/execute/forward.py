@@ -69,7 +69,7 @@ class Forward:
         self.kv_scales: torch.Tensor | None = made.scales
         """Scales of an FP8 pool, else None."""
         self.newest: torch.Tensor | None = None
-        """Tokens sampled by the last step, on the device; ``Request.sampled_row`` is the row."""
+        """Tokens sampled by the last step, on the device; ``InFlight.row`` is a request's row."""
         self.scores: Scores | None = None
         """Scores of the prompt rows of the last step, if it had any."""
 

@@ -3,19 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from plimsoll_engine.core.execute.prompt_scores import Part
-from plimsoll_engine.core.schedule.scheduler import Chunk
+from plimsoll_engine.core.schedule.request import InFlight
 from plimsoll_engine.messages.rank_ipc import Array, Inputs
 
 
+class Known(Protocol):
+    """What a step reads of a request."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Return the known tokens."""
+        ...
+
+    @property
+    def block_ids(self) -> list[int]:
+        """Return the KV blocks, in the order of the tokens."""
+        ...
+
+    @property
+    def computed(self) -> int:
+        """Return the number of tokens whose keys and values are in the pool."""
+        ...
+
+    @property
+    def in_flight(self) -> InFlight:
+        """Return the tokens that only the device knows."""
+        ...
+
+
+class Rows(Protocol):
+    """The rows of one request in a step, as in :class:`Chunk`."""
+
+    @property
+    def request(self) -> Known:
+        """Return the request."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """Return the number of rows before the drafts."""
+        ...
+
+    @property
+    def drafts(self) -> Sequence[int]:
+        """Return the drafts, each a further row."""
+        ...
+
+    @property
+    def ends(self) -> bool:
+        """Return whether the rows include the newest token."""
+        ...
+
+
 def collect(
-    chunks: Sequence[Chunk], block_size: int, scored: Sequence[Part] = (), by_row: bool = False
+    chunks: Sequence[Rows], block_size: int, scored: Sequence[Part] = (), by_row: bool = False
 ) -> Inputs:
-    """Return the inputs of a step whose ``chunks`` are sorted by :func:`place`.
+    """Return the inputs of a step whose ``chunks`` are sorted by :func:`row_order`.
 
     Each draft is a decode row of its own over its request's blocks, because a layer stores the keys
     and values of all rows before any row attends to them. With ``by_row`` each prompt token is one,
@@ -33,9 +82,9 @@ def collect(
         request = chunk.request
         tables[row, : len(request.block_ids)] = request.block_ids
         ids += request.token_ids[request.computed : request.computed + chunk.count]
-        if request.pending and chunk.ends:
+        if request.in_flight.tokens and chunk.ends:
             ids.append(0)
-            sources[len(ids) - 1] = request.sampled_row
+            sources[len(ids) - 1] = request.in_flight.row
         ids += chunk.drafts
     if drafts or by_row:
         copies = np.fromiter((len(chunk.drafts) for chunk in chunks), np.int32, len(chunks))
@@ -76,7 +125,7 @@ def _ints(values: list[int]) -> Array:
     return np.array(values, np.int32)
 
 
-def place(chunk: Chunk) -> tuple[int, int]:
+def row_order(chunk: Rows) -> tuple[int, int]:
     """Return the sort key of a chunk within a step.
 
     Decode rows come first, by descending context, since the longest takes the device longest; then

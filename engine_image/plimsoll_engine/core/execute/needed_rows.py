@@ -13,7 +13,7 @@ import numpy as np
 
 from plimsoll_engine.messages.rank_ipc import Array, Inputs
 
-FEWEST = 128
+MIN_ROWS_SAVED = 128
 """Minimum number of rows to skip. Fewer cost little more than reading the layer's weights, and
 skipping launches six more small kernels."""
 
@@ -51,7 +51,7 @@ def needed_rows(inputs: Inputs) -> NeededRows | None:
     np.minimum.at(begins, owners, read)
     counts = ends - begins
     total = int(counts.sum())
-    if len(inputs.ids) - total < FEWEST:
+    if len(inputs.ids) - total < MIN_ROWS_SAVED:
         return None
     some = np.flatnonzero(counts)
     sequences = some[np.argsort(counts[some] > 1, kind="stable")].astype(np.int32)

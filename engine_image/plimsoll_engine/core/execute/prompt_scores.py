@@ -60,7 +60,7 @@ class Scored:
     """Request, position of its first scored token, and number of tokens."""
     scores: Scores
 
-    def landed(self) -> list[PromptScores]:
+    def messages(self) -> list[PromptScores]:
         """Return the messages to the frontend, once the scores are on the host."""
         found, row = [], 0
         for reference, first, count in self.parts:
@@ -113,9 +113,9 @@ def score(
     """
     found = []
     for start in range(0, len(hidden), ROWS):
-        told = logits_of(hidden[start : start + ROWS]).float().log_softmax(dim=-1)
-        chosen = told.gather(-1, targets[start : start + ROWS, None])
-        ranks = (told > chosen).sum(dim=-1, dtype=torch.int32) + 1
-        top, top_ids = told.topk(most, dim=-1)
+        scores = logits_of(hidden[start : start + ROWS]).float().log_softmax(dim=-1)
+        chosen = scores.gather(-1, targets[start : start + ROWS, None])
+        ranks = (scores > chosen).sum(dim=-1, dtype=torch.int32) + 1
+        top, top_ids = scores.topk(most, dim=-1)
         found.append((chosen.squeeze(-1), ranks, top_ids.int(), top))
     return Scores(*(torch.cat(columns) for columns in zip(*found, strict=True)))

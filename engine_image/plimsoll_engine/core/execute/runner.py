@@ -16,7 +16,7 @@ from weakref import ref
 import torch
 
 from plimsoll_engine.core.execute.forward import Forward
-from plimsoll_engine.core.execute.inputs import collect, place
+from plimsoll_engine.core.execute.inputs import collect, row_order
 from plimsoll_engine.core.execute.prompt_scores import Part, Scored, parts
 from plimsoll_engine.core.execute.sampling import Plan, Sampled, plan, row_of, sample
 from plimsoll_engine.core.schedule.request import Request
@@ -42,7 +42,7 @@ class NextToken(NamedTuple):
     logprobs: Logprobs | None
 
 
-class Landed(NamedTuple):
+class StepResult(NamedTuple):
     """The next tokens of one request: one, and one more for each accepted draft.
 
     ``drafts`` is the number of drafts that were verified.
@@ -54,7 +54,7 @@ class Landed(NamedTuple):
 
 
 @dataclass(slots=True)
-class Flight:
+class InFlightStep:
     """A launched step. It refers to its requests weakly, because they may end first.
 
     A request has one row of ``sampled`` for its next token and one for each of its ``drafts``.
@@ -63,24 +63,24 @@ class Flight:
     requests: list[ref[Request]]
     drafts: list[Sequence[int]]
     sampled: Sampled | None
-    landed: Any
+    copied: Any
     """CUDA event recorded after the tokens were copied to the host; None on a CPU."""
     scored: Scored | None = None
 
-    def scores(self) -> list[PromptScores]:
+    def prompt_scores(self) -> list[PromptScores]:
         """Wait for the step; return the prompt log probabilities of requests that still exist."""
         if self.scored is None:
             return []
-        if self.landed is not None:
-            self.landed.synchronize()
-        return self.scored.landed()
+        if self.copied is not None:
+            self.copied.synchronize()
+        return self.scored.messages()
 
-    def land(self) -> list[Landed]:
+    def results(self) -> list[StepResult]:
         """Wait for the step; return the next tokens of each request that still exists."""
         if self.sampled is None:
             return []
-        if self.landed is not None:
-            self.landed.synchronize()
+        if self.copied is not None:
+            self.copied.synchronize()
         logprobs = self.sampled.logprobs()
         tokens = self.sampled.tokens.tolist()
         found = []
@@ -89,13 +89,13 @@ class Flight:
             request, first = reference(), row
             row += 1 + len(drafts)
             if request is not None and not request.released:
-                own = first + taken(drafts, tokens[first:row])
+                own = first + count_tokens(drafts, tokens[first:row])
                 new = [NextToken(tokens[one], logprobs.get(one)) for one in range(first, own)]
-                found.append(Landed(request, new, len(drafts)))
+                found.append(StepResult(request, new, len(drafts)))
         return found
 
 
-def taken(drafts: Sequence[int], tokens: Sequence[int]) -> int:
+def count_tokens(drafts: Sequence[int], tokens: Sequence[int]) -> int:
     """Return how many of the sampled ``tokens`` count: one more than the accepted drafts.
 
     ``tokens`` has one for each draft and one more. A draft is accepted if it equals the token that
@@ -160,14 +160,14 @@ class Runner(Forward):
         return nullcontext() if self._leader is None else self._leader.together(command)
 
     @torch.inference_mode()
-    def launch(self, chunks: Sequence[Chunk]) -> Flight:
+    def launch(self, chunks: Sequence[Chunk]) -> InFlightStep:
         """Launch a step of ``chunks``, and sample a token for each chunk that ends a sequence.
 
         Decode rows must precede prefill rows, so this method orders the chunks. Raises
         :class:`plimsoll_engine.errors.RanksLost` if the step fails with several ranks; any other
         exception concerns this step alone.
         """
-        chunks = sorted(chunks, key=place)
+        chunks = sorted(chunks, key=row_order)
         ending = [chunk for chunk in chunks if chunk.ends]
         made = plan(
             [
@@ -183,14 +183,14 @@ class Runner(Forward):
             sampled = self._next_tokens(inputs, chunks, made)
         if isinstance(sampled, Exception):
             raise sampled
-        told = self._told(scored)
+        prompt_scores = self._take_scores(scored)
         if sampled is None:
-            return self._take_off([], None, told)
+            return self._copy_to_host([], None, prompt_scores)
         row = 0
         for chunk in ending:
-            chunk.request.sampled_row = row
+            chunk.request.in_flight.row = row
             row += 1 + len(chunk.drafts)
-        return self._take_off(ending, sampled, told)
+        return self._copy_to_host(ending, sampled, prompt_scores)
 
     def _by_row(self, chunks: Sequence[Chunk]) -> bool:
         """Return whether these prompts are short enough for a captured decode step.
@@ -206,7 +206,7 @@ class Runner(Forward):
         read = sum(chunk.count * (chunk.request.computed + chunk.count) for chunk in prompts)
         return 0 < read <= SHORT_READ
 
-    def _told(self, scored: list[Part]) -> Scored | None:
+    def _take_scores(self, scored: list[Part]) -> Scored | None:
         scores, self.scores = self.scores, None
         if scores is None:
             return None
@@ -235,18 +235,18 @@ class Runner(Forward):
         self.newest = self.group.broadcast(sampled.tokens)
         return sampled
 
-    def _take_off(
+    def _copy_to_host(
         self, ending: list[Chunk], sampled: Sampled | None, scored: Scored | None
-    ) -> Flight:
-        landed = None
+    ) -> InFlightStep:
+        copied = None
         if self.device.type == "cuda" and (sampled is not None or scored is not None):
             sampled = None if sampled is None else sampled.to_host()
             if scored is not None:
                 scored.scores = scored.scores.to_host()
-            landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            landed.record()
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record()
         requests, drafts = [ref(chunk.request) for chunk in ending], [c.drafts for c in ending]
-        return Flight(requests, drafts, sampled, landed, scored)
+        return InFlightStep(requests, drafts, sampled, copied, scored)
 
     @property
     def needs_media(self) -> bool:

@@ -55,7 +55,7 @@ def row_of(request: Request, drafts: Sequence[int] = ()) -> Row:
     counts = request.counts
     if counts is not None and drafts:
         counts = counts.with_outputs(drafts)
-    position = request.num_outputs + request.pending + len(drafts)
+    position = request.num_outputs + request.in_flight.tokens + len(drafts)
     return Row(request.sampling, position, counts, allowed, request.banned(drafts))
 
 

@@ -30,7 +30,7 @@ from tokenizers import Tokenizer
 
 from plimsoll_engine.caches.lru import LruCache
 from plimsoll_engine.checkpoint import Checkpoint
-from plimsoll_engine.core.grammar.matcher import LIMIT_CPU_S, Masks, Matcher, short
+from plimsoll_engine.core.grammar.matcher import LIMIT_CPU_S, Masks, Matcher, shorten_error
 from plimsoll_engine.core.grammar.queue import SMALL_CHARACTERS, GrammarQueue
 from plimsoll_engine.core.grammar.trial import (
     BYTES,
@@ -136,7 +136,7 @@ class Vocabulary:
         source = _source(grammar, self._added)
         compiled = LLMatcher(self.tokenizer, source, log_level=0, limits=LIMITS)
         if compiled.is_error():
-            raise GrammarError(grammar.field, short(compiled.get_error()))
+            raise GrammarError(grammar.field, shorten_error(compiled.get_error()))
         return compiled
 
     def attempt(self, grammar: Grammar) -> Passed | GrammarRefused:
@@ -345,7 +345,7 @@ class Grammars:
             if isinstance(error, GrammarError):
                 return GrammarError(job.grammar.field, error.why)
             lacking = isinstance(error, _LACKING) and not isinstance(error, RecursionError)
-            return GrammarError(job.grammar.field, short(str(error)), unavailable=lacking)
+            return GrammarError(job.grammar.field, shorten_error(str(error)), unavailable=lacking)
         finally:
             job.seconds = time.monotonic() - begun
             if len(job.grammar.text) > SMALL_CHARACTERS:
@@ -493,7 +493,7 @@ def _source(grammar: Grammar, added: Mapping[str, int]) -> str:
                 return LLMatcher.grammar_from_regex(grammar.text)
         return LLMatcher.grammar_from_lark(_lark(grammar.text, added))
     except ValueError as error:
-        raise GrammarError(grammar.field, short(str(error))) from None
+        raise GrammarError(grammar.field, shorten_error(str(error))) from None
 
 
 def _lark(text: str, added: Mapping[str, int]) -> str:

@@ -69,25 +69,25 @@ class Matcher:
         self.busy = False
         self.slow = False
         """Whether its mask took longer than a step waits; steps no longer wait for it."""
-        self.look()
+        self.update_mask()
 
     def take(self, token_id: int) -> None:
         """Advance by the next output token. It is ignored if the output is complete."""
         if self.complete:
             return
         self._matcher.consume_token(token_id)
-        self.look()
+        self.update_mask()
 
-    def look(self) -> None:
+    def update_mask(self) -> None:
         """Compute the mask of the current state."""
         self.complete = self._matcher.is_stopped() and not self._matcher.is_error()
         if not self.complete or not self.mask:  # the first mask may allow only the end
             self.mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            self.error = short(self._matcher.get_error())
+            self.error = shorten_error(self._matcher.get_error())
 
 
-def short(message: str) -> str:
+def shorten_error(message: str) -> str:
     """Return an error of llguidance for a client: short and without internals."""
     if message.startswith("panic"):
         return "it is too large or too complex"
@@ -124,7 +124,7 @@ class _Thread(threading.Thread):
             try:
                 matcher.take(token_id)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
-                matcher.error = short(str(error))
+                matcher.error = shorten_error(str(error))
             del matcher, given
             self._done.put(self)
 

@@ -48,7 +48,7 @@ def export_tables(engine: EngineCore, layout: Layout) -> bytes:
 
 def _is_whole(request: Request, engine: EngineCore) -> bool:
     """Return whether all tokens of ``request`` are known and a client waits for it."""
-    known = not request.pending and request.held is None
+    known = request.in_flight.is_empty
     return known and request.computed > 0 and request.request_id not in engine.abandoned
 
 

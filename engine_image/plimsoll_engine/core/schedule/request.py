@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from plimsoll_engine.core.grammar.matcher import Matcher
-from plimsoll_engine.core.schedule.token_rules import TokenCounts, banned, mask, reach
+from plimsoll_engine.core.schedule.token_rules import TokenCounts, bad_word_lookback, banned, mask
 from plimsoll_engine.core.speculation.ngram import NgramIndex
 from plimsoll_engine.messages.worker_ipc import Logprobs, Media, Sampling, Started, Submit
 
@@ -50,6 +50,25 @@ class Drafting:
         return 0 if self.index is None else self.index.nbytes
 
 
+@dataclass(slots=True)
+class InFlight:
+    """The sampled tokens of one request that are not yet part of its output.
+
+    ``tokens`` is their number, at most 1 when a step is scheduled: only the device knows it, in
+    ``row`` of the last step. ``unconfirmed`` is such a token once the host knows it and until the
+    grammar has accepted it; the request joins no step meanwhile.
+    """
+
+    tokens: int = 0
+    row: int = 0
+    unconfirmed: tuple[int, Logprobs | None] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the output has all sampled tokens."""
+        return not self.tokens and self.unconfirmed is None
+
+
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class Request:
     """One request in the worker. Times are monotonic seconds.
@@ -59,14 +78,11 @@ class Request:
     - ``order``: position in the order of arrival. ``place``: position among running and preempted
       requests. The waiting queue assigns both.
     - ``fetched``: whether host memory was searched for the prompt's first blocks.
-    - ``pending``: number of tokens sampled on the device but not yet in ``token_ids``; at most 1
-      when a step is scheduled. The newest is in row ``sampled_row`` of the last step.
-    - ``held``: a sampled token that the grammar has not accepted yet. The request joins no step
-      meanwhile.
+    - ``in_flight``: sampled tokens that are not yet in ``token_ids``.
     - ``drafting``: None if the request gets no drafts.
     - ``scored``: number of prompt tokens whose log probabilities were sent, if requested.
-    - ``allowed``: mask of the tokens that the request allows. ``reach``: number of preceding tokens
-      that its bad words depend on.
+    - ``allowed``: mask of the tokens that the request allows.
+    - ``bad_word_lookback``: number of preceding tokens that its bad words depend on.
     """
 
     request_id: str
@@ -86,21 +102,19 @@ class Request:
     arrived: float = 0.0
     deadline: float | None = None
     started_at: float | None = None
-    started_told: bool = False
+    start_reported: bool = False
     block_ids: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)
     registered: int = 0
     computed: int = 0
-    pending: int = 0
-    sampled_row: int = 0
-    held: tuple[int, Logprobs | None] | None = None
+    in_flight: InFlight = field(default_factory=InFlight)
     cached_tokens: int = 0
     scored: int = 0
     attempt: int = 0
     fetched: bool = False
     released: bool = False
     allowed: bytes | None = None
-    reach: int = 0
+    bad_word_lookback: int = 0
 
     @classmethod
     def of(cls, submit: Submit) -> Request:
@@ -122,12 +136,12 @@ class Request:
             deadline=None if submit.deadline_s is None else submit.arrived + submit.deadline_s,
             attempt=submit.attempt,
             allowed=None if allowed is None else mask(allowed),
-            reach=reach(sampling.bad_words),
+            bad_word_lookback=bad_word_lookback(sampling.bad_words),
         )
 
     def append(self, token_id: int) -> None:
         """Append the next output token."""
-        self.pending = max(0, self.pending - 1)
+        self.in_flight.tokens = max(0, self.in_flight.tokens - 1)
         self.token_ids.append(token_id)
         if self.counts is not None:
             self.counts.add(token_id)
@@ -137,18 +151,18 @@ class Request:
         words = self.sampling.bad_words
         if not words:
             return ()
-        begin = max(self.num_prompt, len(self.token_ids) - self.reach)
+        begin = max(self.num_prompt, len(self.token_ids) - self.bad_word_lookback)
         return banned(words, [*self.token_ids[begin:], *drafts])
 
     @property
-    def looks_back(self) -> bool:
+    def needs_previous_token(self) -> bool:
         """Whether the previous token must be known on the host before the next is sampled.
 
         Penalties, grammars, bad words and drafts depend on it.
         """
         if self.drafting is not None and not self.drafting.pause:
             return True
-        return self.counts is not None or self.matcher is not None or self.reach > 0
+        return self.counts is not None or self.matcher is not None or self.bad_word_lookback > 0
 
     @property
     def unscored(self) -> bool:
@@ -158,7 +172,11 @@ class Request:
     @property
     def awaits_token(self) -> bool:
         """Whether the next step must wait for the pending token."""
-        return self.pending > 0 and self.looks_back and self.held is None
+        return (
+            self.in_flight.tokens > 0
+            and self.needs_previous_token
+            and self.in_flight.unconfirmed is None
+        )
 
     @property
     def num_outputs(self) -> int:
@@ -168,7 +186,7 @@ class Request:
     @property
     def uncomputed(self) -> int:
         """Number of tokens whose keys and values are still to be computed; at least 1."""
-        return len(self.token_ids) + self.pending - self.computed
+        return len(self.token_ids) + self.in_flight.tokens - self.computed
 
     @property
     def max_length(self) -> int:
@@ -187,13 +205,13 @@ class Request:
     def is_full(self, max_model_len: int) -> bool:
         """Return whether the pending token is the last one that the request may have."""
         length = min(self.max_length, max_model_len)
-        return len(self.token_ids) + self.pending >= length
+        return len(self.token_ids) + self.in_flight.tokens >= length
 
     def take_started(self) -> Started | None:
         """Return how the request started, on the first call after the start; else None."""
-        if self.started_at is None or self.started_told:
+        if self.started_at is None or self.start_reported:
             return None
-        self.started_told = True
+        self.start_reported = True
         return Started(max(0.0, self.started_at - self.arrived), self.cached_tokens)
 
     def drop_blocks(self, pool: BlockPool) -> None:

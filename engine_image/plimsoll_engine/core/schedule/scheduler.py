@@ -30,9 +30,10 @@ from plimsoll_engine.kvcache.offload import Offload
 from plimsoll_engine.kvcache.prefix_hashes import extend_block_hashes
 from plimsoll_engine.messages.worker_ipc import Media
 
-UNCUT = 8
-"""The first chunk of a prompt gets at least one UNCUT-th of the step's token budget. A prompt in
-chunks reads its context again, and attention is faster on whole prompts."""
+MIN_FIRST_CHUNK_DIVISOR = 8
+"""The first chunk of a prompt gets at least this fraction of the step's token budget: one in
+MIN_FIRST_CHUNK_DIVISOR. A prompt in chunks reads its context again, and attention is faster on
+whole prompts."""
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ class Scheduler:
         """Sorted by place."""
         self._kept: WeakSet[Request] = WeakSet()
         """Requests that have a predecessor's blocks but cannot run yet."""
-        self._coming: set[bytes] = set()
+        self._blocks_in_step: set[bytes] = set()
         """Hashes of the blocks that the step under construction fills."""
         self.preemptions_total = 0
         self.prefix_query_tokens_total = 0
@@ -134,7 +135,7 @@ class Scheduler:
             self._drop(request)
             return
         self.waiting.start(request)
-        self._sort_in(request)
+        self._insert(request)
 
     def remove(self, request: Request) -> None:
         """Remove an ended ``request``; :meth:`Request.release` returns its blocks."""
@@ -152,7 +153,7 @@ class Scheduler:
         With ``only``, the step has that waiting request alone, to find the one that made a batch
         fail. The list is then empty if blocks are missing that no running request holds.
         """
-        self._coming.clear()
+        self._blocks_in_step.clear()
         if only is not None:
             if self.offload is not None:
                 self.offload.reclaim()
@@ -169,11 +170,12 @@ class Scheduler:
         while budget > 0:
             turn = self.running[index] if index < len(self.running) else None
             head = self.waiting.head() if turn is None else self.waiting.more_urgent(turn)
-            if head is not None and (head.pending or head in stopped):
+            if head is not None and (head.in_flight.tokens or head in stopped):
                 # It was preempted for its blocks in this step, or before its last token was known.
                 head = None
             if turn is not None and (
-                turn.held is not None or (turn.pending and turn.is_full(self.max_model_len))
+                turn.in_flight.unconfirmed is not None
+                or (turn.in_flight.tokens and turn.is_full(self.max_model_len))
             ):
                 index += 1
                 continue
@@ -181,7 +183,7 @@ class Scheduler:
                 break
             if head is None:
                 assert turn is not None
-                chunk = self._go_on(turn, budget)
+                chunk = self._continue(turn, budget)
             elif turn is None or head.place is not None or head is self.waiting.head():
                 chunk = self._start(head, budget)
             else:
@@ -194,7 +196,7 @@ class Scheduler:
                     stopped.append(chunk.request)
             elif chunk is not None:
                 chunks.append(chunk)
-                self._announce(chunk)
+                self._note_blocks_in_step(chunk)
                 budget -= chunk.count
                 index += 1
             elif turn is None:
@@ -202,13 +204,13 @@ class Scheduler:
             elif head is not None:
                 last = [one for one in self.running if one.tenant == turn.tenant][-1]
                 stopped.append(last)
-                self._replace(last, head)
+                self._preempt_for(last, head)
             else:
                 stopped.append(self.running[-1])  # it may be the one whose turn it was
                 self.preempt(self.running[-1])
         return chunks
 
-    def _replace(self, request: Request, heir: Request) -> None:
+    def _preempt_for(self, request: Request, heir: Request) -> None:
         """Preempt a running request for ``heir``, a more urgent one of the same tenant.
 
         ``heir`` takes its place unless it has one already.
@@ -221,7 +223,7 @@ class Scheduler:
             self.waiting.put_back(request)
         self.preemptions_total += 1
 
-    def _go_on(self, request: Request, budget: int) -> Chunk | None:
+    def _continue(self, request: Request, budget: int) -> Chunk | None:
         """Return the next chunk of a running request; None if blocks are missing."""
         count = min(request.uncomputed, budget)
         return self._chunk(request, count) if self._reserve(request, count) else None
@@ -230,14 +232,17 @@ class Scheduler:
         """Start a waiting request; return None if the batch is full or blocks are missing."""
         if len(self.running) >= self.max_num_seqs:
             return None
-        if self._fetches(request):
+        if self._must_fetch(request):
             return Chunk(request, 0)
         self._take_prefix(request)
-        if self._next_block_is_coming(request):
+        if self._is_next_block_in_step(request):
             self._drop(request)
             return Chunk(request, 0)
         count = min(request.uncomputed, budget)
-        if count < request.uncomputed and budget < self.max_num_batched_tokens // UNCUT:
+        if (
+            count < request.uncomputed
+            and budget < self.max_num_batched_tokens // MIN_FIRST_CHUNK_DIVISOR
+        ):
             self._drop(request)
             return Chunk(request, 0)  # a little of it now would cost more than it brings
         if not self._reserve(request, count):
@@ -248,7 +253,7 @@ class Scheduler:
             self._drop(request)
             return chunk
         self.waiting.start(request)
-        self._sort_in(request)
+        self._insert(request)
         self.prefix_query_tokens_total += len(request.token_ids)
         self.prefix_hit_tokens_total += request.computed
         if request.started_at is None:
@@ -256,7 +261,7 @@ class Scheduler:
             request.cached_tokens = request.computed
         return chunk
 
-    def _sort_in(self, request: Request) -> None:
+    def _insert(self, request: Request) -> None:
         """Insert ``request`` by place, and give its tenant's earlier places to the more urgent."""
         insort(self.running, request, key=place)
         same = [one for one in self.running if one.tenant == request.tenant]
@@ -268,22 +273,22 @@ class Scheduler:
             one.place = number
         self.running.sort(key=place)
 
-    def _announce(self, chunk: Chunk) -> None:
+    def _note_blocks_in_step(self, chunk: Chunk) -> None:
         """Record the blocks that ``chunk`` fills, for requests with the same prefix."""
         if chunk.count > 1:
             start = chunk.request.computed
             size = self.pool.block_size
             full = slice(start // size, (start + chunk.count) // size)
-            self._coming.update(chunk.request.block_hashes[full])
+            self._blocks_in_step.update(chunk.request.block_hashes[full])
 
-    def _next_block_is_coming(self, request: Request) -> bool:
+    def _is_next_block_in_step(self, request: Request) -> bool:
         """Return whether another request fills the next block of ``request`` in this step.
 
         One step later ``request`` can take that block from the prefix cache.
         """
         index = len(request.block_ids)
-        usable = self._usable(request)
-        return index < usable and request.block_hashes[index] in self._coming
+        usable = self._cacheable_blocks(request)
+        return index < usable and request.block_hashes[index] in self._blocks_in_step
 
     def _chunk(self, request: Request, count: int) -> Chunk:
         encode: list[Media] = []
@@ -298,7 +303,7 @@ class Scheduler:
         if self.encoder is not None:
             self.encoder.drop(request)
 
-    def _fetches(self, request: Request) -> bool:
+    def _must_fetch(self, request: Request) -> bool:
         """Return whether ``request`` must wait for blocks that are copied in from the host.
 
         It waits once; what is still missing then is computed.
@@ -306,13 +311,13 @@ class Scheduler:
         if self.offload is None or (request.fetched and not self.offload.transfers):
             return False
         extend_block_hashes(request, self.pool.block_size)
-        usable = self._usable(request)
+        usable = self._cacheable_blocks(request)
         if request.fetched:
             return self.offload.brings(request.block_hashes[:usable])
         request.fetched = True
         return self.offload.fetch(request.block_hashes[:usable])
 
-    def _usable(self, request: Request) -> int:
+    def _cacheable_blocks(self, request: Request) -> int:
         """Return how many of its first blocks ``request`` may take from a cache.
 
         The last token and the prompt rows that are still to be scored are always computed.
@@ -323,7 +328,7 @@ class Scheduler:
     def _take_prefix(self, request: Request) -> None:
         """Share the blocks of the longest cached prefix."""
         extend_block_hashes(request, self.pool.block_size)
-        usable = self._usable(request)
+        usable = self._cacheable_blocks(request)
         blocks = self.pool.lookup(request.block_hashes[:usable])
         self.pool.share(blocks)
         request.block_ids = blocks

@@ -40,7 +40,7 @@ def banned(words: Sequence[Sequence[int]], output: Sequence[int]) -> tuple[int, 
     return tuple(found)
 
 
-def reach(words: Sequence[Sequence[int]]) -> int:
+def bad_word_lookback(words: Sequence[Sequence[int]]) -> int:
     """Return how many preceding tokens the bad words depend on; 0 for none."""
     return max((len(word) - 1 for word in words), default=0)
 

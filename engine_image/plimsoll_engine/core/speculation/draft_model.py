@@ -20,26 +20,35 @@ import numpy as np
 import torch
 
 from plimsoll_engine.core.execute.forward import Forward
-from plimsoll_engine.core.execute.inputs import collect, place
+from plimsoll_engine.core.execute.inputs import collect, row_order
 from plimsoll_engine.core.execute.sampling import Row, plan, sample
-from plimsoll_engine.core.schedule.request import Drafting, Request
-from plimsoll_engine.core.schedule.scheduler import Chunk
+from plimsoll_engine.core.schedule.request import Drafting, InFlight, Request
 from plimsoll_engine.kvcache.block_pool import BlockPool
 from plimsoll_engine.messages.rank_ipc import Inputs
 from plimsoll_engine.messages.worker_ipc import Sampling
 
-FEW = 8
+MAX_CATCH_UP_ROWS = 8
 """Up to this many tokens to catch up on are decode rows; more are a prefill chunk."""
 
 
-class _Row(Request):
-    """A request whose one row, and those of the known tokens behind it, end a step."""
+@dataclass(slots=True)
+class _Seen:
+    """The part of a request that a step reads, with ``computed`` tokens computed here."""
 
-    __slots__ = ()
+    token_ids: array[int]
+    block_ids: list[int]
+    computed: int
+    in_flight: InFlight
 
-    @property
-    def uncomputed(self) -> int:
-        return 1
+
+@dataclass(slots=True)
+class _Rows:
+    """The rows of one request in a step of the draft model, as in a ``Chunk``."""
+
+    request: _Seen
+    count: int
+    ends: bool
+    drafts: Sequence[int] = ()
 
 
 class _Behind(NamedTuple):
@@ -47,7 +56,7 @@ class _Behind(NamedTuple):
 
     number: int
     request: Request
-    chunk: Chunk
+    chunk: _Rows
     end: int
 
 
@@ -113,7 +122,7 @@ class DraftModel:
         behind = self._behind(wanted)
         if not behind:
             return None
-        behind.sort(key=lambda one: place(one.chunk))
+        behind.sort(key=lambda one: row_order(one.chunk))
         chunks = [one.chunk for one in behind]
         inputs = collect(chunks, self._pool.block_size)
         ending = [one for one in behind if one.chunk.ends]
@@ -135,12 +144,13 @@ class DraftModel:
                 continue
             begin = drafting.computed or self._shared(request)
             end = len(request.token_ids)
-            if end - begin <= min(FEW, left):
+            if end - begin <= min(MAX_CATCH_UP_ROWS, left):
                 unseen = request.token_ids[begin + 1 : end]
-                chunk = Chunk(_seen(_Row, request, begin), 1, drafts=unseen)
+                chunk = _Rows(_seen(request, begin), 1, True, unseen)
             else:
                 end = min(end, begin + left)
-                chunk = Chunk(_seen(Request, request, begin), end - begin)
+                whole = end == len(request.token_ids)
+                chunk = _Rows(_seen(request, begin), end - begin, whole)
             left -= end - begin
             found.append(_Behind(number, request, chunk, end))
         return found
@@ -152,9 +162,8 @@ class DraftModel:
         chunks, requests = [], []
         for row, number in rows:
             request = wanted[number][0]
-            seen = _seen(_Row, request, len(request.token_ids) + count - 1)
-            seen.pending, seen.sampled_row = 1, row
-            chunks.append(Chunk(seen, 1))
+            seen = _seen(request, len(request.token_ids) + count - 1, InFlight(1, row))
+            chunks.append(_Rows(seen, 1, ends=True))
             requests.append((number, request))
         inputs = collect(chunks, self._pool.block_size)
         return self._draw(inputs, requests, count, list(range(len(rows))))
@@ -198,12 +207,8 @@ class DraftModel:
         self.forward.close()
 
 
-def _seen(kind: type[Request], request: Request, computed: int) -> Request:
-    """Return the part of ``request`` that a step reads, with ``computed`` tokens computed."""
-    return kind(
-        request.request_id, request.token_ids, request.num_prompt, request.sampling,
-        block_ids=request.block_ids, computed=computed,
-    )  # fmt: skip
+def _seen(request: Request, computed: int, in_flight: InFlight | None = None) -> _Seen:
+    return _Seen(request.token_ids, request.block_ids, computed, in_flight or InFlight())
 
 
 def _plain(request: Request) -> Sampling:

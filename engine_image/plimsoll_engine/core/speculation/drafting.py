@@ -26,7 +26,7 @@ from plimsoll_engine.messages.speculative import Speculative
 
 INDEXED_AT_ONCE = 4096
 """Tokens of all requests that are indexed during one step; this takes some milliseconds."""
-PATIENCE = 3
+MAX_MISSES = 3
 """Number of failed attempts in a row after which a request pauses."""
 LONGEST_PAUSE = 16
 """Maximum pause in steps. A pausing request is launched ahead of its tokens, as without drafts."""
@@ -135,7 +135,7 @@ class Speculation:
         if drafting.pause:
             drafting.pause -= 1
             return 0
-        if request.pending:
+        if request.in_flight.tokens:
             return 0
         # The row after the last draft brings a token as well.
         return min(self.most, drafting.length - len(request.token_ids) - 1)
@@ -158,9 +158,9 @@ class Speculation:
         drafting = request.drafting
         assert drafting is not None
         drafting.misses += 1
-        if drafting.misses >= PATIENCE:
+        if drafting.misses >= MAX_MISSES:
             # Pauses of one length end in the same step, because an attempt delays the whole batch.
-            length = min(LONGEST_PAUSE, 1 << (drafting.misses - PATIENCE + 1))
+            length = min(LONGEST_PAUSE, 1 << (drafting.misses - MAX_MISSES + 1))
             drafting.pause = length - self._steps % length
 
 

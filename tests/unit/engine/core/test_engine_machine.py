@@ -32,7 +32,7 @@ from hypothesis.stateful import (
 
 from plimsoll_api.admin import MemoryKind
 from plimsoll_engine.core.engine_core import EngineCore, StepOutput
-from plimsoll_engine.core.execute.runner import Landed, NextToken, taken
+from plimsoll_engine.core.execute.runner import NextToken, StepResult, count_tokens
 from plimsoll_engine.core.grammar.grammars import GrammarError
 from plimsoll_engine.core.handover import export
 from plimsoll_engine.core.handover.inheritance import Inheritance
@@ -96,12 +96,12 @@ class Flight:
     def __init__(self) -> None:
         self.found: list[tuple[ref[Request], list[int], int]] = []
 
-    def scores(self) -> list[Any]:
+    def prompt_scores(self) -> list[Any]:
         return []
 
-    def land(self) -> list[Landed]:
+    def results(self) -> list[StepResult]:
         return [
-            Landed(request, [NextToken(token, None) for token in tokens], drafts)
+            StepResult(request, [NextToken(token, None) for token in tokens], drafts)
             for reference, tokens, drafts in self.found
             if (request := reference()) is not None and not request.released
         ]
@@ -135,7 +135,7 @@ class Runner:
         for chunk in chunks:
             request, computed = chunk.request, chunk.request.computed
             tokens = list(request.token_ids)
-            tokens += [self.newest[id(request)]] if request.pending else []
+            tokens += [self.newest[id(request)]] if request.in_flight.tokens else []
             for place in range(computed):
                 known = state(request, tokens[: place + 1])
                 self._check(self._at(request, place) == known, f"other KV at {place}")
@@ -150,7 +150,7 @@ class Runner:
             if chunk.ends:
                 ends = range(len(rows) - len(chunk.drafts), len(rows) + 1)
                 found = [drawn(state(request, rows[:end])) for end in ends]
-                own = found[: taken(chunk.drafts, found)]
+                own = found[: count_tokens(chunk.drafts, found)]
                 self.newest[id(request)] = own[0]
                 flight.found.append((ref(request), own, len(chunk.drafts)))
         return flight
@@ -379,7 +379,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _restart(self, here: list[str]) -> None:
         """Let another worker go on, for the clients that are still ``here``."""
-        self._take(self.engine.rest())
+        self._take(self.engine.quiesce())
         for copy in self.copies.held:
             copy.end()
         layout = Layout(b"", b"", "int64", (1, 1, 1), BLOCK, BLOCKS, 1)
@@ -396,7 +396,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.engine.inheritance)
     @rule()
     def nobody_else_comes(self) -> None:
-        self.engine.settle_inheritance()
+        self.engine.release_unclaimed()
 
     @precondition(lambda self: self.engine.requests)
     @rule(data=st.data())
@@ -424,7 +424,7 @@ class EngineMachine(RuleBasedStateMachine):
                 self._take(self.engine.step())
                 self.runner.fails = False
             case "rest":
-                self._take(self.engine.rest())
+                self._take(self.engine.quiesce())
             case "poll":
                 self.engine.poll(idle=True)
             case "restart":
@@ -487,7 +487,7 @@ class EngineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
-        self.engine.settle_inheritance()
+        self.engine.release_unclaimed()
         for _ in range(2_000):
             if not self.engine.has_work:
                 break
@@ -504,7 +504,7 @@ class EngineMachine(RuleBasedStateMachine):
             made = len(self.texts.get(name, []))
             whole = min(one.sampling.max_tokens, LENGTH - len(one.prompt_ids))
             assert made == whole or name in self.dropped, name
-        self._take(self.engine.rest())
+        self._take(self.engine.quiesce())
         self.everything_adds_up()
         assert audit.idle_holds_no_encoder_output(self.engine, Ledger()) == []
 

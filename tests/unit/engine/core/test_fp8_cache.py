@@ -247,7 +247,7 @@ def test_a_successor_goes_on_with_keys_values_and_scales(tiny_model: Any, helper
     old = engine_of()
     assert old.submit(helpers.submit("a", prompt, 30)) is None
     said = [token.token_id for _ in range(9) for token in old.step().tokens]
-    said += [token.token_id for token in old.rest().tokens]
+    said += [token.token_id for token in old.quiesce().tokens]
     data = export.export_tables(old, layout)
     used = sorted(old.pool.references())
     old.close()

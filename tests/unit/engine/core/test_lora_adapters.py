@@ -177,7 +177,7 @@ def test_keys_and_values_are_handed_over_to_an_adapter_of_the_same_files_alone(
         assert old.submit(one) is None
     output = {one.request_id: list[int]() for one in (asked, alone)}
     for step in range(8):
-        for token in (old.step() if step < 7 else old.rest()).tokens:
+        for token in (old.step() if step < 7 else old.quiesce()).tokens:
             output[token.request_id].append(token.token_id)
     data = export.export_tables(old, layout)
 
@@ -191,7 +191,7 @@ def test_keys_and_values_are_handed_over_to_an_adapter_of_the_same_files_alone(
     for one in (asked, alone):
         carried = msgspec.structs.replace(one, output_ids=output[one.request_id])
         assert new.submit(carried) is None
-    settled = new.settle_inheritance()
+    settled = new.release_unclaimed()
     assert settled is not None
     assert settled.adopted == (["one", "none"] if seed == 1 else ["none"])
     new.close()

@@ -165,7 +165,7 @@ def test_a_request_that_ends_while_its_grammar_takes_in_a_token_is_gone(
         engine.grammars.masks, "advance", lambda matcher, _: setattr(matcher, "busy", True)
     )
     engine.submit(helpers.submit("a", [5] * 9, 20, grammar=Grammar("regex", "[a-z]+")))
-    while not engine._held:
+    while not engine._unconfirmed:
         engine.step()
     assert engine.abort("a")
     assert len(engine.live) == 0

@@ -16,7 +16,7 @@ from transformers import AutoConfig
 
 from plimsoll_engine.core.execute import layer_graphs, needed_rows
 from plimsoll_engine.core.execute.forward import Forward
-from plimsoll_engine.core.execute.inputs import collect, place
+from plimsoll_engine.core.execute.inputs import collect, row_order
 from plimsoll_engine.core.execute.layer_graphs import Capture, LayerGraphs
 from plimsoll_engine.core.execute.prompt_scores import parts
 from plimsoll_engine.core.schedule.request import Request
@@ -44,7 +44,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(whole_prompts, "LIBRARY_ROWS", 48)
         monkeypatch.setattr(whole_prompts, "LIBRARY_STEP", 32)
         monkeypatch.setattr(FusedOps, "adds_from", 40)
-        monkeypatch.setattr(needed_rows, "FEWEST", 8)
+        monkeypatch.setattr(needed_rows, "MIN_ROWS_SAVED", 8)
 
 
 def model_of(kind: str, layers: int = 2) -> Decoder:
@@ -88,7 +88,7 @@ def step(scored: bool) -> list[Chunk]:
     for number, (computed, count, left, fields) in enumerate(wanted):
         blocks = sum(len(chunk.request.block_ids) for chunk in chunks)
         chunks.append(request(number, computed, count, left, blocks, **fields))
-    return sorted(chunks, key=place)
+    return sorted(chunks, key=row_order)
 
 
 def play(model: Decoder, ops: Ops, chunks: list[Chunk]) -> tuple[torch.Tensor, torch.Tensor, Any]:
@@ -123,7 +123,7 @@ def test_a_step_by_the_kernels(
     monkeypatch.setattr(fused, "APART", apart)
     model, chunks = model_of(kind), step(scored)
     logits, kv, scores = play(model, FusedOps(), chunks)
-    monkeypatch.setattr(needed_rows, "FEWEST", 1 << 40)
+    monkeypatch.setattr(needed_rows, "MIN_ROWS_SAVED", 1 << 40)
     monkeypatch.setattr(ReferenceOps, "adds_from", 1 << 40)
     wanted, pool, expected = play(model, ReferenceOps(), chunks)
     assert logits.shape == (5, 96)
@@ -148,7 +148,7 @@ def test_a_decode_step_of_few_rows(kind: str, rows: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(few_rows, "few_rows", counted)
     model = model_of(kind)
     decodes = [request(number, 16 + number % 16, 1, 0, 2 * number) for number in range(rows)]
-    mixed = sorted([*decodes, request(rows, 0, 5, 0, 2 * rows)], key=place)
+    mixed = sorted([*decodes, request(rows, 0, 5, 0, 2 * rows)], key=row_order)
     head = 1
     for chunks, products in ((decodes, 4 * model.spec.layers + head), (mixed, head)):
         calls.clear()
@@ -197,7 +197,7 @@ def test_a_step_by_captured_pieces(kind: str, monkeypatch: pytest.MonkeyPatch) -
         for number, (computed, count, left) in enumerate(wanted):
             blocks = sum(len(chunk.request.block_ids) for chunk in chunks)
             chunks.append(request(number, computed, count, left, blocks))
-        inputs = collect(sorted(chunks, key=place), BLOCK)
+        inputs = collect(sorted(chunks, key=row_order), BLOCK)
         found, expected = captured.compute(inputs)[1], plain.compute(inputs)[1]
         assert (found is None) == (expected is None) == (not len(inputs.last))
         if found is not None and expected is not None:

@@ -46,7 +46,7 @@ def test_requests_come_before_the_first_graph_and_the_first_report(monkeypatch: 
 
     engine = SimpleNamespace(
         has_work=False, transferring=False, poll=lambda idle: None, capture_more=capture,
-        settle_inheritance=lambda: None,
+        release_unclaimed=lambda: None,
     )  # fmt: skip
     lifecycle: Any = SimpleNamespace(engine=engine, member=SimpleNamespace(leader=None))
     hooks: Any = SimpleNamespace(lose=lambda message: False, tick=lambda: None)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from plimsoll_engine.core.execute.inputs import collect, place
+from plimsoll_engine.core.execute.inputs import collect, row_order
 from plimsoll_engine.core.execute.runner import SHORT_READ, SHORT_ROWS, Runner
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Chunk
@@ -65,7 +65,7 @@ def model() -> Decoder:
 
 def test_rows_of_a_prompt_make_what_the_prompt_makes() -> None:
     chunks = [chunk(0, 6, 1), chunk(1, 3, 2), chunk(2, 0, 9), chunk(3, 5, 8, left=2)]
-    chunks.sort(key=place)
+    chunks.sort(key=row_order)
     found = []
     for by_row in (False, True):
         runner = Runner(model(), 40, BLOCK)

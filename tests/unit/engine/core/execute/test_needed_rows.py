@@ -21,7 +21,7 @@ from transformers import AutoConfig
 
 from plimsoll_engine.core.execute import needed_rows
 from plimsoll_engine.core.execute.forward import Forward
-from plimsoll_engine.core.execute.inputs import collect, place
+from plimsoll_engine.core.execute.inputs import collect, row_order
 from plimsoll_engine.core.execute.loaded_adapters import LoadedAdapters
 from plimsoll_engine.core.execute.prompt_scores import parts
 from plimsoll_engine.core.schedule.request import Request
@@ -148,7 +148,7 @@ def chunks_of(step: list[Part], adapters: list[Adapter] | None = None) -> list[C
         blocks += needed
         drafts = generator.integers(VOCABULARY, size=part.drafts).tolist()
         found.append(Chunk(request, part.count, drafts=drafts))
-    return sorted(found, key=place)
+    return sorted(found, key=row_order)
 
 
 def inputs_of(chunks: list[Chunk]) -> Inputs:
@@ -157,11 +157,11 @@ def inputs_of(chunks: list[Chunk]) -> Inputs:
 
 @contextmanager
 def saving(fewest: int) -> Iterator[None]:
-    before, needed_rows.FEWEST = needed_rows.FEWEST, fewest
+    before, needed_rows.MIN_ROWS_SAVED = needed_rows.MIN_ROWS_SAVED, fewest
     try:
         yield
     finally:
-        needed_rows.FEWEST = before
+        needed_rows.MIN_ROWS_SAVED = before
 
 
 def play(
@@ -223,11 +223,11 @@ def test_the_rows_are_those_that_are_read_and_what_comes_after_them(step: list[P
 
 
 def test_a_few_rows_are_not_worth_it() -> None:
-    few, many = ([Part(0, needed_rows.FEWEST + more)] for more in (0, 1))
+    few, many = ([Part(0, needed_rows.MIN_ROWS_SAVED + more)] for more in (0, 1))
     assert needed_rows.needed_rows(inputs_of(chunks_of(few))) is None
     found = needed_rows.needed_rows(inputs_of(chunks_of(many)))
     assert found is not None
-    assert found.rows.tolist() == [needed_rows.FEWEST]
+    assert found.rows.tolist() == [needed_rows.MIN_ROWS_SAVED]
 
 
 @pytest.fixture(scope="module", params=MODELS)

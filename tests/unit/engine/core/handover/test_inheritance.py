@@ -147,7 +147,7 @@ def stopped(make: Make, memory: torch.Tensor, steps: int) -> tuple[Worker, bytes
         assert old.engine.submit(submit) is None
     for _ in range(steps):
         old.step()
-    old.take(old.engine.rest())
+    old.take(old.engine.quiesce())
     return old, export.export_tables(old.engine, old.layout)
 
 
@@ -190,7 +190,7 @@ def test_the_successor_goes_on_without_prefill(
 
     new = make(memory, data)
     resubmit(new, old)
-    settled = new.engine.settle_inheritance()
+    settled = new.engine.release_unclaimed()
     assert settled is not None
     assert sorted(settled.adopted) == sorted(ran)
     assert settled.refused == {}
@@ -220,7 +220,7 @@ def test_a_prompt_whose_log_probabilities_are_not_told_is_computed_again(
         if wants:
             submit.sampling = msgspec.structs.replace(submit.sampling, prompt_logprobs=2)
         assert new.engine.submit(submit) is None
-    settled = new.engine.settle_inheritance()
+    settled = new.engine.release_unclaimed()
     assert settled is not None
     assert settled.refused.keys() <= {"long", "greedy"}
     assert "greedy" in settled.refused
@@ -237,7 +237,7 @@ def test_shared_blocks_stay_shared_and_prefixes_stay_known(make: Make, tiny_mode
     new = make(memory, data)
     resubmit(new, old)
     assert new.engine.pool.references()[requests["twin"].block_ids[0]] >= 2
-    new.engine.settle_inheritance()
+    new.engine.release_unclaimed()
     assert new.engine.submit(Submit("late", PROMPT, Sampling(max_tokens=1), cache_salt="s")) is None
     while "late" in new.engine.requests:
         new.step()
@@ -250,7 +250,7 @@ def test_tables_without_their_request_are_freed(make: Make, tiny_model: Any) -> 
     new = make(memory, data)
     assert new.engine.pool.used
     assert lost_blocks(new.engine) == 0
-    new.engine.settle_inheritance()
+    new.engine.release_unclaimed()
     assert new.engine.pool.used == 0
     assert new.engine.pool.free == BLOCKS
 
@@ -274,11 +274,11 @@ def test_tables_wait_from_the_moment_at_which_the_worker_listens(
     now += 2
     new.engine.poll(idle=True)
     assert new.engine.pool.used == len(new.engine.requests[come.request_id].block_ids)
-    told = new.engine.settle_inheritance()
+    told = new.engine.release_unclaimed()
     assert told is not None
     assert told.adopted == [come.request_id]
     assert {one.request_id for one in late} <= set(told.refused)
-    assert new.engine.settle_inheritance() is None
+    assert new.engine.release_unclaimed() is None
 
 
 def test_a_request_with_other_tokens_is_computed_again(
@@ -293,7 +293,7 @@ def test_a_request_with_other_tokens_is_computed_again(
     wrong = msgspec.structs.replace(submits()[2], cache_salt="other")
     wrong.output_ids = [token for token, _ in old.said[wrong.request_id]]
     assert new.engine.submit(wrong) is None
-    settled = new.engine.settle_inheritance()
+    settled = new.engine.release_unclaimed()
     assert settled is not None
     assert settled.adopted == []
     assert len(settled.refused) == 3
@@ -373,14 +373,14 @@ def test_a_grammar_goes_on_where_it_was(make: Make, tiny_model: Any, tiny_checkp
     while len(old.said.get("digits", [])) < 8:
         assert old.engine.has_work
         old.step()
-    old.take(old.engine.rest())
+    old.take(old.engine.quiesce())
     data = export.export_tables(old.engine, old.layout)
     made = [token for token, _ in old.said["digits"]]
     for short in (False, True):
         new = with_grammar(make(memory.clone(), data), vocabulary)
         pool = new.engine.pool
         assert new.engine.submit(digits(list(made))) is None
-        assert new.engine.settle_inheritance() is not None
+        assert new.engine.release_unclaimed() is not None
         assert pool.used == pool.blocks_for(len(PROMPT) + len(made) - 1)
         assert findings(new.engine) == []
         assert lost_blocks(new.engine) == 0

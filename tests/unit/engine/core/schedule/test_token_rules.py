@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from plimsoll_engine.core.engine_core import EngineCore
 from plimsoll_engine.core.execute.sampling import Row, plan, sample
-from plimsoll_engine.core.schedule.token_rules import banned, mask, reach
+from plimsoll_engine.core.schedule.token_rules import bad_word_lookback, banned, mask
 from plimsoll_engine.messages.worker_ipc import Sampling
 
 MakeEngine = Callable[..., EngineCore]
@@ -46,7 +46,10 @@ def test_a_token_is_banned_where_it_completes_a_word(
 ) -> None:
     ends = any([*output, token][-len(word) :] == word for word in words)
     assert (token in banned(words, output)) == ends
-    assert (token in banned(words, output[-reach(words) :] if reach(words) else [])) == ends
+    assert (
+        token
+        in banned(words, output[-bad_word_lookback(words) :] if bad_word_lookback(words) else [])
+    ) == ends
 
 
 def test_a_step_takes_no_banned_token() -> None:

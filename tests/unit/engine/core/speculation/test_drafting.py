@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll_engine.core.engine_core import EngineCore
-from plimsoll_engine.core.execute.runner import Runner, taken
+from plimsoll_engine.core.execute.runner import Runner, count_tokens
 from plimsoll_engine.core.execute.sampling import Row, plan, sample
 from plimsoll_engine.core.schedule.request import Request
 from plimsoll_engine.core.schedule.scheduler import Scheduler
@@ -279,7 +279,7 @@ def test_tokens_are_taken_up_to_the_first_wrong_draft(
     right = 0
     while right < len(drafts) and drafts[right] == tokens[right]:
         right += 1
-    assert taken(drafts, tokens) == right + 1
+    assert count_tokens(drafts, tokens) == right + 1
 
 
 VOCABULARY, TRIALS = 6, 40_000
@@ -298,7 +298,7 @@ def test_the_distribution_is_the_one_without_drafts(draft: int) -> None:
     verified = sample(logits, plan(rows)).tokens.view(TRIALS, 2).tolist()
     pairs, accepted, unfinished = [], 0, []
     for sampling, tokens in zip(samplings, verified, strict=True):
-        own = tokens[: taken([draft], tokens)]
+        own = tokens[: count_tokens([draft], tokens)]
         accepted += len(own) - 1
         if len(own) == 2:
             pairs.append((own[0], own[1]))
