@@ -9,7 +9,8 @@ import asyncio
 import gc
 import tracemalloc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -51,6 +52,35 @@ def test_the_choices_of_a_request_are_admitted_together_or_not() -> None:
     with pytest.raises(QueueFull):
         log.admit(generation("c"), generation("d"))
     assert len(log) == 2
+
+
+class CountedTokens(list[int]):
+    """Counts the tokens that are read."""
+
+    read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        self.read += len(found) if isinstance(index, slice) else 1
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        self.read += len(self)
+        return super().__iter__()
+
+    def __contains__(self, token: object) -> bool:
+        self.read += len(self)
+        return super().__contains__(token)
+
+
+@pytest.mark.parametrize("end", [None, 1_500])
+def test_the_end_of_the_reasoning_costs_one_look_at_each_token(end: int | None) -> None:
+    one = generation()
+    one.output_ids = tokens = CountedTokens()
+    for number in range(3_000):
+        tokens.append(7 if number == end else 1)
+        assert one.tokens_before(7) == (len(tokens) if end is None or number < end else end)
+    assert tokens.read <= 3_000
 
 
 def test_no_stop_string_is_looked_for_before_min_tokens() -> None:
