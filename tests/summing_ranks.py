@@ -50,9 +50,9 @@ def compute(task: Task) -> list[tuple[torch.Tensor, torch.Tensor]]:
     sums = RankSums(buffers[task.rank], addresses, task.rank, task.layout, task.dtype)
     found = []
     for x, residual in zip(task.inputs, task.residuals, strict=True):
-        assert sums.takes(x)
+        assert sums.supports(x)
         norm = sums.add_norm(x, residual, task.weight, task.eps)
-        kept = sums.kept(residual, torch.arange(len(x))) if sums.shares(x) else residual
+        kept = sums.kept(residual, torch.arange(len(x))) if sums.is_shared(x) else residual
         found.append((norm.clone(), kept))
     return found
 

@@ -82,7 +82,7 @@ class Checkpoint:
             if settings.get(name)
         }
         templates, template_of = _templates(folder, settings, chat_template)
-        ends, ends_of = _ends(folder, tokenizer, special.get("eos_token"))
+        ends, ends_of = _stop_tokens(folder, tokenizer, special.get("eos_token"))
         defaults = _defaults(folder) if generation_config == "auto" else {}
         sources = {
             "stop_token_ids": ends_of,
@@ -182,7 +182,7 @@ def _text_config(config: dict[str, Any]) -> dict[str, Any]:
     return text if isinstance(text, dict) else config
 
 
-def _ends(folder: Path, tokenizer: Tokenizer, eos: str | None) -> tuple[list[int], str]:
+def _stop_tokens(folder: Path, tokenizer: Tokenizer, eos: str | None) -> tuple[list[int], str]:
     config = read_json(folder / CONFIG)
     added = tokenizer.get_added_tokens_decoder()
     ids: list[int] = []

@@ -43,7 +43,7 @@ def drain(admin_port: int, run_dir: Path, deadline_s: float) -> int:
             if state in ("drained", "stopping", "stopped", "failed"):
                 return 0
             if state == "serving":
-                _begin(admin_port, token, status["epoch"], end - time.monotonic())
+                _start_drain(admin_port, token, status["epoch"], end - time.monotonic())
             time.sleep(POLL_S)
     except ConnectionRefusedError:
         return 0  # nothing is left to drain
@@ -54,7 +54,7 @@ def drain(admin_port: int, run_dir: Path, deadline_s: float) -> int:
     return 1
 
 
-def _begin(admin_port: int, token: str, epoch: str, deadline_s: float) -> None:
+def _start_drain(admin_port: int, token: str, epoch: str, deadline_s: float) -> None:
     """Start a drain. The caller retries conflicts (409) until the deadline."""
     body = {
         "operation_id": f"prestop-{epoch.replace(':', '-')}-{time.time_ns()}",

@@ -78,7 +78,7 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
-    def part(self) -> None:
+    def close_idle_connections(self) -> None:
         """Close idle connections at once, and the others after their response.
 
         Otherwise a client with a keep-alive connection would not notice that the Service routes
@@ -140,7 +140,7 @@ def _bind(host: str, port: int, flag: str) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _writing(settings: Settings) -> Iterator[None]:
+def _run_dir_errors(settings: Settings) -> Iterator[None]:
     """Convert an OSError in the run directory to a UsageError."""
     try:
         yield
@@ -151,7 +151,7 @@ def _writing(settings: Settings) -> Iterator[None]:
         ) from None
 
 
-def _record(settings: Settings, port: int, admin_port: int, boot_id: str) -> None:
+def _write_ports(settings: Settings, port: int, admin_port: int, boot_id: str) -> None:
     """Write the ports to the run directory, atomically, for callers that started with port 0."""
     content: dict[str, Any] = {
         "pid": os.getpid(),
@@ -179,7 +179,7 @@ def run(settings: Settings) -> int:
     """
     become_subreaper()  # becomes the parent of workers whose zygote was killed
     host_memory.return_large_blocks()
-    with _writing(settings):
+    with _run_dir_errors(settings):
         _write_stacks_on_sigusr1(settings)
     token = read_token(settings.token_file, min(settings.startup_timeout_s, TOKEN_TIMEOUT_S))
     tokenizer = Tokenizer(
@@ -202,7 +202,7 @@ async def _serve(
     serving_socket: socket.socket,
     admin_socket: socket.socket,
 ) -> int:
-    with _writing(settings):
+    with _run_dir_errors(settings):
         engine = AsyncEngine(settings, tokenizer)
     tasks: set[asyncio.Task[Any]] = set()
 
@@ -222,7 +222,7 @@ async def _serve(
         max_bytes=settings.http.max_body_bytes,
     )
     preparer = Preparer(engine, settings.http.prepare_timeout_s)
-    limits = settings.http.limits(_connections(settings))
+    limits = settings.http.limits(_max_connections(settings))
     budget = BodyBudget(
         lambda: settings.http.body_buffer_bytes or sizes.buffer_bytes(engine.max_model_len),
         limits.max_connections,
@@ -237,8 +237,8 @@ async def _serve(
     admin_limits = settings.http.limits(ADMIN_CONNECTIONS)
     admin_budget = BodyBudget(lambda: ADMIN_BODIES_BYTES, ADMIN_CONNECTIONS)
     servers = [
-        _http(public, Connections(limits, overloaded, error_body)),
-        _http(
+        _http_server(public, Connections(limits, overloaded, error_body)),
+        _http_server(
             admin.app(engine, token, BodyReader(admin_limits, admin_budget)),
             Connections(admin_limits, admin.overloaded, admin.error_body),
         ),
@@ -255,14 +255,14 @@ async def _serve(
         lambda: answers.held + sum(server.connections.nbytes for server in servers),
         lambda: answers.bound + sum(server.connections.bound for server in servers),
     )
-    engine.on_draining(servers[0].part)
+    engine.on_draining(servers[0].close_idle_connections)
     serve_tasks = [
         asyncio.create_task(server.serve(sockets=[listener]), name="http")
         for server, listener in zip(servers, (serving_socket, admin_socket), strict=True)
     ]
     port, admin_port = serving_socket.getsockname()[1], admin_socket.getsockname()[1]
-    with _writing(settings):
-        _record(settings, port, admin_port, engine.epochs.current.boot_id)
+    with _run_dir_errors(settings):
+        _write_ports(settings, port, admin_port, engine.epochs.current.boot_id)
     log.info("listening", extra={"port": port, "admin_port": admin_port})
     preparer.start()
     starting = asyncio.create_task(engine.start(), name="start")
@@ -283,7 +283,7 @@ async def _serve(
         await engine.workers.close()
 
 
-def _connections(settings: Settings) -> int:
+def _max_connections(settings: Settings) -> int:
     """Return the maximum number of connections, limited by the process's open files."""
     wanted = settings.http.max_connections or 2 * settings.max_queued
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -299,7 +299,7 @@ def _connections(settings: Settings) -> int:
     return allowed
 
 
-def _http(app: Any, connections: Connections) -> _Server:
+def _http_server(app: Any, connections: Connections) -> _Server:
     return _Server(
         uvicorn.Config(
             SlicedResponses(app),

@@ -23,7 +23,7 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_cli.errors import RunError
 from plimsoll_cli.local import model
 from plimsoll_engine.download.s3 import download
-from plimsoll_engine.download.sigv4 import Credentials, signed
+from plimsoll_engine.download.sigv4 import Credentials, sign
 from plimsoll_engine.download.target import DownloadError
 
 KEYS = Credentials("AKIDEXAMPLE", "secret")
@@ -72,7 +72,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         headers = {name: self.headers[name] for name in names if name not in own}
         at = datetime.strptime(self.headers.get("x-amz-date", ""), "%Y%m%dT%H%M%SZ")
         host = self.headers["Host"]
-        wanted = signed(host, path, query, headers, KEYS, REGION, at.replace(tzinfo=UTC))
+        wanted = sign(host, path, query, headers, KEYS, REGION, at.replace(tzinfo=UTC))
         return given == wanted["Authorization"] and self.headers.get("Range") == headers.get(
             "range"
         )

@@ -41,7 +41,7 @@ class PromptLogprobs:
             generation = batch.generations[number]
             if (scores := generation.scores) is None:
                 continue
-            if not scores.complete:
+            if not scores.is_complete:
                 raise RequestFailed("error", "log probabilities of the prompt are missing")
             mine = choices[number : number + batch.n]
             first = mine[0]
@@ -97,6 +97,6 @@ class PromptLogprobs:
 def _token_logprobs(
     ids: list[int], scores: PromptScores, position: int, num_top: int, offset: int
 ) -> TokenLogprobs:
-    score = scores.of(position)
+    score = scores.score_at(position)
     found = Logprobs(score.logprob, score.top_ids[:num_top], score.top[:num_top])
     return TokenLogprobs(ids[position], found, offset)

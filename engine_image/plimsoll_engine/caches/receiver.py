@@ -36,9 +36,9 @@ class Receiver:
         missing = [m.key for m in submit.media if m.data is None and m.key not in self._held]
         if missing:
             return MediaMissing(submit.request_id, submit.attempt, missing)
-        return replace(submit, media=[self._whole(media) for media in submit.media], forget=[])
+        return replace(submit, media=[self._with_data(media) for media in submit.media], forget=[])
 
-    def _whole(self, media: Media) -> Media:
+    def _with_data(self, media: Media) -> Media:
         return replace(media, data=self._held[media.key]) if media.data is None else media
 
     def keys(self) -> list[bytes]:

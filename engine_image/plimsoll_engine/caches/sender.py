@@ -57,12 +57,12 @@ class Sender:
         forget: list[bytes] = []
         # Pinned, so that no item of this submission is evicted for another one.
         pinned = [media.key for media in submit.media if self._pin(media.key)]
-        media = [self._one(item, forget, pinned) for item in submit.media]
+        media = [self._pack_media(item, forget, pinned) for item in submit.media]
         for key in pinned:
             self._held.unpin(key)
         return replace(submit, media=media, forget=forget)
 
-    def _one(self, media: Media, forget: list[bytes], pinned: list[bytes]) -> Media:
+    def _pack_media(self, media: Media, forget: list[bytes], pinned: list[bytes]) -> Media:
         assert media.data is not None
         if media.key in self._held:
             self.spared_bytes_total += len(media.data)

@@ -173,13 +173,13 @@ class ProcessGroup(Group):
         self, ops: Ops, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
         """Implement :meth:`Group.add_norm`, in one kernel if the ranks share memory."""
-        if self._sums is None or not self._sums.takes(x):
+        if self._sums is None or not self._sums.supports(x):
             return super().add_norm(ops, x, residual, weight, eps)
         return self._sums.add_norm(x, residual, weight, eps)
 
     def stream_rows(self, ops: Ops, residual: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """Implement :meth:`Group.stream_rows`. Shared rows need an all-reduce."""
-        if self._sums is None or not self._sums.shares(residual):
+        if self._sums is None or not self._sums.is_shared(residual):
             return super().stream_rows(ops, residual, index)
         return self.all_reduce(self._sums.kept(residual, index))
 

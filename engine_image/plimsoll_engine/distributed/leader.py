@@ -39,7 +39,7 @@ class _Peer:
         self._reader = FrameReader()
         self._heard: deque[rank_ipc.Reply] = deque()
 
-    def hear(self, timeout_s: float) -> rank_ipc.Reply | None:
+    def receive(self, timeout_s: float) -> rank_ipc.Reply | None:
         """Return the next message; None after ``timeout_s`` seconds.
 
         Raises ConnectionError if the rank is gone.
@@ -126,7 +126,7 @@ class Leader:
         try:
             yield
         except Exception as error:  # noqa: BLE001 - any error ends the group
-            raise self._why(f"{type(error).__name__}: {error}") from None
+            raise self._failure_reason(f"{type(error).__name__}: {error}") from None
 
     def accounts(self) -> list[rank_ipc.RankReport]:
         """Return each rank's latest memory report. Only the first call waits for reports."""
@@ -192,12 +192,12 @@ class Leader:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                message = peer.hear(max(0.0, deadline - time.monotonic()))
+                message = peer.receive(max(0.0, deadline - time.monotonic()))
             except OSError as error:
                 raise self._failed(f"is gone: {error}", rank, gone=True) from None
             if message is None:
                 raise self._failed(f"did not answer within {timeout_s:.0f} s", rank)
-            self._note(rank, message)
+            self._record(rank, message)
             if isinstance(message, kind):
                 return message
 
@@ -205,12 +205,12 @@ class Leader:
         """Process messages that have arrived, without waiting."""
         for rank, peer in self._peers.items():
             try:
-                while (message := peer.hear(0.0)) is not None:
-                    self._note(rank, message)
+                while (message := peer.receive(0.0)) is not None:
+                    self._record(rank, message)
             except OSError as error:
                 raise self._failed(f"is gone: {error}", rank, gone=True) from None
 
-    def _note(self, rank: int, message: rank_ipc.Reply) -> None:
+    def _record(self, rank: int, message: rank_ipc.Reply) -> None:
         if isinstance(message, rank_ipc.RankReport):
             self._reports[rank] = message
             self._asked = False
@@ -222,7 +222,7 @@ class Leader:
         self.lost = True
         return RanksLost(f"rank {rank}: {what}", gone)
 
-    def _why(self, failure: str) -> RanksLost:
+    def _failure_reason(self, failure: str) -> RanksLost:
         """Return why a collective failed: a rank exited or reported an error, or it failed here."""
         self.lost = True
         by_socket = {peer.socket: rank for rank, peer in self._peers.items()}
@@ -231,7 +231,7 @@ class Leader:
             for connection in select.select([*by_socket], [], [], left_s)[0]:
                 rank = by_socket[connection]
                 try:
-                    while (message := self._peers[rank].hear(0.0)) is not None:
+                    while (message := self._peers[rank].receive(0.0)) is not None:
                         if isinstance(message, rank_ipc.RankFailed):
                             return RanksLost(f"rank {rank}: {message.message}")
                 except OSError:

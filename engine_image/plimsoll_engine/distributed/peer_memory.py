@@ -40,13 +40,13 @@ class PeerMemory:
         """
         own, handle, others = None, bytes(HANDLE_BYTES), {}
         try:
-            _must_reach(rank, size)
+            _check_peer_access(rank, size)
             own = DeviceBuffer.allocate(nbytes)
             own.tensor().zero_()
             torch.cuda.synchronize()
             handle = own.export()
         except RuntimeError as error:
-            _say(error)
+            _log_fallback(error)
         handles = gather(handle)
         connected = all(any(one) for one in handles)
         if connected:
@@ -55,7 +55,7 @@ class PeerMemory:
                     if other != rank:
                         others[other] = DeviceBuffer.map(handles[other], nbytes)
             except CudaError as error:
-                _say(error)
+                _log_fallback(error)
                 connected = False
         # This exchange also ensures that no rank writes before all buffers are zeroed.
         if all(one == b"\1" for one in gather(bytes([connected]))):
@@ -102,11 +102,11 @@ class PeerMemory:
             self._own.close()
 
 
-def _must_reach(rank: int, size: int) -> None:
+def _check_peer_access(rank: int, size: int) -> None:
     for other in range(size):
         if other != rank and not torch.cuda.can_device_access_peer(rank, other):
             raise CudaError(f"device {rank} cannot access the memory of device {other}")
 
 
-def _say(error: RuntimeError) -> None:
+def _log_fallback(error: RuntimeError) -> None:
     log.warning("the ranks cannot share device memory, so NCCL does their all-reduces: %s", error)

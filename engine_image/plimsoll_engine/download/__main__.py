@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from plimsoll_engine.download.target import DownloadError, unwritable
+from plimsoll_engine.download.target import DownloadError, unwritable_error
 from plimsoll_engine.process.headroom import host_headroom
 from plimsoll_engine.process.parent_death import die_with_parent
 
@@ -57,14 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             hub.bound_buffers(os.environ, host_headroom())
             if given.to is None:
-                log.info("%s", hub.into_cache(given.repository, given.revision))
+                log.info("%s", hub.download_to_cache(given.repository, given.revision))
                 return 0
             version = hub.download(given.repository, given.revision, given.to)
     except DownloadError as error:
         log.error("%s", error)
         return 1
     except OSError as error:
-        log.error("%s", unwritable(given.to or "the hub's cache (HF_HOME)", error))
+        log.error("%s", unwritable_error(given.to or "the hub's cache (HF_HOME)", error))
         return 1
     log.info("%s@%s is in %s", given.s3 or given.repository, version, given.to)
     return 0

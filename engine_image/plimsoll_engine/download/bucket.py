@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
-from plimsoll_engine.download.sigv4 import Credentials, encoded_path, encoded_query, signed
+from plimsoll_engine.download.sigv4 import Credentials, encode_path, encode_query, sign
 from plimsoll_engine.download.target import DownloadError
 
 TIMEOUT_S = 60.0
@@ -99,7 +99,7 @@ class Bucket:
         query = {"list-type": "2", "prefix": prefix}
         while True:
             with self._get("/", query, {}) as answer:
-                page = _parsed(answer.read())
+                page = _parse(answer.read())
             for one in page.findall("{*}Contents"):
                 text = {part.tag.rpartition("}")[2]: part.text or "" for part in one}
                 found.append(Item(text["Key"], int(text["Size"]), text["ETag"].strip('"')))
@@ -134,20 +134,20 @@ class Bucket:
             host = urlsplit(self._root).netloc
             now = datetime.now(UTC)
             credentials, region = self._settings.credentials, self._settings.region
-            sent = signed(host, path, query, sent, credentials, region, now)
-        url = f"{self._root}{encoded_path(path)}" + (f"?{encoded_query(query)}" if query else "")
+            sent = sign(host, path, query, sent, credentials, region, now)
+        url = f"{self._root}{encode_path(path)}" + (f"?{encode_query(query)}" if query else "")
         request = urllib.request.Request(url, headers=sent)  # noqa: S310 - BucketSettings.of checks the scheme
         try:
             answer: http.client.HTTPResponse = urllib.request.urlopen(  # noqa: S310
                 request, timeout=TIMEOUT_S
             )
         except urllib.error.HTTPError as error:
-            raise self._refused(error) from None
+            raise self._error_for(error) from None
         except (OSError, http.client.HTTPException) as error:
             raise Unreachable(f"{self._root}: {error}") from error
         return answer
 
-    def _refused(self, error: urllib.error.HTTPError) -> Exception:
+    def _error_for(self, error: urllib.error.HTTPError) -> Exception:
         """Return the exception for an HTTP error, with what the manifest's author can do."""
         where = f"s3://{self._name}"
         region = error.headers.get("x-amz-bucket-region")
@@ -162,21 +162,23 @@ class Bucket:
                 return Changed(f"{where} changed while it was read; the next start reads it again")
             case 401 | 403:
                 who = "the credentials of" if self._settings.credentials else "no credentials in"
-                return DownloadError(f"{where} may not be read: {who} {SECRET}: {_said(error)}")
+                return DownloadError(
+                    f"{where} may not be read: {who} {SECRET}: {_error_text(error)}"
+                )
             case 429 | 500 | 502 | 503 | 504:
-                return Unreachable(f"{where}: {error.code} {_said(error)}")
-        return DownloadError(f"{where}: {error.code} {_said(error)}")
+                return Unreachable(f"{where}: {error.code} {_error_text(error)}")
+        return DownloadError(f"{where}: {error.code} {_error_text(error)}")
 
 
-def _said(error: urllib.error.HTTPError) -> str:
+def _error_text(error: urllib.error.HTTPError) -> str:
     try:
-        page = _parsed(error.read())
+        page = _parse(error.read())
     except (DownloadError, OSError, http.client.HTTPException):
         return str(error.reason)
     return f"{page.findtext('{*}Code')}: {page.findtext('{*}Message')}"
 
 
-def _parsed(data: bytes) -> ET.Element:
+def _parse(data: bytes) -> ET.Element:
     try:
         return ET.fromstring(data)  # noqa: S314 - expat bounds the growth of entities since 2.4.1
     except ET.ParseError as error:

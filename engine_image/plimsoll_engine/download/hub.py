@@ -26,11 +26,11 @@ from plimsoll_engine.download.target import (
     begin,
     complete,
     finish,
-    ignored,
-    is_of_disk,
+    is_disk_error,
+    is_ignored,
     require_space,
-    size_of,
-    unwritable,
+    total_bytes,
+    unwritable_error,
 )
 
 log = logging.getLogger("download")
@@ -90,7 +90,7 @@ def _info(repository: str, revision: str) -> ModelInfo:
         raise _AwayError(str(error)) from None
 
 
-def into_cache(repository: str, revision: str) -> Path:
+def download_to_cache(repository: str, revision: str) -> Path:
     """Return the folder of the revision in the hub's cache, after downloading it.
 
     If the hub cannot be reached, the cached files are used. Raises :class:`DownloadError`.
@@ -112,10 +112,14 @@ def into_cache(repository: str, revision: str) -> Path:
             "or give a checkpoint directory as --model"
         ) from None
     except Exception as error:
-        if info is not None and is_of_disk(error) and (found := _whole(repository, commit, info)):
+        if (
+            info is not None
+            and is_disk_error(error)
+            and (found := _whole(repository, commit, info))
+        ):
             return found
-        if is_of_disk(error):
-            raise unwritable(HF_HUB_CACHE, error) from error
+        if is_disk_error(error):
+            raise unwritable_error(HF_HUB_CACHE, error) from error
         raise DownloadError(
             f"{repository}@{revision}: {error}; the files downloaded so far are kept"
         ) from error
@@ -147,7 +151,7 @@ def _whole(repository: str, commit: str, info: ModelInfo) -> Path | None:
         return None
     for one in info.siblings or ():
         path = found / one.rfilename
-        if not ignored(one.rfilename) and not (
+        if not is_ignored(one.rfilename) and not (
             path.is_file() and path.stat().st_size == (one.size or path.stat().st_size)
         ):
             return None
@@ -169,7 +173,7 @@ def download(repository: str, revision: str, target: Path) -> str:
         return commit
     wanted = sum(one.size or 0 for one in info.siblings or ())
     target.mkdir(parents=True, exist_ok=True)
-    require_space(target, wanted - size_of(target))
+    require_space(target, wanted - total_bytes(target))
     begin(target)
     with Progress(target, wanted):
         try:
@@ -180,8 +184,8 @@ def download(repository: str, revision: str, target: Path) -> str:
                 ignore_patterns=list(IGNORED),
             )
         except Exception as error:
-            if is_of_disk(error):
-                raise unwritable(target, error) from error
+            if is_disk_error(error):
+                raise unwritable_error(target, error) from error
             raise DownloadError(
                 f"{repository}@{commit}: {error}; the files downloaded so far are kept"
             ) from error

@@ -27,10 +27,10 @@ from plimsoll_engine.download.target import (
     begin,
     complete,
     finish,
-    ignored,
+    is_ignored,
     require_space,
-    size_of,
-    unwritable,
+    total_bytes,
+    unwritable_error,
 )
 
 log = logging.getLogger("download")
@@ -55,13 +55,13 @@ def download(uri: str, target: Path, environ: Mapping[str, str]) -> str:
     there = complete(target)
     try:
         # Do not retry if the checkpoint is already here.
-        listed = _again(lambda: bucket.list(prefix), TRIES if there is None else 1)
+        listed = _retry(lambda: bucket.list(prefix), TRIES if there is None else 1)
     except Unreachable as error:
         if there is None:
             raise DownloadError(f"{uri} cannot be reached: {error}") from None
         log.warning("cannot reach %s (%s): using the cached files", uri, error)
         return there
-    wanted = _wanted(listed, prefix)
+    wanted = _select(listed, prefix)
     if not wanted:
         raise DownloadError(f"{uri} has no objects")
     listing = "".join(f"{n}\0{one.etag}\0{one.size}\n" for n, one in sorted(wanted.items()))
@@ -69,19 +69,19 @@ def download(uri: str, target: Path, environ: Mapping[str, str]) -> str:
     if there == version:
         return version  # nothing to write: the volume may be read-only
     target.mkdir(parents=True, exist_ok=True)
-    with _alone(target):
+    with _exclusive(target):
         if complete(target) != version:
             _fetch_all(bucket, wanted, target)
             finish(target, version)
     return version
 
 
-def _wanted(items: list[Item], prefix: str) -> dict[str, Item]:
+def _select(items: list[Item], prefix: str) -> dict[str, Item]:
     """Return the objects to download by their paths relative to the target."""
     found = {}
     for item in items:
         name = item.key.removeprefix(prefix)
-        if not name or name.endswith("/") or ignored(name):
+        if not name or name.endswith("/") or is_ignored(name):
             continue
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or path.parts[0].startswith(".plimsoll"):
@@ -91,7 +91,7 @@ def _wanted(items: list[Item], prefix: str) -> dict[str, Item]:
 
 
 @contextlib.contextmanager
-def _alone(target: Path) -> Iterator[None]:
+def _exclusive(target: Path) -> Iterator[None]:
     with (target / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,7 +105,7 @@ def _fetch_all(bucket: Bucket, wanted: dict[str, Item], target: Path) -> None:
     index = _index(target)
     missing = {name: one for name, one in wanted.items() if index.get(name) != one.etag}
     size = sum(one.size for one in wanted.values())
-    require_space(target, size - size_of(target))
+    require_space(target, size - total_bytes(target))
     begin(target)
     for name in index.keys() - wanted.keys():
         (target / name).unlink(missing_ok=True)
@@ -113,7 +113,7 @@ def _fetch_all(bucket: Bucket, wanted: dict[str, Item], target: Path) -> None:
     guard = threading.Lock()
 
     def fetch(name: str, item: Item) -> None:
-        _again(lambda: _fetch(bucket, item, target / name))
+        _retry(lambda: _fetch(bucket, item, target / name))
         with guard:
             index[name] = item.etag
             _write(target / INDEX, json.dumps(index, sort_keys=True))
@@ -128,7 +128,7 @@ def _fetch_all(bucket: Bucket, wanted: dict[str, Item], target: Path) -> None:
         except Unreachable as error:
             raise DownloadError(f"{error}; the files downloaded so far are kept") from error
         except OSError as error:
-            raise unwritable(target, error) from error
+            raise unwritable_error(target, error) from error
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -160,7 +160,7 @@ def _fetch(bucket: Bucket, item: Item, path: Path) -> None:
     part.replace(path)
 
 
-def _again(call: Callable[[], T], tries: int = TRIES) -> T:
+def _retry(call: Callable[[], T], tries: int = TRIES) -> T:
     """Return the result of ``call``; retry with growing pauses while the store is unreachable."""
     for failures in range(1, tries):
         try:

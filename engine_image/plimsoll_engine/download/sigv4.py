@@ -26,18 +26,18 @@ class Credentials:
     token: str = field(default="", repr=False)
 
 
-def encoded_path(path: str) -> str:
+def encode_path(path: str) -> str:
     """Return the percent-encoded path, for URL and signature."""
     return quote(path, safe=f"/{UNRESERVED}")
 
 
-def encoded_query(query: Mapping[str, str]) -> str:
+def encode_query(query: Mapping[str, str]) -> str:
     """Return the percent-encoded query, sorted by name, for URL and signature."""
     pairs = sorted((quote(k, safe=UNRESERVED), quote(v, safe=UNRESERVED)) for k, v in query.items())
     return "&".join(f"{key}={value}" for key, value in pairs)
 
 
-def signed(
+def sign(
     host: str,
     path: str,
     query: Mapping[str, str],
@@ -57,9 +57,7 @@ def signed(
     named = {key.lower(): value.strip() for key, value in {**sent, "host": host}.items()}
     names = ";".join(sorted(named))
     lines = "".join(f"{key}:{named[key]}\n" for key in sorted(named))
-    request = "\n".join(
-        ("GET", encoded_path(path), encoded_query(query), lines, names, EMPTY_SHA256)
-    )
+    request = "\n".join(("GET", encode_path(path), encode_query(query), lines, names, EMPTY_SHA256))
     scope = f"{day}/{region}/s3/aws4_request"
     text = f"AWS4-HMAC-SHA256\n{stamp}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
     key = f"AWS4{credentials.secret_key}".encode()

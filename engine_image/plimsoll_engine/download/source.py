@@ -20,7 +20,7 @@ class SourceError(Exception):
 
 def default_name(model: str) -> str:
     """Return the default served name: the folder's name, or ORGANISATION/NAME of the hub."""
-    return _parsed(model)[0] if model.startswith(SCHEME) else Path(model).resolve().name
+    return _parse(model)[0] if model.startswith(SCHEME) else Path(model).resolve().name
 
 
 def folder(model: str) -> Path:
@@ -33,7 +33,7 @@ def folder(model: str) -> Path:
     """
     if not model.startswith(SCHEME):
         return Path(model)
-    repository, revision = _parsed(model)
+    repository, revision = _parse(model)
     command = [sys.executable, "-m", "plimsoll_engine.download"]
     arguments = [f"--repository={repository}", f"--revision={revision}", f"--parent={os.getpid()}"]
     last = ""
@@ -49,7 +49,7 @@ def folder(model: str) -> Path:
     return Path(last)
 
 
-def _parsed(model: str) -> tuple[str, str]:
+def _parse(model: str) -> tuple[str, str]:
     found = _HUB.fullmatch(model)
     if found is None:
         raise SourceError("write hf://ORGANISATION/NAME or hf://ORGANISATION/NAME@REVISION")

@@ -29,7 +29,7 @@ class DownloadError(Exception):
     """The checkpoint is not available. The message says why and what to do."""
 
 
-def ignored(name: str) -> bool:
+def is_ignored(name: str) -> bool:
     """Report whether a file of a checkpoint is not needed."""
     return any(fnmatch.fnmatch(name, pattern) for pattern in IGNORED)
 
@@ -57,7 +57,7 @@ def begin(target: Path) -> None:
     (target / COMPLETE).unlink(missing_ok=True)
 
 
-def unwritable(folder: Path | str, error: OSError) -> DownloadError:
+def unwritable_error(folder: Path | str, error: OSError) -> DownloadError:
     """Return the error for a disk that is full or read-only."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         cure = "free space on its volume, or name a larger claim in spec.model.cache"
@@ -71,7 +71,7 @@ def unwritable(folder: Path | str, error: OSError) -> DownloadError:
     )
 
 
-def is_of_disk(error: BaseException) -> TypeGuard[OSError]:
+def is_disk_error(error: BaseException) -> TypeGuard[OSError]:
     """Report whether an error comes from the disk. Network errors are OSErrors as well."""
     return isinstance(error, OSError) and error.errno in _OF_DISK
 
@@ -86,7 +86,7 @@ def require_space(target: Path, needed: int) -> None:
         )
 
 
-def size_of(folder: Path) -> int:
+def total_bytes(folder: Path) -> int:
     """Return the bytes of all files below ``folder``, ignoring files that vanish meanwhile."""
     total = 0
     for path in folder.rglob("*"):
@@ -114,5 +114,5 @@ class Progress:
 
     def _run(self) -> None:
         while not self._stop.wait(PROGRESS_S):
-            here = size_of(self._target)
+            here = total_bytes(self._target)
             log.info("%d of %d MiB", here >> 20, self._wanted >> 20)

@@ -77,7 +77,7 @@ class AsyncEngine:
         self.adapters = AdapterRegistry(settings.max_loras, settings.lora_modules)
         self.adapter_changes = asyncio.Lock()
         self.operations = Operations(self.epochs)
-        self.media = media_reader.reader(settings)
+        self.media = media_reader.create_reader(settings)
         self.ledger = FrontendLedger(self.requests, tokenizer, self.media.cache)
         self.workers = WorkerProcesses(
             settings.worker_config(), self.epochs, self.failures, self._handle, self._on_worker_lost
@@ -180,7 +180,7 @@ class AsyncEngine:
         self.requests.release(generation.request_id)
         self.withdraw(generation)
         self.failures.requests.release(generation)
-        self._try_next()
+        self._submit_next_suspect()
         self.unload(self.adapters.release(generation.admission.adapter))
         if generation.failed:
             reason = "error"
@@ -211,12 +211,15 @@ class AsyncEngine:
         carried = [g for g in self.requests.to_resubmit() if not g.with_worker]
         for generation in self.failures.requests.admit(carried):
             self._submit(generation)
-        self._try_next()
+        self._submit_next_suspect()
         return len(carried)
 
-    def _try_next(self) -> None:
+    def _submit_next_suspect(self) -> None:
         """Submit the next quarantined request, unless another one runs."""
-        if self.ready is not None and (generation := self.failures.requests.next()) is not None:
+        if (
+            self.ready is not None
+            and (generation := self.failures.requests.next_suspect()) is not None
+        ):
             self._submit(generation)
 
     # ---- the worker
@@ -289,15 +292,15 @@ class AsyncEngine:
             case worker_ipc.Starting(stage=stage):
                 self.stage = stage
             case worker_ipc.Tokens(tokens=tokens):
-                self._tokens(tokens)
+                self._handle_tokens(tokens)
             case worker_ipc.PromptScores():
                 if (generation := self._find_current(message)) is not None:
-                    generation.score(message)
+                    generation.add_scores(message)
             case worker_ipc.Dropped(reason=reason, message=why, param=param):
                 if (generation := self._find_current(message)) is not None:
                     generation.with_worker = False
                     generation.fail(RequestFailed(reason, why or reason, param))
-                self._try_next()
+                self._submit_next_suspect()
             case worker_ipc.MediaMissing(keys=keys):
                 self.workers.media_lost(keys)
                 if (generation := self._find_current(message)) is not None:
@@ -359,7 +362,7 @@ class AsyncEngine:
             return None
         return generation if answer.attempt == generation.attempt else None
 
-    def _tokens(self, tokens: list[worker_ipc.Token]) -> None:
+    def _handle_tokens(self, tokens: list[worker_ipc.Token]) -> None:
         now = time.monotonic()
         for token in tokens:
             if (generation := self._find_current(token)) is None:
@@ -375,11 +378,11 @@ class AsyncEngine:
                 generation.with_worker = False
             elif generation.done:
                 self.withdraw(generation)  # the worker does not know stop strings
-        self._try_next()
+        self._submit_next_suspect()
 
     def _on_worker_lost(self, reason: str) -> None:
         log.error("worker lost", extra={"epoch": str(self.epochs.current), "reason": reason})
-        self.failures.requests.worker_lost(self.requests.unfinished())
+        self.failures.requests.count_loss(self.requests.unfinished())
         self.on_epoch_ended()
         if not self.lifecycle.has_ended and self.lifecycle.state is not EngineState.STOPPING:
             recovery = self.manager.recover(reason, self.epochs.current)
@@ -396,7 +399,7 @@ class AsyncEngine:
     def load(self) -> Load:
         """Return the frontend's own counts, merged with the worker's latest report."""
         reported = None if self.report is None else self.report.load
-        usage = load.Usage() if self.report is None else load.Usage.of(self.report)
+        usage = load.Usage() if self.report is None else load.Usage.from_report(self.report)
         return load.merge(reported, self._counts, len(self.requests), usage, self.report_age_s)
 
     def ledger_entries(self) -> list[LedgerEntry]:
@@ -406,7 +409,7 @@ class AsyncEngine:
 
     def kv_usage(self) -> float | None:
         """Return the share of KV blocks in use, 0 to 1; None before the first report."""
-        return None if self.report is None else load.Usage.of(self.report).kv
+        return None if self.report is None else load.Usage.from_report(self.report).kv
 
     def injections(self) -> list[str]:
         """Return the names of the injected faults, also before the worker reports them."""

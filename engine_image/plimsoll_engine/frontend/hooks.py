@@ -18,17 +18,17 @@ class FrontendHooks:
 
     names: Sequence[str] = ()
 
-    def tokenizer(self, sound: Tokenizer) -> Tokenizer:
+    def tokenizer(self, default: Tokenizer) -> Tokenizer:
         """Return the tokenizer to use."""
-        return sound
+        return default
 
-    def request_log(self, sound: RequestLog) -> RequestLog:
+    def request_log(self, default: RequestLog) -> RequestLog:
         """Return the request log to use."""
-        return sound
+        return default
 
-    def metrics(self, sound: Metrics) -> Metrics:
+    def metrics(self, default: Metrics) -> Metrics:
         """Return the metrics to use."""
-        return sound
+        return default
 
 
 def frontend_hooks(text: str) -> FrontendHooks:

@@ -18,7 +18,7 @@ import triton.language as tl
 
 from plimsoll_engine.kernels.draw import BELOW_ONE, FIRST, SECOND, STEP
 from plimsoll_engine.kernels.ops import KEY_LOWER
-from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
 from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 BLOCK = 4096
@@ -33,8 +33,8 @@ def _best_of_parts(
 ):  # fmt: skip
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = part * BLOCK + tl.arange(0, BLOCK)
-    let_next(OVERLAP)
-    after_last(OVERLAP)
+    allow_next_kernel(OVERLAP)
+    wait_for_previous_kernel(OVERLAP)
     value = tl.load(x + row * columns + column, mask=column < columns, other=float("-inf"))
     value = value.to(tl.float32)
     value = tl.where(value == value, value, float("-inf"))  # NaN never wins
@@ -50,8 +50,8 @@ def _best_noisy_of_parts(
 ):  # fmt: skip
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = part * BLOCK + tl.arange(0, BLOCK)
-    let_next(OVERLAP)
-    after_last(OVERLAP)
+    allow_next_kernel(OVERLAP)
+    wait_for_previous_kernel(OVERLAP)
     value = tl.load(x + row * columns + column, mask=column < columns, other=float("-inf"))
     value = value.to(tl.float32) * tl.load(scales + row)
     bits = column.to(tl.int32) ^ tl.load(keys + row * 2)
@@ -82,8 +82,8 @@ def _best(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, PARTS_PAD)
-    let_next(OVERLAP)
-    after_last(OVERLAP)
+    allow_next_kernel(OVERLAP)
+    wait_for_previous_kernel(OVERLAP)
     value = tl.load(best + row * parts + part, mask=part < parts, other=float("-inf"))
     highest, at = tl.max(value, axis=0, return_indices=True)
     found = tl.load(where + row * parts + at).to(tl.int64)

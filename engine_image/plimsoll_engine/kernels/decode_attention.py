@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from plimsoll_engine.kernels.decode_cut import WIDE_TILE, Cut, cut_for, row_bytes_of
-from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
 from plimsoll_engine.kernels.sizes import next_power_of_2
 from plimsoll_engine.kernels.step_plan import Pages
 
@@ -41,7 +41,7 @@ def _decode_attention(
     SCALED: tl.constexpr, PRECISION: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     kv_head, sequence, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    let_next(OVERLAP)
+    allow_next_kernel(OVERLAP)
     context = tl.load(contexts + sequence)
     lowest = tl.maximum(context - window, 0)
     base = lowest // TILE * TILE
@@ -54,7 +54,9 @@ def _decode_attention(
     head = kv_head * GROUP + group
     here = (group[:, None] < GROUP) & (dims[None, :] < DIM)
     row = sequence * KV_HEADS * GROUP + head
-    after_last(OVERLAP)  # contexts and tables were written before the step's first kernel
+    wait_for_previous_kernel(
+        OVERLAP
+    )  # contexts and tables were written before the step's first kernel
     q = tl.load(query + row[:, None] * DIM + dims[None, :], mask=here, other=0.0)
     best = tl.full([GROUP_PAD], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PAD], tl.float32)
@@ -97,8 +99,8 @@ def _join(
     parts, lse, out, DIM: tl.constexpr, DIM_PAD: tl.constexpr, SPLITS: tl.constexpr,
     OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    let_next(OVERLAP)
-    after_last(OVERLAP)
+    allow_next_kernel(OVERLAP)
+    wait_for_previous_kernel(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS)
     dims = tl.arange(0, DIM_PAD)

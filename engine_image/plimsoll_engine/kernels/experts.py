@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch.nn.functional import linear
 
-from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
 from plimsoll_engine.kernels.quantized import Quantized, Weight
 from plimsoll_engine.kernels.routing import Routes, route
 from plimsoll_engine.kernels.scaled_product import quantize
@@ -78,8 +78,8 @@ def _gate_up(
     across = tl.cdiv(WIDTH, COLUMNS)
     block = tl.program_id(0) // across
     column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
-    let_next(OVERLAP)
-    after_last(OVERLAP)
+    allow_next_kernel(OVERLAP)
+    wait_for_previous_kernel(OVERLAP)
     expert = tl.load(owners + block).to(tl.int64)
     if expert < 0:
         return
@@ -124,8 +124,8 @@ def _down(
     across = tl.cdiv(HIDDEN, COLUMNS)
     block = tl.program_id(0) // across
     column = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
-    let_next(OVERLAP)
-    after_last(OVERLAP)
+    allow_next_kernel(OVERLAP)
+    wait_for_previous_kernel(OVERLAP)
     expert = tl.load(owners + block).to(tl.int64)
     if expert < 0:
         return
@@ -164,8 +164,8 @@ def _sum(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < HIDDEN
     total = tl.zeros([BLOCK], tl.float32)
-    let_next(OVERLAP)
-    after_last(OVERLAP)
+    allow_next_kernel(OVERLAP)
+    wait_for_previous_kernel(OVERLAP)
     for number in tl.static_range(0, CHOSEN):
         at = (row * CHOSEN + number) * HIDDEN + column
         total += tl.load(parts + at, mask=inside, other=0.0).to(tl.float32)

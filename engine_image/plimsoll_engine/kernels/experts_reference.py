@@ -22,7 +22,7 @@ def route(
     return experts, shares.to(x.dtype)
 
 
-def of(weight: Weight, expert: int, count: int) -> Weight:
+def expert_matrix(weight: Weight, expert: int, count: int) -> Weight:
     """Return the matrix of one of ``count`` experts, whose matrices are stacked."""
     if isinstance(weight, Quantized):
         return Quantized(*(_part(tensor, expert, count) for tensor in weight))
@@ -51,7 +51,8 @@ def experts(
     parts = x.new_empty(tokens, chosen, hidden)
     for expert in numbers.unique().tolist():
         token, place = torch.where(numbers == expert)
-        gate, up = product(x[token], of(gate_up, expert, len(router)), None).chunk(2, dim=-1)
-        result = product(silu(gate) * up, of(down, expert, len(router)), None)
+        both = product(x[token], expert_matrix(gate_up, expert, len(router)), None)
+        gate, up = both.chunk(2, dim=-1)
+        result = product(silu(gate) * up, expert_matrix(down, expert, len(router)), None)
         parts[token, place] = result * shares[token, place, None]
     return parts.sum(dim=1)

@@ -15,7 +15,12 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from plimsoll_engine.kernels.overlap import after_last, ask_for, let_next, overlap
+from plimsoll_engine.kernels.overlap import (
+    allow_next_kernel,
+    overlap,
+    prefetch,
+    wait_for_previous_kernel,
+)
 from plimsoll_engine.kernels.sizes import FEW_ROWS, cdiv, few_padded
 
 LINE = 8
@@ -57,16 +62,16 @@ def _few_rows(
     SILU: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
     DEPTH: tl.constexpr, AHEAD: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    let_next(OVERLAP)
+    allow_next_kernel(OVERLAP)
     first = tl.program_id(0) * SIZE
     column = first + tl.arange(0, SIZE)
     inside = column < size
     if OVERLAP:
         mine = matrix + tl.minimum(column, size - 1).to(tl.int64) * COLUMNS
-        ask_for(mine, AHEAD)
+        prefetch(mine, AHEAD)
         if SILU:
-            ask_for(mine + size.to(tl.int64) * COLUMNS, AHEAD)
-    after_last(OVERLAP)
+            prefetch(mine + size.to(tl.int64) * COLUMNS, AHEAD)
+    wait_for_previous_kernel(OVERLAP)
     # WGMMA instructions need at least 64 rows of the first operand.
     TURNED: tl.constexpr = SIZE >= 64
     SHAPE: tl.constexpr = (SIZE, ROWS) if TURNED else (ROWS, SIZE)

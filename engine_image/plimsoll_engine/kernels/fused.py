@@ -47,7 +47,7 @@ def _attend_paged(
     end = len(plan.contexts) - len(whole_prompts(plan, window))
     if not end:
         return
-    keys, values = plan.of(layer)
+    keys, values = plan.pages(layer)
     if plan.decodes:
         decode_attention(
             query[: plan.decodes], keys, values, plan.tables, plan.contexts, plan.block_size,
@@ -68,14 +68,14 @@ class FusedOps:
     def __init__(self) -> None:
         self._equal = EqualPrompts()
 
-    def projects(self, weight: Weight) -> int:
-        """Implement :meth:`Ops.projects`: one row, or a few if ``weight`` allows it."""
+    def max_project_rows(self, weight: Weight) -> int:
+        """Implement :meth:`Ops.max_project_rows`: one row, or a few if ``weight`` allows it."""
         several = isinstance(weight, torch.Tensor) and few_rows.fits(weight)
         return FEW_ROWS if several else 1
 
-    def computing(self, plan: StepPlan) -> AbstractContextManager[None]:
-        """Implement :meth:`Ops.computing`: select the library's fastest attention."""
-        plan.joined = self._equal.joined(whole_prompts(plan))
+    def step_context(self, plan: StepPlan) -> AbstractContextManager[None]:
+        """Implement :meth:`Ops.step_context`: select the library's fastest attention."""
+        plan.joined = self._equal.count_step(whole_prompts(plan))
         return fastest_first(plan)
 
     def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -111,7 +111,7 @@ class FusedOps:
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Implement :meth:`Ops.rotate_and_store` in one kernel."""
-        keys, values = plan.of(layer)
+        keys, values = plan.pages(layer)
         query, pairs = rotary.rotate_and_store(
             qkv, rotary_table, norms, eps, plan.write_slots, keys, values, tail_rows(plan), out
         )
@@ -127,7 +127,7 @@ class FusedOps:
 
     def store(self, key: torch.Tensor, value: torch.Tensor, plan: StepPlan, layer: int) -> None:
         """Implement :meth:`Ops.store`, and keep keys and values for the library's attention."""
-        for pages, rows in zip(plan.of(layer), (key, value), strict=True):
+        for pages, rows in zip(plan.pages(layer), (key, value), strict=True):
             if pages.scales is None:
                 pages.rows.index_copy_(0, plan.write_slots, rows)
             else:
@@ -247,7 +247,7 @@ class FusedOps:
     def gated(self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None) -> torch.Tensor:
         """Implement :meth:`Ops.gated`, in one kernel if that is faster."""
         if isinstance(weight, torch.Tensor) and gated_product.fits(x, weight, bias):
-            if gated_product.pays(x, weight):
+            if gated_product.is_faster(x, weight):
                 return gated_product.gated_product(x, weight)
             gated_product.load(x, weight)
         return self.silu_mul(self.linear(x, weight, bias))

@@ -83,7 +83,7 @@ def tiles_of(rows: int, size: int) -> int:
     return cdiv(rows, ROWS) * cdiv(size, COLUMNS)
 
 
-def pays(x: torch.Tensor, weight: torch.Tensor) -> bool:
+def is_faster(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Report whether :func:`gated_product` is faster than separate kernels."""
     processors = _processors(x.device)
     tiles = tiles_of(x.shape[0], weight.shape[0] // 2)

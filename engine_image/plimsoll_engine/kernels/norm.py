@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
 from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2, rows_at_once, warps_of
 
 
@@ -20,8 +20,8 @@ def _rms_norm(
     inside = (row < rows) & (column < size)
     at = row.to(tl.int64) * size + column
     scale = tl.load(weight + column, mask=column < size, other=0.0).to(tl.float32)
-    let_next(OVERLAP)
-    after_last(OVERLAP)
+    allow_next_kernel(OVERLAP)
+    wait_for_previous_kernel(OVERLAP)
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     if ADD:
         value += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)

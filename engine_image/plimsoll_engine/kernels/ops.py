@@ -20,11 +20,11 @@ class Ops(Protocol):
 
     adds_from: int
 
-    def projects(self, weight: Weight) -> int:
+    def max_project_rows(self, weight: Weight) -> int:
         """Return the largest number of rows for which :meth:`project` by ``weight`` pays."""
         ...
 
-    def computing(self, plan: StepPlan) -> AbstractContextManager[None]:
+    def step_context(self, plan: StepPlan) -> AbstractContextManager[None]:
         """Return the context in which a step of ``plan`` runs fastest."""
         ...
 
@@ -149,9 +149,9 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Return ``x`` [rows, columns] times ``weight`` [size, columns] as [rows, size].
 
-        There may be at most :meth:`projects` rows. ``norm`` applies :meth:`rms_norm` to ``x``
-        first, and ``silu`` applies :meth:`silu_mul` to the product. If ``into`` is given, the
-        result is added to it in place. Rows need not be quantized for a quantized weight.
+        There may be at most :meth:`max_project_rows` rows. ``norm`` applies :meth:`rms_norm` to
+        ``x`` first, and ``silu`` applies :meth:`silu_mul` to the product. If ``into`` is given,
+        the result is added to it in place. Rows need not be quantized for a quantized weight.
         """
         ...
 

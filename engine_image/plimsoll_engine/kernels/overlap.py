@@ -27,21 +27,21 @@ def overlap(device: torch.device) -> dict[str, bool]:
 
 
 @triton.jit
-def let_next(OVERLAP: tl.constexpr):
+def allow_next_kernel(OVERLAP: tl.constexpr):
     """Allow the next kernel to start."""
     if OVERLAP:
         gdc_launch_dependents()
 
 
 @triton.jit
-def after_last(OVERLAP: tl.constexpr):
+def wait_for_previous_kernel(OVERLAP: tl.constexpr):
     """Wait until the previous kernel has ended and its writes are visible."""
     if OVERLAP:
         gdc_wait()
 
 
 @triton.jit
-def ask_for(start, BYTES: tl.constexpr):
+def prefetch(start, BYTES: tl.constexpr):
     """Prefetch ``BYTES`` bytes, a multiple of 16, at the addresses ``start`` into the L2 cache."""
     tl.inline_asm_elementwise(
         "cp.async.bulk.prefetch.L2.global [$1], $2; mov.b32 $0, 0;",

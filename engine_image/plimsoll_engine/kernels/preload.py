@@ -23,7 +23,7 @@ CACHE_MANAGER = "plimsoll_engine.kernels.disk_cache:DiskCache"
 """Value of TRITON_CACHE_MANAGER: a Triton cache for a volume that may be full."""
 
 
-def wanted(device: str) -> bool:
+def is_needed(device: str) -> bool:
     """Report whether workers with ``--device device`` may run CUDA kernels on this machine."""
     return device != "cpu" and any(Path(path).exists() for path in DRIVERS)
 

@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
 from plimsoll_engine.kernels.quantized import Quantized, Weight
 from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
@@ -48,7 +48,7 @@ def _project(
     ADD: tl.constexpr, SCALED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
-    let_next(OVERLAP)
+    allow_next_kernel(OVERLAP)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     here = row < rows
     total = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -68,7 +68,7 @@ def _project(
         if SILU:
             up = tl.load(weight + tl.cast(rows, tl.int64) * COLUMNS + at, mask=both, other=0.0)
         if start == 0:
-            after_last(OVERLAP)
+            wait_for_previous_kernel(OVERLAP)
         value = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
         if NORM:
             squares += value * value

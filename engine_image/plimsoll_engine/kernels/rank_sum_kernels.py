@@ -21,7 +21,7 @@ import triton.language as tl
 from triton.language.extra.cuda import globaltimer
 
 from plimsoll_engine.kernels import rank_sum_layout
-from plimsoll_engine.kernels.overlap import after_last, let_next
+from plimsoll_engine.kernels.overlap import allow_next_kernel, wait_for_previous_kernel
 
 STATE = tl.constexpr(rank_sum_layout.STATE)
 UPPER = tl.constexpr(-(1 << 32))
@@ -199,8 +199,8 @@ def sum_words(
     scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     scale_2 = tl.load(weight + half + column, mask=inside, other=0.0).to(tl.float32)
     others = _others(header, rank, RANKS, tl.int64)
-    let_next(OVERLAP)
-    after_last(OVERLAP)
+    allow_next_kernel(OVERLAP)
+    wait_for_previous_kernel(OVERLAP)
     at = row.to(tl.int64) * columns + column
     own = tl.load(x + at, mask=inside, other=0.0)
     own_2 = tl.load(x + at + half, mask=inside, other=0.0)
@@ -271,8 +271,8 @@ def sum_whole(
     others = _others(header, rank, RANKS, x.dtype.element_ty)
     ranks, signalled = _every(header, RANKS, PAD)
     among = (ranks < RANKS) & (ranks != rank)
-    let_next(OVERLAP)
-    after_last(OVERLAP)
+    allow_next_kernel(OVERLAP)
+    wait_for_previous_kernel(OVERLAP)
     at = row.to(tl.int64) * columns + column
     own = tl.load(x + at, mask=inside, other=0.0)
     number, turn = _begin(header)
@@ -315,8 +315,8 @@ def sum_shared(
     others = _others(header, rank, RANKS, x.dtype.element_ty)
     ranks, signalled = _every(header, RANKS, PAD)
     there = _buffer(header, owner, x.dtype.element_ty)
-    let_next(OVERLAP)
-    after_last(OVERLAP)
+    allow_next_kernel(OVERLAP)
+    wait_for_previous_kernel(OVERLAP)
     at = row.to(tl.int64) * columns + column
     own = tl.load(x + at, mask=inside, other=0.0)
     number, turn = _begin(header)
@@ -354,8 +354,8 @@ def kept_rows(
 ):  # fmt: skip
     """Copy the rows ``index`` that :func:`sum_shared` left on this rank; others become zeros."""
     column = tl.arange(0, BLOCK)
-    let_next(OVERLAP)
-    after_last(OVERLAP)
+    allow_next_kernel(OVERLAP)
+    wait_for_previous_kernel(OVERLAP)
     row = tl.load(index + tl.program_id(0)).to(tl.int64)
     own = (row // ROWS) % RANKS == rank
     found = tl.load(residual + row * columns + column, mask=own & (column < columns), other=0.0)

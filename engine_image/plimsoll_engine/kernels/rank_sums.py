@@ -68,15 +68,15 @@ class RankSums:
         self._block = next_power_of_2(layout.columns)
         self._wait_ns = WAIT_NS if buffer.is_cuda else 0
 
-    def takes(self, x: torch.Tensor) -> bool:
+    def supports(self, x: torch.Tensor) -> bool:
         """Report whether :meth:`add_norm` supports this shape and dtype."""
         rows, columns = x.shape
         layout = self._layout
         return 0 < rows <= layout.rows and columns == layout.columns and x.dtype == self._dtype
 
-    def shares(self, x: torch.Tensor) -> bool:
+    def is_shared(self, x: torch.Tensor) -> bool:
         """Report whether :meth:`add_norm` of ``x`` leaves each rank a share of ``residual``."""
-        return self.takes(x) and len(x) > self._layout.whole_rows
+        return self.supports(x) and len(x) > self._layout.whole_rows
 
     def kept(self, residual: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """Return the rows ``index`` int [rows] of a shared ``residual``.

@@ -41,12 +41,12 @@ class ReferenceOps:
 
     adds_from = 1024
 
-    def projects(self, weight: Weight) -> int:
-        """Implement :meth:`Ops.projects`: no rows, because :meth:`project` is never faster."""
+    def max_project_rows(self, weight: Weight) -> int:
+        """Implement :meth:`Ops.max_project_rows`: 0, because :meth:`project` is never faster."""
         return 0
 
-    def computing(self, plan: StepPlan) -> AbstractContextManager[None]:
-        """Implement :meth:`Ops.computing`: no context is needed."""
+    def step_context(self, plan: StepPlan) -> AbstractContextManager[None]:
+        """Implement :meth:`Ops.step_context`: no context is needed."""
         return nullcontext()
 
     def rows(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -108,7 +108,7 @@ class ReferenceOps:
 
     def store(self, key: torch.Tensor, value: torch.Tensor, plan: StepPlan, layer: int) -> None:
         """Implement :meth:`Ops.store`."""
-        for pages, rows in zip(plan.of(layer), (key, value), strict=True):
+        for pages, rows in zip(plan.pages(layer), (key, value), strict=True):
             if pages.scales is None:
                 pages.rows.index_copy_(0, plan.write_slots, rows)
             else:
@@ -289,7 +289,7 @@ def _decode(
 ) -> torch.Tensor:
     rows, heads, dim = query.shape
     slots = plan.derived.decode_slots
-    keys, values = (_read(pages, slots, query.dtype) for pages in plan.of(layer))
+    keys, values = (_read(pages, slots, query.dtype) for pages in plan.pages(layer))
     kv_heads = keys.shape[2]
     mask = _mask(plan, -1, plan.contexts[: plan.decodes] - 1, slots.shape[1], window)
     # Query heads that share a kv head become its query rows, so that no key is copied.
@@ -307,7 +307,7 @@ def _prefill(
     query: torch.Tensor, plan: StepPlan, layer: int, number: int, scale: float, window: int | None
 ) -> torch.Tensor:
     prefill: Prefill = plan.derived.prefills[number]
-    keys, values = (_read(pages, prefill.slots, query.dtype) for pages in plan.of(layer))
+    keys, values = (_read(pages, prefill.slots, query.dtype) for pages in plan.pages(layer))
     groups = query.shape[1] // keys.shape[1]
     length, new = len(prefill.slots), prefill.stop - prefill.start
     newest = torch.arange(length - new, length, device=query.device)

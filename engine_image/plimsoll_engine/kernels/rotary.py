@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
 from plimsoll_engine.kernels.scaled_product import scale_for, to_fp8
 from plimsoll_engine.kernels.sizes import next_power_of_2
 from plimsoll_engine.kernels.step_plan import Pages
@@ -23,8 +23,8 @@ def _table(positions, inverse, out, half, BLOCK: tl.constexpr, OVERLAP: tl.const
     column = tl.arange(0, BLOCK)
     inside = column < half
     frequency = tl.load(inverse + column, mask=inside, other=0.0)
-    let_next(OVERLAP)
-    after_last(OVERLAP)
+    allow_next_kernel(OVERLAP)
+    wait_for_previous_kernel(OVERLAP)
     angle = tl.load(positions + token).to(tl.float32) * frequency
     tl.store(out + token * 2 * half + column, tl.cos(angle), mask=inside)
     tl.store(out + (token * 2 + 1) * half + column, tl.sin(angle), mask=inside)
@@ -80,8 +80,8 @@ def _rotate_and_store(
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     dim: tl.constexpr = 2 * HALF
-    let_next(OVERLAP)
-    after_last(OVERLAP)
+    allow_next_kernel(OVERLAP)
+    wait_for_previous_kernel(OVERLAP)
     limit = tl.where(token < tokens, HALF, 0)  # a row of the tail is zeros
     source = qkv + token * (HEADS + 2 * KV_HEADS) * dim
     column = tl.arange(0, HALF_PAD)[None, :]

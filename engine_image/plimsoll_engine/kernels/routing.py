@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
 from plimsoll_engine.kernels.sizes import next_power_of_2
 
 NOBODY = tl.constexpr(-1)
@@ -45,8 +45,8 @@ def _choose(
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, EXPERTS_PAD)
     inside = expert < EXPERTS
-    let_next(OVERLAP)
-    after_last(OVERLAP)
+    allow_next_kernel(OVERLAP)
+    wait_for_previous_kernel(OVERLAP)
     logit = tl.load(logits + row * EXPERTS + expert, mask=inside, other=float("-inf"))
     logit = logit.to(tl.float32)
     part = tl.exp(logit - tl.max(logit, axis=0))
@@ -77,8 +77,8 @@ def _sort(
     mine = tl.program_id(0)
     bins = tl.arange(0, BINS)
     counts = tl.zeros([BINS], tl.int32)
-    let_next(OVERLAP)
-    after_last(OVERLAP)
+    allow_next_kernel(OVERLAP)
+    wait_for_previous_kernel(OVERLAP)
     for start in range(0, pairs, TILE):
         pair = start + tl.arange(0, TILE)
         # The last bin belongs to no expert and counts the padding.

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
 from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 
 
@@ -18,8 +18,8 @@ from plimsoll_engine.kernels.sizes import cdiv, next_power_of_2
 def _rows(x, index, out, size, BLOCK: tl.constexpr, OVERLAP: tl.constexpr = False):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    let_next(OVERLAP)
-    after_last(OVERLAP)
+    allow_next_kernel(OVERLAP)
+    wait_for_previous_kernel(OVERLAP)
     source = tl.load(index + row).to(tl.int64)
     value = tl.load(x + source * size + column, mask=column < size)
     tl.store(out + row * size + column, value, mask=column < size)
@@ -42,8 +42,8 @@ def _take(
 ):  # fmt: skip
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
-    let_next(OVERLAP)
-    after_last(OVERLAP)
+    allow_next_kernel(OVERLAP)
+    wait_for_previous_kernel(OVERLAP)
     source = tl.load(sources + at, mask=inside, other=-1)
     known = tl.load(ids + at, mask=inside, other=0).to(tl.int64)
     sampled = tl.load(newest + source, mask=source >= 0, other=0)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from plimsoll_engine.kernels import quantized
-from plimsoll_engine.kernels.overlap import after_last, let_next, overlap
+from plimsoll_engine.kernels.overlap import allow_next_kernel, overlap, wait_for_previous_kernel
 from plimsoll_engine.kernels.quantized import FP8, Quantized
 from plimsoll_engine.kernels.sizes import next_power_of_2
 
@@ -41,8 +41,8 @@ def _quantize(
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < size
-    let_next(OVERLAP)
-    after_last(OVERLAP)
+    allow_next_kernel(OVERLAP)
+    wait_for_previous_kernel(OVERLAP)
     value = tl.load(x + row * size + column, mask=inside, other=0.0).to(tl.float32)
     scale = scale_for(tl.max(tl.abs(value), axis=0))
     tl.store(values + row * size + column, to_fp8(value, scale), mask=inside)

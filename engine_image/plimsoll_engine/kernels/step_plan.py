@@ -109,7 +109,7 @@ class StepPlan:
     needed: Needed | None = None
     joined: frozenset[int] = frozenset()
 
-    def of(self, layer: int) -> tuple[Pages, Pages]:
+    def pages(self, layer: int) -> tuple[Pages, Pages]:
         """Return the keys and the values of ``layer``."""
         keys, values = self.keys[layer], self.values[layer]
         if self.scales is None:

@@ -111,7 +111,7 @@ class EqualPrompts:
     def __init__(self) -> None:
         self._steps: Counter[tuple[int, int]] = Counter()
 
-    def joined(self, whole: tuple[int, ...]) -> frozenset[int]:
+    def count_step(self, whole: tuple[int, ...]) -> frozenset[int]:
         """Count a step with whole prompts of lengths ``whole``. Return the lengths to join."""
         groups = {(rows, count) for rows, count in Counter(whole).items() if count > 1}
         if len(self._steps) > MOST_GROUPS:

@@ -95,7 +95,7 @@ class Offload:
         """
         for transfer in [t for t in self.transfers if t.ticket.done()]:
             self.transfers.remove(transfer)
-            self._finished(transfer)
+            self._complete(transfer)
         self._move_out()
 
     def fetch(self, keys: Sequence[bytes]) -> bool:
@@ -104,7 +104,7 @@ class Offload:
         Return True if the prompt with these blocks should wait for them.
         """
         here = len(self.pool.lookup(keys))
-        if self.brings(keys[here:]):
+        if self.is_fetching(keys[here:]):
             return True
         leaving = {key for t in self.transfers if t.to_host for key in t.keys}
         wanted: list[bytes] = []
@@ -130,7 +130,7 @@ class Offload:
         self.transfers.append(Transfer(wanted, blocks, slots, ticket, to_host=False))
         return True
 
-    def brings(self, keys: Sequence[bytes]) -> bool:
+    def is_fetching(self, keys: Sequence[bytes]) -> bool:
         """Report whether a transfer, not yet stuck, copies a block of ``keys`` to the device."""
         wanted = set(keys)
         late = time.monotonic() - STALE_S
@@ -152,7 +152,7 @@ class Offload:
         def settled() -> bool:
             for transfer in [t for t in self.transfers if t.ticket.done()]:
                 self.transfers.remove(transfer)
-                self._finished(transfer)
+                self._complete(transfer)
             return not self.transfers
 
         return wait_for(settled, timeout_s)
@@ -244,18 +244,18 @@ class Offload:
         taken = [self.pool.taken[block] for block in blocks]
         self.transfers.append(Transfer(keys, blocks, slots, ticket, True, taken))
 
-    def _finished(self, transfer: Transfer) -> None:
+    def _complete(self, transfer: Transfer) -> None:
         for key in transfer.keys:
             self.stored.unpin(key)
         if transfer.to_host:
-            self._stored(transfer)
+            self._keep_copies(transfer)
             return
         self.loaded_total += len(transfer.keys)
         for key, block in zip(transfer.keys, transfer.blocks, strict=True):
             self.pool.register(block, key)
         self.pool.release(transfer.blocks)
 
-    def _stored(self, transfer: Transfer) -> None:
+    def _keep_copies(self, transfer: Transfer) -> None:
         rows = zip(transfer.keys, transfer.blocks, transfer.slots, transfer.taken, strict=True)
         for key, block, slot, taken in rows:
             if self.pool.taken[block] == taken:

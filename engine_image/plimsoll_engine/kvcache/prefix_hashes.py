@@ -16,7 +16,7 @@ A collision would use another prompt's keys and values.
 """
 
 
-class Identity(Protocol):
+class AdapterIdentity(Protocol):
     """Identity of a loaded LoRA adapter.
 
     Within one worker, name and number are unique for each loading. A later worker may load changed
@@ -36,7 +36,7 @@ class Identity(Protocol):
         """Digest of the adapter's tensors."""
 
 
-class Hashed(Protocol):
+class HashableRequest(Protocol):
     """Request properties that its block hashes depend on.
 
     Functions compute the hashes, because a request that stored a hasher would reference itself.
@@ -51,7 +51,7 @@ class Hashed(Protocol):
         """All tokens so far, starting with the prompt."""
 
     @property
-    def adapter(self) -> Identity | None:
+    def adapter(self) -> AdapterIdentity | None:
         """Adapter that the request uses; None for the base model."""
 
 
@@ -64,7 +64,7 @@ def hash_block(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> b
     return blake2b(content, digest_size=HASH_BYTES, key=parent).digest()
 
 
-def root(cache_salt: str, adapter: Identity | None = None) -> bytes:
+def root(cache_salt: str, adapter: AdapterIdentity | None = None) -> bytes:
     """Return the parent of a prompt's first block.
 
     It is equal for requests that may share cached blocks.
@@ -78,7 +78,7 @@ def root(cache_salt: str, adapter: Identity | None = None) -> bytes:
     return blake2b(identity, digest_size=HASH_BYTES, key=salted, person=b"adapter").digest()
 
 
-def extend_block_hashes(request: Hashed, block_size: int) -> None:
+def extend_block_hashes(request: HashableRequest, block_size: int) -> None:
     """Hash the blocks of ``request`` that became full since the previous call."""
     hashes = request.block_hashes
     for start in range(len(hashes) * block_size, len(request.token_ids), block_size):
@@ -89,7 +89,7 @@ def extend_block_hashes(request: Hashed, block_size: int) -> None:
         hashes.append(hash_block(parent, tokens, _media_in(request.media, start, block_size)))
 
 
-def hash_tail(request: Hashed, computed: int, block_size: int) -> bytes:
+def hash_tail(request: HashableRequest, computed: int, block_size: int) -> bytes:
     """Return the hash of the tokens before ``computed`` that follow the last full block.
 
     It covers all tokens before as well, whose blocks must be hashed already. Empty if no token

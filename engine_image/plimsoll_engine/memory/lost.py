@@ -26,10 +26,10 @@ def lost_blocks(engine: EngineCore) -> int:
     if engine.inheritance is not None:  # released by itself
         fresh += engine.inheritance.held_blocks()
     # Waiting requests hold none. If a defect leaves them some, the blocks are examined below.
-    running = _waited_for(engine, engine.scheduler.running)
+    running = _with_client(engine, engine.scheduler.running)
     if pool.held == sum(len(request.block_ids) for request in running) + len(fresh):
         return 0
-    waited_for = _waited_for(engine, engine.requests.values())
+    waited_for = _with_client(engine, engine.requests.values())
     named = set(chain(fresh, *(request.block_ids for request in waited_for)))
     return len(pool.references().keys() - named)
 
@@ -52,10 +52,10 @@ def lost_encoder_tokens(engine: EngineCore) -> int | None:
     cache, outputs = engine.scheduler.encoder, engine.runner.outputs
     if cache is None or outputs is None:
         return None
-    running = {r.request_id for r in _waited_for(engine, engine.scheduler.running)}
+    running = {r.request_id for r in _with_client(engine, engine.scheduler.running)}
     held = sum(e.tokens for e in cache.entries.values() if e.holders.isdisjoint(running))
     return held + outputs.tokens_beyond(cache.known())
 
 
-def _waited_for(engine: EngineCore, requests: Iterable[Request]) -> list[Request]:
+def _with_client(engine: EngineCore, requests: Iterable[Request]) -> list[Request]:
     return [request for request in requests if request.request_id not in engine.abandoned]

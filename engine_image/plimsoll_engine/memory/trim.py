@@ -30,7 +30,9 @@ def trim(
         if (flush := owner.flush) is not None
     ]
     others = [] if leader is None else leader.ask(rank_ipc.TrimRank(), rank_ipc.RankTrimmed)
-    return steps + _summed([trim_process(engine.runner.device, python), *(o.steps for o in others)])
+    return steps + _combine_ranks(
+        [trim_process(engine.runner.device, python), *(o.steps for o in others)]
+    )
 
 
 def trim_process(device: torch.device, python: PythonObjects) -> list[OperationStep]:
@@ -61,7 +63,7 @@ def trim_process(device: torch.device, python: PythonObjects) -> list[OperationS
     return steps
 
 
-def _summed(ranks: list[list[OperationStep]]) -> list[OperationStep]:
+def _combine_ranks(ranks: list[list[OperationStep]]) -> list[OperationStep]:
     """Combine the equal steps of all ranks: the longest duration and the sum of bytes, if known."""
 
     def total(values: list[int | None]) -> int | None:

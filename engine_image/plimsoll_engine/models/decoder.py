@@ -51,7 +51,7 @@ class Decoder:
         shard: Shard = WHOLE,
         quantization: Quantization | None = None,
     ) -> None:
-        self.spec = spec = Spec.of(config).part(shard)
+        self.spec = spec = Spec.of(config).for_shard(shard)
         self.shard = shard
         self.group: Group = ALONE
         self.parts = parts(spec, shard, quantization)
@@ -160,7 +160,7 @@ class Decoder:
 
     def _own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         ops, head = self._ops, self._tensors["head"]
-        if 0 < len(hidden) <= ops.projects(head):
+        if 0 < len(hidden) <= ops.max_project_rows(head):
             return ops.project(hidden, head, None)
         return ops.linear(hidden, head, None)
 
@@ -177,7 +177,7 @@ class Decoder:
         embeddings of ``ids``. The result has the model's dtype, and only the rows that ``plan``
         needs.
         """
-        if plan.adapters is None and self._projects(len(ids), plan):
+        if plan.adapters is None and self._is_few_rows(len(ids), plan):
             return self._forward_few(ids, positions, plan, embeds)
         stream, x, rotary = self.begin(ids, positions, embeds)
         for index in range(self.spec.layers - 1):
@@ -287,7 +287,9 @@ class Decoder:
     ) -> torch.Tensor:
         """Add the attention of ``query`` to ``stream`` in place. Return the normalised sum."""
         layer, adapters = self._layers[index], plan.adapters
-        if isinstance(layer.out, torch.Tensor) and self._adds(stream, layer.out_bias, adapters):
+        if isinstance(layer.out, torch.Tensor) and self._can_add_in_place(
+            stream, layer.out_bias, adapters
+        ):
             scale, window = self.spec.dim**-0.5, self.spec.windows[index]
             self._ops.add_attended(query, plan, index, scale, window, layer.out, stream)
             return self._ops.rms_norm(stream, layer.mlp_norm, self.spec.eps)
@@ -343,31 +345,31 @@ class Decoder:
         Return the sum, normalised by ``norm``.
         """
         ops, eps = self._ops, self.spec.eps
-        if isinstance(weight, torch.Tensor) and self._adds(stream, bias, adapters):
+        if isinstance(weight, torch.Tensor) and self._can_add_in_place(stream, bias, adapters):
             ops.add_product(x, weight, stream)
             return ops.rms_norm(stream, norm, eps)
         x = lora.linear(x, weight, bias, adapters, index, matrix, ops.linear)
         return self.group.add_norm(ops, x, stream, norm, eps)
 
-    def _adds(
+    def _can_add_in_place(
         self, stream: torch.Tensor, bias: torch.Tensor | None, adapters: RowAdapters | None
     ) -> bool:
         """Report whether a product can be added to ``stream`` by the kernel that computes it."""
         plain = self.group is ALONE and bias is None and adapters is None
         return plain and stream.shape[0] >= self._ops.adds_from
 
-    def _projects(self, rows: int, plan: StepPlan) -> bool:
+    def _is_few_rows(self, rows: int, plan: StepPlan) -> bool:
         """Report whether a step has few enough rows for :meth:`_forward_few` to be faster.
 
         Several rows must be a decode step, which is captured. Otherwise the host launches the
         library's kernels in less time.
         """
         if rows == 1:
-            return self._ops.projects(self._layers[0].qkv) > 0
+            return self._ops.max_project_rows(self._layers[0].qkv) > 0
         if plan.decodes < rows or self.spec.mixture is not None:
             return False
         matrices = ((one.qkv, one.out, one.gate_up, one.down) for one in self._layers)
-        return rows <= min(self._ops.projects(weight) for own in matrices for weight in own)
+        return rows <= min(self._ops.max_project_rows(weight) for own in matrices for weight in own)
 
     def _forward_few(
         self,

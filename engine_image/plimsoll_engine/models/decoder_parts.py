@@ -62,7 +62,7 @@ class Spec:
             mixture=Mixture.of(config),
         )
 
-    def part(self, shard: Shard) -> Spec:
+    def for_shard(self, shard: Shard) -> Spec:
         """Return the spec of one rank.
 
         It has a share of the heads, of the inner columns and of the output's rows, and the whole
@@ -86,7 +86,7 @@ class Spec:
             heads=self.heads // shard.size,
             kv_heads=self.kv_heads // shard.size,
             intermediate=self.intermediate // shard.size,
-            mixture=None if mixture is None else mixture.part(shard),
+            mixture=None if mixture is None else mixture.for_shard(shard),
         )
 
 
@@ -118,14 +118,14 @@ class Part:
     dtype: torch.dtype | None = None
     """Dtype; None for the model's."""
 
-    def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+    def source_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape in the checkpoint of a source that has ``shape`` here."""
         return tuple(
             size * self.shard.size if dimension == self.split else size
             for dimension, size in enumerate(shape)
         )
 
-    def cut(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
+    def source_slices(self, shape: tuple[int, ...]) -> tuple[slice, ...]:
         """Return the slices of a source that has ``shape`` here."""
         return tuple(
             slice(self.shard.rank * size, (self.shard.rank + 1) * size)

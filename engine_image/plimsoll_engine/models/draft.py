@@ -42,13 +42,15 @@ def load(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
     return model
 
 
-def beside(tensors: Mapping[str, torch.Tensor], draft: Decoder | None) -> dict[str, torch.Tensor]:
+def merge_tensors(
+    tensors: Mapping[str, torch.Tensor], draft: Decoder | None
+) -> dict[str, torch.Tensor]:
     """Return ``tensors`` with those of ``draft`` added under prefixed names."""
     own = {} if draft is None else draft.parameters_by_name()
     return {**tensors, **{PREFIX + name: tensor for name, tensor in own.items()}}
 
 
-def apart(
+def split_tensors(
     tensors: Mapping[str, torch.Tensor],
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Split shared tensors into those of the target and those of the draft model."""

@@ -16,7 +16,12 @@ from plimsoll_engine.kernels.step_plan import StepPlan
 from plimsoll_engine.messages.worker_ipc import Media
 from plimsoll_engine.models import media_input
 from plimsoll_engine.models.decoder import Decoder
-from plimsoll_engine.models.module_parts import bind_module, empty, module_parts, settle_buffers
+from plimsoll_engine.models.module_parts import (
+    bind_module,
+    clear_tensors,
+    init_buffers,
+    module_parts,
+)
 
 TOWER, PROJECTOR = "vision_tower.", "multi_modal_projector."
 TEXT = "text."
@@ -90,7 +95,7 @@ class LlavaModel:
         self._text.bind(text)
         bind_module(self._tower, tensors, TOWER)
         bind_module(self._projector, tensors, PROJECTOR)
-        settle_buffers(self._tower, self.device)
+        init_buffers(self._tower, self.device)
 
     def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:
         """Return one output [image tokens, hidden] for each image.
@@ -134,8 +139,8 @@ class LlavaModel:
     def close(self) -> None:
         """Release every tensor of all three parts."""
         self._text.close()
-        empty(self._tower)
-        empty(self._projector)
+        clear_tensors(self._tower)
+        clear_tensors(self._projector)
 
 
 _NESTED = ("model.language_model.", "model.vision_tower.", "model.multi_modal_projector.")

@@ -28,11 +28,11 @@ from plimsoll_engine.models.safetensors_files import (
     EIGHT_BITS,
     FLOATS,
     INDEX,
-    complain,
+    files_by_tensor,
     loses_digits,
-    opened,
-    placed,
-    unfit,
+    mismatch,
+    open_safetensors,
+    raise_for_tensors,
     warn_of_rounding,
     weight_files,
 )
@@ -228,7 +228,7 @@ def fill(model: OwnModel, folder: Path) -> None:
     missing, unexpected, mismatched = set(targets), [], []
     rounded: Counter[str] = Counter()
     for path in weight_files(folder):
-        with opened(path) as file:
+        with open_safetensors(path) as file:
             for name in file.keys():  # noqa: SIM118 - not a dictionary
                 ours = model.canonical(name)
                 if ours not in targets:
@@ -238,9 +238,9 @@ def fill(model: OwnModel, folder: Path) -> None:
                 missing.discard(ours)
                 target, part = targets[ours]
                 found = file.get_slice(name)
-                expected = part.whole(tuple(target.shape))
+                expected = part.source_shape(tuple(target.shape))
                 where = f"{name} in {path.name}"
-                if why := unfit(
+                if why := mismatch(
                     where, found, expected, EIGHT_BITS if part.dtype == FP8 else FLOATS
                 ):
                     mismatched.append(why)
@@ -250,11 +250,11 @@ def fill(model: OwnModel, folder: Path) -> None:
                 if part.split is None or part.shard == WHOLE:
                     target.copy_(file.get_tensor(name))
                 else:
-                    target.copy_(found[part.cut(tuple(target.shape))])
+                    target.copy_(found[part.source_slices(tuple(target.shape))])
                 if ours.endswith(SCALE) and not bool((target.isfinite() & (target >= 0)).all()):
                     mismatched.append(f"{where} has a scale that is negative or not finite")
-    places = {model.canonical(name): file for name, file in placed(folder).items()}
-    complain(
+    places = {model.canonical(name): file for name, file in files_by_tensor(folder).items()}
+    raise_for_tensors(
         folder,
         missing=[f"{n} (by {INDEX} in {places[n]})" if n in places else n for n in missing],
         mismatched=mismatched,

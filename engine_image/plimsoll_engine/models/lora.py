@@ -20,7 +20,7 @@ from plimsoll_engine.errors import LoadError
 from plimsoll_engine.kernels.quantized import Weight, product
 from plimsoll_engine.kernels.step_plan import RowAdapters
 from plimsoll_engine.models.decoder_parts import SCALE, Part
-from plimsoll_engine.models.safetensors_files import complain, opened, unfit
+from plimsoll_engine.models.safetensors_files import mismatch, open_safetensors, raise_for_tensors
 
 Product = Callable[[torch.Tensor, Weight, torch.Tensor | None], torch.Tensor]
 
@@ -221,7 +221,7 @@ def _is_named(path: str, names: Sequence[str]) -> bool:
     return any(path == name or path.endswith(f".{name}") for name in names)
 
 
-def _wanted(config: _Config, known: Mapping[str, Target], where: Path) -> set[str]:
+def _listed_projections(config: _Config, known: Mapping[str, Target], where: Path) -> set[str]:
     """Return the projections that the config lists; empty if only the tensors show them."""
     names = config.target_modules
     if isinstance(names, str):
@@ -251,14 +251,14 @@ def read(
     if not folder.is_dir():
         raise LoadError(f"{folder}: no such folder")
     config = _config(folder, max_rank)
-    wanted = _wanted(config, known, folder / CONFIG)
+    wanted = _listed_projections(config, known, folder / CONFIG)
     path = folder / WEIGHTS
     if not path.is_file():
         raise LoadError(f"{path}: no such file; adapters in other formats are not read")
     halves: dict[str, dict[str, torch.Tensor]] = {}
     unexpected, mismatched = [], []
     digest = blake2b(str(config.scale).encode(), digest_size=DIGEST_BYTES)
-    with opened(path) as file:
+    with open_safetensors(path) as file:
         for name in sorted(file.keys()):
             source, _, half = name.removeprefix(PREFIX).partition(".lora_")
             target = known.get(source)
@@ -268,7 +268,7 @@ def read(
             a = half.startswith("A")
             expected = (config.r, target.columns) if a else (target.rows, config.r)
             found = file.get_slice(name)
-            if why := unfit(name, found, expected):
+            if why := mismatch(name, found, expected):
                 mismatched.append(why)
             elif not mismatched and not unexpected:
                 tensor = file.get_tensor(name)
@@ -286,7 +286,7 @@ def read(
         for half in "AB"
         if half not in halves.get(source, {})
     ]
-    complain(folder, unexpected=unexpected, mismatched=mismatched, missing=missing)
+    raise_for_tensors(folder, unexpected=unexpected, mismatched=mismatched, missing=missing)
     if not halves:
         raise LoadError(f"{path}: no tensor in it")
     deltas: dict[tuple[int, str], list[LoraDelta]] = {}

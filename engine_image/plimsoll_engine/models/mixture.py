@@ -66,7 +66,7 @@ class Mixture:
             layers=layers,
         )
 
-    def part(self, shard: Shard) -> Mixture:
+    def for_shard(self, shard: Shard) -> Mixture:
         """Return the mixture of one rank. Raises ValueError if the width cannot be divided."""
         if self.width % shard.size:
             raise ValueError(

@@ -25,7 +25,7 @@ def bind_module(module: torch.nn.Module, tensors: dict[str, torch.Tensor], prefi
         module.get_submodule(owner)._parameters[last] = parameter
 
 
-def settle_buffers(module: torch.nn.Module, device: torch.device) -> None:
+def init_buffers(module: torch.nn.Module, device: torch.device) -> None:
     """Create the buffers that no checkpoint has: the position numbers of vision towers.
 
     Raises ValueError for any other buffer.
@@ -38,7 +38,7 @@ def settle_buffers(module: torch.nn.Module, device: torch.device) -> None:
         module.get_submodule(owner)._buffers[last] = numbers
 
 
-def empty(module: Any) -> None:
+def clear_tensors(module: Any) -> None:
     """Remove every tensor from ``module``, so that references to it keep no weights alive."""
     for part in module.modules():
         part._parameters.clear()

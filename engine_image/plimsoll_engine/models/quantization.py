@@ -44,7 +44,7 @@ class Quantization:
 
         Raises ValueError if only some of them are.
         """
-        kept = [path for path in paths if self._ignores(path)]
+        kept = [path for path in paths if self._is_ignored(path)]
         if kept and len(kept) < len(paths):
             other = next(path for path in paths if path not in kept)
             raise ValueError(
@@ -55,12 +55,12 @@ class Quantization:
 
     def must_ignore(self, path: str, what: str) -> None:
         """Raise ValueError if the layer at ``path`` is quantized. ``what`` describes it."""
-        if not self._ignores(path):
+        if not self._is_ignored(path):
             raise ValueError(
                 f"field {FIELD}.ignore: must match {path}; FP8 weights of {what} are not supported"
             )
 
-    def _ignores(self, path: str) -> bool:
+    def _is_ignored(self, path: str) -> bool:
         return any(
             re.match(entry.removeprefix(PATTERN), path) is not None
             if entry.startswith(PATTERN)
@@ -78,12 +78,12 @@ def read(value: Any, tied: bool = False) -> Quantization | None:
     if value is None:
         return None
     config = _object(value, FIELD)
-    _must(config, FIELD, "quant_method", METHOD)
-    _must(config, FIELD, "format", FORMAT)
-    _must(config, FIELD, "quantization_status", "compressed", default="compressed")
+    _require(config, FIELD, "quant_method", METHOD)
+    _require(config, FIELD, "format", FORMAT)
+    _require(config, FIELD, "quantization_status", "compressed", default="compressed")
     for name in ("kv_cache_scheme", "sparsity_config", "transform_config"):
         if config.get(name):
-            raise ValueError(f"field {FIELD}.{name}: {_said(config[name])} is not supported")
+            raise ValueError(f"field {FIELD}.{name}: {_format(config[name])} is not supported")
     groups = _object(config.get("config_groups"), f"{FIELD}.config_groups")
     if len(groups) != 1:
         raise ValueError(f"field {FIELD}.config_groups: {len(groups)} groups, expected one")
@@ -93,7 +93,7 @@ def read(value: Any, tied: bool = False) -> Quantization | None:
         "quant_method", "format", "quantization_status", "kv_cache_scheme", "sparsity_config",
         "transform_config", "config_groups", "ignore", "version", "global_compression_ratio",
     }  # fmt: skip
-    _no_others(config, known, FIELD)
+    _reject_unknown(config, known, FIELD)
     found = Quantization(_ignore(config.get("ignore")))
     if not tied and found.covers([HEAD]):
         raise ValueError(
@@ -130,16 +130,16 @@ def config_of(ignore: Sequence[str] = WHOLE) -> dict[str, Any]:
 
 def _check_group(group: Mapping[str, Any], name: str) -> None:
     where = f"{FIELD}.config_groups.{name}"
-    _must(group, where, "targets", ["Linear"])
-    _must(group, where, "format", FORMAT, default=FORMAT)
-    _must(group, where, "output_activations", None)
+    _require(group, where, "targets", ["Linear"])
+    _require(group, where, "format", FORMAT, default=FORMAT)
+    _require(group, where, "output_activations", None)
     for field, expected in (("weights", WEIGHTS), ("input_activations", ACTIVATIONS)):
         inner = f"{where}.{field}"
         arguments = _object(group.get(field), inner)
         for key, wanted in expected.items():
-            _must(arguments, inner, key, wanted, default=DEFAULTS[key])
-        _no_others(arguments, {*expected, *WITHOUT_EFFECT}, inner)
-    _no_others(
+            _require(arguments, inner, key, wanted, default=DEFAULTS[key])
+        _reject_unknown(arguments, {*expected, *WITHOUT_EFFECT}, inner)
+    _reject_unknown(
         group, {"targets", "format", "output_activations", "weights", "input_activations"}, where
     )
 
@@ -148,7 +148,7 @@ def _ignore(value: Any) -> tuple[str, ...]:
     where = f"{FIELD}.ignore"
     entries = [] if value is None else value
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
-        raise ValueError(f"field {where}: {_said(value)} is not a list of names")
+        raise ValueError(f"field {where}: {_format(value)} is not a list of names")
     if len(entries) > MAX_IGNORED:
         raise ValueError(f"field {where}: {len(entries)} entries, at most {MAX_IGNORED} allowed")
     for entry in entries:
@@ -159,7 +159,7 @@ def _ignore(value: Any) -> tuple[str, ...]:
             or SIMPLE.sub("", pattern)
         ):
             raise ValueError(
-                rf"field {where}: pattern {_said(pattern)} is not supported: only names, dots, .*"
+                rf"field {where}: pattern {_format(pattern)} is not supported: only names, dots, .*"
                 rf" and \d+, at most {MAX_STARS} of these two, in {MAX_PATTERN} characters"
             )
     return tuple(entries)
@@ -167,11 +167,11 @@ def _ignore(value: Any) -> tuple[str, ...]:
 
 def _object(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"field {where}: {_said(value)} is not an object")
+        raise ValueError(f"field {where}: {_format(value)} is not an object")
     return value
 
 
-def _must(
+def _require(
     config: Mapping[str, Any], where: str, field: str, wanted: Any, default: Any = None
 ) -> None:
     """Raise ValueError unless ``field``, or ``default`` if it is null, is ``wanted``.
@@ -182,16 +182,16 @@ def _must(
     found = default if found is None else found
     if found != wanted or isinstance(found, bool) != isinstance(wanted, bool):
         raise ValueError(
-            f"field {where}.{field}: {_said(found)} is not supported, only {_said(wanted)}"
+            f"field {where}.{field}: {_format(found)} is not supported, only {_format(wanted)}"
         )
 
 
-def _no_others(config: Mapping[str, Any], known: set[str], where: str) -> None:
+def _reject_unknown(config: Mapping[str, Any], known: set[str], where: str) -> None:
     for field, value in config.items():
         if field not in known and value not in (None, {}, [], False):
-            raise ValueError(f"field {where}.{field}: {_said(value)} is not supported")
+            raise ValueError(f"field {where}.{field}: {_format(value)} is not supported")
 
 
-def _said(value: Any) -> str:
+def _format(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -48,13 +48,13 @@ def weight_files(folder: Path) -> list[Path]:
                 f"{folder}: no *.safetensors file; weights in other formats are not read"
             )
         return found
-    names = sorted(set(placed(folder).values()))
+    names = sorted(set(files_by_tensor(folder).values()))
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise LoadError(f"{folder / INDEX}: lists {missing[0]}, which is missing in {folder}")
     return [folder / name for name in names]
 
 
-def placed(folder: Path) -> dict[str, str]:
+def files_by_tensor(folder: Path) -> dict[str, str]:
     """Return the file of each tensor from the index; empty for a checkpoint without one."""
     index = folder / INDEX
     if (folder / SINGLE).is_file() or not index.is_file():
@@ -69,7 +69,7 @@ def placed(folder: Path) -> dict[str, str]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Any]:
+def open_safetensors(path: Path) -> Iterator[Any]:
     """Open a file and yield its mapped tensors. Raises LoadError with the name of a broken file."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -85,7 +85,7 @@ def check_files(folder: Path) -> Counter[str]:
     """
     types: Counter[str] = Counter()
     for path in weight_files(folder):
-        with opened(path) as file:
+        with open_safetensors(path) as file:
             types.update(file.get_slice(name).get_dtype() for name in file.keys())  # noqa: SIM118
     return types
 
@@ -106,7 +106,7 @@ def warn_of_rounding(folder: Path, rounded: Mapping[str, int]) -> None:
         )
 
 
-def complain(folder: Path, **wrong: Collection[str]) -> None:
+def raise_for_tensors(folder: Path, **wrong: Collection[str]) -> None:
     """Raise :class:`LoadError` for the first kind of wrong tensors that is not empty."""
     for kind, found in wrong.items():
         if names := sorted(found):
@@ -114,7 +114,7 @@ def complain(folder: Path, **wrong: Collection[str]) -> None:
             raise LoadError(f"{folder}: {len(names)} {kind} tensors: {shown}")
 
 
-def unfit(
+def mismatch(
     name: str, found: Any, expected: tuple[int, ...], types: Sequence[str] = FLOATS
 ) -> str | None:
     """Return why ``found``, a safetensors slice, cannot be loaded; None if it can.
@@ -122,12 +122,12 @@ def unfit(
     It needs the ``expected`` shape and one of ``types``.
     """
     if tuple(found.get_shape()) != expected:
-        return shapes(name, found.get_shape(), expected)
+        return shape_mismatch(name, found.get_shape(), expected)
     if found.get_dtype() not in types:
         return f"{name} is {found.get_dtype()}, expected {', '.join(types)}"
     return None
 
 
-def shapes(name: str, in_file: Sequence[int], in_model: Sequence[int]) -> str:
+def shape_mismatch(name: str, in_file: Sequence[int], in_model: Sequence[int]) -> str:
     """Return the message for a tensor of the wrong shape."""
     return f"{name} is {tuple(in_file)} in the file and {tuple(in_model)} in the model"

@@ -26,7 +26,7 @@ SEED = 3
 
 
 @torch.inference_mode()
-def difference(model: TransformersModel) -> float:
+def relative_difference(model: TransformersModel) -> float:
     """Return the norm of the difference of the last token's logits, relative to their norm.
 
     Raises the model's error if it cannot run on the pool.

@@ -17,9 +17,9 @@ from plimsoll_engine.errors import LoadError
 from plimsoll_engine.models import self_check, transformers_model
 from plimsoll_engine.models.safetensors_files import (
     check_files,
-    complain,
     loses_digits,
-    shapes,
+    raise_for_tensors,
+    shape_mismatch,
     warn_of_rounding,
 )
 from plimsoll_engine.models.transformers_model import TransformersModel
@@ -61,10 +61,10 @@ def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) ->
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise LoadError(f"{folder}: {error}") from None
     # A mismatched key is (name, shape in the file, shape in the model).
-    complain(
+    raise_for_tensors(
         folder,
         missing=info.get("missing_keys") or (),
-        mismatched=[shapes(*key) for key in info.get("mismatched_keys") or ()],
+        mismatched=[shape_mismatch(*key) for key in info.get("mismatched_keys") or ()],
         unexpected=info.get("unexpected_keys") or (),
     )
     module.requires_grad_(False)
@@ -81,7 +81,7 @@ def _check_itself(folder: Path, model: TransformersModel) -> None:
     """Raise LoadError if the model's results on the paged KV pool differ from transformers'."""
     what = f"{folder / 'config.json'}: model_type {model.module.config.model_type}"
     try:
-        off = self_check.difference(model)
+        off = self_check.relative_difference(model)
     except Exception as error:  # noqa: BLE001 - a model may raise anything
         raise LoadError(f"{what}: cannot run on the paged KV cache: {error!r}") from None
     if not off <= self_check.TOLERANCE[model.dtype]:

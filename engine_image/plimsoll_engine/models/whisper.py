@@ -20,7 +20,12 @@ from plimsoll_engine.kernels.step_plan import KVShape, StepPlan
 from plimsoll_engine.messages.worker_ipc import Media
 from plimsoll_engine.models import media_input
 from plimsoll_engine.models.decoder_parts import Part
-from plimsoll_engine.models.module_parts import bind_module, empty, module_parts, settle_buffers
+from plimsoll_engine.models.module_parts import (
+    bind_module,
+    clear_tensors,
+    init_buffers,
+    module_parts,
+)
 
 ENCODER, DECODER = "model.encoder.", "model.decoder."
 
@@ -113,7 +118,7 @@ class WhisperModel:
                 raise ValueError(f"tensor {name}: missing or not of shape {part.shape}")
         self._tensors = {name: tensors[name] for name in self._tensors}
         bind_module(self._encoder, tensors, ENCODER)
-        settle_buffers(self._encoder, self.device)
+        init_buffers(self._encoder, self.device)
 
     def encode(self, media: Sequence[Media]) -> list[torch.Tensor]:
         """Return the decoder's cross-attention keys and values for each audio clip.
@@ -172,7 +177,7 @@ class WhisperModel:
     def close(self) -> None:
         """Release every tensor of encoder and decoder."""
         self._tensors = {}
-        empty(self._encoder)
+        clear_tensors(self._encoder)
 
     def _attend_self(self, x: torch.Tensor, plan: StepPlan, layer: int) -> torch.Tensor:
         heads, dim = self.kv.heads, self.kv.dim

@@ -24,14 +24,14 @@ class FullCollections:
         """Reset the counts and start counting."""
         self.stop()
         self.runs = self.collected = 0
-        gc.callbacks.append(self._seen)
+        gc.callbacks.append(self._on_collection)
 
     def stop(self) -> None:
         """Stop counting. Idempotent."""
-        while self._seen in gc.callbacks:
-            gc.callbacks.remove(self._seen)
+        while self._on_collection in gc.callbacks:
+            gc.callbacks.remove(self._on_collection)
 
-    def _seen(self, phase: Literal["start", "stop"], info: dict[str, int]) -> None:
+    def _on_collection(self, phase: Literal["start", "stop"], info: dict[str, int]) -> None:
         if phase == "stop" and info["generation"] == OLDEST:
             self.runs += 1
             self.collected += info["collected"]

@@ -30,7 +30,7 @@ def host_headroom(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
     found = [bytes_of(str(proc / "meminfo"), "MemAvailable")]
     for folder, version in _folders(proc, cgroups):
         if (folder / _FILES[version][1]).exists():
-            found.append(_left(folder, version))
+            found.append(_free_bytes(folder, version))
             break
     return min((size for size in found if size is not None), default=None)
 
@@ -46,7 +46,7 @@ def _folders(proc: Path, cgroups: Path) -> list[tuple[Path, int]]:
     return [*found, *((root, version) for version, root in roots.items())]
 
 
-def _left(folder: Path, version: int) -> int | None:
+def _free_bytes(folder: Path, version: int) -> int | None:
     limit_file, used_file, reclaimable = _FILES[version]
     limit, used = _number(folder / limit_file), _number(folder / used_file)
     if limit is None or used is None:

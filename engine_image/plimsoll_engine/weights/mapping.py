@@ -114,12 +114,12 @@ class WeightMapping:
             with contextlib.suppress(CudaError):
                 unmapped = self._pool is None or self._pool.close()
                 self._buffer.close()
-                self._returned()
+                self._send_returned()
                 fenced = unmapped
             self._buffer = self._pool = None
         self._socket.close()
         return fenced
 
-    def _returned(self) -> None:
+    def _send_returned(self) -> None:
         with contextlib.suppress(MappingLost):  # the weight server is gone
             weight_ipc.send(self._socket, weight_ipc.Returned())

@@ -64,7 +64,7 @@ class Weights:
         self.device = loader.choose_device(config.device, self._shard)
         self._config = loader.load_config(self._folder)
         self._dtype = loader.choose_dtype(config.dtype, self._config, self.device)
-        with on(self.device):
+        with current_device(self.device):
             self.manifest, self.buffer = self._load()
         self._sums = self._checksums()
         self.identity = _identity(self.manifest, self._sums)
@@ -76,10 +76,10 @@ class Weights:
         draft = None
         if self._draft_folder is not None:
             draft = draft_models.build(self._draft_folder, self._dtype)
-        manifest = lay_out(draft_models.beside(model.parameters_by_name(), draft))
+        manifest = lay_out(draft_models.merge_tensors(model.parameters_by_name(), draft))
         buffer = allocate(self.device, manifest.nbytes, "plimsoll-weights")
         try:
-            own, drafts = draft_models.apart(views(buffer.tensor(), manifest))
+            own, drafts = draft_models.split_tensors(views(buffer.tensor(), manifest))
             loader.bind(model, own)
             loader.fill(model, self._folder)
             if draft is not None and self._draft_folder is not None:
@@ -90,25 +90,25 @@ class Weights:
             raise
         return manifest, buffer
 
-    def damaged(self) -> list[str]:
+    def damaged_tensors(self) -> list[str]:
         """Return the names of the tensors whose bytes have changed since loading."""
         now = self._checksums()
         return [name for name, value in self._sums.items() if now[name] != value]
 
     def _checksums(self) -> dict[str, int]:
-        with on(self.device), torch.inference_mode():
+        with current_device(self.device), torch.inference_mode():
             return checksums(self.buffer.tensor(), self.manifest)
 
     def share(self) -> tuple[WeightsShared, int | None]:
         """Return the reply to a worker, and the file descriptor to send with it or None."""
         if isinstance(self.buffer, HostBuffer):
             return WeightsShared(self.manifest, identity=self.identity), self.buffer.fd
-        with on(self.device):
+        with current_device(self.device):
             return WeightsShared(self.manifest, self.buffer.export(), self.identity), None
 
     def close(self) -> None:
         """Release the weights. Workers keep their mappings until they exit."""
-        with on(self.device):
+        with current_device(self.device):
             self.buffer.close()
 
 
@@ -124,7 +124,7 @@ class Pool:
     def __init__(self, device: torch.device, nbytes: int) -> None:
         self.device = device
         self.identity = os.urandom(IDENTITY_BYTES)
-        with on(device):
+        with current_device(device):
             self.buffer = allocate(device, nbytes, "plimsoll-kv-pool")
 
     def share(self) -> tuple[PoolShared, int | None]:
@@ -132,16 +132,16 @@ class Pool:
         nbytes = self.buffer.nbytes
         if isinstance(self.buffer, HostBuffer):
             return PoolShared(nbytes, identity=self.identity), self.buffer.fd
-        with on(self.device):
+        with current_device(self.device):
             return PoolShared(nbytes, self.buffer.export(), self.identity), None
 
     def close(self) -> None:
         """Release the pool's memory."""
-        with on(self.device):
+        with current_device(self.device):
             self.buffer.close()
 
 
-def on(device: torch.device) -> AbstractContextManager[None]:
+def current_device(device: torch.device) -> AbstractContextManager[None]:
     """Make ``device`` the current CUDA device inside the context; no effect on a CPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
@@ -159,7 +159,7 @@ class WeightServer:
         """Descriptors of the connections that may write to the pool."""
         self._mappings: dict[int, tuple[socket.socket, int | None]] = {}
         """Connection, and rank once its weights are mapped, by descriptor."""
-        self._doubt: set[int] = set()
+        self._suspect_ranks: set[int] = set()
         """Ranks whose weights a crashed worker may have damaged."""
         self._poll = select.poll()
 
@@ -182,7 +182,7 @@ class WeightServer:
                     if not stopping:
                         self._poll.register(self._accept(), select.POLLIN)
                 elif fd in self._mappings and not self._read(fd):
-                    self._end(fd)
+                    self._close_mapping(fd)
         for pool in self._pools.values():
             pool.close()
         for weights in self._weights.values():
@@ -195,7 +195,7 @@ class WeightServer:
         self._mappings[connection.fileno()] = connection, None
         return connection.fileno()
 
-    def _end(self, fd: int) -> None:
+    def _close_mapping(self, fd: int) -> None:
         """Close the mapping with descriptor ``fd``."""
         self._poll.unregister(fd)
         for writers in self._writers.values():
@@ -205,7 +205,7 @@ class WeightServer:
     def _share_weights(self, rank: int) -> tuple[weight_ipc.Answer, int | None]:
         """Return the reply, and the file descriptor to send with it or None."""
         try:
-            return self._sound_weights(rank).share()
+            return self._intact_weights(rank).share()
         except LoadError as error:
             refused = WeightsRefused(str(error), permanent=True)
         except (OSError, RuntimeError) as error:
@@ -213,21 +213,21 @@ class WeightServer:
         log.error("%s", refused.message)
         return refused, None
 
-    def _sound_weights(self, rank: int) -> Weights:
+    def _intact_weights(self, rank: int) -> Weights:
         if rank not in self._weights:
             began = time.monotonic()
             self._weights[rank] = Weights(self._config, rank)
             size_mib = self._weights[rank].manifest.nbytes >> 20
             log.info("%d MiB loaded in %.3f s", size_mib, time.monotonic() - began)
-        elif rank in self._doubt:
-            damaged = self._weights[rank].damaged()
+        elif rank in self._suspect_ranks:
+            damaged = self._weights[rank].damaged_tensors()
             if damaged:
                 self._replace(rank, damaged)
-        self._doubt.discard(rank)
+        self._suspect_ranks.discard(rank)
         return self._weights[rank]
 
     def _replace(self, rank: int, damaged: list[str]) -> None:
-        text = _changed(damaged)
+        text = _damage_message(damaged)
         if any(mapped == rank for _, mapped in self._mappings.values()):
             raise WeightsLost(f"{text}; another worker uses them")
         log.warning("%s: loading them again", text)
@@ -256,7 +256,7 @@ class WeightServer:
             log.warning("a worker: %s", error)
             _, rank = self._mappings[fd]
             if rank is not None:
-                self._doubt.add(rank)
+                self._suspect_ranks.add(rank)
         return False
 
     def _share_pool(self, rank: int, nbytes: int) -> tuple[weight_ipc.Answer, int | None]:
@@ -280,17 +280,17 @@ class WeightServer:
         # A predecessor sent its Returned message before this worker was allowed to claim.
         for other in select.select(writers - {fd}, [], [], 0)[0]:
             if not self._read(other):
-                self._end(other)
-        if rank in self._doubt:
-            if damaged := self._weights[rank].damaged():
-                return WeightsRefused(_changed(damaged), permanent=False)
-            self._doubt.discard(rank)
+                self._close_mapping(other)
+        if rank in self._suspect_ranks:
+            if damaged := self._weights[rank].damaged_tensors():
+                return WeightsRefused(_damage_message(damaged), permanent=False)
+            self._suspect_ranks.discard(rank)
         alone = not writers - {fd}
         writers.add(fd)
         return weight_ipc.PoolClaimed(alone)
 
 
-def _changed(damaged: list[str]) -> str:
+def _damage_message(damaged: list[str]) -> str:
     return f"{len(damaged)} weights changed under a worker that crashed, {damaged[0]} first"
 
 

@@ -22,7 +22,7 @@ class Activity:
         """Start the next span now, so that waiting time is not counted."""
         self._since = self._clock()
 
-    def did(self, name: str) -> None:
+    def record(self, name: str) -> None:
         """End the current span and record it under ``name``."""
         now = self._clock()
         self._spans.append((name, self._since, now))

@@ -59,7 +59,7 @@ class Channel:
         self._flush()
         most = 0 if last else MAX_UNSENT_BYTES
         while self._unsent_bytes > most:
-            select.select([], [self._socket], [], self._patience_s())
+            select.select([], [self._socket], [], self._remaining_s())
             self._flush()
 
     def _flush(self) -> None:
@@ -77,14 +77,14 @@ class Channel:
                 else:
                     self._unsent.popleft()
         except BlockingIOError:
-            if self._patience_s() <= 0:
+            if self._remaining_s() <= 0:
                 raise FrontendGoneError(
                     f"the frontend has read nothing for {SEND_TIMEOUT_S:g} s"
                 ) from None
         except OSError as error:
             raise FrontendGoneError(f"frontend socket: {error}") from None
 
-    def _patience_s(self) -> float:
+    def _remaining_s(self) -> float:
         return max(0.0, self._sent_at + SEND_TIMEOUT_S - time.monotonic())
 
     def receive(self, timeout_s: float) -> list[worker_ipc.ToWorker]:

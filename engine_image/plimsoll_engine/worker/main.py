@@ -92,10 +92,10 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
         begun = time.monotonic()
         injection.check(config.inject)
         lifecycle.prepare()
-        channel.send(_prepared(epoch, lifecycle))
-        order = _order(channel)
+        channel.send(_prepared_message(epoch, lifecycle))
+        order = _wait_for_order(channel)
         if isinstance(order, worker_ipc.Stop):
-            _leave(lifecycle, channel)
+            _release_and_report(lifecycle, channel)
             return 0
         engine = lifecycle.take_over(order.quick, order.handover)
         settings = lifecycle.settings
@@ -138,7 +138,7 @@ def run(config: WorkerConfig, epoch: int, vocabulary: Vocabulary | None = None) 
             ranks.close()
 
 
-def _prepared(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc.Prepared:
+def _prepared_message(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc.Prepared:
     """Return the Prepared message, with the memory of each rank while it waits."""
     memory = process_memory(Role.WORKER, PythonObjects(), mapped=lifecycle.mapped_host_bytes)
     leader = lifecycle.member.leader
@@ -148,7 +148,7 @@ def _prepared(epoch: int, lifecycle: CoreLifecycle) -> worker_ipc.Prepared:
     return worker_ipc.Prepared(epoch, lifecycle.stages_s, memory, others)
 
 
-def _order(channel: Channel) -> worker_ipc.TakeOver | worker_ipc.Stop:
+def _wait_for_order(channel: Channel) -> worker_ipc.TakeOver | worker_ipc.Stop:
     """Wait for the order to take over or to stop."""
     while True:
         for message in channel.receive(REPORT_INTERVAL_S):
@@ -156,7 +156,7 @@ def _order(channel: Channel) -> worker_ipc.TakeOver | worker_ipc.Stop:
                 return message
 
 
-def _leave(
+def _release_and_report(
     lifecycle: CoreLifecycle,
     channel: Channel,
     handover: bytes | Refusal | None = None,
@@ -224,21 +224,21 @@ class Worker:
             for message in messages:
                 if not self.hooks.lose(message):
                     self._handle(message)
-            self._activity.did("messages")
+            self._activity.record("messages")
             if self.stopping:
                 break
             if self.engine.has_work:
                 self._step()
             else:
                 self.engine.poll(idle=True)
-            self._activity.did("step")
+            self._activity.record("step")
             self._capture()
-            self._activity.did("capture")
+            self._activity.record("capture")
             if time.monotonic() >= self._next_report:
                 self.hooks.tick()
                 self._next_report = time.monotonic() + REPORT_INTERVAL_S
                 self.channel.send(self._report())
-                self._activity.did("report")
+                self._activity.record("report")
         self._stop()
 
     def _step(self) -> None:
@@ -301,7 +301,7 @@ class Worker:
                 self.stopping = True
                 self._hand_over = hand_over
                 if sent is not None:
-                    self._activity.did("messages")
+                    self._activity.record("messages")
                     self._ended_s["noticed"] = round(time.monotonic() - sent, 4)
                     waited_s = self._activity.since(sent)
                     self._ended_s |= {f"noticed_after_{what}": s for what, s in waited_s.items()}
@@ -371,7 +371,7 @@ class Worker:
                 time.monotonic() - begun - self._ended_s["last_step"], 4
             )
         del self.engine, self.hooks
-        _leave(self.lifecycle, self.channel, handover, self._ended_s)
+        _release_and_report(self.lifecycle, self.channel, handover, self._ended_s)
 
     def _handover(self) -> bytes | Refusal:
         """Finish the current step and return the handover of the KV pool, or the refusal.

@@ -129,7 +129,7 @@ class Weights:
         """Bind the ``mapped`` weights, or load them here where that is None; return the model."""
         draft = None if self._config.draft_model is None else Path(self._config.draft_model)
         if mapped is not None and self._unbound is not None:
-            own, drafts = draft_models.apart(mapped)
+            own, drafts = draft_models.split_tensors(mapped)
             loader.bind(self._unbound, own)
             self.model = self._unbound
             if draft is not None:

@@ -43,7 +43,7 @@ class Follower:
         """Execute commands until rank 0 sends End. Raises LeaderGone and FollowError."""
         while not isinstance(command := self._link.receive(), rank_ipc.Shutdown):
             try:
-                answer = self._do(command)
+                answer = self._execute(command)
             except Exception as error:
                 silent = isinstance(
                     command, rank_ipc.Step | rank_ipc.PrepareGraphs | rank_ipc.CaptureGraph
@@ -56,7 +56,7 @@ class Follower:
         allocated, baseline = self._lifecycle.device_allocated(), self._lifecycle.device.baseline
         self._link.send(rank_ipc.Ended(allocated, baseline, self._lifecycle.weights.fenced))
 
-    def _do(self, command: rank_ipc.Command) -> rank_ipc.Reply | None:
+    def _execute(self, command: rank_ipc.Command) -> rank_ipc.Reply | None:
         match command:
             case rank_ipc.Step(inputs):
                 self._pool.follow(inputs)
@@ -84,7 +84,7 @@ class Follower:
             case rank_ipc.Freeze():
                 self._lifecycle.freeze()
             case rank_ipc.ReportMemory():
-                return self._account()
+                return self._memory_report()
             case rank_ipc.TrimRank():
                 return rank_ipc.RankTrimmed(trim_process(self._device, self._python))
         return None
@@ -99,7 +99,7 @@ class Follower:
     def _device(self) -> torch.device:
         return self._lifecycle.model.device
 
-    def _account(self) -> rank_ipc.RankReport:
+    def _memory_report(self) -> rank_ipc.RankReport:
         memory = process_memory(
             Role.WORKER,
             self._python,

@@ -138,13 +138,13 @@ class Zygote:
             self.send(ForkFailed(message.number, f"fork: {error}", message.role))
             return None
         if pid == 0:
-            self._become(message, zygote)
+            self._run_child(message, zygote)
         fd = os.pidfd_open(pid)
         self.children[fd] = Forked(message.number, pid, message.role, message.rank)
         self.send(self.children[fd])
         return fd
 
-    def _become(self, message: Fork, zygote: int) -> NoReturn:
+    def _run_child(self, message: Fork, zygote: int) -> NoReturn:
         """Run the child process and exit; never returns into the zygote's code."""
         status = 1
         try:
@@ -212,7 +212,7 @@ def import_everything(model: Path, device: str) -> None:
 
     os.environ.setdefault("TRITON_CACHE_MANAGER", preload.CACHE_MANAGER)
     loader.import_code(model)
-    if preload.wanted(device):
+    if preload.is_needed(device):
         preload.preload()
 
 

@@ -83,11 +83,11 @@ class OffloadAbandonedDefect(Defect[kinds.OffloadAbandoned]):
 class PinningOffload(Offload):
     """Pins blocks once more than it unpins them when it copies them back to the device."""
 
-    def _finished(self, transfer: Transfer) -> None:
+    def _complete(self, transfer: Transfer) -> None:
         if not transfer.to_host:
             for key in transfer.keys:
                 self.stored.pin(key)
-        super()._finished(transfer)
+        super()._complete(transfer)
 
 
 class OffloadPinnedDefect(Defect[kinds.OffloadPinned]):

@@ -23,7 +23,7 @@ from plimsoll_engine.errors import LoadError
 from plimsoll_engine.kernels.quantized import quantize
 from plimsoll_engine.models import decoder, loader, quantization
 from plimsoll_engine.models.decoder_parts import Spec, parts
-from plimsoll_engine.models.safetensors_files import INDEX, opened, weight_files
+from plimsoll_engine.models.safetensors_files import INDEX, open_safetensors, weight_files
 
 WEIGHT = ".weight"
 QUANTIZED_SCALE = ".weight_scale"
@@ -71,7 +71,7 @@ def write_fp8(source: Path, target: Path) -> None:
 def _quantized(file: Path, matrices: set[str]) -> dict[str, torch.Tensor]:
     """Return the tensors of a file; each of ``matrices`` with its scales beside it."""
     tensors: dict[str, torch.Tensor] = {}
-    with opened(file) as found:
+    with open_safetensors(file) as found:
         for name in found.keys():  # noqa: SIM118 - not a dictionary
             tensor = found.get_tensor(name)
             if name in matrices:

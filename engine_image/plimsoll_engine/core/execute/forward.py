@@ -225,7 +225,7 @@ class Forward:
         ids = ids.long()
         embeds = None if self.outputs is None else self.outputs.prepare(chunks, ids, step)
         layers = self.layers if adapters is None and embeds is None else None
-        with self._ops.computing(step):
+        with self._ops.step_context(step):
             if layers is not None and layers.fits(len(ids)):
                 hidden = layers.compute(ids, positions, step)
             else:

@@ -313,7 +313,7 @@ class Scheduler:
         extend_block_hashes(request, self.pool.block_size)
         usable = self._cacheable_blocks(request)
         if request.fetched:
-            return self.offload.brings(request.block_hashes[:usable])
+            return self.offload.is_fetching(request.block_hashes[:usable])
         request.fetched = True
         return self.offload.fetch(request.block_hashes[:usable])
 

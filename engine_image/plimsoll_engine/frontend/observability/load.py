@@ -65,7 +65,7 @@ class Usage(NamedTuple):
     encoder_lost: float | None = None
 
     @classmethod
-    def of(cls, report: Report) -> Usage:
+    def from_report(cls, report: Report) -> Usage:
         """Return the shares in ``report``; None for pools without a size."""
         return cls(
             kv=_ratio(report.kv_blocks_used, report.kv_blocks_total),

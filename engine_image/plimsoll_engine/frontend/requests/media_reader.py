@@ -60,7 +60,7 @@ class MediaReader:
         self.cache.clear()
 
 
-def reader(settings: Settings) -> MediaReader:
+def create_reader(settings: Settings) -> MediaReader:
     """Return the media reader of the checkpoint.
 
     Raises UsageError with the name of a wrong file.

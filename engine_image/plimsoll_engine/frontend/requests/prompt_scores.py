@@ -35,7 +35,7 @@ class PromptScores:
         return len(self._chosen) // NUMBER_BYTES
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether all tokens but the first have a score."""
         return len(self) == self._wanted
 
@@ -60,7 +60,7 @@ class PromptScores:
             size = width * NUMBER_BYTES
             mine.extend(theirs[known * size : max(known, end) * size])
 
-    def of(self, place: int) -> Score:
+    def score_at(self, place: int) -> Score:
         """Return the score of the prompt's token at ``place``, which is 1 or more."""
         row, top_count = place - 1, self.top_count
         chosen, ranks = memoryview(self._chosen).cast("f"), memoryview(self._ranks).cast("i")

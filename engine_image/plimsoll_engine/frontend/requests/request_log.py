@@ -244,7 +244,7 @@ class Generation:
         if self.done:
             self.ended.set()
 
-    def score(self, message: worker_ipc.PromptScores) -> None:
+    def add_scores(self, message: worker_ipc.PromptScores) -> None:
         """Add a worker's scores of the prompt."""
         if self.scores is not None:
             self.scores.add(message)
@@ -299,7 +299,7 @@ class Generation:
         """
         self.attempt += 1
         sampling = self.sampling
-        if self.scores is not None and self.scores.complete:
+        if self.scores is not None and self.scores.is_complete:
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
         return Submit(
             self.request_id,

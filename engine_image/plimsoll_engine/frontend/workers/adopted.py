@@ -37,7 +37,7 @@ class OrphanWatcher:
         self._on_exit = on_exit
         self._pidfds: dict[int, int] = {}
 
-    def adopt(self, number: int, pid: int, role: Role, rank: int = 0) -> None:
+    def watch(self, number: int, pid: int, role: Role, rank: int = 0) -> None:
         """Watch ``pid``, whose zygote has been reaped.
 
         ``number`` is its epoch, or the number of a weight server.
@@ -49,7 +49,7 @@ class OrphanWatcher:
             return
         self._pidfds[pid] = pidfd
         loop = asyncio.get_running_loop()
-        loop.add_reader(pidfd, self._ended, number, pid, role, rank)
+        loop.add_reader(pidfd, self._reap, number, pid, role, rank)
 
     def kill(self) -> None:
         """Send SIGKILL to all watched processes."""
@@ -57,7 +57,7 @@ class OrphanWatcher:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
-    def _ended(self, number: int, pid: int, role: Role, rank: int) -> None:
+    def _reap(self, number: int, pid: int, role: Role, rank: int) -> None:
         pidfd = self._pidfds.pop(pid)
         asyncio.get_running_loop().remove_reader(pidfd)
         os.close(pidfd)

@@ -116,7 +116,7 @@ class Quarantine:
         self._waiting: deque[Generation] = deque()
         self._tried: Generation | None = None
 
-    def worker_lost(self, unfinished: Sequence[Generation]) -> None:
+    def count_loss(self, unfinished: Sequence[Generation]) -> None:
         """Count the loss of a worker for each request it ran, and fail the suspect among them."""
         tried, self._tried = self._tried, None
         for generation in unfinished:
@@ -138,13 +138,13 @@ class Quarantine:
     def admit(self, carried: Sequence[Generation]) -> list[Generation]:
         """Return the requests of ``carried`` that are not suspected.
 
-        :meth:`next` returns the suspects.
+        :meth:`next_suspect` returns the suspects.
         """
         suspects = [generation for generation in carried if generation.losses >= SUSPECTED]
         self._waiting = deque(suspects)
         return [generation for generation in carried if generation.losses < SUSPECTED]
 
-    def next(self) -> Generation | None:
+    def next_suspect(self) -> Generation | None:
         """Return the suspect to run now, or None while another one runs."""
         tried = self._tried
         if tried is not None and tried.with_worker and tried.losses and not tried.done:

@@ -65,7 +65,7 @@ class WorkerHandle:
         """Process IDs of the forked ranks, in rank order."""
         self._ranks = ranks
         self._reaped: set[int] = set()
-        self.link = WorkerLink(epoch.number, media_cache_bytes, self._received, self._disconnected)
+        self.link = WorkerLink(epoch.number, media_cache_bytes, self._received, self._on_disconnect)
         self.prepared: asyncio.Future[worker_ipc.Prepared] = loop.create_future()
         self.ready: asyncio.Future[worker_ipc.Ready] = loop.create_future()
         self.stopped: asyncio.Future[worker_ipc.Stopped] = loop.create_future()
@@ -221,7 +221,7 @@ class WorkerHandle:
                 self.mark_lost(message.message, message.permanent)
         self._on_message(self, message)
 
-    def _disconnected(self) -> None:
+    def _on_disconnect(self) -> None:
         if not self.exited.is_set() and not self._stopping:
             self._reaping = asyncio.create_task(self._reap(), name="worker reaper")
 

@@ -48,7 +48,7 @@ class WorkerLink:
         self._dropped = False
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         """Whether a worker may still connect."""
         return self._writer is None and not self._dropped
 
@@ -142,11 +142,11 @@ class WorkerSocket:
         assert task is not None
         self._readers.add(task)
         try:
-            hello = await self._hello(reader, writer)
+            hello = await self._read_hello(reader, writer)
             link = None if hello is None else self._links.get(hello.epoch)
             if hello is None:
                 return
-            if link is None or not link.open:
+            if link is None or not link.is_open:
                 log.warning(
                     "dropped a worker of another epoch",
                     extra={"pid": hello.pid, "worker_epoch": hello.epoch},
@@ -159,7 +159,7 @@ class WorkerSocket:
             self._readers.discard(task)
             writer.close()
 
-    async def _hello(
+    async def _read_hello(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> worker_ipc.Hello | None:
         """Return the peer's Hello message; None if it is invalid or claims another PID."""

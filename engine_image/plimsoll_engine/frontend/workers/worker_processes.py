@@ -81,7 +81,7 @@ class WorkerProcesses:
         self._zygote_starts = asyncio.Lock()
         self._failures = failures
         self._renewing: asyncio.Task[None] | None = None
-        self._orphans = OrphanWatcher(self._exited)
+        self._orphans = OrphanWatcher(self._on_process_exit)
         self._weights = listen(config.weights) if config.weights else None
         self._weight_server: _WeightServer | None = None
         self._weight_servers = 0
@@ -142,7 +142,7 @@ class WorkerProcesses:
     async def start(self, timeout_s: float) -> worker_ipc.Ready:
         """Start the next epoch's worker. Return its Ready message once it serves."""
         worker = self.successor()
-        self._enter(worker)
+        self._set_serving(worker)
         deadline = time.monotonic() + timeout_s
         await self.prepare(worker, timeout_s)
         return await self.take_over(worker, max(0.1, deadline - time.monotonic()))
@@ -154,8 +154,8 @@ class WorkerProcesses:
             self._config.run_dir,
             self._config.media_cache_bytes,
             self.ranks,
-            self._received,
-            self._lost,
+            self._on_worker_message,
+            self._on_worker_lost,
         )
 
     async def prepare(self, worker: WorkerHandle, timeout_s: float) -> None:
@@ -167,17 +167,17 @@ class WorkerProcesses:
         self._living[number] = worker
         deadline = time.monotonic() + timeout_s
         try:
-            zygote = await self._running_zygote(deadline)
-            await self._running_weight_server(zygote)
+            zygote = await self._ensure_zygote(deadline)
+            await self._ensure_weight_server(zygote)
             self._socket.expect(worker.link)
             for rank in range(self.ranks):
                 await self._fork(zygote, worker, rank)
         except asyncio.CancelledError:
-            await self._give_up(worker)
+            await self._discard_unstarted(worker)
             raise
         except Exception as error:  # noqa: BLE001 - any error ends this worker alone
             asked, serving = self._zygote, self._serving
-            await self._give_up(worker)
+            await self._discard_unstarted(worker)
             ends = self._failures.scope_of_failed_start(
                 error, serving is not None and not serving.is_lost
             )
@@ -187,7 +187,7 @@ class WorkerProcesses:
                 f"the worker could not be started: {error or type(error).__name__}"
             ) from None
         log.info("worker forked", extra={"epoch": str(worker.epoch), "pids": worker.pids})
-        prepared = await self._reached(
+        prepared = await self._await_stage(
             worker, worker.prepared, max(0.1, deadline - time.monotonic())
         )
         log.info(
@@ -195,7 +195,7 @@ class WorkerProcesses:
             extra={"epoch": str(worker.epoch), "pid": worker.pid, "stages_s": prepared.stages_s},
         )
 
-    async def _give_up(self, worker: WorkerHandle) -> None:
+    async def _discard_unstarted(self, worker: WorkerHandle) -> None:
         """Kill and forget a worker that could not be started."""
         worker.finish_forking()
         await self._kill(worker)
@@ -213,10 +213,10 @@ class WorkerProcesses:
 
         ``handover`` comes from the predecessor. Raises :class:`WorkerLost`.
         """
-        self._enter(worker)
+        self._set_serving(worker)
         worker.link.send(worker_ipc.TakeOver(quick, handover))
         try:
-            return await self._reached(worker, worker.ready, timeout_s)
+            return await self._await_stage(worker, worker.ready, timeout_s)
         finally:
             self._dismiss()
 
@@ -289,7 +289,7 @@ class WorkerProcesses:
 
     # ---- steps
 
-    def _enter(self, worker: WorkerHandle) -> None:
+    def _set_serving(self, worker: WorkerHandle) -> None:
         if self._serving is not worker:
             self._serving = worker
             self._epochs.enter(worker.epoch)
@@ -305,7 +305,7 @@ class WorkerProcesses:
                 worker.pids.append(await forking)
             raise
 
-    async def _reached(
+    async def _await_stage(
         self, worker: WorkerHandle, stage: asyncio.Future[Stage], timeout_s: float
     ) -> Stage:
         try:
@@ -325,10 +325,12 @@ class WorkerProcesses:
             await self._kill(worker)
             raise
 
-    async def _running_zygote(self, deadline: float) -> ZygoteClient:
+    async def _ensure_zygote(self, deadline: float) -> ZygoteClient:
         async with self._zygote_starts:
             if self._zygote is None:
-                zygote = ZygoteClient(self._config, self._weights, self._exited, self._zygote_lost)
+                zygote = ZygoteClient(
+                    self._config, self._weights, self._on_process_exit, self._zygote_lost
+                )
                 await self._socket.listen()
                 try:
                     ready = await zygote.start(max(0.1, deadline - time.monotonic()))
@@ -340,7 +342,7 @@ class WorkerProcesses:
                 log.info("zygote ready", extra={"pid": ready.pid, "import_s": ready.import_s})
             return self._zygote
 
-    async def _running_weight_server(self, zygote: ZygoteClient) -> None:
+    async def _ensure_weight_server(self, zygote: ZygoteClient) -> None:
         if self._config.weights and self._weight_server is None:
             self._weight_servers += 1
             pid = await zygote.fork(self._weight_servers, Role.WEIGHT_SERVER)
@@ -364,26 +366,26 @@ class WorkerProcesses:
         ends = self._failures.scope_of_unkillable_process(needed)
         log.error(f"{what} not reaped", extra={"pid": pid, "ends": ends.name.lower()})
         if ends is FailureScope.PROCESSES:
-            await self._lose_zygote()
+            await self._kill_zygote()
 
-    async def _lose_zygote(self) -> None:
+    async def _kill_zygote(self) -> None:
         zygote, self._zygote = self._zygote, None
         self._orphans.kill()
         if zygote is not None:
             await zygote.close()
-        self._all_gone("the zygote was killed")
+        self._mark_all_exited("the zygote was killed")
 
     # ---- events
 
-    def _received(self, worker: WorkerHandle, message: worker_ipc.FromWorker) -> None:
+    def _on_worker_message(self, worker: WorkerHandle, message: worker_ipc.FromWorker) -> None:
         if worker is self._serving:
             self._on_message(message)
 
-    def _lost(self, worker: WorkerHandle, reason: str) -> None:
+    def _on_worker_lost(self, worker: WorkerHandle, reason: str) -> None:
         if worker is self._serving:
             self._on_lost(reason)
 
-    def _exited(self, message: Exited) -> None:
+    def _on_process_exit(self, message: Exited) -> None:
         if message.role is Role.WEIGHT_SERVER:
             self._weight_server_exited(message)
             return
@@ -414,28 +416,28 @@ class WorkerProcesses:
             return  # it was still starting: its starter receives the error
         log.error("zygote lost", extra={"reason": reason})
         self._zygote = None
-        self._renewing = asyncio.create_task(self._renew(zygote), name="zygote renewal")
+        self._renewing = asyncio.create_task(self._restart_zygote(zygote), name="zygote renewal")
 
-    async def _renew(self, dead: ZygoteClient) -> None:
-        await dead.ended()
-        self._adopt()
+    async def _restart_zygote(self, dead: ZygoteClient) -> None:
+        await dead.wait_ended()
+        self._watch_orphans()
         while (delay_s := self._failures.zygote.spend()) is not None:
             await asyncio.sleep(delay_s)
             try:
-                await self._running_zygote(time.monotonic() + RENEW_TIMEOUT_S)
+                await self._ensure_zygote(time.monotonic() + RENEW_TIMEOUT_S)
             except (ZygoteLost, OSError) as error:
                 log.error("zygote not started", extra={"reason": str(error)})
             else:
                 return
 
-    def _adopt(self) -> None:
+    def _watch_orphans(self) -> None:
         """Watch the processes that a dead zygote forked."""
         if (server := self._weight_server) is not None:
-            self._orphans.adopt(server.number, server.pid, Role.WEIGHT_SERVER)
+            self._orphans.watch(server.number, server.pid, Role.WEIGHT_SERVER)
         for number, worker in list(self._living.items()):
             for rank, pid in enumerate(worker.pids):
                 if pid in worker.live_pids:
-                    self._orphans.adopt(number, pid, Role.WORKER, rank)
+                    self._orphans.watch(number, pid, Role.WORKER, rank)
 
     def _reap_unknown_children(self) -> None:
         if self._zygote_starts.locked():  # asyncio reaps the zygote that starts
@@ -445,7 +447,7 @@ class WorkerProcesses:
         known |= {pid for pid in (self.weight_server_pid, self.zygote_pid) if pid is not None}
         reap_unknown_children(known)
 
-    def _all_gone(self, reason: str) -> None:
+    def _mark_all_exited(self, reason: str) -> None:
         """Record that every process of the zygotes has exited."""
         if self._weight_server is not None:
             self._weight_server.exited.set()

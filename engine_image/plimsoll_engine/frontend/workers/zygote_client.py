@@ -129,7 +129,7 @@ class ZygoteClient:
         finally:
             self._forked = None
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         """Wait until the zygote has exited and its children belong to this process."""
         if self._process is not None:
             await self._process.wait()

@@ -211,17 +211,17 @@ class TestOffloadMachine(OffloadMachine.TestCase):  # type: ignore[valid-type,mi
 class WrittenOverIsKept(Offload):
     """A bug: what was taken for something else while it was copied is kept all the same."""
 
-    def _stored(self, transfer: Transfer) -> None:
+    def _keep_copies(self, transfer: Transfer) -> None:
         self.stored_total += len(transfer.keys)
 
 
 class BelongsToNobody(Offload):
     """A bug: a transfer that ends registers its blocks and keeps its reference."""
 
-    def _finished(self, transfer: Transfer) -> None:
+    def _complete(self, transfer: Transfer) -> None:
         if not transfer.to_host:
             self.pool.share(transfer.blocks)
-        super()._finished(transfer)
+        super()._complete(transfer)
 
 
 class ForgetsUnderWay(Offload):

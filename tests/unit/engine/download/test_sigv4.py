@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from plimsoll_engine.download.sigv4 import Credentials, encoded_path, encoded_query, signed
+from plimsoll_engine.download.sigv4 import Credentials, encode_path, encode_query, sign
 
 HOST = "examplebucket.s3.amazonaws.com"
 AT = datetime(2013, 5, 24, tzinfo=UTC)
@@ -39,19 +39,19 @@ KEYS = Credentials("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPL
 def test_the_published_examples(
     path: str, query: dict[str, str], headers: dict[str, str], signature: str
 ) -> None:
-    sent = signed(HOST, path, query, headers, KEYS, "us-east-1", AT)
+    sent = sign(HOST, path, query, headers, KEYS, "us-east-1", AT)
     assert sent["Authorization"].endswith(f",Signature={signature}")
     assert "20130524/us-east-1/s3/aws4_request" in sent["Authorization"]
     assert headers.items() <= sent.items()
 
 
 def test_a_temporary_credential_signs_its_token() -> None:
-    sent = signed(HOST, "/", {}, {}, Credentials("A", "B", "T"), "eu-central-1", AT)
+    sent = sign(HOST, "/", {}, {}, Credentials("A", "B", "T"), "eu-central-1", AT)
     assert sent["x-amz-security-token"] == "T"
     assert ";x-amz-security-token," in sent["Authorization"]
     assert "B" not in repr(Credentials("A", "B", "T"))
 
 
 def test_names_are_encoded_once() -> None:
-    assert encoded_path("/a b/ü+1=%.bin") == "/a%20b/%C3%BC%2B1%3D%25.bin"
-    assert encoded_query({"prefix": "a/b c", "list-type": "2"}) == "list-type=2&prefix=a%2Fb%20c"
+    assert encode_path("/a b/ü+1=%.bin") == "/a%20b/%C3%BC%2B1%3D%25.bin"
+    assert encode_query({"prefix": "a/b c", "list-type": "2"}) == "list-type=2&prefix=a%2Fb%20c"

@@ -84,14 +84,14 @@ class Rig:
     def _signal(self, pid: int, _number: int) -> bool:
         for number, worker in list(self.processes._living.items()):
             if self.dies and pid in worker.live_pids:
-                self.processes._exited(Exited(number, pid, -9))
+                self.processes._on_process_exit(Exited(number, pid, -9))
         return True
 
     async def serve(self) -> WorkerHandle:
         worker = self.processes.successor()
         self.processes._living[worker.epoch.number] = worker
         worker.pids += [PID + 90 + rank for rank in range(self.processes.ranks)]
-        self.processes._enter(worker)
+        self.processes._set_serving(worker)
         worker.ready.set_result(
             worker_ipc.Ready(
                 worker.epoch.number, max_model_len=9, num_blocks=8, block_size=4, load_s=0
@@ -169,7 +169,7 @@ def test_a_successor_that_cannot_be_reaped_leaves_the_serving_worker_alone(
         await rig.processes.abandon(stuck)
         assert not rig.zygote.closed
         assert not serving.is_lost
-        rig.processes._exited(Exited(stuck.epoch.number, PID + 5, -9))
+        rig.processes._on_process_exit(Exited(stuck.epoch.number, PID + 5, -9))
         assert list(rig.processes._living.values()) == [serving]
 
     asyncio.run(run())
@@ -222,7 +222,7 @@ def test_a_request_that_ends_its_workers_ends_alone(settings: Settings) -> None:
         for other in others:
             assert other.with_worker
             token = worker_ipc.Token(other.request_id, 65, None, None, None, other.attempt)
-            engine._tokens([token])
+            engine._handle_tokens([token])
             assert other.losses == 0
         assert engine.lifecycle.state is EngineState.SERVING
         assert all(other.with_worker for other in others)

@@ -63,7 +63,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Port, Connections,
     monkeypatch.setattr(connection, "LINGER_S", 1.0)
     connections, app = Connections(LIMITS, overloaded, error_body), App()
     listener = server._bind("127.0.0.1", 0, "--port")
-    http = server._http(app, connections)
+    http = server._http_server(app, connections)
     thread = threading.Thread(target=lambda: uvloop.run(http.serve(sockets=[listener])))
     thread.start()
     try:

@@ -151,7 +151,7 @@ def test_which_products_are_computed_with_their_activation(
     x, weight = draw(rows, columns, dtype=dtype), draw(2 * size, columns, dtype=dtype)
     bias = draw(2 * size, dtype=dtype) if biased else None
     fits = gated_product.fits(x, weight, bias)
-    assert (fits and gated_product.pays(x, weight)) is taken
+    assert (fits and gated_product.is_faster(x, weight)) is taken
     expected = REFERENCE.gated(x.float(), weight.float(), None if bias is None else bias.float())
     assert error(FUSED.gated(x, weight, bias), expected) < 8e-3
     assert len(gated_product._loaded) == fits, "loaded before there are rows enough"
@@ -324,12 +324,12 @@ def test_projection_of_few_rows(
 def test_which_products_have_kernels_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(few_rows, "overlap", lambda device: {"OVERLAP": True})
     whole = draw(8, 64, dtype=NARROW)
-    assert FUSED.projects(whole) == 32
+    assert FUSED.max_project_rows(whole) == 32
     for weight in (whole.float(), whole[:, :60].contiguous(), whole.t(), Quantized(whole, whole)):
-        assert FUSED.projects(weight) == 1
-    assert REFERENCE.projects(whole) == 0
+        assert FUSED.max_project_rows(weight) == 1
+    assert REFERENCE.max_project_rows(whole) == 0
     monkeypatch.setattr(few_rows, "overlap", lambda device: {})
-    assert FUSED.projects(whole) == 1, "without the tensor memory accelerator"
+    assert FUSED.max_project_rows(whole) == 1, "without the tensor memory accelerator"
 
 
 @pytest.fixture
@@ -397,7 +397,7 @@ def test_equal_prompts_are_joined_once_they_have_come_often(
     ops = FusedOps()
     found = []
     for _ in range(5):
-        with ops.computing(plan):
+        with ops.step_context(plan):
             ops.store(key, value, plan, 0)
             calls = [x for _, x in whole_prompts.attend_whole(query, plan, 0.3, None)]
             found.append(torch.cat([x.flatten(0, 1) for x in calls]))
@@ -405,7 +405,7 @@ def test_equal_prompts_are_joined_once_they_have_come_often(
     assert error(found[-1], found[0]) < 8e-3
     never_twice = [(n, n) for n in range(2000, 2400)]
     equal = whole_prompts.EqualPrompts()
-    assert not any(equal.joined(whole) for whole in never_twice)
+    assert not any(equal.count_step(whole) for whole in never_twice)
     assert len(equal._steps) <= whole_prompts.MOST_GROUPS + 1, "bounded"
 
 
@@ -444,7 +444,7 @@ def test_parts_of_a_context_are_joined(cut: tuple[int, int]) -> None:
     query = draw(3, 4, 16)
     found = torch.full_like(query, float("nan"))
     decode_attention.decode_attention(
-        query, *plan.of(0), plan.tables, plan.contexts, PAGE, 0.3, None, found,
+        query, *plan.pages(0), plan.tables, plan.contexts, PAGE, 0.3, None, found,
         cut=decode_cut.Cut(*cut),
     )  # fmt: skip
     assert error(found, REFERENCE.attend(query, plan, 0, 0.3, None)) < 1e-5

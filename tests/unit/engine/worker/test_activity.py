@@ -11,7 +11,7 @@ def test_only_what_was_done_since_the_moment_counts() -> None:
 
     def spend(name: str, seconds: float) -> None:
         now[0] += seconds
-        activity.did(name)
+        activity.record(name)
 
     activity.begin()
     spend("step", 1.0)

@@ -52,14 +52,14 @@ def run(engine: EngineCore, wanted: dict[str, PromptScores]) -> dict[str, list[i
             assert 1 <= message.first <= 1 + len(wanted[message.request_id]), "a gap"
             wanted[message.request_id].add(message)
         for token in output.tokens:
-            assert wanted[token.request_id].complete, "the first token came before the scores"
+            assert wanted[token.request_id].is_complete, "the first token came before the scores"
             tokens.setdefault(token.request_id, []).append(token.token_id)
     return tokens
 
 
 def told(scores: PromptScores, length: int) -> list[Any]:
-    assert scores.complete
-    return [scores.of(place) for place in range(1, length)]
+    assert scores.is_complete
+    return [scores.score_at(place) for place in range(1, length)]
 
 
 def check(scores: PromptScores, ids: list[int], wanted: torch.Tensor) -> None:
@@ -95,7 +95,7 @@ def test_each_token_of_a_prompt_has_its_own(
 def test_one_token_has_none(make_engine: Any, helpers: Any) -> None:
     engine = make_engine()
     scores = PromptScores(1, 2)
-    assert scores.complete
+    assert scores.is_complete
     assert engine.submit(helpers.submit("one", [7], 2, prompt_logprobs=2)) is None
     assert len(run(engine, {"one": scores})["one"]) == 2
     assert len(scores) == 0
@@ -138,10 +138,10 @@ def test_what_is_told_again_is_taken_in_once_and_a_gap_not_at_all() -> None:
     scores.add(message(1, [-1.0, -2.0]))
     scores.add(message(1, [-1.0, -2.0]))
     scores.add(message(2, [-2.0, -3.0, -4.0]))
-    assert [scores.of(place).logprob for place in (1, 2, 3, 4)] == [-1.0, -2.0, -3.0, -4.0]
-    assert not scores.complete
+    assert [scores.score_at(place).logprob for place in (1, 2, 3, 4)] == [-1.0, -2.0, -3.0, -4.0]
+    assert not scores.is_complete
     scores.add(message(0, [5.0]))
     scores.add(message(5, [-5.0, -6.0, -7.0]))  # more than the prompt has
-    assert scores.complete
-    assert scores.of(5) == (-5.0, 0, [0], [-5.0])
+    assert scores.is_complete
+    assert scores.score_at(5) == (-5.0, 0, [0], [-5.0])
     assert scores.nbytes == 5 * 4 * NUMBER_BYTES
