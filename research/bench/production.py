@@ -3,9 +3,11 @@
     python -m bench.production FOLDER [--learning 12]
 
 Each file ``NAME.csv`` of the folder is a container: lines of seconds, bytes and, if known, the
-memory limit in bytes. The supervisor observes the first hours of each and judges the rest, in mode
-``Recover`` with ``growthBudget: Auto``, by the code of ``plimsoll replay``. A size that falls below
-half of the one before belongs to another life; a life that ended at 95 % of its limit died there.
+memory limit in bytes. A file of the data set that ``aging_traces.py`` reads will do as well: its
+limit is the machine's memory. The supervisor observes the first hours of each and judges the rest,
+in mode ``Recover`` with ``growthBudget: Auto``, by the code of ``plimsoll replay``. A size that
+falls below half of the one before belongs to another life; a life that ended at 95 % of its limit
+died there.
 Restarts have the exact interval of 95 % of a Poisson count. Writes ``production.json``.
 """
 
@@ -15,7 +17,8 @@ import argparse
 import csv
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
+from datetime import datetime
+from itertools import chain, groupby
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -33,6 +36,8 @@ WARMUP_S = 300.0
 RESTARTED = 0.5
 DIED_SHARE = 0.95
 PER_H = 10_000.0
+TIME, USED, TOTAL = "currentTime", "usedMemory", "totalMemory"
+"""Columns of a file of that data set."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +66,14 @@ def lives(points: Iterable[tuple[float, int, int | None]]) -> Iterator[Sample]:
 def read(file: Path) -> Iterator[tuple[float, int, int | None]]:
     """Points of a file. SystemExit for a line that is not seconds, bytes and a limit."""
     with file.open(newline="") as lines:
-        for number, row in enumerate(csv.reader(lines), 1):
+        rows = csv.reader(lines)
+        first = next(rows, [])
+        named = USED in first
+        t, size, limit = map(first.index, (TIME, USED, TOTAL)) if named else range(3)
+        for number, row in enumerate(rows if named else chain([first], rows), 1 + named):
             try:
-                limit = int(row[2]) if len(row) > 2 and row[2] else None
-                yield float(row[0]), int(row[1]), limit
+                at = datetime.fromisoformat(row[t]).timestamp() if named else float(row[t])
+                yield at, int(row[size]), int(row[limit]) if row[limit:] and row[limit] else None
             except (IndexError, ValueError):
                 raise SystemExit(f"{file}:{number}: not seconds, bytes and a limit") from None
 

@@ -51,6 +51,9 @@ def test_a_line_that_is_no_point_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("0,100,\n60,110,200\n")
     assert list(read(file)) == [(0.0, 100, None), (60.0, 110, 200)]
+    columns = "currentTime,totalMemory,usedMemory\n"
+    file.write_text(columns + "1970-01-01 00:01:00+00:00,9,4\n")
+    assert list(read(file)) == [(60.0, 4, 9)]
     file.write_text("0,100\nt,size\n")
     with pytest.raises(SystemExit, match=r"a\.csv:2"):
         list(read(file))
