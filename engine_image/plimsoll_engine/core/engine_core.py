@@ -307,7 +307,7 @@ class EngineCore:
             speculation.add(chunks, self.scheduler)
         except WorkerEnds:
             raise
-        except Exception as error:  # noqa: BLE001 - a guess may fail, and the step goes on
+        except Exception as error:  # noqa: BLE001 - without drafts the step still works
             message = f"no drafts: {type(error).__name__}: {error}"
             self._check_device(message)
             log.warning(message)
@@ -373,7 +373,7 @@ class EngineCore:
         """End ``request`` because its logits are not finite, as with a damaged adapter."""
         self.counters.errors += 1
         self._end(request)
-        message = "the model's logits for this request are not finite; it cannot go on"
+        message = "the model's logits for this request are not finite; it cannot continue"
         output.dropped.append(Dropped(request.request_id, request.attempt, "error", message))
 
     def _append(
@@ -499,7 +499,7 @@ class EngineCore:
         return owners_of(self)
 
     def close(self) -> None:
-        """Release every request and let go of model and KV pool. A second call does nothing."""
+        """Release every request, the model and the KV pool. A second call does nothing."""
         for request in list(self.requests.values()):
             self._end(request)
         self.release_unclaimed()

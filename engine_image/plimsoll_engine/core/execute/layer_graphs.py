@@ -127,7 +127,7 @@ class LayerGraphs:
             for index in range(len(self._begun), min(layers, len(self._begun) + AT_ONCE)):
                 self._begun.append(self._capture(self._piece(size, index)))
         except torch.OutOfMemoryError as error:
-            # Steps of so many rows take the next larger graphs, or none.
+            # Steps of this size use the next larger graphs, or none.
             log.warning("no graphs of %d rows: %s", size, error)
             self._reset(self._begun)
             self._begun = []

@@ -29,7 +29,7 @@ from plimsoll_engine.messages.worker_ipc import Logprobs, Media, PromptScores
 from plimsoll_engine.models.model import MediaModel, Model
 
 SHORT_ROWS = 64
-"""Up to so many rows, a step takes about as long as one row: reading the weights dominates."""
+"""Up to this many rows a step takes about as long as one row: reading weights dominates."""
 SHORT_READ = 16_384
 """Limit on the context tokens that these rows read in total. For an 8B model they are 64 MiB a
 layer, which takes 0.7 ms in all layers (H100)."""
