@@ -151,7 +151,7 @@ def prometheus(work: Path, targets: Mapping[str, str]) -> Iterator[Prometheus]:
     with (work / "prometheus.log").open("w") as log:
         command = [
             binary, f"--config.file={config}", f"--storage.tsdb.path={work / 'tsdb'}",
-            f"--web.listen-address=127.0.0.1:{port}",
+            f"--web.listen-address=127.0.0.1:{port}", "--storage.tsdb.retention.time=100y",
         ]  # fmt: skip
         with _process(command, log) as process:
             server = Prometheus(f"http://127.0.0.1:{port}")

@@ -29,6 +29,8 @@ NODE = ("kubelet", "kube-proxy")
 BUILD_TIMEOUT_S = 1800
 LWS = Path(__file__).parent / "lws"
 LWS_MODULE = "sigs.k8s.io/lws"
+PERSES = "github.com/perses/perses@v0.50.3"
+"""The newest release whose source has the schemas of plugins: later ones need their archives."""
 HELM = {3: "helm.sh/helm/v3/cmd/helm@v3.21.4", 4: "helm.sh/helm/v4/cmd/helm@v4.3.1"}
 
 
@@ -132,6 +134,44 @@ def leader_worker_set() -> tuple[Path, Path]:
             _go(go, LWS, "build", "-ldflags", "-s -w", "-o", str(stage), f"{LWS_MODULE}/cmd")
             stage.rename(manager)
     return manager, manifests
+
+
+def perses() -> tuple[Path, Path]:
+    """Perses' command line and the folder of its schemas.
+
+    Built once, in about 2 minutes. MissingError where it cannot be.
+    """
+    folder = cache_dir() / PERSES.rpartition("/")[2]
+    percli, schemas = folder / "percli", folder / "cue" / "schemas"
+    if percli.exists():
+        return percli, schemas
+    go = shutil.which("go")
+    if go is None:
+        raise MissingError(
+            f"no percli: install Go, or put it at {percli} and its schemas beside it"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    with (cache_dir() / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not percli.exists():
+            found = json.loads(
+                _go(go, MODULE, "mod", "download", "-json", PERSES, failure=MissingError)
+            )
+            with tempfile.TemporaryDirectory() as name:
+                # The module cache is read-only, and go.sum of the release is in its source alone.
+                module = Path(
+                    shutil.copytree(
+                        found["Dir"], Path(name) / "perses", copy_function=shutil.copyfile
+                    )
+                )
+                for each in (module, *module.rglob("*/")):
+                    each.chmod(0o755)
+                for part in ("cue", "cue.mod"):
+                    shutil.copytree(module / part, folder / part, dirs_exist_ok=True)
+                stage = folder / f"percli.{os.getpid()}"
+                _go(go, module, "build", "-ldflags", "-s -w", "-o", str(stage), "./cmd/percli")
+            stage.rename(percli)
+    return percli, schemas
 
 
 def _go(go: str, module: Path, *arguments: str, failure: type[LabError] = LabError) -> str:

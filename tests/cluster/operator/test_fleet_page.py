@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from plimsoll_operator.config import parse
+from tests.axe import violations
 from tests.cluster.operator.test_fleet_safety import leaking
 from tests.lab.helm import CHART
 from tests.lab.kube import Kube
@@ -90,6 +91,7 @@ def test_the_page_shows_the_fleet(
             wide = tab.evaluate("() => document.documentElement.scrollWidth")
             assert wide <= width, "the page does not scroll sideways"
             assert [url for url in asked if "favicon" not in url] == [tab.url]
+            assert violations(tab) == []
             tab.screenshot(path=tmp_path / f"fleet-{scheme}-{width}.png", full_page=True)
             tab.close()
 
