@@ -139,7 +139,7 @@ def leader_worker_set() -> tuple[Path, Path]:
 def perses() -> tuple[Path, Path]:
     """Perses' command line and the folder of its schemas.
 
-    Built once, in about 2 minutes. MissingError where it cannot be.
+    Built once, in some minutes. MissingError where it cannot be.
     """
     folder = cache_dir() / PERSES.rpartition("/")[2]
     percli, schemas = folder / "percli", folder / "cue" / "schemas"
