@@ -70,7 +70,7 @@ def service() -> Dashboard:
                           (f"plimsoll_memory_learned_start_bytes{{{AT}}}",
                            "{{pod}} {{kind}} after a start"),
                           (f"plimsoll_memory_learned_budget_bytes{{{AT}}}",
-                           "{{pod}} {{kind}} budget"), width=HALF))
+                           "{{pod}} {{kind}} budget"), width=THIRD))
         .with_panel(lines("Needs", BYTES, "The most that a healthy replica held, what its declared "
                           "pools may take in all and may still take, and its limit.",
                           (f"plimsoll_memory_needed_bytes{{{AT}}}", "{{pod}} {{kind}}"),
@@ -78,10 +78,10 @@ def service() -> Dashboard:
                           (f"plimsoll_memory_declared_unfilled_bytes{{{AT}}}",
                            "{{pod}} {{kind}} not full yet"),
                           (f"plimsoll_memory_limit_bytes{{{AT}}}", "{{pod}} {{kind}} limit"),
-                          width=HALF))
+                          width=THIRD))
         .with_panel(lines("Learning", SECONDS, "For how long healthy memory was observed.",
                           (f"plimsoll_memory_learned_seconds{{{AT}}}", "{{pod}} {{kind}}"),
-                          width=HALF))
+                          width=THIRD))
         .with_panel(lines("Requests", COUNT, "Load of the engine.",
                           (f"sum(plimsoll_engine_num_requests_running{{{AT}}})", "running"),
                           (f"sum(plimsoll_engine_num_requests_waiting{{{AT}}})", "waiting"),
