@@ -9,26 +9,30 @@ from pathlib import Path
 
 import msgspec
 
-from plimsoll_api.assessment import Assessment, Suspicion
+from plimsoll_api.assessment import Assessment, BudgetState, Suspicion
 from plimsoll_api.engines import EngineType
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
-from plimsoll_api.peers import MAX_PEERS_BYTES
+from plimsoll_api.learned import LEARNED_FILE, MAX_LEARNED_BYTES, LearnedMemory, decode
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy, budget_of
+from plimsoll_api.peers import MAX_PEERS_BYTES, Peer
 from plimsoll_api.supervision import Mode, Supervision
 from plimsoll_api.supervisor_config import EngineEndpoint
 from plimsoll_operator.fleet import figures
+from plimsoll_operator.fleet.learned import learned_file
+from plimsoll_operator.status.recommendation import recommendation
 from plimsoll_sidecar.act.adapters.external_load import ExternalLoad
 from plimsoll_sidecar.act.adapters.external_profile import SGLANG, VLLM
 from plimsoll_sidecar.act.adapters.plimsoll_engine import PlimsollEngine
 from plimsoll_sidecar.clients.http import MAX_BYTES, HttpClient
 from plimsoll_sidecar.detect.detector import Detector
 from plimsoll_sidecar.detect.fleet import weigh_peers
+from plimsoll_sidecar.govern.auto_budget import LearnedBudgets
 from plimsoll_sidecar.govern.command import EngineView
 from plimsoll_sidecar.govern.governor import Governor
 from plimsoll_sidecar.record.metrics import Metrics
 from plimsoll_sidecar.signals.cgroup import CgroupMemory
 from plimsoll_sidecar.signals.device_memory import Dcgm
-from plimsoll_sidecar.signals.other_pods import PeersFile
+from plimsoll_sidecar.signals.other_pods import LearnedFile, PeersFile
 from plimsoll_sidecar.signals.sampler import Sampler, find_signals
 from tests.fuzz.watched import Target
 
@@ -52,6 +56,7 @@ def make(name: str, folder: Path) -> Target:
         "exporter-page": _exporter,
         "status": _status,
         "peers": _peers,
+        "learned": _learned,
     }[name](folder)
 
 
@@ -79,6 +84,7 @@ def _operator(folder: Path) -> Target:
     def run(data: bytes) -> None:
         found = figures.parse(data)
         msgspec.json.encode(figures.memory_status({"pod-0": found}))
+        recommendation(None, "1", [found], MEMORY, 1 << 30, "2026-11-26T12:00:00Z")
 
     ratio = 'plimsoll_memory_budget_consumed_ratio{kind="host"} '
     left = "plimsoll_restart_budget_remaining "
@@ -250,6 +256,39 @@ def _peers(folder: Path) -> Target:
         b"[" * LARGE,
         b"[" + one * (MAX_PEERS_BYTES // len(one)),
         b'[{"pod":"' + b"a" * LARGE,
+    )
+    return Target(run, (*NUMBERS, *words), large)
+
+
+def _learned(folder: Path) -> Target:
+    """A new supervisor, and the operator, that read what replicas have learned."""
+    path = folder / LEARNED_FILE
+    memory = MemoryPolicy(host=budget_of("Auto"), device=budget_of("Auto"))
+    host = BudgetState(current=4 << 30, baseline=4 << 30, unexplained=0, limit=16 << 30)
+    seen = Assessment(t=1.0, epoch=1, warm=True, host=host, device=host)
+    replicas = [Peer("qwen-0", "1")]
+    latest = {"qwen-0": figures.Figures(host_learned=LearnedMemory(3600, (1, 2, 3), 4, 5))}
+
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
+        budgets = LearnedBudgets()
+        budgets.inherit(LearnedFile(path).read(None))
+        budgets.observe(1.0, "1", "1", seen, ())
+        budgets.revise(1.0, memory)
+        found = budgets.in_force(memory).memory
+        for one in (found.host, found.device):
+            assert one is not None
+            assert 0 < one.growth_bytes <= 6 << 30, "half of the room at most"
+        msgspec.json.encode(budgets)
+        decode(learned_file(data.decode(errors="replace"), replicas, [], latest, 1e9).encode())
+
+    fields = ("workload", "revision", "at", "host", "device", "seen_s", "gains", "start", "budget")
+    words = (*(f'"{field}":' for field in fields), "1125899906842624", "1125899906842625")
+    one = b'{"workload":"","revision":"1","at":1,"host":{"budget":1}},'
+    large = lambda: (  # noqa: E731
+        b"[" * LARGE,
+        b"[" + one * (MAX_LEARNED_BYTES // len(one)),
+        b'[{"workload":"' + b"a" * LARGE,
     )
     return Target(run, (*NUMBERS, *words), large)
 
