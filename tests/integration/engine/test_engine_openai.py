@@ -401,6 +401,24 @@ def test_a_forced_tool_call_is_a_tool_call(engine: Any, choice: Any, stream: boo
     assert call.id.startswith("call_")
 
 
+def test_arguments_are_an_object_where_their_schema_has_no_type(engine: Any) -> None:
+    """Such a schema allows any value, and the text of a hot model is one of them."""
+    parameters = {"properties": {"port": {"enum": ["Hull"]}}, "required": ["port"]}
+    tool = {"type": "function", "function": {"name": "tide", "parameters": parameters}}
+    answer = engine.client.chat.completions.create(
+        **ASK | {"temperature": 2.0, "n": 8, "max_tokens": 40},
+        tools=[tool],
+        tool_choice="required",
+        stream=True,
+    )
+    given = dict.fromkeys(range(8), "")
+    for choice in (choice for chunk in answer for choice in chunk.choices):
+        for call in choice.delta.tool_calls or []:
+            given[choice.index] += call.function.arguments
+    assert all(one == "" or one.lstrip().startswith("{") for one in given.values()), given
+    assert any(given.values())
+
+
 def test_tools_that_are_not_called_change_nothing_else(engine: Any) -> None:
     answer = engine.client.chat.completions.create(
         **ASK, tools=TOOLS, tool_choice="auto", max_tokens=9, temperature=0
