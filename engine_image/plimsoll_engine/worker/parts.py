@@ -97,6 +97,8 @@ class Weights:
         self.fenced = False
         """After :meth:`close`: this process cannot write to the weight server's KV pool."""
         self._mapping: WeightMapping | None = None
+        self._sizes: dict[str, int] = {}
+        """Bytes of the weights by owner, once they are bound."""
 
     def request(self, model_config: Any, dtype: torch.dtype) -> None:
         """Have the weight server load the weights, where there is one for this model."""
@@ -142,6 +144,11 @@ class Weights:
                 self.draft = draft_models.load(draft, dtype, device)
         if isinstance(self.model, Decoder):
             self.model.group = self._member.group
+        of_rank = _nbytes(self.model) if self._mapping is None else self._mapping.nbytes
+        self._sizes = {"weights": of_rank * self._member.shard.size}
+        if self.draft is not None:
+            self._sizes["draft_weights"] = drafted = _nbytes(self.draft)
+            self._sizes["weights"] -= drafted if self.is_mapped else 0  # they are mapped together
         return self.model
 
     def map_pool(self, nbytes: int = 0) -> torch.Tensor | None:
@@ -172,13 +179,9 @@ class Weights:
             return []
         process = Role.WEIGHT_SERVER if self.is_mapped else Role.WORKER
         kind = MemoryKind.DEVICE if self.model.device.type == "cuda" else MemoryKind.HOST
-        drafted = 0 if self.draft is None else _nbytes(self.draft)
-        own = _nbytes(self.model) if self._mapping is None else self._mapping.nbytes
-        total = own * self._member.shard.size - (drafted if self.is_mapped else 0)
-        sizes = {"weights": total} | ({} if self.draft is None else {"draft_weights": drafted})
         return [
             Owner(name=name, kind=kind, nbytes=partial(int, nbytes), bound=nbytes, process=process)
-            for name, nbytes in sizes.items()
+            for name, nbytes in self._sizes.items()
         ]
 
     def close(self) -> None:
