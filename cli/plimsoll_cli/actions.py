@@ -1,4 +1,4 @@
-"""``plimsoll trim|drain|restart|resume``: asks, then has a replica's supervisor do it, fenced."""
+"""Actions on a replica: confirmation by a person, then a fenced call to its supervisor."""
 
 from __future__ import annotations
 
@@ -10,74 +10,77 @@ from plimsoll_api.admin import Capability
 from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.names import action_limit_s
 from plimsoll_cli.errors import RunError, UsageError
-from plimsoll_cli.output import waiting
+from plimsoll_cli.output import spinner
 
-Ask = Callable[[str], bool]
-"""Puts a question to a person."""
-Reach = Callable[[list[str], float], tuple[int, str, str]]
-"""Runs the supervisor's ``ask`` program beside one replica's engine, with these arguments, for so
-many seconds at most: exit status, standard output and error."""
+Confirm = Callable[[str], bool]
+"""Function that asks a person a question and returns whether the answer is yes."""
+CallSupervisor = Callable[[list[str], float], tuple[int, str, str]]
+"""Function that runs the supervisor's ``ask`` program in a replica, with arguments and a timeout in
+seconds. Returns exit status, standard output and standard error."""
 
-DOES = {
+EFFECTS = {
     "trim": "returns cached memory to the system; caches are cold afterwards",
     "drain": "takes the replica out of service and lets running requests finish",
     "restart": "ends its engine, and its container starts again; requests that do not end in time"
     " are lost",
     "resume": "puts it back into service and resets its restart budget",
 }
-CARRIES = "replaces its worker; running requests pause, then continue"
-"""What ``restart`` does to an engine that can restart its worker alone."""
+WORKER_RESTART_EFFECT = "replaces its worker; running requests pause, then continue"
+"""Effect of ``restart`` on an engine that can restart only its worker."""
 STATUS_S = 30.0
 EXEC_S = 30.0
-"""Time to start the program in the pod, in addition to the limit of the action itself."""
+"""Time to start the program in the pod, added to the timeout of the action."""
 
 
 def act(
-    reach: Reach, what: str, pod: str, yes: bool, deadline_s: float, ask: Ask,
+    call: CallSupervisor, action: str, pod: str, yes: bool, deadline_s: float, confirm: Confirm,
     whole_service: bool = False,
 ) -> ActionAnswer:  # fmt: skip
-    """Have a supervisor carry out an action, fenced by the engine's epoch; return its answer.
+    """Run an action through a replica's supervisor and return its answer.
 
-    A person who confirms sees the replica first, and the action is fenced by the epoch that was
-    shown. With ``yes``, a single call lets the supervisor fence it by the current epoch. Raises
-    RunError if the supervisor does not answer, and if it refuses; UsageError without a terminal.
+    A person first sees the replica and confirms; the action is then fenced by the epoch that was
+    shown. With ``yes``, the supervisor uses the current epoch. Raises RunError if the supervisor
+    refuses or does not answer, and UsageError without a terminal.
     """
     epoch = CURRENT
     if not yes:
-        seen = status(reach, pod)
-        if seen.epoch is None:
-            raise RunError(f"{pod}: {seen.message}")
-        epoch = seen.epoch
-        question = f"{what} {pod} (epoch {epoch}, {seen.state}): {does(what, seen)}. Continue?"
+        current = status(call, pod)
+        if current.epoch is None:
+            raise RunError(f"{pod}: {current.message}")
+        epoch = current.epoch
+        effect = describe_effect(action, current)
+        question = f"{action} {pod} (epoch {epoch}, {current.state}): {effect}. Continue?"
         if not sys.stdin.isatty():
-            raise UsageError(f"{question}\nNo terminal to confirm on: add --yes")
-        if not ask(question):
+            raise UsageError(f"{question}\nThere is no terminal to confirm on: add --yes")
+        if not confirm(question):
             raise RunError("canceled: nothing has changed")
-    arguments = [what, f"--expected-epoch={epoch}", f"--deadline={deadline_s}"]
+    arguments = [action, f"--expected-epoch={epoch}", f"--deadline={deadline_s}"]
     arguments += ["--service"] if whole_service else []
-    with waiting(f"{what} {pod}"):
-        answer = _answer(reach, pod, arguments, action_limit_s(deadline_s) + EXEC_S)
+    with spinner(f"{action} {pod}"):
+        answer = _answer(call, pod, arguments, action_limit_s(deadline_s) + EXEC_S)
     if answer.outcome != "Succeeded":
-        raise RunError(f"{what} {pod}: {answer.outcome}: {answer.message}")
+        raise RunError(f"{action} {pod}: {answer.outcome}: {answer.message}")
     return answer
 
 
-def does(what: str, seen: ActionAnswer) -> str:
-    """Say what the action does to the engine that was seen."""
-    carries = what == "restart" and Capability.RESTART_WORKER.value in seen.capabilities
-    return CARRIES if carries else DOES[what]
+def describe_effect(action: str, current: ActionAnswer) -> str:
+    """Return the effect of the action on the engine."""
+    restarts_worker = (
+        action == "restart" and Capability.RESTART_WORKER.value in current.capabilities
+    )
+    return WORKER_RESTART_EFFECT if restarts_worker else EFFECTS[action]
 
 
-def status(reach: Reach, pod: str) -> ActionAnswer:
-    """Ask the supervisor of a replica what it sees of its engine. Raises RunError."""
-    with waiting(f"asking {pod}"):
-        return _answer(reach, pod, ["status"], STATUS_S)
+def status(call: CallSupervisor, pod: str) -> ActionAnswer:
+    """Return the supervisor's view of its engine. Raises RunError."""
+    with spinner(f"asking {pod}"):
+        return _answer(call, pod, ["status"], STATUS_S)
 
 
-def _answer(reach: Reach, pod: str, arguments: list[str], limit_s: float) -> ActionAnswer:
-    code, out, error = reach(arguments, limit_s)
+def _answer(call: CallSupervisor, pod: str, arguments: list[str], limit_s: float) -> ActionAnswer:
+    code, out, error = call(arguments, limit_s)
     try:
         return decode(out.strip().splitlines()[-1].encode(), ActionAnswer)
     except (IndexError, Malformed):
-        said = error.strip() or out.strip() or f"exit status {code}"
-        raise RunError(f"{pod}: cannot reach the supervisor: {said}") from None
+        detail = error.strip() or out.strip() or f"exit status {code}"
+        raise RunError(f"{pod}: cannot call the supervisor: {detail}") from None

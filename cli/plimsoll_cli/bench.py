@@ -1,4 +1,4 @@
-"""``plimsoll bench``: load on an OpenAI endpoint, and what clients saw of it."""
+"""``plimsoll bench``: load on an OpenAI endpoint, measured by its clients."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PROMPT = "Write a short story about a ship that carries more than its mark allow
 
 
 @dataclass
-class Seen:
-    """One request by its client's clock. Seconds; None where nothing came."""
+class RequestTiming:
+    """Timing of a request, in seconds of the client's clock; None if nothing arrived."""
 
     sent: float
     chunks: list[float] = field(default_factory=list)
@@ -29,84 +29,87 @@ class Seen:
 
     @property
     def ttft_s(self) -> float | None:
-        """Return the seconds from sending to the first chunk; None where none came."""
+        """Time to first token in seconds, or None."""
         return self.chunks[0] - self.sent if self.chunks else None
 
     @property
     def gaps_s(self) -> list[float]:
-        """Return the seconds between each two chunks."""
+        """Seconds between consecutive chunks."""
         return [b - a for a, b in zip(self.chunks, self.chunks[1:], strict=False)]
 
 
 @dataclass(frozen=True)
 class LoadProfile:
-    """``count`` requests, at most ``at_once`` of them under way."""
+    """Load of ``count`` requests, at most ``concurrency`` at the same time."""
 
     url: str
     model: str
     count: int
-    at_once: int
+    concurrency: int
     max_tokens: int
     api_key: str | None = None
 
 
-async def run(load: LoadProfile, done: Callable[[], None]) -> tuple[list[Seen], float]:
-    """Every request and the seconds they took together. RunError where none succeeded."""
-    limit = asyncio.Semaphore(load.at_once)
+async def run(load: LoadProfile, done: Callable[[], None]) -> tuple[list[RequestTiming], float]:
+    """Send all requests; return their timings and the total seconds.
+
+    Calls ``done`` after each request. Raises RunError if all fail.
+    """
+    limit = asyncio.Semaphore(load.concurrency)
     headers = {"Authorization": f"Bearer {load.api_key}"} if load.api_key else {}
-    limits = httpx.Limits(max_connections=load.at_once)
+    limits = httpx.Limits(max_connections=load.concurrency)
     async with httpx.AsyncClient(timeout=REQUEST_S, headers=headers, limits=limits) as client:
         begin = time.perf_counter()
 
-        async def one(number: int) -> Seen:
+        async def one(number: int) -> RequestTiming:
             async with limit:
-                seen = await _one(client, load, number)
+                timing = await _send(client, load, number)
             done()
-            return seen
+            return timing
 
         found = await asyncio.gather(*(one(number) for number in range(load.count)))
-        took = time.perf_counter() - begin
-    if all(seen.error for seen in found):
+        total_s = time.perf_counter() - begin
+    if all(timing.error for timing in found):
         raise RunError(f"{load.url}: no request succeeded: {found[0].error}")
-    return list(found), took
+    return list(found), total_s
 
 
-async def _one(client: httpx.AsyncClient, load: LoadProfile, number: int) -> Seen:
-    # Different from the first token on, so that the prefix cache answers nothing.
+async def _send(client: httpx.AsyncClient, load: LoadProfile, number: int) -> RequestTiming:
+    # The first token differs, so that the prefix cache has no hits.
     body = {
         "model": load.model, "prompt": f"{number}: {PROMPT}", "max_tokens": load.max_tokens,
         "stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True,
     }  # fmt: skip
-    seen = Seen(time.perf_counter())
+    timing = RequestTiming(time.perf_counter())
     try:
         async with client.stream("POST", f"{load.url}/v1/completions", json=body) as answer:
             if answer.status_code != 200:
                 text = (await answer.aread()).decode(errors="replace")
-                seen.error = f"HTTP {answer.status_code}: {text[:300]}"
-                return seen
+                timing.error = f"HTTP {answer.status_code}: {text[:300]}"
+                return timing
             async for line in answer.aiter_lines():
                 if line.startswith("data: {"):
-                    _take(seen, json.loads(line.removeprefix("data: ")))
+                    _record_chunk(timing, json.loads(line.removeprefix("data: ")))
     except (httpx.HTTPError, ValueError) as error:
-        seen.error = str(error) or type(error).__name__
-    return seen
+        timing.error = str(error) or type(error).__name__
+    return timing
 
 
-def _take(seen: Seen, chunk: dict[str, Any]) -> None:
+def _record_chunk(timing: RequestTiming, chunk: dict[str, Any]) -> None:
     choices = chunk.get("choices") or []
     if choices and choices[0].get("text"):
-        seen.chunks.append(time.perf_counter())
+        timing.chunks.append(time.perf_counter())
     if chunk.get("usage"):
-        seen.tokens = chunk["usage"].get("completion_tokens")
+        timing.tokens = chunk["usage"].get("completion_tokens")
 
 
-def figures(found: list[Seen], took_s: float) -> dict[str, float | int | None]:
-    """Keys with their units; None where nothing was measured."""
-    good = [seen for seen in found if seen.error is None]
-    ttft = [seen.ttft_s for seen in good if seen.ttft_s is not None]
-    gaps = [gap for seen in good for gap in seen.gaps_s]
-    tokens = [seen.tokens for seen in good if seen.tokens is not None]
-    whole = [seen.chunks[-1] - seen.sent for seen in good if seen.chunks]
+def figures(found: list[RequestTiming], took_s: float) -> dict[str, float | int | None]:
+    """Return the figures by name and unit; None if not measured."""
+    good = [timing for timing in found if timing.error is None]
+    ttft = [timing.ttft_s for timing in good if timing.ttft_s is not None]
+    gaps = [gap for timing in good for gap in timing.gaps_s]
+    tokens = [timing.tokens for timing in good if timing.tokens is not None]
+    whole = [timing.chunks[-1] - timing.sent for timing in good if timing.chunks]
     values: dict[str, float | int | None] = {
         "request_count": len(found),
         "failed_count": len(found) - len(good),

@@ -1,4 +1,4 @@
-"""Commands about a cluster (or ``--local``): each imports what it needs when it runs."""
+"""Commands about a cluster, or with ``--local`` about this machine."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def top(
     kubeconfig: options.Kubeconfig = None,
     context: options.Context = None,
     namespace: options.Namespace = None,
-    everywhere: options.Everywhere = False,
+    all_namespaces: options.AllNamespaces = False,
     output: options.Form = Output.TABLE,
     once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
 ) -> None:
     """Watch the leak budgets of all services and policies, worst first."""
     from plimsoll_cli.cluster import top as showing
 
-    showing.run(options.cluster(kubeconfig, context, namespace, everywhere), output, once)
+    showing.run(options.connect(kubeconfig, context, namespace, all_namespaces), output, once)
 
 
 def incidents(
@@ -41,7 +41,7 @@ def incidents(
     kubeconfig: options.Kubeconfig = None,
     context: options.Context = None,
     namespace: options.Namespace = None,
-    everywhere: options.Everywhere = False,
+    all_namespaces: options.AllNamespaces = False,
     phase: Annotated[
         str | None, typer.Option(help="Show only this phase, for example Unresolved.")
     ] = None,
@@ -60,30 +60,30 @@ def incidents(
     """List incidents, newest first."""
     from plimsoll_cli import incidents as listing
     from plimsoll_cli.incident_view import IncidentView
-    from plimsoll_cli.output import waiting
+    from plimsoll_cli.output import spinner
 
     wanted = listing.Filter(target, phase, kind, open_only)
     wanted.check()
     if local or run_dir is not None:
 
         def read() -> list[IncidentView]:
-            return listing.local(target, run_dir)
+            return listing.read_local(target, run_dir)
 
-        # A run directory is one service's, whatever it is called.
+        # A run directory has the incidents of one service.
         wanted = listing.Filter(None, phase, kind, open_only)
     else:
-        cluster = options.cluster(kubeconfig, context, namespace, everywhere)
+        cluster = options.connect(kubeconfig, context, namespace, all_namespaces)
 
         def read() -> list[IncidentView]:
-            with waiting("reading incidents") as tell:
-                return listing.of_cluster(cluster, target, tell)
+            with spinner("reading incidents") as show:
+                return listing.list_incidents(cluster, target, show)
 
     if watch:
         listing.watch(read, wanted, output)
         return
     found = read()
-    shown = listing.listing(found, wanted, limit)
-    listing.print_list(shown, output, len(listing.listing(found, wanted, None)) - len(shown))
+    shown = listing.select(found, wanted, limit)
+    listing.print_list(shown, output, len(listing.select(found, wanted, None)) - len(shown))
 
 
 def explain(
@@ -95,25 +95,25 @@ def explain(
     namespace: options.Namespace = None,
     output: options.Form = Output.TABLE,
 ) -> None:
-    """Explain an incident: what grew, what was tried, what came back, what to do next."""
+    """Explain an incident: what grew, what was tried, how much memory returned, what to do next."""
     from plimsoll_cli import explain as explaining
     from plimsoll_cli import incidents as listing
     from plimsoll_cli.output import console, plain, write
 
     if local or run_dir is not None:
-        found = [one for one in listing.local(None, run_dir) if one.name == incident]
+        found = [one for one in listing.read_local(None, run_dir) if one.name == incident]
         if not found:
             raise UsageError(
                 f"{incident}: no local journal has this incident; see: plimsoll incidents --local"
             )
         shown = found[0]
     else:
-        shown = listing.named(options.cluster(kubeconfig, context, namespace), incident)
+        shown = listing.get_incident(options.connect(kubeconfig, context, namespace), incident)
     if output.for_people:
         out = console()
         explaining.show(shown, out, plain(out))
     else:
-        write(listing.objects(shown) | {"next": explaining.next_step(shown)}, output)
+        write(listing.to_object(shown) | {"next": explaining.next_step(shown)}, output)
 
 
 def doctor(
@@ -126,7 +126,7 @@ def doctor(
     kubeconfig: options.Kubeconfig = None,
     context: options.Context = None,
     namespace: options.Namespace = None,
-    everywhere: options.Everywhere = False,
+    all_namespaces: options.AllNamespaces = False,
     output: options.Form = Output.TABLE,
 ) -> None:
     """Check the cluster, CRDs, permissions, operator, policies, webhook and each supervisor."""
@@ -137,7 +137,7 @@ def doctor(
 
     checks = []
     out = console()
-    cluster = options.cluster(kubeconfig, context, namespace, everywhere, checked=False)
+    cluster = options.connect(kubeconfig, context, namespace, all_namespaces, check_namespace=False)
     for check in checking.run(cluster, service, policy):
         checks.append(check)
         if output.for_people:
@@ -197,23 +197,23 @@ ACTIONS = {
     ),
     "resume": ("Put a replica back into service and reset its restart budget.", (SERVICE,)),
 }
-"""Each action's help, and its options beside those of all."""
+"""Help of each action, and its additional options."""
 
 
-def _command(what: str, own: tuple[inspect.Parameter, ...]) -> Any:
-    """Make the function from whose signature typer reads the options of one action."""
+def _command(action: str, options_of_action: tuple[inspect.Parameter, ...]) -> Any:
+    """Return a command whose signature defines the options of one action for typer."""
 
     def command(**given: Any) -> None:
-        _do(what, **given)
+        _run_action(action, **given)
 
-    parameters = (*COMMON, *own)
+    parameters = (*COMMON, *options_of_action)
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in parameters}
     return command
 
 
-def _do(
-    what: str,
+def _run_action(
+    action: str,
     target: str,
     local: bool,
     run_dir: Path | None,
@@ -227,31 +227,34 @@ def _do(
 ) -> None:
     from plimsoll_cli.actions import act
 
-    def tell(pod: str, answer: ActionAnswer) -> None:
-        typer.echo(f"{what} {pod}: {answer.message or 'done'}")
+    def print_answer(pod: str, answer: ActionAnswer) -> None:
+        typer.echo(f"{action} {pod}: {answer.message or 'done'}")
 
     if local or run_dir is not None:
         from plimsoll_cli.local import run_dir as folders
 
-        reach = folders.in_supervisor(run_dir or folders.of(target))
-        tell(target, act(reach, what, target, yes, deadline, typer.confirm, service))
+        reach = folders.supervisor_caller(run_dir or folders.service_dir(target))
+        print_answer(target, act(reach, action, target, yes, deadline, typer.confirm, service))
         return
-    from plimsoll_cli.cluster.actions import act_on_all, check_not_last, in_supervisor
+    from plimsoll_cli.cluster.actions import act_on_all, check_not_last, supervisor_caller
     from plimsoll_cli.targets import parse
 
-    found, cluster = parse(target), options.cluster(kubeconfig, context, namespace)
+    found, cluster = parse(target), options.connect(kubeconfig, context, namespace)
     if not found.is_pod:
-        act_on_all(cluster, what, found, yes, deadline, typer.confirm, service, tell)
+        act_on_all(cluster, action, found, yes, deadline, typer.confirm, service, print_answer)
         return
     pod = found.name
-    if what == "drain" and not force:
+    if action == "drain" and not force:
         check_not_last(cluster, pod)
-    tell(pod, act(in_supervisor(cluster, pod), what, pod, yes, deadline, typer.confirm, service))
+    print_answer(
+        pod,
+        act(supervisor_caller(cluster, pod), action, pod, yes, deadline, typer.confirm, service),
+    )
 
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the program."""
     for command in (top, incidents, explain, doctor):
         app.command()(command)
-    for what, (text, own) in ACTIONS.items():
-        app.command(what, help=text)(_command(what, own))
+    for action, (text, options_of_action) in ACTIONS.items():
+        app.command(action, help=text)(_command(action, options_of_action))

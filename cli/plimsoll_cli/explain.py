@@ -1,4 +1,4 @@
-"""``plimsoll explain``: the story of one incident, for the person on call."""
+"""``plimsoll explain``: the story of an incident for the person on call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.text import Text
 from plimsoll_api.incident_story import Story
 from plimsoll_api.names import POLICY_LABEL, SERVICE_LABEL
 from plimsoll_api.units import format_bytes, format_span
-from plimsoll_cli.incident_view import IncidentView, cut, state, step_line, target
+from plimsoll_cli.incident_view import IncidentView, state_text, step_line, target, truncate
 from plimsoll_cli.output import plot
 
 WHAT = {
@@ -24,8 +24,8 @@ WHAT = {
     "CrashLoop": "a container keeps crashing",
     "ManualAction": "a person ran an action on the replica",
 }
-LABEL, WIDEST, HEIGHT = 9, 64, 5
-"""Columns of a size, most columns and the lines of the picture."""
+LABEL_WIDTH, MAX_WIDTH, HEIGHT = 9, 64, 5
+"""Width of the axis labels, maximum width, and height of the chart."""
 REPORT = "report the leak with the saved diagnostics: a restart only removes its effect."
 NEXT = {
     "Open": "wait: the supervisor first checks that the growth continues.",
@@ -85,34 +85,34 @@ WAITS = {
     "RestartCountUnreadable": "someone else edited the slot Lease. Clear its counts:"
     " plimsoll resume {replica} --service",
 }
-BY_KIND = {
+NEXT_BY_KIND = {
     "OutOfMemoryKill": "raise the memory limit of {container}, or find out what grew before:"
     " plimsoll incidents {target}",
     "CrashLoop": "its last log says why: kubectl logs {pod} -c {container} --previous",
 }
-"""For kinds that no action of the supervisor cures, whatever phase they are in."""
-LOG_HERE = "the engine's output says more."
-HERE = {
+"""Next steps for kinds that no action of the supervisor fixes, in any phase."""
+LOCAL_LOG = "the engine's output says more."
+NEXT_LOCAL = {
     "Observed": "let the supervisor act: plimsoll watch --recover -- COMMAND, or"
     " spec.supervision.mode: Recover in the service's manifest.",
     "LadderExhausted": "restart the engine yourself, or allow more in spec.supervision.ladder of"
     " its manifest.",
-    "ContainerRestarted": LOG_HERE,
-    "WorkerRestarted": LOG_HERE,
-    "Recovered": "nothing at once: the engine is ready again. " + LOG_HERE,
-    "Failed": "the message above says why. " + LOG_HERE,
-    "Refused": LOG_HERE,
+    "ContainerRestarted": LOCAL_LOG,
+    "WorkerRestarted": LOCAL_LOG,
+    "Recovered": "nothing at once: the engine is ready again. " + LOCAL_LOG,
+    "Failed": "the message above says why. " + LOCAL_LOG,
+    "Refused": LOCAL_LOG,
 }
-"""In place of :data:`NEXT` for an engine on this machine, which has no pod."""
+"""Next steps that replace :data:`NEXT` for an engine on this machine, which has no pod."""
 
 
 def next_step(incident: IncidentView) -> str:
-    """Say what a person does now."""
+    """Return what a person should do next."""
     spec, status = incident.spec, incident.status
     key, here = status.outcome or incident.story.phase, not incident.namespace
-    known = (HERE if here and key in HERE else NEXT).get(key, "see the message above.")
-    if spec.kind in BY_KIND and status.outcome not in ("Recovered", "PodGone"):
-        known = BY_KIND[spec.kind]
+    known = (NEXT_LOCAL if here and key in NEXT_LOCAL else NEXT).get(key, "see the message above.")
+    if spec.kind in NEXT_BY_KIND and status.outcome not in ("Recovered", "PodGone"):
+        known = NEXT_BY_KIND[spec.kind]
     elif status.waiting_reason is not None:
         known = WAITS.get(status.waiting_reason, known)
     slots = (
@@ -130,19 +130,19 @@ def next_step(incident: IncidentView) -> str:
 
 
 def lines(incident: IncidentView, width: int, plain: bool = False) -> Iterator[Text]:
-    """Tell the story, each line cut to ``width`` columns except for sentences, which are whole."""
+    """Yield the lines of the story. Only sentences may exceed ``width`` columns."""
     spec, story = incident.spec, incident.story
-    yield Text.assemble((incident.name, "bold"), "  ", state(story))
+    yield Text.assemble((incident.name, "bold"), "  ", state_text(story))
     yield Text(f"{story.kind}: {WHAT.get(spec.kind, 'something went wrong')}.")
-    yield Text(f"{_whose(incident)}, pod {spec.pod}, epoch {spec.epoch}.")
+    yield Text(f"{_owner(incident)}, pod {spec.pod}, epoch {spec.epoch}.")
     lasted = ""
     if story.ended_at is not None:
         span = format_span(story.ended_at - story.opened_at)
         lasted = f", ended {incident.status.ended_at} after {span}"
     yield Text(f"Opened {spec.opened_at}{lasted}.")
-    yield from _seen(story)
-    yield from _picture(story, width, plain)
-    yield from _tried(story, width, plain)
+    yield from _evidence_lines(story)
+    yield from _chart_lines(story, width, plain)
+    yield from _action_lines(story, width, plain)
     if story.returned_bytes is not None:
         yield Text(f"\nCame back: {format_bytes(story.returned_bytes)}.", style="bold")
     if story.message:
@@ -156,8 +156,8 @@ def lines(incident: IncidentView, width: int, plain: bool = False) -> Iterator[T
     yield Text.assemble(("\nWhat next: ", "bold"), next_step(incident))
 
 
-def _whose(incident: IncidentView) -> str:
-    """``Service ml/qwen``, or a policy's workload: ``Deployment ml/vllm (SupervisionPolicy x)``."""
+def _owner(incident: IncidentView) -> str:
+    """Return the service, or a policy's workload: ``Deployment ml/vllm (SupervisionPolicy x)``."""
     spec, space = incident.spec, f"{incident.namespace}/" if incident.namespace else ""
     workload = spec.workload_ref
     if spec.policy_ref is None:
@@ -168,12 +168,12 @@ def _whose(incident: IncidentView) -> str:
 
 
 def show(incident: IncidentView, out: Console, plain: bool) -> None:
-    """Print the explanation of an incident for a person."""
+    """Print the story of an incident."""
     for line in lines(incident, out.width, plain):
         out.print(line, soft_wrap=True)
 
 
-def _seen(story: Story) -> Iterator[Text]:
+def _evidence_lines(story: Story) -> Iterator[Text]:
     seen = story.seen
     if seen.bytes:
         grew = ", ".join([f"{format_bytes(seen.bytes)}{story.where}", *story.rates])
@@ -186,11 +186,11 @@ def _seen(story: Story) -> Iterator[Text]:
         yield Text(f"Evidence: {sentence}")
 
 
-def _picture(story: Story, width: int, plain: bool) -> Iterator[Text]:
+def _chart_lines(story: Story, width: int, plain: bool) -> Iterator[Text]:
     points = story.memory
     if len(points) < 2:
         return
-    drawn = plot(points, max(8, min(WIDEST, width - LABEL - 4)), HEIGHT, plain)
+    drawn = plot(points, max(8, min(MAX_WIDTH, width - LABEL_WIDTH - 4)), HEIGHT, plain)
     if not drawn:
         return
     sizes = [size for _, size in points]
@@ -198,17 +198,17 @@ def _picture(story: Story, width: int, plain: bool) -> Iterator[Text]:
     yield Text("\nMemory of the replica, from step to step:")
     for row, line in enumerate(drawn):
         edge = "|" if plain else "│"
-        yield Text.assemble((f"{labels.get(row, ''):>{LABEL}} {edge}", "dim"), (line, "cyan"))
+        yield Text.assemble((f"{labels.get(row, ''):>{LABEL_WIDTH}} {edge}", "dim"), (line, "cyan"))
     ends = f"+{format_span(points[0][0])}", f"+{format_span(points[-1][0])}"
     gap = max(1, len(max(drawn, key=len)) - len(ends[0]) - len(ends[1]))
-    yield Text(f"{'':>{LABEL}}  {ends[0]}{' ' * gap}{ends[1]}", style="dim")
+    yield Text(f"{'':>{LABEL_WIDTH}}  {ends[0]}{' ' * gap}{ends[1]}", style="dim")
 
 
-def _tried(story: Story, width: int, plain: bool) -> Iterator[Text]:
+def _action_lines(story: Story, width: int, plain: bool) -> Iterator[Text]:
     if not story.steps:
         yield Text("\nNo action has been tried yet.")
         return
     yield Text("\nWhat was tried:", style="bold")
     for step in story.steps:
         start = f"+{format_span(step.at - story.opened_at):<7} {step.name:<14} "
-        yield cut(step_line(start, step, width=10), width, plain)
+        yield truncate(step_line(start, step, width=10), width, plain)

@@ -1,8 +1,7 @@
-"""The result of a measurement: one JSON object with the figures, the machine and the command.
+"""Result of a measurement: a JSON object with figures, machine and command.
 
-Keys of figures are snake_case with the unit last; ``_low`` and ``_high`` after the unit are the
-ends of a figure's interval. A figure that could not be measured is absent,
-never zero.
+Names of figures are snake_case and end with the unit; ``_low`` and ``_high`` after it are the ends
+of an interval. A figure that could not be measured is absent, never zero.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def result(
     command: Sequence[str],
     samples: Any = None,
 ) -> dict[str, Any]:
-    """Make the object to print and to write. Raises ValueError for a key without a unit."""
+    """Return the object to print. Raises ValueError for a figure without a unit."""
     for key in figures:
         if not _KEY.match(key):
             raise ValueError(f"figure {key!r}: snake_case with its unit last, one of {UNITS}")
@@ -46,7 +45,7 @@ def result(
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Nearest-rank percentile (``share`` .99 for p99), a value that was measured; None of none."""
+    """Return the nearest-rank percentile (``share`` .99 for p99), or None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -56,7 +55,7 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, memory, accelerators and versions; what cannot be found out is absent."""
+    """Return processor, memory, accelerators and versions, as far as they are known."""
     facts: dict[str, Any] = {
         "system": platform.platform(),
         "python": platform.python_version(),
@@ -69,9 +68,9 @@ def machine() -> dict[str, Any]:
 
 
 def commit(here: Path = HERE) -> str | None:
-    """Return the commit of the source tree around ``here``, with ``-dirty``; None outside of one.
+    """Return the commit of the source tree around ``here``, with ``-dirty``, or None.
 
-    Results do not count as a change: a benchmark may have published some already.
+    Changed results do not make it dirty, because a benchmark may have written some.
     """
     sources = (":/", ":(top,exclude)research/bench/results")
     try:

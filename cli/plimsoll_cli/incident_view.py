@@ -1,4 +1,4 @@
-"""One incident as every command shows it: a LeakIncident's content, from a cluster or a journal."""
+"""View of an incident for all commands, from a LeakIncident or a journal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from plimsoll_cli.targets import parse
 
 
 class IncidentView(msgspec.Struct, kw_only=True):
-    """A LeakIncident's content. Times are RFC 3339, as in the object."""
+    """Content of a LeakIncident. Times are RFC 3339."""
 
     name: str
     namespace: str
@@ -27,16 +27,16 @@ class IncidentView(msgspec.Struct, kw_only=True):
 
     @property
     def story(self) -> Story:
-        """What happened, as ordered facts."""
+        """The incident as ordered facts."""
         return story_of_object(self.name, self.spec, self.status)
 
 
 class UnreadableError(ValueError):
-    """An object that is no LeakIncident of this version; the message names it."""
+    """The object is not a LeakIncident of this version. The message names it."""
 
 
-def of_object(item: dict[str, Any]) -> IncidentView:
-    """From a LeakIncident; UnreadableError where it has another shape."""
+def from_object(item: dict[str, Any]) -> IncidentView:
+    """Return the view of a LeakIncident. Raises UnreadableError."""
     meta = item.get("metadata") or {}
     name = str(meta.get("name", "?"))
     try:
@@ -50,8 +50,8 @@ def of_object(item: dict[str, Any]) -> IncidentView:
         raise UnreadableError(f"LeakIncident {name}: {error}") from None
 
 
-def of_journal(incident: IncidentRecord) -> IncidentView:
-    """From a replica that runs on this machine: service and replica have one name there."""
+def from_journal(incident: IncidentRecord) -> IncidentView:
+    """Return the view of a local replica's incident; service and replica have the same name."""
     service = incident.name.rpartition("-")[0]
     return IncidentView(
         name=incident.name,
@@ -62,13 +62,13 @@ def of_journal(incident: IncidentRecord) -> IncidentView:
 
 
 def target(incident: IncidentView) -> str:
-    """Name what the incident is about, as other commands take it: a service, or KIND/NAME."""
+    """Return the service's name or KIND/NAME, as other commands accept it."""
     found = incident.spec.workload_ref
     return found.name if found.kind == SERVICE_KIND else f"{found.kind.lower()}/{found.name}"
 
 
-def is_of(incident: IncidentView, name: str) -> bool:
-    """Whether ``name`` is the incident's service, workload or policy, or its KIND/NAME."""
+def matches_target(incident: IncidentView, name: str) -> bool:
+    """Return whether ``name`` is the incident's service, workload or policy, or its KIND/NAME."""
     spec = incident.spec
     policy = spec.policy_ref.name if spec.policy_ref else None
     if "/" not in name:
@@ -87,18 +87,18 @@ STYLE = {
     "Requested": "yellow",
     "Resolved": "bold green", "Unresolved": "bold red", "Suppressed": "bold magenta",
 }  # fmt: skip
-"""Of phases and of outcomes of steps."""
+"""Styles of phases and of step outcomes."""
 OPEN_STYLE = "bold yellow"
 
 
-def state(story: Story) -> Text:
-    """Return where the incident stands, in its colour."""
+def state_text(story: Story) -> Text:
+    """Return the incident's state with its colour."""
     text = Text(story.phase, style=STYLE.get(story.phase, OPEN_STYLE))
     return text.append(story.state.removeprefix(story.phase), style="default")
 
 
-def cut(line: Text, width: int, plain: bool) -> Text:
-    """Cut a line to ``width`` columns; ``plain`` marks the cut in ASCII."""
+def truncate(line: Text, width: int, plain: bool) -> Text:
+    """Truncate a line to ``width`` columns; ``plain`` marks it in ASCII."""
     if line.cell_len > width:
         line.truncate(width - 3 if plain else width, overflow="crop" if plain else "ellipsis")
         line.append("..." if plain else "")
@@ -106,19 +106,19 @@ def cut(line: Text, width: int, plain: bool) -> Text:
 
 
 def incident_lines(story: Story, width: int, plain: bool = False) -> list[Text]:
-    """Write the head of an incident and its newest steps, each cut to ``width`` columns."""
+    """Return the headline and the newest steps, truncated to ``width`` columns."""
     head = Text.assemble(
-        f"{clock_time(story.opened_at)} ", (story.name, "bold"), " ", state(story), ": ",
+        f"{clock_time(story.opened_at)} ", (story.name, "bold"), " ", state_text(story), ": ",
         story.headline,
     )  # fmt: skip
     steps = (
         step_line(f"{clock_time(step.at)} {step.name} ", step)
         for step in story.steps[-SHOWN_STEPS:]
     )
-    return [cut(line, width, plain) for line in (head, *steps)]
+    return [truncate(line, width, plain) for line in (head, *steps)]
 
 
 def step_line(start: str, step: StoryStep, width: int = 0) -> Text:
-    """Return one step after ``start``: its outcome, at least ``width`` columns, and its text."""
+    """Return ``start``, the step's outcome padded to ``width``, and its text."""
     outcome = (f"{step.outcome:<{width}}", STYLE.get(step.outcome, ""))
     return Text.assemble("  ", start, outcome, "  " if step.text else "", step.text)

@@ -1,4 +1,4 @@
-"""``plimsoll incidents``: what the supervisors opened, from a cluster or from local journals."""
+"""``plimsoll incidents``: incidents of a cluster or of local journals."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from plimsoll_cli.incident_view import (
     STYLE,
     IncidentView,
     UnreadableError,
-    is_of,
-    of_journal,
-    of_object,
+    from_journal,
+    from_object,
+    matches_target,
     target,
 )
 from plimsoll_cli.local import run_dir as folders
-from plimsoll_cli.output import Cell, Output, console, fitting, show, write
+from plimsoll_cli.output import Cell, Output, console, fit_columns, show, write
 from plimsoll_cli.targets import parse
 
 if TYPE_CHECKING:
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
 
 STATE_DIR = "state"
 MIN_WIDTH = {"OPENED": 90, "TARGET": 110, "OUTCOME": 75, "RETURNED": 110}
-"""Columns that a narrower terminal leaves out."""
+"""Terminal width from which each column is shown."""
 WATCH_S = 2.0
 MAX_LABEL = 63
-TOLD = 500
-"""Incidents between two reports of progress."""
+PROGRESS_STEP = 500
+"""Incidents between two progress reports."""
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Which incidents are wanted; None is all. ``target`` is what :func:`is_of` takes."""
+    """Filter of incidents; None matches all. ``target`` is as in :func:`matches_target`."""
 
     target: str | None = None
     phase: str | None = None
@@ -55,7 +55,7 @@ class Filter:
     open_only: bool = False
 
     def check(self) -> None:
-        """UsageError for a word that no incident has."""
+        """Raise UsageError for an unknown phase or kind."""
         allowed = (
             ("--phase", self.phase, list(IncidentPhase)),
             ("--kind", self.kind, list(IncidentKind)),
@@ -64,10 +64,10 @@ class Filter:
             if word is not None and word not in known:
                 raise UsageError(f"{flag} {word!r}: use one of {', '.join(known)}")
 
-    def wants(self, incident: IncidentView) -> bool:
-        """Return whether ``incident`` passes all that is set."""
+    def matches(self, incident: IncidentView) -> bool:
+        """Return whether ``incident`` passes the filter."""
         return (
-            (self.target is None or is_of(incident, self.target))
+            (self.target is None or matches_target(incident, self.target))
             and self.phase in (None, incident.story.phase)
             and self.kind in (None, incident.spec.kind)
             and not (self.open_only and incident.story.ended)
@@ -75,9 +75,11 @@ class Filter:
 
 
 def read(journal: Path) -> list[IncidentRecord]:
-    """Read the incidents of one journal, newest first, without changing it. Raises UsageError."""
+    """Return the incidents of a journal, newest first. Raises UsageError."""
     if not journal.is_file():
-        raise UsageError(f"{journal}: no such journal: has the service run on this machine?")
+        raise UsageError(
+            f"{journal}: the journal does not exist: did the service run on this machine?"
+        )
     try:
         db = sqlite3.connect(f"{journal.resolve().as_uri()}?mode=ro", uri=True, timeout=5.0)
         try:
@@ -89,81 +91,83 @@ def read(journal: Path) -> list[IncidentRecord]:
         raise UsageError(f"{journal}: cannot be read: {error}") from None
 
 
-def local(service: str | None, run_dir: Path | None) -> list[IncidentView]:
-    """List the incidents of a run directory, of a service, or of all services on this machine."""
+def read_local(service: str | None, run_dir: Path | None) -> list[IncidentView]:
+    """Return the incidents of a run directory, a service, or all services on this machine."""
     if run_dir is not None:
         journals = [run_dir / STATE_DIR / JOURNAL_FILE]
     elif service is not None:
-        journals = [folders.of(service) / STATE_DIR / JOURNAL_FILE]
+        journals = [folders.service_dir(service) / STATE_DIR / JOURNAL_FILE]
     else:
-        journals = sorted(folders.base().glob(f"*/{STATE_DIR}/{JOURNAL_FILE}"))
-    return [of_journal(incident) for journal in journals for incident in read(journal)]
+        journals = sorted(folders.base_dir().glob(f"*/{STATE_DIR}/{JOURNAL_FILE}"))
+    return [from_journal(incident) for journal in journals for incident in read(journal)]
 
 
-def of_cluster(
-    cluster: Cluster, target: str | None, tell: Callable[[str], None]
+def list_incidents(
+    cluster: Cluster, target: str | None, show_progress: Callable[[str], None]
 ) -> list[IncidentView]:
-    """List all incidents that may be of ``target``, page by page.
+    """Return all incidents that may concern ``target``, page by page. Raises RunError.
 
-    Labels narrow the list at the API server. ``tell`` is called with the progress. Raises RunError.
+    Labels narrow the list at the API server. ``show_progress`` is called with a text.
     """
     found: dict[tuple[str, str], IncidentView] = {}
     try:
-        for query in queries(target):
-            for item in cluster.pages(INCIDENT_PLURAL, **query):
-                one = of_object(item)
+        for query in label_queries(target):
+            for item in cluster.list_own(INCIDENT_PLURAL, **query):
+                one = from_object(item)
                 found[one.namespace, one.name] = one
-                if len(found) % TOLD == 0:
-                    tell(f"reading incidents: {len(found)}")
+                if len(found) % PROGRESS_STEP == 0:
+                    show_progress(f"reading incidents: {len(found)}")
         return list(found.values())
     except UnreadableError as error:
         raise RunError(f"{error}: another version of Plimsoll may have written it") from None
 
 
-def queries(target: str | None) -> list[dict[str, str]]:
+def label_queries(target: str | None) -> list[dict[str, str]]:
     """Return the list queries that together find all incidents of ``target``."""
-    if target is None or ((meant := parse(target)).is_pod and "/" in target):
+    if target is None or ((parsed := parse(target)).is_pod and "/" in target):
         return [{}]
-    # A name alone may be a service's, a workload's or a policy's.
-    keys = [POLICY_LABEL] if meant.kind == POLICY_KIND else [SERVICE_LABEL]
-    keys += [POLICY_LABEL] if meant.is_pod else []
-    value = meant.name[:MAX_LABEL].rstrip("-.")
+    # A name without a kind may be that of a service, a workload or a policy.
+    keys = [POLICY_LABEL] if parsed.kind == POLICY_KIND else [SERVICE_LABEL]
+    keys += [POLICY_LABEL] if parsed.is_pod else []
+    value = parsed.name[:MAX_LABEL].rstrip("-.")
     return [{"labelSelector": f"{key}={value}"} for key in keys]
 
 
-def named(cluster: Cluster, name: str) -> IncidentView:
-    """Read the incident of that name, or with that name in its supervisor's page and log.
+def get_incident(cluster: Cluster, name: str) -> IncidentView:
+    """Return the incident with this name, or with this name in its supervisor's page and log.
 
     Raises UsageError and RunError.
     """
-    item = cluster.named(INCIDENT_PLURAL, name) or next(
+    item = cluster.get_own(INCIDENT_PLURAL, name) or next(
         (
             one
-            for one in cluster.pages(INCIDENT_PLURAL)
+            for one in cluster.list_own(INCIDENT_PLURAL)
             if (one.get("spec") or {}).get("id") == name
         ),
         None,
     )
     if item is None:
         space = cluster.namespace or "default"
-        raise UsageError(f"incident {name}: not in namespace {space}; see: plimsoll incidents -A")
+        raise UsageError(
+            f"incident {name}: does not exist in namespace {space}; see: plimsoll incidents -A"
+        )
     try:
-        return of_object(item)
+        return from_object(item)
     except UnreadableError as error:
         raise RunError(str(error)) from None
 
 
-def listing(found: Iterable[IncidentView], wanted: Filter, limit: int | None) -> list[IncidentView]:
-    """Those that are wanted, newest first, at most ``limit``."""
-    chosen = [incident for incident in found if wanted.wants(incident)]
+def select(found: Iterable[IncidentView], wanted: Filter, limit: int | None) -> list[IncidentView]:
+    """Return the newest ``limit`` incidents that pass the filter."""
+    chosen = [incident for incident in found if wanted.matches(incident)]
     chosen.sort(key=lambda incident: incident.spec.opened_at, reverse=True)
     return chosen[:limit]
 
 
 def print_list(found: Sequence[IncidentView], output: Output, more: int = 0) -> None:
-    """Print a table for people, or objects for programs; ``more`` were left out."""
+    """Print a table for people, or objects for programs. ``more`` counts omitted incidents."""
     if not output.for_people:
-        write([objects(incident) for incident in found], output)
+        write([to_object(incident) for incident in found], output)
         return
     out = console()
     if not found:
@@ -173,14 +177,14 @@ def print_list(found: Sequence[IncidentView], output: Output, more: int = 0) -> 
     spaces = wide or len({incident.namespace for incident in found}) > 1
     names, rows = columns(wide, spaces), [row(incident, wide, spaces) for incident in found]
     if out.is_terminal and not wide:
-        names, rows = fitting(names, rows, out.width, MIN_WIDTH)
+        names, rows = fit_columns(names, rows, out.width, MIN_WIDTH)
     show(names, rows, out)
     if more:
         out.print(f"and {more} older: --limit shows more")
 
 
 def watch(read_all: Callable[[], list[IncidentView]], wanted: Filter, output: Output) -> None:
-    """Print a line for each change, until Ctrl-C. Reads again every two seconds."""
+    """Print a line for each change until Ctrl-C, reading every two seconds."""
     with contextlib.suppress(KeyboardInterrupt):
         _watch(read_all, wanted, output)
 
@@ -190,7 +194,7 @@ def _watch(read_all: Callable[[], list[IncidentView]], wanted: Filter, output: O
     out = console()
     while True:
         try:
-            fresh = listing(read_all(), wanted, None)
+            fresh = select(read_all(), wanted, None)
         except RunError as error:
             out.print(f"{time.strftime('%H:%M:%S')}  {error}", style="red", soft_wrap=True)
             fresh = []
@@ -205,19 +209,19 @@ def _watch(read_all: Callable[[], list[IncidentView]], wanted: Filter, output: O
                         soft_wrap=True,
                     )
                 else:
-                    write(objects(incident), output)
+                    write(to_object(incident), output)
         time.sleep(WATCH_S)
 
 
 def columns(wide: bool, namespaces: bool) -> list[str]:
-    """Return the table's titles."""
+    """Return the column names of the table."""
     names = ["NAMESPACE"] if namespaces else []
     names += ["OPENED", "NAME", "TARGET", "PHASE", "OUTCOME", "RETURNED", "WHAT"]
     return [*names, "POD", "EPOCH", "ENDED"] if wide else names
 
 
 def row(incident: IncidentView, wide: bool, namespaces: bool) -> list[Cell]:
-    """Return the cells of one incident, in the order of :func:`columns`."""
+    """Return the cells of an incident, in the order of :func:`columns`."""
     spec, status, story = incident.spec, incident.status, incident.story
     returned = "" if status.returned_bytes is None else format_bytes(status.returned_bytes)
     phase = Text(story.phase, style=STYLE.get(story.phase, OPEN_STYLE))
@@ -227,8 +231,8 @@ def row(incident: IncidentView, wide: bool, namespaces: bool) -> list[Cell]:
     return [*cells, spec.pod, spec.epoch, status.ended_at or ""] if wide else cells
 
 
-def objects(incident: IncidentView) -> dict[str, Any]:
-    """Return the incident as an object of a cluster, wherever it came from."""
+def to_object(incident: IncidentView) -> dict[str, Any]:
+    """Return the incident as a LeakIncident object, also if it is from a journal."""
     space = {"namespace": incident.namespace} if incident.namespace else {}
     return {
         "metadata": {"name": incident.name, **space},

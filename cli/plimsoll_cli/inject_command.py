@@ -1,4 +1,4 @@
-"""The command inject: its options, and what they mean in the types of a SupervisionPolicy."""
+"""Commands ``inject`` and ``validate``, and the conversion of their options to a policy's."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from plimsoll_operator.injection.options import Options
 
 T = TypeVar("T")
-OF_POLICY = (
+POLICY_OPTIONS = (
     "mode", "host_budget", "device_budget", "window", "warmup", "engine", "container", "port",
     "probe",
 )  # fmt: skip
-"""Options that a policy sets."""
+"""Options that a policy replaces."""
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
+    """Add the commands to the program."""
     app.command()(inject)
     app.command()(validate)
 
@@ -173,26 +173,26 @@ def inject(
     if supervisor_image is None:
         raise UsageError("inject: --supervisor-image is required")
     if policy is not None:
-        doubled = [one for one in OF_POLICY if _is_given(context, one)]
+        doubled = [one for one in POLICY_OPTIONS if _is_given(context, one)]
         if doubled:
             flags = ", ".join("--" + one.replace("_", "-") for one in doubled)
             raise UsageError(f"--policy and {flags}: use one of them; {policy} sets this")
-        options = _of_policy(policy, supervisor_image)
+        options = _read_policy_options(policy, supervisor_image)
     else:
-        period = _value("--window", POSITIVE_DURATION.read, window)
+        period = _parse_option("--window", POSITIVE_DURATION.read, window)
         options = Options(
             image=supervisor_image,
             engine=SelectedEngine(
-                type=_value("--engine", _type, engine),
+                type=_parse_option("--engine", _parse_type, engine),
                 container=container,
-                port=_value("--port", _port, port),
+                port=_parse_option("--port", _check_port, port),
             ),
             memory=MemoryPolicy(
-                host=_budget("--host-budget", host_budget, period),
-                device=_budget("--device-budget", device_budget, period),
-                warmup_s=_value("--warmup", DURATION.read, warmup),
+                host=_parse_budget("--host-budget", host_budget, period),
+                device=_parse_budget("--device-budget", device_budget, period),
+                warmup_s=_parse_option("--warmup", DURATION.read, warmup),
             ),
-            supervision=Supervision(mode=_value("--mode", _mode, mode)),
+            supervision=Supervision(mode=_parse_option("--mode", _parse_mode, mode)),
             probe=probe,
         )
     options = replace(
@@ -200,13 +200,13 @@ def inject(
         run_as_user=run_as_user,
         supervisor=_supervisor(
             options.supervisor,
-            resources=_resources(supervisor_requests, supervisor_limits),
-            image_pull_secrets=_secrets(image_pull_secret),
+            resources=_parse_resources(supervisor_requests, supervisor_limits),
+            image_pull_secrets=_parse_secrets(image_pull_secret),
             dcgm_exporter_port=dcgm_exporter_port,
             amd_exporter_port=amd_exporter_port,
         ),
         unrecognized=everything,
-        assigned_user=_value("--platform", _assigns_user, platform),
+        assigned_user=_parse_option("--platform", _parse_platform, platform),
         group_restarts=allow_group_restarts,
     )
     wanted = command.Selection(
@@ -225,14 +225,16 @@ def validate(
         typer.Option(metavar="FILE", help="Manifest of the SupervisionPolicy for the workloads."),
     ] = None,
 ) -> None:
-    """Check manifests without a cluster, and say what inject or a policy would do.
+    """Check manifests without a cluster, and report what inject or a policy would do.
 
     Exit status 2: a file or an object of Plimsoll is invalid. 1: a workload gets no supervisor.
     """
     from plimsoll_cli.inject import validate as validation
     from plimsoll_operator.injection.options import Options
 
-    options = Options("supervisor") if policy is None else _of_policy(policy, "supervisor")
+    options = (
+        Options("supervisor") if policy is None else _read_policy_options(policy, "supervisor")
+    )
     found = validation.run(files, options)
     for line in found.notes:
         typer.echo(line)
@@ -242,12 +244,12 @@ def validate(
 
 
 def _supervisor(policy: SupervisorSettings, **given: Any) -> SupervisorSettings:
-    """Return what the policy says of the supervisor, with what the command line says over it."""
+    """Return the policy's supervisor settings, overridden by the command line's."""
     return policy.model_copy(update={key: one for key, one in given.items() if one})
 
 
-def _resources(requests: str | None, limits: str | None) -> Resources | None:
-    """Return the supervisor's resources, written as kubectl takes them; None for the default."""
+def _parse_resources(requests: str | None, limits: str | None) -> Resources | None:
+    """Return the supervisor's resources, in kubectl's syntax; None for the default."""
     from pydantic import ValidationError
 
     from plimsoll_api.resources import Resources
@@ -267,7 +269,7 @@ def _resources(requests: str | None, limits: str | None) -> Resources | None:
         raise UsageError(f"--supervisor-{field}: {first['msg']}") from None
 
 
-def _secrets(names: list[str] | None) -> list[SecretName]:
+def _parse_secrets(names: list[str] | None) -> list[SecretName]:
     from pydantic import ValidationError
 
     from plimsoll_api.serving import SecretName
@@ -283,8 +285,8 @@ def _is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _of_policy(file: Path, image: str) -> Options:
-    """Read the policy in ``file`` and return the options that it stands for."""
+def _read_policy_options(file: Path, image: str) -> Options:
+    """Return the injection options of the policy in ``file``."""
     from plimsoll_cli.manifest import read_policy
     from plimsoll_operator.injection.options import Fields, options_of_policy
 
@@ -301,20 +303,20 @@ def _of_policy(file: Path, image: str) -> Options:
         resources=f"spec.supervisor.resources in {file}",
         selector=f"spec.selector in {file}",
     )
-    # Without a namespace the policy is for whatever namespace both are applied in.
+    # Without a namespace, policy and workloads are applied to the same one.
     stated = "namespace" in policy.metadata.model_fields_set
     return options_of_policy(policy, image, fields, policy.metadata.namespace if stated else None)
 
 
-def _budget(flag: str, text: str | None, window_s: float) -> MemoryBudget | None:
+def _parse_budget(flag: str, text: str | None, window_s: float) -> MemoryBudget | None:
     from plimsoll_api.memory_policy import budget_of
 
     if text is None:
         return None
-    return _value(flag, lambda given: budget_of(given, window_s), text)
+    return _parse_option(flag, lambda given: budget_of(given, window_s), text)
 
 
-def _type(text: str) -> Any:
+def _parse_type(text: str) -> Any:
     from plimsoll_api.supervision_policy import SelectedType
 
     if text not in list(SelectedType):
@@ -322,7 +324,7 @@ def _type(text: str) -> Any:
     return SelectedType(text)
 
 
-def _mode(text: str) -> Mode:
+def _parse_mode(text: str) -> Mode:
     from plimsoll_api.supervision import Mode
 
     if text not in list(Mode):
@@ -330,21 +332,21 @@ def _mode(text: str) -> Mode:
     return Mode(text)
 
 
-def _assigns_user(platform: str | None) -> bool:
+def _parse_platform(platform: str | None) -> bool:
     if platform not in (None, "openshift"):
         raise ValueError(f"{platform!r} is not known: use openshift, or omit the option")
     return platform is not None
 
 
-def _port(port: int | None) -> int | None:
+def _check_port(port: int | None) -> int | None:
     from plimsoll_api.supervision_policy import SUPERVISOR_PORTS
 
     if port in SUPERVISOR_PORTS:
-        raise ValueError(f"{port} is a port of the supervisor: let the engine serve on another")
+        raise ValueError(f"{port} is a port of the supervisor: choose another one for the engine")
     return port
 
 
-def _value(flag: str, read: Callable[[Any], T], text: Any) -> T:
+def _parse_option(flag: str, read: Callable[[Any], T], text: Any) -> T:
     try:
         return read(text)
     except ValueError as error:

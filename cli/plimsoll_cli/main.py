@@ -1,4 +1,7 @@
-"""The program ``plimsoll``: commands and their options. Each imports what it needs when it runs."""
+"""The program ``plimsoll``: its commands and options.
+
+Commands import their modules when they run, to start quickly.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ app = typer.Typer(
 
 
 class DeviceKind(StrEnum):
-    """Where the demo runs its model."""
+    """Device that runs the demo's model."""
 
     CPU = "cpu"
     CUDA = "cuda"
@@ -88,21 +91,23 @@ def watch(
     duration: Duration = None,
     no_view: Annotated[bool, typer.Option("--no-view", help="Do not show the live view.")] = False,
 ) -> None:
-    """Watch the memory of an engine that runs on this machine, without a manifest or a cluster."""
+    """Supervise an engine that runs on this machine, without a manifest or a cluster."""
     from plimsoll_cli.local import watch as watching
 
-    given = words or []
-    if recover and not given:
+    arguments = words or []
+    if recover and not arguments:
         raise UsageError("watch: --recover needs the command that starts the engine: -- COMMAND")
-    if not recover and len(given) != 1:
+    if not recover and len(arguments) != 1:
         raise UsageError(
             "watch: name one URL, PID, container or systemd unit; to start an engine, write"
             " --recover -- COMMAND"
         )
     memory = watching.budgets(host_budget, device_budget, window, warmup)
-    command = tuple(given) if recover else ()
-    target = None if recover else given[0]
-    watching.run(watching.Wish(target, command, port, memory, run_dir, duration, not no_view))
+    command = tuple(arguments) if recover else ()
+    target = None if recover else arguments[0]
+    watching.run(
+        watching.WatchOptions(target, command, port, memory, run_dir, duration, not no_view)
+    )
 
 
 @app.command()
@@ -120,7 +125,7 @@ def demo(
     ] = DeviceKind.CPU,
     no_view: Annotated[bool, typer.Option("--no-view", help="Do not show the live view.")] = False,
 ) -> None:
-    """Watch a leak, its incident and its cure on this machine, in about two minutes."""
+    """Show a leak, its incident and its cure on this machine, in about two minutes."""
     from plimsoll_cli.demo import command
 
     command.run(out, streams, manifest, device.value, not no_view)
@@ -177,7 +182,7 @@ def tune(
     run_dir: RunDir = None,
     output: options.Form = Output.TABLE,
 ) -> None:
-    """Show what a service gains, the leak budget to set, and what each past day would have done."""
+    """Show a service's normal growth, the leak budget to set, and its effect on each past day."""
     from plimsoll_cli.local import tuning
 
     tuning.run(source, run_dir, limit, output)
@@ -196,15 +201,15 @@ def version() -> None:
     typer.echo(f"plimsoll {installed()}")
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         version()
         raise typer.Exit
 
 
 @app.callback()
 def program(
-    asked: Annotated[
+    requested: Annotated[
         bool,
         typer.Option(
             "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
@@ -215,7 +220,7 @@ def program(
 
 
 def main() -> None:
-    """Run the console script. Exit status: 0, 1 for a failure, 2 for what cannot be used."""
+    """Run the program. The exit status is 0, 1 for a failure, or 2 for a usage error."""
     try:
         app()
     except UsageError as error:
@@ -223,7 +228,7 @@ def main() -> None:
     except RunError as error:
         _fail(error, 1)
     except BrokenPipeError:
-        # The reader of our output has enough, as with `| head`; nothing is left to flush.
+        # The reader of a pipe, such as `head`, has exited: avoid an error in the final flush.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options of several commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def duration(text: str) -> float:
-    """Seconds of ``10m``."""
+    """Parse a duration such as ``10m``; return seconds."""
     from plimsoll_api.units import parse_duration
 
     try:
@@ -50,30 +50,30 @@ DeviceBudget = Annotated[
 Window = Annotated[
     str | None, typer.Option(metavar="TIME", help="Period that the budgets apply to.")
 ]
-Everywhere = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Use all namespaces.")]
+AllNamespaces = Annotated[bool, typer.Option("--all-namespaces", "-A", help="Use all namespaces.")]
 Form = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
-def cluster(
+def connect(
     kubeconfig: Path | None,
     context: str | None,
     namespace: str | None,
-    everywhere: bool = False,
-    checked: bool = True,
+    all_namespaces: bool = False,
+    check_namespace: bool = True,
 ) -> Cluster:
-    """Connect to the cluster that the options name.
+    """Return a client of the cluster that the options name.
 
-    Raises UsageError. With ``checked`` also if the namespace does not exist, and RunError if the
-    API server does not answer.
+    Raises UsageError. With ``check_namespace``, also raises it for a missing namespace, and
+    RunError if the API server does not answer.
     """
-    if namespace is not None and everywhere:
+    if namespace is not None and all_namespaces:
         raise UsageError("use only one of --namespace and --all-namespaces")
     if kubeconfig is not None and not kubeconfig.is_file():
-        raise UsageError(f"--kubeconfig {kubeconfig}: there is no such file")
+        raise UsageError(f"--kubeconfig {kubeconfig}: the file does not exist")
     from plimsoll_cli.cluster.client import Cluster
 
-    found = Cluster(kubeconfig, context, namespace, everywhere)
-    if checked:
+    found = Cluster(kubeconfig, context, namespace, all_namespaces)
+    if check_namespace:
         found.check_namespace()
     return found

@@ -1,4 +1,4 @@
-"""How a command prints: a table for people, JSON or YAML for programs."""
+"""Output of commands: tables for people, JSON or YAML for programs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rich.text import Text
 from plimsoll_cli import yaml_text
 
 Cell = str | Text
-GAP, LAST = 2, 6
-"""Columns between two cells, and what is left of the last one on the narrowest terminal."""
+COLUMN_GAP, MIN_LAST_COLUMN = 2, 6
+"""Columns between two cells, and minimum width of the last cell."""
 
 
 class Output(StrEnum):
-    """What ``--output`` takes."""
+    """Value of ``--output``."""
 
     TABLE = "table"
     WIDE = "wide"
@@ -31,18 +31,18 @@ class Output(StrEnum):
 
     @property
     def for_people(self) -> bool:
-        """Return whether a person reads it, rather than a program."""
+        """True for tables."""
         return self in (Output.TABLE, Output.WIDE)
 
 
 def console() -> Console:
-    """For tables. Rich itself keeps to NO_COLOR and to what is no terminal."""
+    """Return a console for tables. Rich respects NO_COLOR and pipes."""
     return Console(highlight=False)
 
 
 @contextlib.contextmanager
-def waiting(text: str) -> Iterator[Callable[[str], None]]:
-    """Show a spinner beside ``text`` until the block ends, if the standard error is a terminal.
+def spinner(text: str) -> Iterator[Callable[[str], None]]:
+    """Show a spinner with ``text`` within the context, if standard error is a terminal.
 
     Yields a function that changes the text.
     """
@@ -50,36 +50,42 @@ def waiting(text: str) -> Iterator[Callable[[str], None]]:
     if not out.is_terminal:
         yield lambda text: None
         return
-    spinner = "line" if plain(out) else "dots"
-    with out.status(escape(text), spinner=spinner) as status:
+    style = "line" if plain(out) else "dots"
+    with out.status(escape(text), spinner=style) as status:
         yield lambda text: status.update(escape(text))
 
 
 def plain(out: Console) -> bool:
-    """Whether only ASCII can be shown."""
+    """Return whether the terminal supports only ASCII."""
     return not out.encoding.lower().startswith("utf")
 
 
 def dump(value: Any, output: Output) -> str:
-    """``value``, which holds only what JSON has."""
+    """Return ``value``, which must consist of JSON types, as JSON or YAML."""
     if output is Output.YAML:
         return yaml_text.dump(value)
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
 def write(value: Any, output: Output) -> None:
-    """To the standard output, as it is: never wrapped, never coloured."""
+    """Write ``value`` to standard output, without wrapping or colours."""
     console().file.write(dump(value, output))
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int | None) -> Table:
-    """As kubectl's, cut at ``width`` columns, the last one first; None cuts nothing."""
-    made = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, width=None)
+    """Return a table like kubectl's, truncated to ``width`` columns; None truncates nothing.
+
+    The last column is truncated first.
+    """
+    made = Table(box=None, padding=(0, COLUMN_GAP, 0, 0), pad_edge=False, width=None)
     needed = [
         max(cell_len(column), *(cell_len(str(row[index])) for row in rows), 0)
         for index, column in enumerate(columns)
     ]
-    fits = width is not None and sum(needed[:-1]) + GAP * len(columns) + LAST <= width
+    fits = (
+        width is not None
+        and sum(needed[:-1]) + COLUMN_GAP * len(columns) + MIN_LAST_COLUMN <= width
+    )
     for index, column in enumerate(columns):
         made.add_column(
             column,
@@ -92,19 +98,22 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int | N
     return made
 
 
-def fitting(
-    columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int, least: Mapping[str, int]
+def fit_columns(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    width: int,
+    min_widths: Mapping[str, int],
 ) -> tuple[list[str], list[list[Cell]]]:
-    """Leave out the columns that a terminal of ``width`` has no room for.
+    """Drop the columns that need a wider terminal.
 
-    ``least`` gives the width from which a column is shown.
+    ``min_widths`` maps columns to the terminal width that they need.
     """
-    kept = [at for at, name in enumerate(columns) if width >= least.get(name, 0)]
+    kept = [at for at, name in enumerate(columns) if width >= min_widths.get(name, 0)]
     return [columns[at] for at in kept], [[row[at] for at in kept] for row in rows]
 
 
 def show(columns: Sequence[str], rows: Sequence[Sequence[Cell]], out: Console) -> None:
-    """Print a table as wide as the terminal; in a pipe every cell is whole."""
+    """Print a table, truncated to the terminal's width. In a pipe, nothing is truncated."""
     if out.is_terminal:
         out.print(table(columns, rows, out.width))
     else:
@@ -126,10 +135,9 @@ def sparkline(
     low: float | None = None,
     high: float | None = None,
 ) -> str:
-    """Draw the newest ``width`` values as one line of text; unknown is a space.
+    """Return the newest ``width`` values as a line of bars; None becomes a space.
 
-    It reaches from their minimum to their maximum, or to ``low`` and ``high`` if these reach
-    further.
+    The scale is the values' range, extended to ``low`` and ``high``.
     """
     shown = list(values)[-width:]
     known = [value for value in shown if value is not None]
@@ -147,17 +155,16 @@ def sparkline(
 
 
 def bar(share: float | None, width: int, plain: bool = False) -> str:
-    """Draw a bar that is full at 1; empty if the share is unknown."""
+    """Return a bar that is full at 1; empty if ``share`` is None."""
     full, empty = ("#", ".") if plain else ("█", "░")
     filled = round(min(max(share or 0.0, 0.0), 1.0) * width)
     return full * filled + empty * (width - filled)
 
 
 def plot(points: Sequence[tuple[float, float]], width: int, height: int, plain: bool) -> list[str]:
-    """Points (x growing, y) as filled columns, ``height`` lines from top to bottom.
+    """Return an area chart of the points, as ``height`` lines from top to bottom.
 
-    Between two points the line is straight; the bottom is a little below the least y, so that the
-    least is seen too. Fewer than two different x make an empty picture.
+    Points have increasing x and are interpolated. Empty if all have the same x.
     """
     begin, end = points[0][0], points[-1][0]
     if len(points) < 2 or end <= begin:
@@ -166,7 +173,7 @@ def plot(points: Sequence[tuple[float, float]], width: int, height: int, plain: 
     low, high = min(y for _, y in points), max(y for _, y in points)
     low -= (high - low or 1.0) / (height * len(marks))
     levels = [
-        (_between(points, begin + (end - begin) * column / (width - 1)) - low) / (high - low)
+        (_interpolate(points, begin + (end - begin) * column / (width - 1)) - low) / (high - low)
         for column in range(width)
     ]
     full = [max(1, round(level * height * len(marks))) for level in levels]
@@ -177,8 +184,8 @@ def plot(points: Sequence[tuple[float, float]], width: int, height: int, plain: 
     return lines
 
 
-def _between(points: Sequence[tuple[float, float]], x: float) -> float:
-    """Interpolate the points at ``x``; of two points at one x the later holds."""
+def _interpolate(points: Sequence[tuple[float, float]], x: float) -> float:
+    """Return y at ``x``; of two points with equal x, the later one counts."""
     for (x0, y0), (x1, y1) in zip(reversed(points[:-1]), reversed(points[1:]), strict=True):
         if x >= x0:
             return y1 if x1 <= x0 else y0 + (y1 - y0) * min((x - x0) / (x1 - x0), 1.0)

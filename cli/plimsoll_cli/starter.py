@@ -1,4 +1,4 @@
-"""``plimsoll init``: an InferenceService from options or answers."""
+"""``plimsoll init``: an InferenceService from options and answers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from plimsoll_cli.errors import UsageError
 from plimsoll_cli.manifest import field_path
 
 Ask = Callable[[str, str], str]
-"""Return the answer for a field of QUESTIONS and its default."""
+"""Function that asks for a field of QUESTIONS, with its default, and returns the answer."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What a manifest needs; empty is left out."""
+    """Fields of the new manifest; empty ones are omitted."""
 
     name: str
     model: str
@@ -47,9 +47,9 @@ QUESTIONS = {
 }
 
 
-def ask_all(given: dict[str, Any], ask: Ask) -> Answers:
-    """Ask for what is not given. Raises UsageError for a number that is none."""
-    values = dict(given)
+def ask_all(options: dict[str, Any], ask: Ask) -> Answers:
+    """Ask for all fields that are not in ``options``. Raises UsageError for an invalid number."""
+    values = dict(options)
     for field in QUESTIONS:
         if values.get(field) is None:
             default = Answers.__dataclass_fields__[field].default
@@ -64,7 +64,7 @@ def ask_all(given: dict[str, Any], ask: Ask) -> Answers:
 
 
 def manifest(answers: Answers) -> str:
-    """YAML that the API server takes. UsageError names the field that is wrong."""
+    """Return the manifest as YAML. Raises UsageError that names the wrong field."""
     limits: dict[str, str | int] = {"memory": answers.memory}
     args = ["--device=cpu", "--dtype=float32"] if answers.gpus == 0 else []
     if answers.gpus:

@@ -1,4 +1,4 @@
-"""Runs a coroutine until it ends or a person stops it."""
+"""Execution of a coroutine until it ends or a signal stops it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run(main: Coroutine[Any, Any, None]) -> bool:
-    """Run ``main`` until it ends or a signal stops it; return False if a signal did.
+    """Run ``main`` until it ends or a signal stops it; return False after a signal.
 
-    Each signal cancels once: the first lets ``main`` stop in order, and the second cuts that stop
-    short for a person who does not want to wait.
+    The first signal cancels ``main``, which may clean up. The second cancels the cleanup.
     """
 
     async def guarded() -> bool:
@@ -42,10 +41,9 @@ def run(main: Coroutine[Any, Any, None]) -> bool:
 
 @contextlib.asynccontextmanager
 async def background(*coroutines: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Run coroutines beside the block and end them with it.
+    """Run coroutines within the context, and cancel them at its end.
 
-    An error of one of them is raised when the block has ended well: they only show things and
-    decide nothing.
+    Their errors are raised only after the block has ended without an error.
     """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:

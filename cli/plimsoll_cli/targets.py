@@ -1,4 +1,4 @@
-"""What a command about replicas is given: a pod's name, or KIND/NAME as kubectl takes it."""
+"""Arguments that name replicas: a pod, or KIND/NAME as in kubectl."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALIASES = {
     POLICY_SHORT_NAME: POLICY_KIND,
     POLICY_PLURAL: POLICY_KIND,
 }
-"""Short names, and plurals that are more than the kind with an s."""
+"""Short names, and irregular plurals."""
 KINDS = (
     POD, "Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "LeaderWorkerSet",
     "RayCluster", SERVICE_KIND, POLICY_KIND,
@@ -37,14 +37,14 @@ _BY_WORD = (
 
 @dataclass(frozen=True)
 class Target:
-    """What is meant: one pod, or all supervised pods of an object of another kind."""
+    """One pod, or all supervised pods of another object."""
 
     kind: str
     name: str
 
     @property
     def is_pod(self) -> bool:
-        """Return whether it is one pod."""
+        """True for a single pod."""
         return self.kind == POD
 
     def __str__(self) -> str:
@@ -52,7 +52,10 @@ class Target:
 
 
 def parse(text: str) -> Target:
-    """Return what ``text`` means; a name alone is a pod's. UsageError for a kind without pods."""
+    """Return the target in ``text``; a name without a kind is a pod.
+
+    Raises UsageError for an unknown kind.
+    """
     word, slash, name = text.partition("/")
     if not slash:
         return Target(POD, text)

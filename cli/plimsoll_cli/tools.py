@@ -1,4 +1,4 @@
-"""Commands that write or measure and need no cluster: init, bench."""
+"""Commands that need no cluster: init and bench."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def init(
         bool, typer.Option("--yes", "-y", help="Use defaults instead of asking.")
     ] = False,
 ) -> None:
-    """Write an InferenceService. Asks for values that no option gives."""
+    """Write an InferenceService. Ask for values that no option gives."""
     import sys
 
     from plimsoll_cli import starter
@@ -87,7 +87,7 @@ def bench(
         ]
         show(["FIGURE", "VALUE"], rows, out)
     else:
-        # The key is a secret: it stays out of the result.
+        # The API key must not be in the result.
         arguments = [one for one in sys.argv[1:] if load.api_key is None or load.api_key not in one]
         whole: dict[str, Any] = result("bench", values, ["plimsoll", *arguments])
         write(whole, output)

@@ -1,8 +1,8 @@
-"""What the scalars of YAML mean to kubectl, and texts written so that they keep their meaning.
+"""Scalars of YAML as kubectl reads them, and a writer that preserves their meaning.
 
-kubectl reads YAML with sigs.k8s.io/yaml, whose plain scalars are of neither version of YAML: ``y``
-and ``on`` are booleans, ``0o17`` is a number and ``22:30`` a text. What we write is quoted where
-either version takes a text for something else.
+kubectl uses sigs.k8s.io/yaml, which follows neither version of YAML: ``y`` and ``on`` are booleans,
+``0o17`` is a number and ``22:30`` a string. The writer quotes strings that either version would
+read as something else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import yaml
 
 
 class YamlError(ValueError):
-    """A text that kubectl does not read, or that exceeds a bound; ``at`` is line and column."""
+    """Text that kubectl does not accept, or that exceeds a limit; ``at`` is line and column."""
 
     def __init__(self, problem: str, at: tuple[int, int] | None = None) -> None:
         super().__init__(problem)
@@ -43,7 +43,7 @@ WORDS: dict[str, Any] = {
     **dict.fromkeys([sign + word for sign in ("", "+") for word in _INFINITE], math.inf),
     **dict.fromkeys(["-" + word for word in _INFINITE], -math.inf),
 }
-"""Unquoted scalars of go.yaml.in/yaml/v2, which sigs.k8s.io/yaml uses."""
+"""Unquoted constants of go.yaml.in/yaml/v2, which sigs.k8s.io/yaml uses."""
 INTEGER = re.compile(
     r"(?P<sign>[-+]?)(?:0[xX](?P<hex>[0-9a-fA-F]+)|0[bB](?P<bin>[01]+)|0[oO]?(?P<oct>[0-7]+)"
     r"|(?P<dec>0|[1-9][0-9]*))"
@@ -51,10 +51,10 @@ INTEGER = re.compile(
 BASES = {"hex": 16, "bin": 2, "oct": 8, "dec": 10}
 FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 FRACTION = re.compile(r"\.[0-9](_?[0-9])*([eE][-+]?[0-9](_?[0-9])*)?")
-MAX_NUMBER = 4096
-"""Characters of a number: a longer one is a text to nobody, and costs the square to read."""
+MAX_NUMBER_CHARACTERS = 4096
+"""Maximum length of a number; parsing takes quadratic time."""
 MAX_KEY = (1 << 63) - 1
-"""The largest number that sigs.k8s.io/yaml takes for a key, and as a floating-point number."""
+"""Largest number that sigs.k8s.io/yaml accepts as a key."""
 LONG = "tag:yaml.org,2002:"
 TAGS: dict[str, Callable[[Any], bool]] = {
     f"{LONG}bool": lambda value: isinstance(value, bool),
@@ -67,14 +67,14 @@ TAGS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def plain(text: str) -> Any:
-    """Return what kubectl takes an unquoted scalar for."""
+def parse_plain(text: str) -> Any:
+    """Return the value of an unquoted scalar."""
     first = text[:1]
     if text in WORDS and (not first or first in "yYnNtTfFoO~.+-"):
         return WORDS[text]
     if first == ".":
         return _float(text.replace("_", ""), text) if FRACTION.fullmatch(text) else text
-    if not first or first not in "+-0123456789" or len(text) > MAX_NUMBER:
+    if not first or first not in "+-0123456789" or len(text) > MAX_NUMBER_CHARACTERS:
         return text
     digits = text.replace("_", "")
     if (found := INTEGER.fullmatch(digits)) is not None:
@@ -87,15 +87,15 @@ def plain(text: str) -> Any:
 
 
 def _float(digits: str, text: str) -> Any:
-    """Return the number; ``text`` if it is too large for one."""
+    """Return the number, or ``text`` if it is too large."""
     number = float(digits)
     return text if math.isinf(number) else number
 
 
-def tagged(tag: str | None, text: str, unquoted: bool) -> Any:
-    """Return the value of a scalar. Raises YamlError where kubectl refuses it."""
+def parse_scalar(tag: str | None, text: str, unquoted: bool) -> Any:
+    """Return the value of a scalar. Raises YamlError if kubectl would refuse it."""
     if tag is None:
-        return plain(text) if unquoted else text
+        return parse_plain(text) if unquoted else text
     if tag == f"{LONG}binary":
         try:
             return base64.b64decode(text, validate=False).decode("utf-8", "replace")
@@ -103,23 +103,23 @@ def tagged(tag: str | None, text: str, unquoted: bool) -> Any:
             raise YamlError("!!binary value contains invalid base64 data") from None
     if tag not in TAGS:
         return text
-    value = plain(text)
+    value = parse_plain(text)
     if not TAGS[tag](value):
         raise YamlError(f"cannot decode {text[:40]!r} as a {tag.replace(LONG, '!!')}")
     return value
 
 
 def json_value(value: Any) -> Any:
-    """Return a scalar as Go writes it to JSON: no fraction that is 0, and nothing infinite."""
+    """Return a scalar as Go writes it to JSON, without a zero fraction. Raises YamlError."""
     if not isinstance(value, float):
         return value
     if not math.isfinite(value):
-        raise YamlError(f"{value} is no number in JSON")
+        raise YamlError(f"{value} is not a number in JSON")
     return int(Decimal(repr(value))) if value.is_integer() and abs(value) < 1e21 else value
 
 
-def shortest(number: float) -> str:
-    """Return a float that is a key as Go does: with the digits that 32 bits need."""
+def format_float_key(number: float) -> str:
+    """Return a float key as Go formats it, with the digits that 32 bits need."""
     if math.isnan(number):
         return ".nan"
     try:
@@ -133,14 +133,14 @@ def shortest(number: float) -> str:
     shown = next(one for one in texts if struct.pack("f", float(one)) == packed)
     digits, _, written = shown.partition("e")
     exponent, decimals = int(written), len(digits.strip("-").replace(".", "")) - 1
-    # strconv.FormatFloat with 'g' and the shortest precision.
+    # strconv.FormatFloat with 'g' and the format_float_key precision.
     if -4 <= exponent < 6:
         return f"{float(shown):.{max(decimals - exponent, 0)}f}"
     return shown
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes a text that either version of YAML takes for something else."""
+    """Dumper that quotes strings which either version of YAML would read as something else."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         """Indent lists in mappings, as most manifests do."""
@@ -148,7 +148,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 OTHER_BREAKS = re.compile("[\r\x85\u2028\u2029\ufeff]")
-"""Line ends that YAML's versions disagree on; PyYAML would fold them."""
+"""Line breaks that YAML's versions disagree on; PyYAML would fold them."""
 
 
 def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -157,7 +157,7 @@ def _represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
         style = '"'
     elif "\n" in text:
         style = "|"
-    elif not isinstance(plain(text), str):
+    elif not isinstance(parse_plain(text), str):
         style = "'"
     return dumper.represent_scalar(f"{LONG}str", text, style)
 
@@ -167,12 +167,12 @@ WIDE = 1 << 30
 
 
 def dump(document: Any, **style: Any) -> str:
-    """Return one document; keys keep their order."""
+    """Return a document as YAML; keys keep their order."""
     return dump_all([document], **style)
 
 
 def dump_all(documents: Iterable[Any], **style: Any) -> str:
-    """Return several documents; keys keep their order."""
+    """Return several documents as YAML; keys keep their order."""
     text: str = yaml.dump_all(
         documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDE, **style
     )
@@ -180,7 +180,7 @@ def dump_all(documents: Iterable[Any], **style: Any) -> str:
 
 
 def dump_flow(value: Any, json_text: bool = False) -> str:
-    """Return ``value`` on one line, as it may stand in a list or mapping in brackets."""
+    """Return ``value`` on one line, for use in a flow collection."""
     if json_text:
         return json.dumps(value)
     text: str = yaml.dump(

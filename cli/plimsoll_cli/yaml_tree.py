@@ -1,8 +1,8 @@
-"""The documents of a file as kubectl reads them, with the place of each value in the text.
+"""Parser of manifests as kubectl reads them, with the position of each value in the text.
 
-kubectl's scanner is a port of libyaml. libyaml's own therefore accepts the same texts, tabs and
-all; it is used for places only, and :mod:`plimsoll_cli.yaml_text` says what scalars mean. Files are
-untrusted: they are bounded in size, in depth, and in the values that aliases stand for.
+kubectl's scanner is a port of libyaml, so libyaml accepts the same texts. It only provides
+positions; :mod:`plimsoll_cli.yaml_text` interprets scalars. Files are untrusted, so their size,
+depth and expanded aliases are limited.
 """
 
 from __future__ import annotations
@@ -15,25 +15,31 @@ from typing import Any, Literal
 
 import yaml
 
-from plimsoll_cli.yaml_text import LONG, MAX_KEY, YamlError, json_value, shortest, tagged
+from plimsoll_cli.yaml_text import (
+    LONG,
+    MAX_KEY,
+    YamlError,
+    format_float_key,
+    json_value,
+    parse_scalar,
+)
 
-MAX_FILE = 16 << 20
-"""Bytes of a file: 5,000 documents, each larger than most workloads."""
-MAX_DOCUMENT = 3 << 20
-"""Bytes of a document: the API server takes no larger request (its limit for writes is 3 MiB)."""
+MAX_FILE_BYTES = 16 << 20
+"""Maximum size of a file: 5,000 documents, each larger than most workloads."""
+MAX_DOCUMENT_BYTES = 3 << 20
+"""Maximum size of a document, as of the API server's requests."""
 MAX_NESTING = 100
-MAX_ALIASED = 100_000
-"""Values that the aliases of a document may expand to. kubectl refuses some 400,000."""
+MAX_EXPANDED_VALUES = 100_000
+"""Maximum number of values after aliases are expanded. kubectl refuses about 400,000."""
 
 
 @dataclass(slots=True)
 class Node:
-    """A value, and where it stands: ``text[start:end]``, from its anchor or tag on.
+    """Value with its position ``text[start:end]``, including its anchor or tag but no comments.
 
-    ``children`` are the items of a list, or the keys and values of a mapping in turns. ``end`` is
-    after the last character that belongs to the value; comments do not. ``target`` is what an alias
-    refers to. ``size`` counts the values in it and ``height`` its levels, with what aliases stand
-    for. ``keeps_line_ends`` says whether empty lines after it belong to it.
+    ``children`` are the items of a list, or alternating keys and values of a mapping. ``target`` is
+    the node that an alias refers to. ``size`` counts values and ``height`` levels, with expanded
+    aliases. ``keeps_line_ends`` means that following empty lines belong to the value.
     """
 
     kind: Literal["scalar", "list", "mapping", "alias"]
@@ -51,7 +57,7 @@ class Node:
 
     @property
     def resolved(self) -> Node:
-        """The value itself, or what the alias refers to."""
+        """The value, or the target of an alias."""
         return self.target if self.target is not None else self
 
     def entries(self) -> Iterator[tuple[Node, Node]]:
@@ -59,7 +65,7 @@ class Node:
         return zip(self.children[::2], self.children[1::2], strict=True)
 
     def entry(self, name: str) -> Node | None:
-        """Return the value of a mapping's own key; of two, the last one. None if it has none."""
+        """Return the value of a mapping's own key, the last one if it occurs twice, or None."""
         found = None
         for key, value in self.resolved.entries() if self.resolved.kind == "mapping" else ():
             if key.scalar is not MERGE and key.name() == name:
@@ -67,9 +73,9 @@ class Node:
         return found
 
     def value(self, strict: bool = False) -> Any:
-        """Return what kubectl makes of it; with ``strict``, no key may stand twice.
+        """Return the value as kubectl reads it. With ``strict``, duplicate keys are errors.
 
-        Raises YamlError where kubectl would refuse it.
+        Raises YamlError if kubectl would refuse it.
         """
         node = self.resolved
         if node.kind == "scalar":
@@ -91,7 +97,7 @@ class Node:
         return made
 
     def merged(self) -> list[Node]:
-        """Return the mappings that a merge key brings in; of two, the later one counts."""
+        """Return the mappings of a merge key; later ones override earlier ones."""
         listed = self.kind == "list"
         sources = self.children[::-1] if listed else [self]
         if any(one.resolved.kind != "mapping" for one in sources):
@@ -99,7 +105,7 @@ class Node:
         return sources
 
     def name(self) -> str:
-        """Return a key as the text that sigs.k8s.io/yaml makes of it for JSON."""
+        """Return a key as sigs.k8s.io/yaml converts it to JSON."""
         value = self.resolved.scalar
         if self.resolved.kind == "scalar" and value is not None:
             if isinstance(value, str):
@@ -107,37 +113,37 @@ class Node:
             if isinstance(value, bool):
                 return str(value).lower()
             if isinstance(value, float):
-                return shortest(value)
+                return format_float_key(value)
             if value <= MAX_KEY:
                 return str(value)
-        raise YamlError("a key must be a text or a number")
+        raise YamlError("a key must be a string or a number")
 
 
 class _Merge:
-    """The key ``<<``, which is no text."""
+    """Marker of the key ``<<``."""
 
 
 MERGE = _Merge()
 
 
 class _Composer:
-    """Makes nodes of libyaml's events: PyYAML's own composer forgets where aliases stand."""
+    """Composer of nodes from libyaml's events; PyYAML's own loses the positions of aliases."""
 
     def __init__(self, text: str, json_text: bool) -> None:
         self.text, self.json_text = text, json_text
         self.anchors: dict[str, Node] = {}
         self.aliased = 0
-        # What the scanner does not know is masked: it is asked for places, JSON reads the texts.
+        # Mask what the scanner rejects: it only provides positions, and JSON reads the strings.
         shown = _masked(text) if json_text else text
         self.events: Iterator[Any] = yaml.parse(shown, Loader=yaml.CSafeLoader)
 
     def document(self) -> Node | None:
-        """Return the root of the first document; None if there is none."""
+        """Return the root of the first document, or None."""
         try:
             for event in self.events:
                 if isinstance(event, yaml.DocumentStartEvent):
                     root = self.node(next(self.events), 1)
-                    next(self.events)  # Its end: the rest is not read, as kubectl does not.
+                    next(self.events)  # its end; like kubectl, ignore the rest
                     return root
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
@@ -148,7 +154,7 @@ class _Composer:
         return None
 
     def node(self, event: Any, depth: int) -> Node:
-        """Return the value that begins with ``event``, ``depth`` levels down."""
+        """Return the value that begins with ``event`` at level ``depth``."""
         start, end = event.start_mark.index, event.end_mark.index
         if isinstance(event, yaml.AliasEvent):
             return self.alias(event, depth)
@@ -167,7 +173,7 @@ class _Composer:
         return made
 
     def fill(self, made: Node, depth: int) -> None:
-        """Read what is in a list or mapping."""
+        """Read the children of a list or mapping."""
         for event in self.events:
             if isinstance(event, yaml.CollectionEndEvent):
                 break
@@ -194,7 +200,7 @@ class _Composer:
             elif event.value == "<<" and ((unquoted and tag is None) or tag == f"{LONG}merge"):
                 made.scalar = MERGE
             else:
-                made.scalar = tagged(tag, event.value, unquoted)
+                made.scalar = parse_scalar(tag, event.value, unquoted)
         except YamlError as error:
             raise YamlError(str(error), _at(event)) from None
         quoted = self.text[start:end] if event.style == '"' and not self.json_text else ""
@@ -208,15 +214,15 @@ class _Composer:
         return made
 
     def alias(self, event: Any, depth: int) -> Node:
-        """Return a reference. Raises YamlError where too many values stand for references."""
+        """Return an alias. Raises YamlError if aliases expand to too many values."""
         target = self.anchors.get(event.anchor)
         if target is None:
             raise YamlError(f"unknown anchor {event.anchor[:40]!r}", _at(event))
         if target.open:
-            raise YamlError(f"the alias {event.anchor[:40]!r} stands in itself", _at(event))
+            raise YamlError(f"the alias {event.anchor[:40]!r} refers to itself", _at(event))
         self.aliased += target.size
-        if self.aliased > MAX_ALIASED:
-            raise YamlError(f"aliases stand for more than {MAX_ALIASED} values", _at(event))
+        if self.aliased > MAX_EXPANDED_VALUES:
+            raise YamlError(f"aliases expand to more than {MAX_EXPANDED_VALUES} values", _at(event))
         start, end = event.start_mark.index, event.end_mark.index
         made = Node("alias", start, end, target=target, size=target.size, height=target.height)
         _check_depth(depth, made, event)
@@ -225,7 +231,7 @@ class _Composer:
 
 def _check_depth(depth: int, made: Node, event: Any) -> None:
     if depth + made.height > MAX_NESTING:
-        raise YamlError("nested too deeply to be a manifest", _at(event))
+        raise YamlError("nested too deeply", _at(event))
 
 
 def _at(event: Any) -> tuple[int, int]:
@@ -233,9 +239,9 @@ def _at(event: Any) -> tuple[int, int]:
 
 
 SURROGATES = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
-"""Two escapes for one character, as JSON writes an emoji. YAML has no such pair."""
+"""Two JSON escapes of one character, such as an emoji, which YAML lacks."""
 CONTROLS = re.compile("[\x7f-\x84\x86-\x9f\ufeff\ufffe\uffff]")
-"""Characters that JSON permits in a text and YAML does not."""
+"""Characters that JSON strings may have and YAML may not."""
 ESCAPES = re.compile(r"\\.", re.DOTALL)
 
 
@@ -259,10 +265,10 @@ def _from_json(text: str) -> Any:
 
 @dataclass(frozen=True)
 class Document:
-    """A document of a file: ``text`` is what kubectl reads of it, ``before`` what separates it.
+    """Document of a file: its ``text``, and the separator ``before`` it.
 
-    ``line`` is the one that ``text`` begins at. ``is_json`` says how its values are written,
-    ``stream`` that no separators stand between the documents, only JSON objects.
+    ``line`` is the first line of ``text``. ``is_json`` means that values are JSON. ``stream`` means
+    that the file has JSON objects without separators.
     """
 
     before: str
@@ -272,18 +278,18 @@ class Document:
     stream: bool = False
 
     def root(self) -> Node | None:
-        """Return the document's value with all places; None if it is empty.
+        """Return the document's value with positions, or None if it is empty.
 
-        Raises YamlError, with the place in the file, where kubectl would refuse it.
+        Raises YamlError, with the position in the file, if kubectl would refuse it.
         """
-        if len(self.text) > MAX_DOCUMENT:
+        if len(self.text) > MAX_DOCUMENT_BYTES:
             raise YamlError(
-                f"larger than {MAX_DOCUMENT >> 20} MiB: this is not a manifest", (self.line, 1)
+                f"larger than {MAX_DOCUMENT_BYTES >> 20} MiB: split the document", (self.line, 1)
             )
         if self.text.strip() == "...":
             return None
         try:
-            # kubectl reads lines, and ends the last one.
+            # kubectl reads lines, and adds a missing line end.
             ended = self.text if self.text.endswith("\n") or self.is_json else f"{self.text}\n"
             return _Composer(ended, self.is_json).document()
         except YamlError as error:
@@ -292,12 +298,12 @@ class Document:
 
 
 def split(text: str) -> list[Document]:
-    """Return the documents of a file, as kubectl tells them apart.
+    """Return the documents of a file, separated as by kubectl. Raises YamlError.
 
-    ``before`` and ``text`` of all of them, one after the other, are the file. Raises YamlError.
+    The concatenation of all ``before`` and ``text`` is the file.
     """
-    if len(text) > MAX_FILE:
-        raise YamlError(f"larger than {MAX_FILE >> 20} MiB: these are not manifests")
+    if len(text) > MAX_FILE_BYTES:
+        raise YamlError(f"larger than {MAX_FILE_BYTES >> 20} MiB: split the file")
     before = "\ufeff" if text.startswith("\ufeff") else ""
     text = text.removeprefix(before)
     if (stream := _json_stream(before, text)) is not None:
@@ -312,7 +318,7 @@ def split(text: str) -> list[Document]:
         behind = line[3:].strip()
         if behind and not behind.startswith("#"):
             raise YamlError(
-                "not YAML for kubectl: put what is behind --- on a line of its own", (number, 4)
+                "not YAML for kubectl: put the text after --- on its own line", (number, 4)
             )
         made.append(_document(before, "".join(held), first, is_first=not made))
         before, held, first = line, [], number + 1
@@ -323,7 +329,7 @@ _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 
 
 def _document(before: str, text: str, line: int, is_first: bool) -> Document:
-    """Return a document between separators. Only the first one may be JSON that is not YAML."""
+    """Return a document between separators. Only the first may be JSON that is not YAML."""
     if not is_first or not text.lstrip().startswith("{"):
         return Document(before, text, line)
     try:
@@ -334,7 +340,7 @@ def _document(before: str, text: str, line: int, is_first: bool) -> Document:
 
 
 def _json_stream(before: str, text: str) -> list[Document] | None:
-    """Return the documents of a file that holds only JSON objects; None for any other file."""
+    """Return the documents of a file of JSON objects; None for any other file."""
     if not text.lstrip().startswith("{"):
         return None
     made: list[Document] = []

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from plimsoll_cli.cluster.doctor import LEAST_MINOR, NEWEST_MINOR
+from plimsoll_cli.cluster.doctor import MAX_TESTED_MINOR, MIN_MINOR
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "research" / "bench" / "results"
@@ -29,7 +29,7 @@ def _samples(name: str) -> Any:
 def _kubernetes() -> Iterator[str]:
     """A row for each minor version of doctor's range."""
     ran = _samples("kubernetes")
-    for minor in range(LEAST_MINOR, NEWEST_MINOR + 1):
+    for minor in range(MIN_MINOR, MAX_TESTED_MINOR + 1):
         row = ran.get(f"1.{minor}", {})
         cells = (row.get("version", ""), row.get("date", NOT_RUN), str(row.get("passed", "")))
         yield f"| 1.{minor} | " + " | ".join(cells) + " |"
@@ -57,9 +57,9 @@ _HEAD = (
     "",
     "## Kubernetes",
     "",
-    f"Plimsoll needs Kubernetes 1.{LEAST_MINOR} or later, because native sidecars are stable since"
+    f"Plimsoll needs Kubernetes 1.{MIN_MINOR} or later, because native sidecars are stable since"
     " then. `make test-long` runs the operator's tests on a control plane of each minor version up"
-    f" to 1.{NEWEST_MINOR}. `plimsoll doctor` tells you if your cluster is older, or newer.",
+    f" to 1.{MAX_TESTED_MINOR}. `plimsoll doctor` tells you if your cluster is older, or newer.",
     "",
     "| Kubernetes | Tested | On | Tests that passed |",
     "|---|---|---|--:|",

@@ -31,7 +31,7 @@ from leaklab import replicas
 from leaklab.replicas import Policy
 from plimsoll_api.incident_record import IncidentRecord, Reason
 from plimsoll_cli.demo.evidence import pauses, restarts
-from plimsoll_cli.demo.streams import End, references
+from plimsoll_cli.demo.streams import ReplyState, references
 from plimsoll_cli.figures import percentile
 from plimsoll_cli.local import model, runner
 from plimsoll_cli.local.plan import Plan
@@ -118,10 +118,13 @@ def summed_up(
     everyone = sorted(window for its in windows for window in its)
     return {
         "figures": {
-            "requests_count": balancer.answered + len(replies) + failed - ends.count(End.FAILED),
+            "requests_count": balancer.answered
+            + len(replies)
+            + failed
+            - ends.count(ReplyState.FAILED),
             "requests_failed_count": failed,
             "streams_count": len(replies),
-            "streams_broken_count": ends.count(End.BROKEN),
+            "streams_broken_count": ends.count(ReplyState.BROKEN),
             "texts_different_count": balancer.different(),
             "remediations_count": len(everyone),
             "incidents_resolved_count": sum(

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from plimsoll_cli.demo.streams import PROMPTS, End, Reply, ask, now
+from plimsoll_cli.demo.streams import PROMPTS, Reply, ReplyState, ask, now
 
 READY_S = 0.5
 ANSWER_S = 60.0
@@ -61,7 +61,9 @@ class Balancer:
 
     def different(self) -> int:
         """Complete streams with another text than in an undisturbed run."""
-        return sum(r.end is End.COMPLETE and r.text != self._texts[r.prompt] for r in self.replies)
+        return sum(
+            r.end is ReplyState.COMPLETE and r.text != self._texts[r.prompt] for r in self.replies
+        )
 
     def finish(self) -> None:
         """No new request; :meth:`run` ends with the last answer."""
@@ -140,7 +142,7 @@ class Balancer:
                 target.in_flight += 1
                 await ask(clients[target.url], target.model, reply)
                 target.in_flight -= 1
-                if reply.end is not End.COMPLETE:
+                if reply.end is not ReplyState.COMPLETE:
                     self.failures[f"stream {reply.end}: {reply.error}"] += 1
                     await asyncio.sleep(AFTER_ERROR_S)
 

@@ -119,6 +119,6 @@ def _plan(
             },
         }
     )
-    made = plan.make(service, root, free_ports([None] * 4), model, environ)
+    made = plan.plan_replica(service, root, free_ports([None] * 4), model, environ)
     config = msgspec.structs.replace(made.config, sample_interval_s=policy.interval_s)
     return replace(made, config=config)

@@ -101,7 +101,7 @@ def test_plimsoll_explain_prints_the_whole_incident(kube: Kube) -> None:
     as_json = json.loads(plimsoll(kube, "explain", "leaky-03", "-o", "json").stdout)
     assert as_json["next"].startswith("nothing at once")
     absent = plimsoll(kube, "explain", "nobody")
-    assert "incident nobody: not in namespace" in str(absent.exception)
+    assert "incident nobody: does not exist in namespace" in str(absent.exception)
 
 
 def test_top_lists_the_worst_first(kube: Kube) -> None:
@@ -367,4 +367,4 @@ def test_an_api_server_that_is_away_is_said(kube: Kube, tmp_path: Path) -> None:
         assert "127.0.0.1" in str(done.exception)
     assert plimsoll(kube, "doctor", kubeconfig=target).exit_code == 1
     absent = plimsoll(kube, "top", kubeconfig=tmp_path / "absent")
-    assert "there is no such file" in str(absent.exception)
+    assert "does not exist" in str(absent.exception)

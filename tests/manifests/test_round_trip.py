@@ -131,7 +131,7 @@ def test_the_command_takes_it_out_or_says_that_nothing_is_there(tmp_path: Path) 
     file.write_text(DEPLOYMENT)
     run = CliRunner().invoke
     done = run(app, ["inject", str(file), "--remove"])
-    assert "holds nothing that inject added" in str(done.exception)
+    assert "inject added nothing to this file" in str(done.exception)
     done = run(app, ["inject", str(file), "--remove", "--supervisor-image", "s"])
     assert "--remove and --supervisor-image" in str(done.exception)
     done = run(app, ["inject", str(file), "--supervisor-image", "s"])

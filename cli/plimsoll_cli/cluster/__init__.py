@@ -1,1 +1,1 @@
-"""Commands about a cluster. client talks to the API server, the others decide and print."""
+"""Commands about a cluster: a client of the API server, and the commands that use it."""

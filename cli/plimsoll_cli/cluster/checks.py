@@ -1,7 +1,6 @@
-"""What ``plimsoll doctor`` checks of services, policies and the webhook.
+"""Checks of ``plimsoll doctor`` on services, policies and the webhook.
 
-Only the API server can say whether the webhook answers: a pod is created in a dry run, which calls
-the webhook and stores nothing.
+Only the API server can test the webhook: a dry run that creates a pod calls it and stores nothing.
 """
 
 from __future__ import annotations
@@ -24,63 +23,63 @@ from plimsoll_api.names import POLICY_LABEL, REFUSED
 from plimsoll_api.times import rfc3339
 from plimsoll_api.workloads import membership
 from plimsoll_cli.cluster.client import AbsentError, Cluster, Object
-from plimsoll_cli.cluster.supervised import CORE, of_policy, over, supervised
+from plimsoll_cli.cluster.supervised import CORE, has_ended, is_supervised, list_policy_pods
 from plimsoll_cli.errors import RunError
 from plimsoll_operator.fleet.pods import Cause, PodView
 
 MAX_NAMED = 4
-"""Workloads that one line names."""
-ROLLED_OUT = ("Deployment", "StatefulSet", "DaemonSet")
-"""Kinds that ``kubectl rollout restart`` takes."""
+"""Maximum number of workloads in a line."""
+RESTARTABLE_KINDS = ("Deployment", "StatefulSet", "DaemonSet")
+"""Kinds that ``kubectl rollout restart`` supports."""
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
-SUFFIX = ".pods.plimsoll.dev"
-"""End of the names of our webhooks."""
+WEBHOOK_SUFFIX = ".pods.plimsoll.dev"
+"""Suffix of the names of Plimsoll's webhooks."""
 SECRET_KEYS = "tls.crt", "tls.key", "ca.crt"
-WRONG = {
+PROBLEM_CONDITIONS = {
     "Ready": "False", "EngineReady": "False", "SupervisorReady": "False", "Stalled": "True",
     "CrashLooping": "True", "RestartBudgetExhausted": "True", "SuspectRevision": "True",
     "ObjectsComplete": "False",
 }  # fmt: skip
-"""Conditions of an InferenceService that are worth a look, with the status that says so."""
-LEAST_LEFT = datetime.timedelta(days=20)
-"""The operator and cert-manager renew their certificates before that."""
+"""Conditions of an InferenceService that are problems, with the status that means so."""
+MIN_VALIDITY = datetime.timedelta(days=20)
+"""The operator and cert-manager renew their certificates earlier."""
 INSTALL = "install the chart with --set webhook.enabled=true"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the output. ``ok`` is None if the answer is unknown."""
+    """Result of a check, which is one line of the output. ``ok`` is None if unknown."""
 
     name: str
     ok: bool | None
     text: str
 
 
-def named(cluster: Cluster, plural: str, name: str | None) -> list[Object]:
-    """List the object of that name, or all; raise RunError if it does not exist."""
+def get_or_list(cluster: Cluster, plural: str, name: str | None) -> list[Object]:
+    """Return the object with that name, or all objects. Raises RunError if it does not exist."""
     if name is None:
-        return list(cluster.pages(plural))
-    found = cluster.named(plural, name)
+        return list(cluster.list_own(plural))
+    found = cluster.get_own(plural, name)
     if found is None:
         raise RunError(
-            f"not in namespace {cluster.namespace or 'default'}: check the name and -n; see:"
-            " plimsoll top -A"
+            f"does not exist in namespace {cluster.namespace or 'default'}: check the name and -n;"
+            " see: plimsoll top -A"
         )
     return [found]
 
 
-def of_service(service: Object) -> Check:
-    """Check the conditions of an InferenceService: what is wrong, the first cause first."""
+def check_service(service: Object) -> Check:
+    """Return the check of an InferenceService's conditions, with the first cause first."""
     name = f"service {service['metadata']['name']}"
     found, unread = _conditions(service)
     if unread:
         return Check(name, None, unread)
     wrong: list[str] = []
-    for type_, bad in WRONG.items():
+    for type_, bad in PROBLEM_CONDITIONS.items():
         one = found.get(type_) or {}
         text = f"{one.get('reason')}: {one.get('message')}"
         if one.get("status") == bad and one.get("reason") != "ContainersNotReady":
-            # The message of Ready contains that of EngineReady, and that of Stalled contains both.
+            # The message of Stalled contains those of Ready and EngineReady.
             wrong += [] if any(str(one.get("message")) in said for said in wrong) else [text]
     ready = found["Ready"]
     return Check(name, not wrong, "; ".join(wrong) or f"{ready.get('reason')}: {ready['message']}")
@@ -100,25 +99,25 @@ def memory(name: str, status: Object) -> Iterator[Check]:
 
 
 def _conditions(item: Object) -> tuple[dict[str, Object], str]:
-    """Conditions by type, and what to say if they are not those of the present spec."""
+    """Return conditions by type, and a message if they are not about the current spec."""
     meta, status = item["metadata"], item.get("status") or {}
     found = {str(one["type"]): one for one in status.get("conditions") or ()}
     if "Ready" in found and status.get("observedGeneration") == meta.get("generation"):
         return found, ""
-    return found, "the operator has not read this version of it: check that the operator runs"
+    return found, "the operator has not processed the current spec: check that it runs"
 
 
 def first_cause(cluster: Cluster, pod: Object) -> Cause | None:
-    """Why a container of ``pod`` is not ready, with the container's name; None if all are.
+    """Return why a container of ``pod`` is not ready, with the container's name, or None.
 
-    What does not pass by itself comes first.
+    Causes that do not pass by themselves come first.
     """
     meta, spec, events = pod["metadata"], pod["spec"], list[Object]()
     view = PodView.parse(pod)
     if view.is_creating:
         query = {"fieldSelector": f"involvedObject.name={meta['name']}"}
-        with contextlib.suppress(RunError):  # without the right to read Events, show containers
-            events = list(cluster.listed(CORE, "events", str(meta["namespace"]), **query))
+        with contextlib.suppress(RunError):  # without permission to read Events, use the containers
+            events = list(cluster.list_objects(CORE, "events", str(meta["namespace"]), **query))
     sidecars = [
         one for one in spec.get("initContainers") or () if one.get("restartPolicy") == "Always"
     ]
@@ -127,27 +126,31 @@ def first_cause(cluster: Cluster, pod: Object) -> Cause | None:
     for one in [*sidecars, *spec["containers"]]:
         why = view.cause(one["name"], events, now)
         if why is not None:
-            named = f"{one['name']}: " if view.containers else ""  # else it is about the whole pod
-            found.append(Cause(why.reason, f"{named}{why.message}", why.blocking))
+            get_or_list = (
+                f"{one['name']}: " if view.containers else ""
+            )  # otherwise the cause concerns the whole pod
+            found.append(Cause(why.reason, f"{get_or_list}{why.message}", why.blocking))
     return min(found, key=lambda one: not one.blocking, default=None)
 
 
-def checks(cluster: Cluster, policy: Object) -> Iterator[Check]:
-    """Check the status of ``policy``, and say what to do about its pods."""
+def check_policy(cluster: Cluster, policy: Object) -> Iterator[Check]:
+    """Yield the checks of a policy's status, its pods and the webhook."""
     name = f"policy {policy['metadata']['name']}"
-    yield from of_status(policy)
+    yield from check_policy_status(policy)
     try:
-        pods = of_policy(cluster, policy)
+        pods = list_policy_pods(cluster, policy)
     except RunError as error:
         yield Check(name, None, str(error).splitlines()[0])
         return
-    waiting = [one for one in pods if not supervised(one) and not _refusal(one) and not over(one)]
+    waiting = [
+        one for one in pods if not is_supervised(one) and not _refusal(one) and not has_ended(one)
+    ]
     if waiting:
         yield Check(f"{name} waiting", False, f"recreate {_by_workload(waiting)}")
 
 
-def of_status(policy: Object) -> Iterator[Check]:
-    """Conditions, counts and refusals, as the operator wrote them."""
+def check_policy_status(policy: Object) -> Iterator[Check]:
+    """Yield the checks of the conditions, counts and refusals in a policy's status."""
     name, status = f"policy {policy['metadata']['name']}", policy.get("status") or {}
     found, unread = _conditions(policy)
     if unread:
@@ -174,7 +177,7 @@ def of_status(policy: Object) -> Iterator[Check]:
 
 
 def _by_workload(pods: Sequence[Object]) -> str:
-    """Group the pods by what recreates them, with the command for it."""
+    """Return the pods grouped by workload, with the command that recreates them."""
     held = defaultdict(list)
     for pod in pods:
         held[membership(pod["metadata"]).workload].append(str(pod["metadata"]["name"]))
@@ -183,7 +186,7 @@ def _by_workload(pods: Sequence[Object]) -> str:
         shown = ", ".join(sorted(names)[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
         if workload is None:
             parts.append(f"{shown} (nothing recreates these pods)")
-        elif workload.kind in ROLLED_OUT:
+        elif workload.kind in RESTARTABLE_KINDS:
             command = f"kubectl rollout restart {workload.kind.lower()}/{workload.name}"
             parts.append(f"{shown}: {command}")
         else:
@@ -196,8 +199,8 @@ def _refusal(pod: Object) -> bool:
     return REFUSED in (pod["metadata"].get("annotations") or {})
 
 
-def secret(cluster: Cluster, deployments: Sequence[Object]) -> Iterator[Check]:
-    """Check the Secret that the operator serves its webhook with."""
+def check_secret(cluster: Cluster, deployments: Sequence[Object]) -> Iterator[Check]:
+    """Yield the checks of the Secret with the webhook's certificate."""
     containers = [c for one in deployments for c in one["spec"]["template"]["spec"]["containers"]]
     arguments = [argument for one in containers for argument in one.get("args") or ()]
     for given in sorted({one for one in arguments if one.startswith("--webhook=")}):
@@ -222,74 +225,72 @@ def secret(cluster: Cluster, deployments: Sequence[Object]) -> Iterator[Check]:
             yield Check("webhook secret", not missing, text)
 
 
-def certificate(cluster: Cluster, now: datetime.datetime) -> Check:
-    """Check the newest certificate that the API server trusts for the webhook."""
+def check_certificate(cluster: Cluster, now: datetime.datetime) -> Check:
+    """Return the check of the newest certificate that the API server trusts for the webhook."""
     name = "webhook certificate"
     try:
         found = cluster.get(CONFIGURATIONS)["items"]
     except RunError as error:
         return Check(name, None, str(error).splitlines()[0])
     webhooks = [hook for one in found for hook in one.get("webhooks") or ()]
-    ours = [hook for hook in webhooks if str(hook.get("name", "")).endswith(SUFFIX)]
+    ours = [hook for hook in webhooks if str(hook.get("name", "")).endswith(WEBHOOK_SUFFIX)]
     if not ours:
         text = f"no webhook is configured, so new pods get no supervisor: {INSTALL}"
         return Check(name, False, text)
     bundle = (ours[0].get("clientConfig") or {}).get("caBundle", "")
-    return of_bundle(bundle, now)
+    return check_bundle(bundle, now)
 
 
-def of_bundle(bundle: str, now: datetime.datetime) -> Check:
-    """Check when the newest certificate in a webhook's ``caBundle`` expires."""
+def check_bundle(bundle: str, now: datetime.datetime) -> Check:
+    """Return the check of a ``caBundle``'s newest certificate: when it expires."""
     name = "webhook certificate"
     try:
         read = x509.load_pem_x509_certificates(base64.b64decode(bundle, validate=True))
     except (ValueError, binascii.Error):
-        return Check(
-            name, False, "the webhook's caBundle holds no certificate: restart the operator"
-        )
+        return Check(name, False, "the webhook's caBundle has no certificate: restart the operator")
     newest = max(read, key=lambda one: one.not_valid_after_utc)
     made, ends = newest.not_valid_before_utc, newest.not_valid_after_utc
     left = ends - now
-    text = f"made {(now - made).days} days ago, expires {ends:%Y-%m-%d}"
+    text = f"issued {(now - made).days} days ago, expires {ends:%Y-%m-%d}"
     if left <= datetime.timedelta():
         return Check(name, False, f"{text}: expired, so new pods get no supervisor")
-    if left < LEAST_LEFT:
+    if left < MIN_VALIDITY:
         text += f", in {left.days} days: it should have been renewed; read the operator's log"
         return Check(name, False, text)
     return Check(name, True, text)
 
 
-def answers(cluster: Cluster, policy: Object) -> Iterator[Check]:
-    """Whether a new pod that ``policy`` selects would get a supervisor."""
+def check_webhook(cluster: Cluster, policy: Object) -> Iterator[Check]:
+    """Yield the check whether a new pod that ``policy`` selects would get a supervisor."""
     meta = policy["metadata"]
     name = f"webhook for policy {meta['name']}"
     if ((policy.get("status") or {}).get("injection") or {}).get("stopped"):
-        return  # it gets none; the policy's own check says why
-    pod = trial(policy)
+        return  # it gets none; the check of the policy explains why
+    pod = make_trial_pod(policy)
     if pod is None:
-        yield Check(name, None, "spec.selector leaves open what a trial pod would look like")
+        yield Check(name, None, "unknown: spec.selector does not define the labels of a test pod")
         return
     path = f"/api/v1/namespaces/{meta['namespace']}/pods"
     try:
         made = cluster.create(path, pod, dryRun="All", fieldValidation="Ignore")
     except RunError as error:
-        yield Check(name, None, f"no trial: {str(error).splitlines()[0]}")
+        yield Check(name, None, f"the test pod could not be created: {str(error).splitlines()[0]}")
         return
-    yield of_trial(name, made, str(meta["name"]))
+    yield check_trial(name, made, str(meta["name"]))
 
 
-def of_trial(name: str, made: Object, policy: str) -> Check:
-    """Check what admission did to the trial pod."""
+def check_trial(name: str, made: Object, policy: str) -> Check:
+    """Return the check of what admission did to the test pod."""
     meta = made["metadata"]
     owner = (meta.get("labels") or {}).get(POLICY_LABEL)
     refusal = (meta.get("annotations") or {}).get(REFUSED)
-    if supervised(made) and owner == policy:
+    if is_supervised(made) and owner == policy:
         return Check(name, True, "a new pod gets a supervisor (dry run)")
-    if supervised(made):
-        text = f"policy {owner}, which is older, supervises such pods: narrow one of the selectors"
+    if is_supervised(made):
+        text = f"the older policy {owner} supervises these pods: narrow one of the selectors"
         return Check(name, False, text)
     if refusal is not None:
-        return Check(name, True, f"it answers, and refuses the trial pod: {refusal}")
+        return Check(name, True, f"the webhook answers, and refuses the test pod: {refusal}")
     text = (
         "a new pod gets no supervisor (dry run): the webhook does not answer, or does not know the"
         " policy yet: check that the operator runs with its webhook, and that the API server"
@@ -298,8 +299,8 @@ def of_trial(name: str, made: Object, policy: str) -> Check:
     return Check(name, False, text)
 
 
-def trial(policy: Object) -> Object | None:
-    """Make a pod that ``policy`` selects and can supervise; None if the selector leaves it open.
+def make_trial_pod(policy: Object) -> Object | None:
+    """Return a pod that ``policy`` selects and can supervise, or None if the selector is too open.
 
     It meets the restricted pod security standard.
     """

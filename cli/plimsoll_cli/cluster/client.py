@@ -1,7 +1,7 @@
-"""The API server, as far as the command line needs it: lists by page, one object, access reviews.
+"""Client of the API server for the command line: lists in pages, single objects, access reviews.
 
-Failures become :class:`RunError` with what to do: no cluster, no permission (with the RBAC rule
-that is missing), no CRD, another version of it.
+Failures become :class:`RunError` with instructions: no cluster, no permission (with the missing
+RBAC rule), no CRD, or another version of it.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from plimsoll_cli.errors import RunError, UsageError
 Object = dict[str, Any]
 PAGE = 500
 MAX_EXPIRED = 5
-"""How often a list may start again. The API server keeps its state for five minutes."""
+"""Maximum number of times that a list restarts. The API server keeps its state for five minutes."""
 TIMEOUT_S = 15.0
 
 
 class Cluster:
-    """``namespace`` is the chosen one; None is all of them."""
+    """Client of one cluster; ``namespace`` None means all namespaces."""
 
     def __init__(
         self,
         kubeconfig: Path | None = None,
         context: str | None = None,
         namespace: str | None = None,
-        everywhere: bool = False,
+        all_namespaces: bool = False,
     ) -> None:
-        """Read the configuration as kubectl does; raise UsageError if there is none."""
+        """Load the configuration like kubectl. Raises UsageError if there is none."""
         configuration = k8s.Configuration()
         file = str(kubeconfig) if kubeconfig else None
         try:
@@ -58,30 +58,31 @@ class Cluster:
             ) from None
         configuration.retries = False
         self.host = str(configuration.host)
-        self.namespace = None if everywhere else namespace or current
+        self.namespace = None if all_namespaces else namespace or current
         self.configuration = configuration
         self._api = k8s.ApiClient(configuration)
-        self._api.rest_client.pool_manager.connection_pool_kw["ssl_context"] = _tls(configuration)
+        self._api.rest_client.pool_manager.connection_pool_kw["ssl_context"] = _ssl_context(
+            configuration
+        )
 
     def get(self, path: str, **query: Any) -> Object:
-        """One answer of the API server as JSON."""
+        """Return the API server's answer as JSON. Raises RunError."""
         return self._call("GET", path, query)
 
     def create(self, path: str, body: Object, **query: Any) -> Object:
-        """Create an object below ``path``; return it as the API server stored it."""
+        """Create an object at ``path`` and return it as stored."""
         return self._call("POST", path, query, body)
 
-    def pages(self, plural: str, **query: Any) -> Iterator[Object]:
-        """Every object of one of our kinds, in pages that keep the API server's memory small."""
-        yield from self.listed(f"/apis/{API_GROUP}/{CRD_VERSION}", plural, **query)
+    def list_own(self, plural: str, **query: Any) -> Iterator[Object]:
+        """Yield the objects of one of Plimsoll's kinds, page by page."""
+        yield from self.list_objects(f"/apis/{API_GROUP}/{CRD_VERSION}", plural, **query)
 
-    def listed(
+    def list_objects(
         self, root: str, plural: str, namespace: str | None = None, **query: Any
     ) -> Iterator[Object]:
         """Yield the objects of a kind in ``namespace``, or in the chosen ones, page by page.
 
-        A list that expires between two pages starts again, and yields no object twice. Raises
-        RunError.
+        A list that expires between pages restarts, without repeating objects. Raises RunError.
         """
         chosen = namespace or self.namespace
         where = f"/namespaces/{chosen}" if chosen else ""
@@ -98,7 +99,7 @@ class Cluster:
                         f"GET {path}: the list expired {expired} times before its last page:"
                         " try again, or choose one namespace with -n"
                     ) from None
-                continue_token = None  # from the beginning, without what was given already
+                continue_token = None  # restart, and skip the objects already yielded
                 continue
             for item in answer.get("items", []):
                 meta = item["metadata"]
@@ -110,8 +111,8 @@ class Cluster:
             if not continue_token:
                 return
 
-    def named(self, plural: str, name: str) -> Object | None:
-        """One of our objects in the chosen namespace; None where there is none."""
+    def get_own(self, plural: str, name: str) -> Object | None:
+        """Return one of Plimsoll's objects in the chosen namespace, or None."""
         namespace = self.namespace or "default"
         try:
             return self.get(
@@ -124,7 +125,7 @@ class Cluster:
     def check_namespace(self) -> None:
         """Raise UsageError if the chosen namespace does not exist.
 
-        Without the right to read namespaces, this finds no error.
+        Without permission to read namespaces, the check passes.
         """
         if self.namespace is None:
             return
@@ -151,15 +152,15 @@ class Cluster:
             reason = getattr(error, "reason", None) or error
             raise RunError(f"the API server {self.host} does not answer: {reason}") from None
         if response.status >= 300:
-            self._failed(response.status, response.reason or "", method, path)
+            self._raise_for_status(response.status, response.reason or "", method, path)
         answer: Object = json.loads(data)
         return answer
 
-    def _failed(self, status: int, reason: str, method: str, path: str) -> NoReturn:
+    def _raise_for_status(self, status: int, reason: str, method: str, path: str) -> NoReturn:
         if status == 410:
             raise _ExpiredError from None
         if status == 404:
-            if path.startswith(f"/apis/{API_GROUP}/{CRD_VERSION}/") and not _names_one(path):
+            if path.startswith(f"/apis/{API_GROUP}/{CRD_VERSION}/") and not _is_single_object(path):
                 self._check_crd(path.rsplit("/", 1)[1])
             raise AbsentError(f"{path}: not found") from None
         if status == 401:
@@ -167,11 +168,11 @@ class Cluster:
                 f"the API server {self.host} rejected your credentials: log in again"
             ) from None
         if status == 403:
-            raise DeniedError(denied(method, path)) from None
+            raise DeniedError(denied_message(method, path)) from None
         raise RunError(f"{method} {path}: HTTP {status}: {reason}") from None
 
     def _check_crd(self, plural: str) -> None:
-        """RunError where the kind is not installed, or in another version only."""
+        """Raise RunError if the kind is not installed, or only in another version."""
         try:
             group = self.get(f"/apis/{API_GROUP}")
         except AbsentError:
@@ -188,11 +189,11 @@ class Cluster:
             )
 
 
-def _tls(configuration: k8s.Configuration) -> ssl.SSLContext:
-    """Return a context that verifies certificates as kubectl does.
+def _ssl_context(configuration: k8s.Configuration) -> ssl.SSLContext:
+    """Return a context that verifies certificates like kubectl.
 
-    Python 3.13 also demands key identifiers, which the CAs of many clusters, EKS's among them,
-    lack. The pool adds the cluster's CA.
+    Python 3.13 also requires key identifiers, which many clusters' CAs lack, for example EKS's. The
+    connection pool adds the cluster's CA.
     """
     verify = ssl.CERT_REQUIRED if configuration.verify_ssl else ssl.CERT_NONE
     context = create_urllib3_context(cert_reqs=verify)
@@ -207,19 +208,19 @@ class AbsentError(RunError):
 
 
 class DeniedError(RunError):
-    """HTTP 403. The message has the RBAC rule that is missing."""
+    """HTTP 403. The message has the missing RBAC rule."""
 
 
 class _ExpiredError(Exception):
-    """HTTP 410: the list that was being paged through is too old."""
+    """HTTP 410: the continue token of a list has expired."""
 
 
-def _names_one(path: str) -> bool:
-    return rule_of("GET", path)[0] == "get"
+def _is_single_object(path: str) -> bool:
+    return required_rule("GET", path)[0] == "get"
 
 
-def rule_of(method: str, path: str) -> tuple[str, str, str, str | None]:
-    """Verb, API group, resource and namespace that a request needs."""
+def required_rule(method: str, path: str) -> tuple[str, str, str, str | None]:
+    """Return verb, API group, resource and namespace of a request."""
     parts = [part for part in path.split("?")[0].split("/") if part]
     group, rest = ("", parts[2:]) if parts[0] == "api" else (parts[1], parts[3:])
     namespace = None
@@ -232,9 +233,9 @@ def rule_of(method: str, path: str) -> tuple[str, str, str, str | None]:
     return verb, group, resource, namespace
 
 
-def denied(method: str, path: str) -> str:
-    """Explain a refusal: which permission is missing, and the rule that grants it."""
-    verb, group, resource, namespace = rule_of(method, path)
+def denied_message(method: str, path: str) -> str:
+    """Return the message for a missing permission, with the RBAC rule that grants it."""
+    verb, group, resource, namespace = required_rule(method, path)
     what = f"{resource}.{group}" if group else resource
     where = f"in namespace {namespace}" if namespace else "in all namespaces"
     kind = "Role" if namespace else "ClusterRole"
@@ -244,8 +245,8 @@ def denied(method: str, path: str) -> str:
 
 
 def _has_config() -> bool:
-    named = os.environ.get("KUBECONFIG")
-    files = named.split(os.pathsep) if named else [str(Path.home() / ".kube" / "config")]
+    get_own = os.environ.get("KUBECONFIG")
+    files = get_own.split(os.pathsep) if get_own else [str(Path.home() / ".kube" / "config")]
     return any(Path(file).is_file() for file in files if file)
 
 

@@ -1,4 +1,4 @@
-"""``plimsoll doctor``: is everything there that supervision needs? One line for each check."""
+"""``plimsoll doctor``: checks of everything that supervision needs, one line each."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ from plimsoll_api.workloads import membership
 from plimsoll_cli.cluster import checks
 from plimsoll_cli.cluster.checks import Check
 from plimsoll_cli.cluster.client import Cluster, Object
-from plimsoll_cli.cluster.supervised import CORE, labelled, over, supervised
+from plimsoll_cli.cluster.supervised import CORE, has_ended, is_supervised, list_labelled_pods
 from plimsoll_cli.errors import RunError, UsageError
 
-LEAST_MINOR = 33
+MIN_MINOR = 33
 """Native sidecars are stable since Kubernetes 1.33."""
-NEWEST_MINOR = 37
-"""The newest Kubernetes that the tests know; a newer one may work."""
-NEEDED = (
+MAX_TESTED_MINOR = 37
+"""Newest tested Kubernetes release."""
+REQUIRED_PERMISSIONS = (
     ("list", API_GROUP, SERVICES, ""),
     ("list", API_GROUP, INCIDENTS, ""),
     ("list", API_GROUP, POLICIES, ""),
     ("list", "", "pods", ""),
     ("create", "", "pods", "exec"),
 )
-"""What this program asks of the API server: verb, group, resource, subresource."""
+"""Permissions that the command line needs: verb, group, resource, subresource."""
 KSERVE = "serving.kserve.io"
 OPERATOR_LABEL = "app.kubernetes.io/name=plimsoll"
-"""Label of the chart's Deployment and of its pods."""
+"""Label of the chart's Deployment and its pods."""
 UNREADY = {
     UNREADY_MANUAL: "a person drained it",
     UNREADY_DRAIN: "an incident drains it",
     UNREADY_RESTART: "its engine restarts",
 }
 MAX_TRIALS = 8
-"""Policies for which the webhook is tried."""
+"""Maximum number of policies whose webhook is tested."""
 
 
 def run(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[Check]:
-    """Every check, in an order in which a failure explains those after it."""
+    """Yield all checks, ordered so that a failure explains later ones."""
     try:
-        yield version_check(cluster.host, cluster.get("/version"))
+        yield check_version(cluster.host, cluster.get("/version"))
     except RunError as error:
         yield Check("api server", False, str(error))
         return
@@ -77,14 +77,14 @@ def run(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[C
         yield from _replicas(cluster, service, policy)
 
 
-def version_check(host: str, found: Object) -> Check:
-    """Return the check of what the API server says of its version."""
+def check_version(host: str, found: Object) -> Check:
+    """Return the check of the API server's version."""
     minor = int("".join(c for c in str(found["minor"]) if c.isdigit()) or 0)
     text = f"{host}, Kubernetes {found['gitVersion']}"
-    if minor < LEAST_MINOR:
-        return Check("api server", False, f"{text}: Plimsoll needs at least 1.{LEAST_MINOR}")
-    if minor > NEWEST_MINOR:
-        text += f", newer than 1.{NEWEST_MINOR}, the newest that was tested"
+    if minor < MIN_MINOR:
+        return Check("api server", False, f"{text}: Plimsoll needs at least 1.{MIN_MINOR}")
+    if minor > MAX_TESTED_MINOR:
+        text += f" (the newest tested release is 1.{MAX_TESTED_MINOR})"
     return Check("api server", True, text)
 
 
@@ -110,7 +110,7 @@ def _crds(cluster: Cluster) -> Iterator[Check]:
 
 
 def _permissions(cluster: Cluster) -> Iterator[Check]:
-    for verb, group, resource, sub in NEEDED:
+    for verb, group, resource, sub in REQUIRED_PERMISSIONS:
         wanted = {"verb": verb, "group": group, "resource": resource, "subresource": sub}
         space = {"namespace": cluster.namespace} if cluster.namespace else {}
         name = f"may {verb} {resource}" + (f"/{sub}" if sub else "")
@@ -132,14 +132,14 @@ def _permissions(cluster: Cluster) -> Iterator[Check]:
 
 
 def _kserve(cluster: Cluster) -> Iterator[Check]:
-    """Report if ``inferenceservices`` alone may mean the kind of KServe."""
+    """Yield a check if kubectl may confuse ``inferenceservices`` with KServe's kind."""
     with contextlib.suppress(RunError):
         cluster.get(f"/apis/{KSERVE}")
         yield Check(
             "KServe",
             True,
-            f"its kind InferenceService is here as well: write plinf or {SERVICES}.{API_GROUP},"
-            f" because kubectl may take {SERVICES} for {SERVICES}.{KSERVE}",
+            f"it has a kind InferenceService as well: use plinf or {SERVICES}.{API_GROUP},"
+            f" because {SERVICES} may mean {SERVICES}.{KSERVE} in kubectl",
         )
 
 
@@ -158,18 +158,18 @@ def _operator(cluster: Cluster) -> Iterator[Check]:
     text = f"{ready} ready, {', '.join(sorted(images))}"
     if not ready:
         for space in sorted({str(one["metadata"]["namespace"]) for one in found}):
-            for pod in cluster.listed(CORE, "pods", space, **query):
+            for pod in cluster.list_objects(CORE, "pods", space, **query):
                 why = checks.first_cause(cluster, pod)
                 text += f"; {pod['metadata']['name']}: {why.message}" if why else ""
     yield Check("operator", ready > 0, text)
-    yield from checks.secret(cluster, found)
+    yield from checks.check_secret(cluster, found)
 
 
 def _services(cluster: Cluster, service: str | None) -> Iterator[Check]:
-    """Check what the operator says of the services."""
+    """Yield the checks of services, from the operator's conditions."""
     try:
-        for one in checks.named(cluster, SERVICES, service):
-            yield checks.of_service(one)
+        for one in checks.get_or_list(cluster, SERVICES, service):
+            yield checks.check_service(one)
             name = f"service {one['metadata']['name']}"
             yield from checks.memory(name, one.get("status") or {})
     except RunError as error:
@@ -177,62 +177,66 @@ def _services(cluster: Cluster, service: str | None) -> Iterator[Check]:
 
 
 def _policies(cluster: Cluster, name: str | None) -> Iterator[Check]:
-    """Check the policies, and the webhook that carries them out."""
+    """Yield the checks of policies and of their webhook."""
     try:
-        found = checks.named(cluster, POLICIES, name)
+        found = checks.get_or_list(cluster, POLICIES, name)
     except RunError as error:
         yield Check(f"policy {name or ''}".strip(), False, str(error).splitlines()[0])
         return
     for one in found:
-        yield from checks.checks(cluster, one)
+        yield from checks.check_policy(cluster, one)
     if found:
-        yield checks.certificate(cluster, datetime.datetime.now(datetime.UTC))
+        yield checks.check_certificate(cluster, datetime.datetime.now(datetime.UTC))
     for one in found[:MAX_TRIALS]:
-        yield from checks.answers(cluster, one)
+        yield from checks.check_webhook(cluster, one)
 
 
 def _replicas(cluster: Cluster, service: str | None, policy: str | None) -> Iterator[Check]:
-    """Check what each supervisor sees of its engine, and that not all pods are drained."""
+    """Yield a check per supervisor, and one if all pods are drained."""
     from plimsoll_cli.actions import status
-    from plimsoll_cli.cluster.actions import in_supervisor
+    from plimsoll_cli.cluster.actions import supervisor_caller
 
     drained: dict[tuple[str, str], list[bool]] = defaultdict(list)
-    for pod in labelled(cluster):
+    for pod in list_labelled_pods(cluster):
         labels = pod["metadata"]["labels"]
         wanted = (service, labels.get(SERVICE_LABEL)), (policy, labels.get(POLICY_LABEL))
         if any(name not in (None, found) for name, found in wanted):
             continue
         name = str(pod["metadata"]["name"])
-        if over(pod):
+        if has_ended(pod):
             continue
         trouble = _sidecar(cluster, pod)
         if trouble is not None:
             yield Check(name, False, trouble)
             continue
         try:
-            seen = status(in_supervisor(cluster, name, pod["metadata"]["namespace"]), name)
+            seen = status(supervisor_caller(cluster, name, pod["metadata"]["namespace"]), name)
         except RunError as error:
             yield Check(name, False, str(error).splitlines()[0])
             continue
         if seen.epoch is None:
-            yield Check(name, False, f"the supervisor cannot see its engine: {seen.message}")
+            yield Check(name, False, f"the supervisor cannot observe its engine: {seen.message}")
         else:
-            yield Check(name, bool(seen.host_memory), out_of_service(name, seen) + _sight(seen))
+            yield Check(
+                name,
+                bool(seen.host_memory),
+                out_of_service_text(name, seen) + _observation_text(seen),
+            )
             if "metrics" in seen.unseen:
                 yield Check(f"{name} metrics", False, seen.unseen["metrics"])
-            yield from shared_memory(name, seen)
+            yield from check_shared_memory(name, seen)
             yield from (Check(f"{name} budget", False, text) for text in seen.budgets)
         owner = membership(pod["metadata"]).workload or name
         named = f"service {labels[SERVICE_LABEL]}" if SERVICE_LABEL in labels else str(owner)
         drained[pod["metadata"]["namespace"], named].append(UNREADY_MANUAL in seen.out_of_service)
     for (_, named), pods in sorted(drained.items()):
         if all(pods):
-            text = f"a person took every pod ({len(pods)}) out of service: plimsoll resume POD"
+            text = f"all {len(pods)} pods were drained manually: run plimsoll resume POD"
             yield Check(f"{named} drained", False, text)
 
 
-def out_of_service(pod: str, seen: ActionAnswer) -> str:
-    """Say why the supervisor keeps its pod unready; empty if it does not."""
+def out_of_service_text(pod: str, seen: ActionAnswer) -> str:
+    """Return why the supervisor keeps its pod unready, or ""."""
     if not seen.out_of_service:
         return ""
     reasons = ", ".join(
@@ -245,8 +249,8 @@ def out_of_service(pod: str, seen: ActionAnswer) -> str:
     return f"out of service: {reasons}; "
 
 
-def _sight(seen: ActionAnswer) -> str:
-    """Describe what a supervisor sees, and what its engine can do."""
+def _observation_text(seen: ActionAnswer) -> str:
+    """Return what a supervisor observes, and what its engine supports."""
     host = (
         f"host memory by {seen.host_memory}"
         if seen.host_memory
@@ -263,21 +267,21 @@ def _sight(seen: ActionAnswer) -> str:
     )
 
 
-def shared_memory(name: str, seen: ActionAnswer) -> Iterator[Check]:
-    """Check the memory of ``/dev/shm`` that no process holds.
+def check_shared_memory(name: str, seen: ActionAnswer) -> Iterator[Check]:
+    """Yield the check of memory in ``/dev/shm`` that no process uses.
 
-    Yields nothing if the supervisor cannot watch it, because the pod has no volume there.
+    Yields nothing if the pod has no volume there, because the supervisor cannot watch it.
     """
     if seen.shared_memory_error:
         yield Check(f"{name} /dev/shm", None, f"unknown: {seen.shared_memory_error}")
     elif seen.shared_orphan is not None:
         size = format_bytes(seen.shared_orphan)
-        yield Check(f"{name} /dev/shm", True, f"{size} that no process holds")
+        yield Check(f"{name} /dev/shm", True, f"{size} used by no process")
 
 
 def _sidecar(cluster: Cluster, pod: Object) -> str | None:
-    """Why the supervisor of this pod cannot see its engine; None where nothing is wrong."""
-    if not supervised(pod):
+    """Return why the supervisor of this pod cannot observe its engine, or None."""
+    if not is_supervised(pod):
         return "the pod has no supervisor: a SupervisionPolicy or plimsoll inject adds one"
     if not pod["spec"].get("shareProcessNamespace"):
         return "shareProcessNamespace is not true: the supervisor cannot see the engine's processes"

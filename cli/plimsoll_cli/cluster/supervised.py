@@ -1,4 +1,4 @@
-"""All supervised pods of a cluster, and which of them a target means."""
+"""Supervised pods of a cluster, and those of a target."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from plimsoll_cli.targets import Target
 CORE = "/api/v1"
 
 
-def supervised(pod: Object) -> bool:
-    """Whether the pod has a supervisor beside its engine."""
+def is_supervised(pod: Object) -> bool:
+    """Return whether the pod has a supervisor."""
     sidecars = pod["spec"].get("initContainers") or ()
     return any(one["name"] == SUPERVISOR_CONTAINER for one in sidecars)
 
 
-def labelled(cluster: Cluster) -> Iterator[Object]:
-    """Every pod of an InferenceService, of a SupervisionPolicy or of ``plimsoll inject``, once."""
+def list_labelled_pods(cluster: Cluster) -> Iterator[Object]:
+    """Yield each pod of an InferenceService, a SupervisionPolicy or ``plimsoll inject`` once."""
     seen = set()
     for label in (SERVICE_LABEL, POLICY_LABEL):
-        for pod in cluster.listed(CORE, "pods", labelSelector=label):
+        for pod in cluster.list_objects(CORE, "pods", labelSelector=label):
             uid = pod["metadata"]["uid"]
             if uid not in seen:
                 seen.add(uid)
                 yield pod
 
 
-def of_policy(cluster: Cluster, policy: Object) -> list[Object]:
-    """List the pods that ``policy`` selects, with a supervisor or without one.
+def list_policy_pods(cluster: Cluster, policy: Object) -> list[Object]:
+    """Return the pods that ``policy`` selects, with and without supervisor.
 
     Raises RunError if its selector is invalid.
     """
@@ -54,47 +54,58 @@ def of_policy(cluster: Cluster, policy: Object) -> list[Object]:
             f"SupervisionPolicy {meta['name']}: spec.selector: {error.errors()[0]['msg']}"
         ) from None
     namespace = str(meta["namespace"])
-    return list(cluster.listed(CORE, "pods", namespace, labelSelector=selector))
+    return list(cluster.list_objects(CORE, "pods", namespace, labelSelector=selector))
 
 
-def supervised_by(pod: Object, policy: str) -> bool:
-    """Whether the supervisor of ``pod`` is one of the policy of this name."""
-    return supervised(pod) and (pod["metadata"].get("labels") or {}).get(POLICY_LABEL) == policy
+def is_supervised_by(pod: Object, policy: str) -> bool:
+    """Return whether the pod's supervisor belongs to the policy of this name."""
+    return is_supervised(pod) and (pod["metadata"].get("labels") or {}).get(POLICY_LABEL) == policy
 
 
-def pods_of(cluster: Cluster, target: Target) -> list[str]:
-    """Names of the supervised pods that ``target`` means, which is no pod itself.
+def list_target_pods(cluster: Cluster, target: Target) -> list[str]:
+    """Return the names of the supervised pods of ``target``, which is not a pod.
 
-    RunError where there is no such object, or none of its pods has a supervisor.
+    Raises RunError if the object does not exist or has no supervised pods.
     """
     if target.kind == POLICY_KIND:
         policy = _existing(cluster, POLICY_PLURAL, target)
-        pods = [one for one in of_policy(cluster, policy) if supervised_by(one, target.name)]
+        pods = [
+            one for one in list_policy_pods(cluster, policy) if is_supervised_by(one, target.name)
+        ]
     elif target.kind == SERVICE_KIND:
         _existing(cluster, SERVICE_PLURAL, target)
         label = f"{SERVICE_LABEL}={target.name}"
-        pods = [one for one in cluster.listed(CORE, "pods", labelSelector=label) if supervised(one)]
+        pods = [
+            one
+            for one in cluster.list_objects(CORE, "pods", labelSelector=label)
+            if is_supervised(one)
+        ]
     else:
-        pods = [one for one in labelled(cluster) if supervised(one) and _is_of(one, target)]
-    names = sorted(str(one["metadata"]["name"]) for one in pods if not over(one))
+        pods = [
+            one
+            for one in list_labelled_pods(cluster)
+            if is_supervised(one) and _belongs_to(one, target)
+        ]
+    names = sorted(str(one["metadata"]["name"]) for one in pods if not has_ended(one))
     if not names:
         raise RunError(
-            f"{target}: no pod in namespace {cluster.namespace or 'default'} belongs to it and has"
-            " a supervisor; to find out why, run: plimsoll doctor"
+            f"{target}: it has no supervised pods in namespace {cluster.namespace or 'default'};"
+            " to find out why, run: plimsoll doctor"
         )
     return names
 
 
 def _existing(cluster: Cluster, plural: str, target: Target) -> Object:
-    found = cluster.named(plural, target.name)
+    found = cluster.get_own(plural, target.name)
     if found is None:
         raise RunError(
-            f"{target}: not in namespace {cluster.namespace or 'default'}; see: plimsoll top -A"
+            f"{target}: does not exist in namespace {cluster.namespace or 'default'};"
+            " see: plimsoll top -A"
         )
     return found
 
 
-def _is_of(pod: Object, target: Target) -> bool:
+def _belongs_to(pod: Object, target: Target) -> bool:
     meta = pod["metadata"]
     owners = {(one.get("kind"), one.get("name")) for one in meta.get("ownerReferences") or ()}
     workload = membership(meta).workload
@@ -103,7 +114,7 @@ def _is_of(pod: Object, target: Target) -> bool:
     return (target.kind, target.name) in owners
 
 
-def over(pod: Object) -> bool:
-    """Return whether the pod has ended, or is about to."""
+def has_ended(pod: Object) -> bool:
+    """Return whether the pod has ended or is being deleted."""
     phase = (pod.get("status") or {}).get("phase")
     return bool(pod["metadata"].get("deletionTimestamp")) or phase in ("Succeeded", "Failed")

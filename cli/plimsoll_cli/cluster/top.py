@@ -1,4 +1,4 @@
-"""``plimsoll top``: services and policies by the share of their leak budget that is spent."""
+"""``plimsoll top``: services and policies by the consumed share of their leak budgets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from plimsoll_cli.output import (
     Output,
     bar,
     console,
-    fitting,
+    fit_columns,
     plain,
     show,
     sparkline,
@@ -30,7 +30,7 @@ from plimsoll_cli.output import (
     write,
 )
 
-NOTHING = "no services and no policies"
+EMPTY_TEXT = "no services and no policies"
 PERIOD_S = 2.0
 KEPT = 60
 BAR = 10
@@ -38,28 +38,28 @@ STATES = {
     "Ready": "green", "Supervised": "green", "NoPods": "dim", "Unknown": "dim",
     "RestartBudgetExhausted": "bold red",
 }  # fmt: skip
-NARROW = 90
-"""Below this many columns a table leaves out bars and sparklines."""
+MIN_CHART_WIDTH = 90
+"""Terminal width from which bars and sparklines are shown."""
 MIN_WIDTH = {"DEVICE%": 50, "INCIDENTS": 56, "PODS": 70, "RESTARTS": 80, "KIND": 110}
-"""Columns that a narrower terminal leaves out."""
+"""Terminal width from which each column is shown."""
 
 
 @dataclass
 class History:
-    """What each service and policy had spent, refresh by refresh."""
+    """Consumed budgets of each row, refresh by refresh."""
 
-    seen: dict[str, deque[float | None]] = field(default_factory=dict)
+    values: dict[str, deque[float | None]] = field(default_factory=dict)
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Add a reading; what is gone is forgotten."""
+        """Add a refresh, and drop the rows that no longer exist."""
         fresh = {row.key: row for row in rows}
-        self.seen = {key: self.seen.get(key) or deque(maxlen=KEPT) for key in fresh}
+        self.values = {key: self.values.get(key) or deque(maxlen=KEPT) for key in fresh}
         for key, row in fresh.items():
-            self.seen[key].append(row.spent)
+            self.values[key].append(row.spent)
 
 
 def run(cluster: Cluster, output: Output, once: bool) -> None:
-    """Live in a terminal, once elsewhere."""
+    """Show the rows: live in a terminal, otherwise once."""
     out = console()
     rows = _read(cluster)
     if not output.for_people:
@@ -69,13 +69,13 @@ def run(cluster: Cluster, output: Output, once: bool) -> None:
     history.add(rows)
     if once or not out.is_terminal:
         if not rows:
-            out.print(NOTHING)
+            out.print(EMPTY_TEXT)
             return
         wide, width = output is Output.WIDE, out.width if out.is_terminal else 0
         shown = [cells(row, None, wide, width, plain(out)) for row in rows]
         names = columns(wide, width, trend=False)
         if width and not wide:
-            names, shown = fitting(names, shown, width, MIN_WIDTH)
+            names, shown = fit_columns(names, shown, width, MIN_WIDTH)
         show(names, shown, out)
         return
     with contextlib.suppress(KeyboardInterrupt):
@@ -83,41 +83,41 @@ def run(cluster: Cluster, output: Output, once: bool) -> None:
 
 
 def _live(cluster: Cluster, rows: list[Row], history: History, wide: bool, out: Console) -> None:
-    trouble = ""
+    error_text = ""
     with Live(console=out, auto_refresh=False, screen=True) as live:
         while True:
-            live.update(frame(rows, history, wide, out, trouble), refresh=True)
+            live.update(frame(rows, history, wide, out, error_text), refresh=True)
             time.sleep(PERIOD_S)
             try:
-                rows, trouble = _read(cluster), ""
+                rows, error_text = _read(cluster), ""
                 history.add(rows)
             except RunError as error:
-                trouble = str(error).splitlines()[0]  # what was known stays on the screen
+                error_text = str(error).splitlines()[0]  # the screen keeps the last rows
 
 
 def frame(
-    rows: list[Row], history: History, wide: bool, out: Console, trouble: str = ""
+    rows: list[Row], history: History, wide: bool, out: Console, error_text: str = ""
 ) -> RenderableType:
-    """One frame, as wide as the terminal."""
+    """Return a frame of the live view, as wide as the terminal."""
     shown = [cells(row, history, wide, out.width, plain(out)) for row in rows]
     open_ = sum(row.incidents for row in rows)
     services = sum(row.kind == SERVICE_KIND for row in rows)
     counted = f"{services} services, {len(rows) - services} policies"
     text = f"{counted}, {open_} open incidents, {time.strftime('%H:%M:%S')}"
     head = Text(text, no_wrap=True, overflow="ellipsis")
-    note = Text(trouble, style="bold red")
+    note = Text(error_text, style="bold red")
     if not rows:
-        return Group(head, note, Text(NOTHING, style="dim"))
+        return Group(head, note, Text(EMPTY_TEXT, style="dim"))
     names: list[str] = columns(wide, out.width)
     if not wide:
-        names, shown = fitting(names, shown, out.width, MIN_WIDTH)
+        names, shown = fit_columns(names, shown, out.width, MIN_WIDTH)
     return Group(head, note, table(names, shown, out.width))
 
 
 def columns(wide: bool, width: int, trend: bool = True) -> list[str]:
-    """Return the titles that a terminal of ``width`` columns has room for."""
+    """Return the columns that fit into ``width``."""
     names = ["NAME", "KIND", "PODS", "HOST%", "DEVICE%", "RESTARTS", "INCIDENTS", "STATE"]
-    if width >= NARROW:
+    if width >= MIN_CHART_WIDTH:
         names[3:3] = ["BUDGET", "TREND"] if trend else ["BUDGET"]
     return [*names, "MODE", "WORST", "URL"] if wide else names
 
@@ -125,14 +125,14 @@ def columns(wide: bool, width: int, trend: bool = True) -> list[str]:
 def cells(
     row: Row, history: History | None, wide: bool, width: int, ascii_only: bool
 ) -> list[Cell]:
-    """``history`` is None where only this moment is shown."""
+    """Return the cells of a row. Without ``history`` there is no trend."""
     style = _style(row.spent)
     made: list[Cell] = [row.shown, row.kind, f"{_count(row.ready)}/{_count(row.replicas)}"]
-    if width >= NARROW:
+    if width >= MIN_CHART_WIDTH:
         share = None if row.spent is None else row.spent / 100
         made.append(Text(bar(share, BAR, ascii_only), style=style))
         if history is not None:
-            trend = sparkline(history.seen[row.key], 12, ascii_only, low=0.0, high=100.0)
+            trend = sparkline(history.values[row.key], 12, ascii_only, low=0.0, high=100.0)
             made.append(Text(trend, style=style))
     made += [Text(_percent(value), style=_style(value)) for value in (row.host, row.device)]
     incidents = Text(str(row.incidents), style="yellow" if row.incidents else "")
@@ -145,9 +145,9 @@ def cells(
 
 
 def _read(cluster: Cluster) -> list[Row]:
-    rows = [row_of(item) for item in cluster.pages(SERVICE_PLURAL)]
-    with contextlib.suppress(AbsentError):  # an installation from before there were policies
-        rows += [row_of_policy(item) for item in cluster.pages(POLICY_PLURAL)]
+    rows = [row_of(item) for item in cluster.list_own(SERVICE_PLURAL)]
+    with contextlib.suppress(AbsentError):  # older installations have no policies
+        rows += [row_of_policy(item) for item in cluster.list_own(POLICY_PLURAL)]
     return worst_first(rows)
 
 

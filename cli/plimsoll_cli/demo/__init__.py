@@ -1,5 +1,5 @@
-"""``plimsoll demo``: a leak, its incident and its cure, with clients that watch every token.
+"""``plimsoll demo``: a leak, its incident and its cure, while clients stream tokens.
 
-command (a clean run, then the leaky one) -> scene (clients, recorder, live view) -> evidence (pure:
-what was seen to figures and verdict) -> report (story, picture, files).
+``command`` runs the service without and with the leak. ``scene`` runs clients, recorder and live
+view. ``evidence`` computes the figures, and ``story`` and ``picture`` write the report.
 """

@@ -1,4 +1,4 @@
-"""``plimsoll demo``: the order of events."""
+"""``plimsoll demo``: reference run, leaky run and report."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.supervision import Action, Mode
 from plimsoll_cli import manifest, stopping
 from plimsoll_cli.demo import story
-from plimsoll_cli.demo.evidence import Observed, figures, missing
-from plimsoll_cli.demo.scene import Scene
+from plimsoll_cli.demo.evidence import Observations, figures, find_problems
+from plimsoll_cli.demo.scene import DemoRun
 from plimsoll_cli.demo.streams import references
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import model, runner
 from plimsoll_cli.local.plan import Plan
 
 DEADLINE_S = 300.0
-"""From the start of this program to the end of the traffic."""
+"""Seconds from the start of the program to the end of the traffic."""
 INJECT = "PLIMSOLL_INJECT"
 LEAKY = "leaky"
 TRACE = "trace.jsonl.gz"
 
 
 MANIFEST = Path(__file__).with_name("leaky.yaml")
-"""The demo's own manifest."""
+"""Default manifest of the demo."""
 
 
 def run(out: Path, streams: int, file: Path | None, device: str, view: bool) -> None:
     """Run the demo and write its report to ``out``.
 
-    Raises RunError, after the report is written, if something is missing from it.
+    Raises RunError, after writing the report, if it is incomplete.
     """
-    model.need("demo", "torch", "plimsoll_faults", "matplotlib")
+    model.require_modules("demo", "torch", "plimsoll_faults", "matplotlib")
     file = file or MANIFEST
-    service = on_device(manifest.read(file), device)
+    service = set_device(manifest.read(file), device)
     check(file, service)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def run(out: Path, streams: int, file: Path | None, device: str, view: bool) -> 
     def say(line: str) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    # A directory of its own, short enough for the names of Unix sockets.
+    # A short path, because those of Unix sockets are limited.
     with tempfile.TemporaryDirectory(prefix="plimsoll-demo-", ignore_cleanup_errors=True) as name:
         work = Path(name)
 
@@ -61,16 +61,16 @@ def run(out: Path, streams: int, file: Path | None, device: str, view: bool) -> 
             if absent:
                 say("making the tiny checkpoint")
                 await model.make_tiny(folder)
-            leaky = with_model(service, folder)
+            leaky = set_model(service, folder)
             say("running the same prompts without the leak, for reference texts")
-            clean = await runner.prepare(without_fault(leaky), work / "clean", say)
+            clean = await runner.prepare(remove_fault(leaky), work / "clean", say)
             async with runner.running(clean, say):
                 texts = await references(clean.serving_url, leaky.served_name)
             say(f"the leaky service, with {streams} streams")
             plan = await runner.prepare(leaky, work / LEAKY, say)
-            scene = Scene(leaky, plan, texts, streams)
-            seen = await scene.play(out / TRACE, deadline, console if view else None, say)
-            _conclude(out, plan, seen, scene.troubles, say)
+            scene = DemoRun(leaky, plan, texts, streams)
+            seen = await scene.run(out / TRACE, deadline, console if view else None, say)
+            _write_report(out, plan, seen, scene.problems, say)
 
         try:
             if not stopping.run(main()):
@@ -80,24 +80,28 @@ def run(out: Path, streams: int, file: Path | None, device: str, view: bool) -> 
                 shutil.copy(log, out)
 
 
-def _conclude(out: Path, plan: Plan, seen: Observed, troubles: list[str], say: runner.Say) -> None:
-    """Write the report and print the story; raise RunError if something is missing."""
+def _write_report(
+    out: Path, plan: Plan, seen: Observations, troubles: list[str], say: runner.PrintLine
+) -> None:
+    """Write the report and print the story. Raises RunError if it is incomplete."""
     host = plan.config.memory.host
     budget = host.growth_bytes if host else None
     values = figures(replace(seen, budget_bytes=budget))
-    lacks = [*troubles, *missing(values)]
+    problems = [*troubles, *find_problems(values)]
     command = ["plimsoll", *sys.argv[1:]]
     try:
-        told = story.write(out, seen, values, lacks, plan.config.service.name, budget, command)
+        text = story.write_report(
+            out, seen, values, problems, plan.config.service.name, budget, command
+        )
     except OSError as error:
         raise RunError(f"{error.filename or out}: the report: {error.strerror}") from None
-    say(f"\n{told}\nThe report is in {out}")
-    if lacks:
-        raise RunError("the demo did not succeed: " + "; ".join(lacks))
+    say(f"\n{text}\nThe report is in {out}")
+    if problems:
+        raise RunError("the demo did not succeed: " + "; ".join(problems))
 
 
 def check(file: Path, service: InferenceService) -> None:
-    """Raise UsageError if the manifest cannot make a demo."""
+    """Raise UsageError if the manifest is not suitable for the demo."""
     spec = service.spec
     if not any(variable.name == INJECT for variable in spec.engine.env):
         raise UsageError(
@@ -113,20 +117,20 @@ def check(file: Path, service: InferenceService) -> None:
         raise UsageError(f"{file}: spec.supervision.ladder: add WorkerRestart")
 
 
-def on_device(service: InferenceService, device: str) -> InferenceService:
-    """Put the service on ``cpu`` or ``cuda``, in float32 so that texts can be compared."""
+def set_device(service: InferenceService, device: str) -> InferenceService:
+    """Return the service on ``cpu`` or ``cuda``, in float32 to make texts comparable."""
     args = [*service.spec.engine.args, f"--device={device}", "--dtype=float32"]
     return _with_engine(service, {"args": args})
 
 
-def with_model(service: InferenceService, folder: Path) -> InferenceService:
-    """Give the service the checkpoint in ``folder``."""
+def set_model(service: InferenceService, folder: Path) -> InferenceService:
+    """Return the service with the checkpoint in ``folder``."""
     model = service.spec.model.model_copy(update={"uri": f"file://{folder}"})
     return service.model_copy(update={"spec": service.spec.model_copy(update={"model": model})})
 
 
-def without_fault(service: InferenceService) -> InferenceService:
-    """Return the same service, healthy."""
+def remove_fault(service: InferenceService) -> InferenceService:
+    """Return the service without the injected fault."""
     env = [variable for variable in service.spec.engine.env if variable.name != INJECT]
     return _with_engine(service, {"env": env})
 

@@ -1,4 +1,4 @@
-"""``memory.png``: memory against its budget, the chance of a leak, and the streams, over time."""
+"""``memory.png``: memory, its budget, the probability of a leak, and the streams over time."""
 
 from __future__ import annotations
 
@@ -15,40 +15,42 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from plimsoll_api.incident_record import IncidentRecord, StepOutcome
-from plimsoll_cli.demo.evidence import Observed, gaps_in, restarts
+from plimsoll_cli.demo.evidence import Observations, overlapping_gaps, restarts
 from plimsoll_cli.demo.streams import Reply
 
 MIB = 1 << 20
-SHOWN_GAP_S = 0.5
-"""Shorter gaps are the engine's normal steps on a slow machine."""
-SHARED_S = 1.5
-"""A sample may still show both workers for so long after a restart."""
+MIN_GAP_S = 0.5
+"""Shorter gaps are normal on a slow machine."""
+OVERLAP_S = 1.5
+"""Seconds after a restart in which a sample may include both workers."""
 TEXT, PAUSE, GAP = "#b5cde3", "tab:red", "#f0b56a"
-BESIDE: dict[str, Any] = {"bbox_to_anchor": (1.01, 1), "loc": "upper left"}
+LEGEND_POSITION: dict[str, Any] = {"bbox_to_anchor": (1.01, 1), "loc": "upper left"}
 MARKED = {"Trim": "tab:olive", "WorkerRestart": "tab:red", "EngineRestart": "tab:red"}
 
 
-def draw(file: Path, title: str, seen: Observed, budget_bytes: int | None) -> None:
-    """Write the picture. Times are seconds since the first request."""
-    start = seen.times.traffic_from
+def draw(file: Path, title: str, observed: Observations, budget_bytes: int | None) -> None:
+    """Draw the chart and save it; times are seconds since the first request."""
+    start = observed.times.traffic_from
     figure, (top, middle, bottom) = pyplot.subplots(
         3, 1, sharex=True, figsize=(13, 8), height_ratios=(3, 1, 1.4), layout="constrained"
     )
     try:
-        _memory(top, seen, start, budget_bytes)
-        _odds(middle, seen, start)
-        _streams(bottom, seen, start)
+        _draw_memory(top, observed, start, budget_bytes)
+        _draw_probability(middle, observed, start)
+        _draw_streams(bottom, observed, start)
         top.set_title(title)
         figure.savefig(file, dpi=110)
     finally:
         pyplot.close(figure)
 
 
-def _memory(axes: Axes, seen: Observed, start: float, budget_bytes: int | None) -> None:
-    times = [point.at - start for point in seen.memory]
-    sizes = [point.bytes / MIB for point in seen.memory]
+def _draw_memory(
+    axes: Axes, observed: Observations, start: float, budget_bytes: int | None
+) -> None:
+    times = [point.at - start for point in observed.memory]
+    sizes = [point.bytes / MIB for point in observed.memory]
     axes.plot(times, sizes, color="tab:blue", linewidth=1.8, label="memory of the replica")
-    baseline = next((i.baseline_bytes for i in seen.incidents if i.baseline_bytes), None)
+    baseline = next((i.baseline_bytes for i in observed.incidents if i.baseline_bytes), None)
     if baseline is not None:
         axes.axhline(
             baseline / MIB, color="tab:green", linestyle="--", label="baseline (after warm-up)"
@@ -56,14 +58,14 @@ def _memory(axes: Axes, seen: Observed, start: float, budget_bytes: int | None) 
         if budget_bytes is not None:
             line = (baseline + budget_bytes) / MIB
             axes.axhline(line, color="tab:red", linestyle="--", label="baseline + leak budget")
-    # During a restart, two workers share pages that count for each of them: a peak of a second.
-    windows = restarts(seen.incidents)
+    # During a restart, pages that both workers share count twice: a short peak.
+    windows = restarts(observed.incidents)
     steady = [
         point.bytes / MIB
-        for point in seen.memory
-        if not any(begin <= point.at <= end + SHARED_S for begin, end in windows)
+        for point in observed.memory
+        if not any(begin <= point.at <= end + OVERLAP_S for begin, end in windows)
     ]
-    # Room for the names of the steps above the curve.
+    # Leave room for the names of the steps above the curve.
     low, high = min(steady, default=0.0), max(steady, default=1.0)
     room = max(high - low, 1.0)
     top = high + 0.45 * room
@@ -71,26 +73,29 @@ def _memory(axes: Axes, seen: Observed, start: float, budget_bytes: int | None) 
     if sizes and max(sizes) > top:
         label = f"to {max(sizes):,.0f} MiB for a second:\nold and new worker"
         axes.plot([], [], color="tab:blue", linewidth=1.8, linestyle=":", label=label)
-    for incident in seen.incidents:
-        _steps(axes, incident, start)
+    for incident in observed.incidents:
+        _draw_steps(axes, incident, start)
     axes.set_ylabel("host memory [MiB]")
     axes.grid(alpha=0.3)
-    axes.legend(**BESIDE)
+    axes.legend(**LEGEND_POSITION)
 
 
-def _odds(axes: Axes, seen: Observed, start: float) -> None:
-    times, chances = [one.at - start for one in seen.odds], [one.chance for one in seen.odds]
-    axes.step(times, chances, where="post", color="tab:purple", label="chance of a leak")
-    for incident in seen.incidents:
+def _draw_probability(axes: Axes, observed: Observations, start: float) -> None:
+    times, chances = (
+        [one.at - start for one in observed.odds],
+        [one.probability for one in observed.odds],
+    )
+    axes.step(times, chances, where="post", color="tab:purple", label="probability of a leak")
+    for incident in observed.incidents:
         if incident.confirmed_at is not None:
             axes.axvline(incident.confirmed_at - start, color="tab:purple", linewidth=1.2)
     axes.set_ylim(-0.05, 1.05)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(alpha=0.3)
-    axes.legend(**BESIDE)
+    axes.legend(**LEGEND_POSITION)
 
 
-def _steps(axes: Axes, incident: IncidentRecord, start: float) -> None:
+def _draw_steps(axes: Axes, incident: IncidentRecord, start: float) -> None:
     marks = [(incident.opened_at, "incident opened", "tab:orange")]
     marks += [
         (step.time, step.step, MARKED[step.step])
@@ -110,28 +115,28 @@ def _steps(axes: Axes, incident: IncidentRecord, start: float) -> None:
         )  # fmt: skip
 
 
-def _streams(axes: Axes, seen: Observed, start: float) -> None:
-    windows = restarts(seen.incidents)
-    for number in range(seen.streams):
-        mine = [reply for reply in seen.replies if reply.stream == number and reply.chunks]
+def _draw_streams(axes: Axes, observed: Observations, start: float) -> None:
+    windows = restarts(observed.incidents)
+    for number in range(observed.streams):
+        mine = [reply for reply in observed.replies if reply.stream == number and reply.chunks]
         row = (number - 0.3, 0.6)
         axes.broken_barh(
             _spans([(r.chunks[0], r.chunks[-1]) for r in mine], start), row, color=TEXT
         )
         axes.broken_barh(_spans([gap for r in mine for gap in _gaps(r)], start), row, color=GAP)
-        met = [gaps for r in mine for window in windows if (gaps := gaps_in(r, window))]
+        met = [gaps for r in mine for window in windows if (gaps := overlapping_gaps(r, window))]
         longest = [max(gaps, key=lambda gap: gap[1] - gap[0]) for gaps in met]
         axes.broken_barh(_spans(longest, start), row, color=PAUSE)
     for begin, end in windows:
         axes.axvspan(begin - start, end - start, color=PAUSE, alpha=0.12)
     axes.set_ylabel("stream")
-    axes.set_yticks(range(seen.streams))
-    axes.set_ylim(-0.6, seen.streams - 0.4)
+    axes.set_yticks(range(observed.streams))
+    axes.set_ylim(-0.6, observed.streams - 0.4)
     axes.set_xlabel("seconds since the first request")
     axes.grid(axis="x", alpha=0.3)
     named = ((TEXT, "text flows"), (PAUSE, "pause at the restart"), (GAP, "other gap above 0.5 s"))
     handles = [Patch(color=colour, label=name) for colour, name in named]
-    axes.legend(handles=handles, **BESIDE)
+    axes.legend(handles=handles, **LEGEND_POSITION)
 
 
 def _spans(times: list[tuple[float, float]], start: float) -> list[tuple[float, float]]:
@@ -140,4 +145,4 @@ def _spans(times: list[tuple[float, float]], start: float) -> list[tuple[float, 
 
 def _gaps(reply: Reply) -> list[tuple[float, float]]:
     pairs = zip(reply.chunks, reply.chunks[1:], strict=False)
-    return [(a, b) for a, b in pairs if b - a >= SHOWN_GAP_S]
+    return [(a, b) for a, b in pairs if b - a >= MIN_GAP_S]

@@ -1,4 +1,4 @@
-"""What happened, for a person to read, and the folder that the demo leaves behind."""
+"""Text of the demo's story, and the files of its report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from plimsoll_api.incident_record import IncidentRecord
 from plimsoll_api.incident_story import StoryStep, story_of_record
 from plimsoll_api.supervision import Action
 from plimsoll_api.units import format_bytes
-from plimsoll_cli.demo.evidence import Observed, cured, pauses, restarts
+from plimsoll_cli.demo.evidence import Observations, find_cured, pauses, restarts
 from plimsoll_cli.figures import result
 
 NAME = "demo"
@@ -21,17 +21,17 @@ REMEDIATIONS = frozenset(Action)
 Values = dict[str, float | int | None]
 
 
-def tell(service: str, seen: Observed, values: Values, missing: list[str]) -> str:
-    """Write the story, with times in seconds since the first request."""
-    start = seen.times.traffic_from
+def write_story(service: str, observed: Observations, values: Values, problems: list[str]) -> str:
+    """Return the story, with times in seconds since the first request."""
+    start = observed.times.traffic_from
     lines = [
         f"The service {service} answered {values['requests_count']} requests on "
-        f"{seen.streams} concurrent streams.",
+        f"{observed.streams} concurrent streams.",
     ]
-    for incident in sorted(seen.incidents, key=lambda one: one.opened_at):
+    for incident in sorted(observed.incidents, key=lambda one: one.opened_at):
         lines += ["", *_incident(incident, start)]
-    lines += ["", *_outcome(seen, values)]
-    lines += ["", *(f"MISSING: {line}" for line in missing)] if missing else []
+    lines += ["", *_outcome(observed, values)]
+    lines += ["", *(f"MISSING: {line}" for line in problems)] if problems else []
     return "\n".join(lines) + "\n"
 
 
@@ -58,7 +58,7 @@ def _step(step: StoryStep) -> str:
     return f"{step.name} {step.outcome.lower()}{rest}"
 
 
-def _outcome(seen: Observed, values: Values) -> list[str]:
+def _outcome(observed: Observations, values: Values) -> list[str]:
     lines = [
         f"Streams: {values['streams_broken_count']} broke, {values['requests_failed_count']} "
         f"requests failed, {values['texts_different_count']} texts differ from the uninterrupted "
@@ -81,42 +81,42 @@ def _outcome(seen: Observed, values: Values) -> list[str]:
         same = "equal exactly" if device_before == device_after else "not equal"
         lines.append(f"Device memory: {device_before} bytes before, {device_after} after: {same}.")
     seconds = values.get("detect_to_resolved_s")
-    if cured(seen.incidents) is not None and seconds is not None:
+    if find_cured(observed.incidents) is not None and seconds is not None:
         lines.append(f"From the incident's opening to its end: {seconds:.1f} s.")
     return lines
 
 
-def write(
+def write_report(
     out: Path,
-    seen: Observed,
+    observed: Observations,
     values: Values,
-    missing: list[str],
+    problems: list[str],
     service: str,
     budget_bytes: int | None,
     command: list[str],
 ) -> str:
     """Write ``report.json``, ``incident.json``, ``memory.png`` and ``story.txt``; return the story.
 
-    The trace is there already. Raises OSError.
+    The trace must exist already. Raises OSError.
     """
     from plimsoll_cli.demo import picture  # matplotlib takes a second
 
-    report = result(NAME, values, command, _samples(seen))
+    report = result(NAME, values, command, _samples(observed))
     (out / "report.json").write_text(json.dumps(report, indent=2) + "\n")
-    incident = cured(seen.incidents) or next(iter(seen.incidents), None)
+    incident = find_cured(observed.incidents) or next(iter(observed.incidents), None)
     body = msgspec.json.format(msgspec.json.encode(incident), indent=2)
     (out / "incident.json").write_bytes(body + b"\n")
-    text = tell(service, seen, values, missing)
+    text = write_story(service, observed, values, problems)
     (out / "story.txt").write_text(text)
-    picture.draw(out / "memory.png", f"{service}: host memory and streams", seen, budget_bytes)
+    picture.draw(out / "memory.png", f"{service}: host memory and streams", observed, budget_bytes)
     return text
 
 
-def _samples(seen: Observed) -> dict[str, Any]:
-    windows = restarts(seen.incidents)
-    start = seen.times.traffic_from
+def _samples(observed: Observations) -> dict[str, Any]:
+    windows = restarts(observed.incidents)
+    start = observed.times.traffic_from
     return {
-        "pauses_s": [round(gap, 4) for gap in sorted(pauses(seen.replies, windows))],
+        "pauses_s": [round(gap, 4) for gap in sorted(pauses(observed.replies, windows))],
         "worker_restarts_s": [[round(a - start, 3), round(b - start, 3)] for a, b in windows],
-        "incidents": [incident.name for incident in seen.incidents],
+        "incidents": [incident.name for incident in observed.incidents],
     }

@@ -1,4 +1,4 @@
-"""Clients that stream completions over HTTP and note when each chunk came."""
+"""Clients that stream completions over HTTP and record when each chunk arrives."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ PROMPTS = tuple(
     )
 )
 MAX_TOKENS = 128
-"""A request takes a second or more: most streams are in the middle of one during a restart."""
+"""A request takes at least a second, so a restart interrupts most streams."""
 READ_TIMEOUT_S = 60.0
-"""Longest silence of a stream: longer than any restart, so that a hang is seen as a break."""
+"""Maximum silence of a stream: longer than any restart, so that a hang counts as a break."""
 PAUSE_AFTER_ERROR_S = 0.5
 
 
-class End(StrEnum):
-    """``failed``: no stream began. ``broken``: one began and did not end properly."""
+class ReplyState(StrEnum):
+    """State of a reply. ``failed``: no stream began. ``broken``: it did not end properly."""
 
     RUNNING = "running"
     COMPLETE = "complete"
@@ -49,24 +49,24 @@ class End(StrEnum):
 
 @dataclass
 class Reply:
-    """One request. Times are Unix seconds; ``chunks`` holds when each piece of text came."""
+    """One request. Times are Unix seconds; ``chunks`` are the arrival times of its pieces."""
 
     stream: int
     prompt: int
     sent_at: float
     text: str = ""
     chunks: list[float] = field(default_factory=list)
-    end: End = End.RUNNING
+    end: ReplyState = ReplyState.RUNNING
     error: str | None = None
 
     @property
     def ended_at(self) -> float:
-        """Return the time of the last chunk, in seconds; of sending where none came."""
+        """Time of the last chunk, or of sending, in Unix seconds."""
         return self.chunks[-1] if self.chunks else self.sent_at
 
 
-class Clients:
-    """``count`` streams that ask one prompt after the other until :meth:`finish`."""
+class StreamingClients:
+    """Group of ``count`` streams that send one prompt after the other until :meth:`finish`."""
 
     def __init__(self, url: str, model: str, count: int, references: Sequence[str]) -> None:
         self.replies: list[Reply] = []
@@ -75,13 +75,13 @@ class Clients:
         self._finishing = False
 
     async def run(self) -> None:
-        """Until :meth:`finish` was called and every stream's last request has ended."""
+        """Run until :meth:`finish` was called and all requests have ended."""
         async with _client(self._url, self._count) as client, asyncio.TaskGroup() as group:
             for number in range(self._count):
                 group.create_task(self._stream(client, number))
 
     def finish(self) -> None:
-        """Let each stream end with the reply under way."""
+        """Let each stream end after its current reply."""
         self._finishing = True
 
     async def _stream(self, client: httpx.AsyncClient, number: int) -> None:
@@ -91,51 +91,51 @@ class Clients:
             reply = Reply(number, index, now())
             self.replies.append(reply)
             await ask(client, self._model, reply)
-            if reply.end is not End.COMPLETE:
+            if reply.end is not ReplyState.COMPLETE:
                 await asyncio.sleep(PAUSE_AFTER_ERROR_S)
             turn += 1
 
-    def different(self) -> int:
-        """Complete replies whose text is not the reference's."""
+    def count_different(self) -> int:
+        """Return the number of complete replies that differ from the reference."""
         return sum(
-            reply.end is End.COMPLETE and reply.text != self._references[reply.prompt]
+            reply.end is ReplyState.COMPLETE and reply.text != self._references[reply.prompt]
             for reply in self.replies
         )
 
     def traffic(self) -> Traffic:
-        """Sum the replies up for the live view."""
+        """Return the totals for the live view."""
         ends = [reply.end for reply in self.replies]
         gaps = [gap for reply in self.replies for gap in (longest_gap(reply),) if gap is not None]
         return Traffic(
             streams=self._count,
-            answered=ends.count(End.COMPLETE),
-            broken=ends.count(End.BROKEN),
-            failed=ends.count(End.FAILED),
-            different=self.different(),
+            answered=ends.count(ReplyState.COMPLETE),
+            broken=ends.count(ReplyState.BROKEN),
+            failed=ends.count(ReplyState.FAILED),
+            different=self.count_different(),
             longest_gap_s=max(gaps, default=None),
         )
 
 
 def longest_gap(reply: Reply) -> float | None:
-    """Between two chunks; None where there are fewer."""
+    """Return the longest time between two chunks in seconds, or None."""
     pairs = zip(reply.chunks, reply.chunks[1:], strict=False)
     return max((after - before for before, after in pairs), default=None)
 
 
 async def references(url: str, model: str) -> list[str]:
-    """Ask for the text that answers each prompt; raise RunError if one is not answered."""
+    """Return the reference text of each prompt. Raises RunError if a request fails."""
     replies = [Reply(0, index, now()) for index in range(len(PROMPTS))]
     async with _client(url, len(PROMPTS)) as client, asyncio.TaskGroup() as group:
         for reply in replies:
             group.create_task(ask(client, model, reply))
     for reply in replies:
-        if reply.end is not End.COMPLETE:
+        if reply.end is not ReplyState.COMPLETE:
             raise RunError(f"the clean run: {PROMPTS[reply.prompt]!r} {reply.end}: {reply.error}")
     return [reply.text for reply in replies]
 
 
 async def ask(client: httpx.AsyncClient, model: str, reply: Reply) -> None:
-    """Send the prompt of ``reply`` and record the answer in it, and whatever goes wrong."""
+    """Send the prompt of ``reply`` and record the answer or the error in it."""
     began = False
     try:
         wish = body(model, PROMPTS[reply.prompt])
@@ -148,8 +148,8 @@ async def ask(client: httpx.AsyncClient, model: str, reply: Reply) -> None:
                 reply.error = await _read(answer, reply)
     except (httpx.HTTPError, ValueError) as error:
         reply.error = f"{type(error).__name__}: {error}"
-    failure = End.BROKEN if began else End.FAILED
-    reply.end = End.COMPLETE if reply.error is None else failure
+    failure = ReplyState.BROKEN if began else ReplyState.FAILED
+    reply.end = ReplyState.COMPLETE if reply.error is None else failure
 
 
 async def _read(answer: httpx.Response, reply: Reply) -> str | None:
@@ -179,7 +179,7 @@ _EPOCH = time.time() - time.monotonic()
 
 
 def now() -> float:
-    """Unix time like the incident's, by a clock that nobody sets while we measure."""
+    """Return Unix time from a monotonic clock."""
     return _EPOCH + time.monotonic()
 
 
@@ -193,7 +193,7 @@ def _client(url: str, connections: int) -> httpx.AsyncClient:
 
 
 def body(model: str, prompt: str) -> dict[str, object]:
-    """Greedy, of a fixed length, streamed."""
+    """Return the request: greedy, of fixed length, streamed."""
     return {
         "model": model,
         "prompt": prompt,

@@ -1,5 +1,5 @@
-"""``plimsoll inject``: a supervisor for pods that something else makes. YAML in, YAML out.
+"""``plimsoll inject``: supervisors for pods that other tools create. YAML in, YAML out.
 
-The operator's package adds the supervisor; selection chooses documents, command reads and writes
+The operator's package adds the supervisor. ``command`` selects documents, and reads and writes
 files.
 """

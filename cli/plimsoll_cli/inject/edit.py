@@ -1,7 +1,7 @@
-"""Changes a document's text where its value changes, and nowhere else; and takes changes back.
+"""Minimal edits of a document's text, and their reversal.
 
-A change adds entries and items, or puts a value in another one's place. Each is written down as a
-line of a record (:func:`record`), with which :func:`undo` restores the text to the byte.
+An edit adds entries or items, or replaces a value. Each is recorded in a line (:func:`record`),
+from which :func:`undo` restores the original bytes.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from plimsoll_cli.yaml_text import dump, dump_flow
 from plimsoll_cli.yaml_tree import MERGE, Node
 
 Path = tuple[str, ...]
-"""Keys, and for items of lists ``name=NAME`` or, without a name, the place."""
+"""Keys of a value; list items are ``name=NAME``, or an index if they have no unique name."""
 
 
 class EditError(ValueError):
-    """A change that cannot be made in place; a person has to write the document otherwise."""
+    """The edit is not possible in this form of YAML; the document must be rewritten manually."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """``text[start:end]`` becomes ``new``. ``was`` is what stood there if something did."""
+    """Replacement of ``text[start:end]`` by ``new``. ``was`` is the replaced text, if any."""
 
     start: int
     end: int
@@ -37,44 +37,44 @@ class Change:
 
 
 def changes(text: str, root: Node, wanted: Any, is_json: bool = False) -> list[Change]:
-    """Return what makes ``text``, whose value ``root`` is, mean ``wanted``, in the text's order.
+    """Return the edits that change ``root`` to the value ``wanted``, in the order of the text.
 
-    Raises EditError for something that cannot be said in place.
+    Raises EditError if they are not possible.
     """
     editor = _Editor(text, is_json)
     editor.compare(root, root.value(), wanted, ())
-    editor.unshare(root, root.value(), wanted, ())
+    editor.expand_aliases(root, root.value(), wanted, ())
     return sorted(editor.made, key=lambda one: (one.start, one.end, -one.indent))
 
 
 def apply(text: str, made: Sequence[Change]) -> str:
-    """Return ``text`` with the changes ``made``."""
+    """Return ``text`` with the edits applied."""
     parts, at = [], 0
     for one in made:
         if one.start < at:
-            raise EditError("two changes at one place")
+            raise EditError("two edits overlap")
         parts += [text[at : one.start], one.new]
         at = one.end
     return "".join([*parts, text[at:]])
 
 
 def record(made: Sequence[Change]) -> list[str]:
-    """Return a line for each change: ``+ PATH`` for an addition, ``= PATH TEXT`` for another."""
+    """Return a line for each edit: ``+ PATH`` for an addition, else ``= PATH OLD_TEXT``."""
     return [
-        f"+ {_written(one.path)}"
+        f"+ {_format_path(one.path)}"
         if one.was is None
-        else f"= {_written(one.path)} {json.dumps(one.was)}"
+        else f"= {_format_path(one.path)} {json.dumps(one.was)}"
         for one in made
     ]
 
 
 def undo(text: str, root: Node | None, lines: Sequence[str]) -> list[Change]:
-    """Return what takes the changes of a record back; what is not there any more is left out."""
+    """Return the edits that undo a record; those that no longer apply are omitted."""
     spots = []
     for line in lines:
         sign, _, rest = line.partition(" ")
         written, _, was = rest.partition(" ")
-        spot = _find(root, _read(written)) if root is not None else None
+        spot = _find(root, _parse_path(written)) if root is not None else None
         if spot is not None and sign in ("+", "="):
             spots.append((spot, None if sign == "+" else str(json.loads(was))))
     added = {id(spot.node) for spot, was in spots if was is None}
@@ -84,11 +84,11 @@ def undo(text: str, root: Node | None, lines: Sequence[str]) -> list[Change]:
     ]
     made: list[Change] = []
     for one in sorted(found, key=lambda one: (one.start, one.end)):
-        # Two neighbours in brackets share what separates them.
+        # Neighbours in a flow collection share their separator.
         start = max(one.start, made[-1].end) if made else one.start
         made.append(replace(one, start=start, end=max(one.end, start)))
     if made and made[-1].end == len(text) and not text.endswith("\n"):
-        # What goes was added behind a line that did not end.
+        # The addition followed a last line without a line end.
         first = len(made) - 1
         while first and made[first - 1].end == made[first].start:
             first -= 1
@@ -97,21 +97,21 @@ def undo(text: str, root: Node | None, lines: Sequence[str]) -> list[Change]:
     return made
 
 
-def _written(path: Path) -> str:
+def _format_path(path: Path) -> str:
     return "".join("/" + quote(one, safe="=:") for one in path)
 
 
-def _read(written: str) -> Path:
+def _parse_path(written: str) -> Path:
     return tuple(map(unquote, written.split("/")[1:]))
 
 
 def line_end(text: str) -> str:
-    """Return what ends the first line of ``text``."""
+    """Return the line ending of the first line."""
     return "\r\n" if text.partition("\n")[0].endswith("\r") else "\n"
 
 
 class _Editor:
-    """Collects the changes of one document."""
+    """Collector of the edits of a document."""
 
     def __init__(self, text: str, is_json: bool) -> None:
         self.text, self.is_json = text, is_json
@@ -121,8 +121,8 @@ class _Editor:
         self.line_end = line_end(text)
 
     def compare(self, node: Node, old: Any, new: Any, path: Path) -> None:
-        """Change ``node``, whose value is ``old``, to ``new``."""
-        if same(old, new):
+        """Add the edits that change ``node`` from ``old`` to ``new``."""
+        if json_equal(old, new):
             return
         kinds = {"mapping": dict, "list": list}
         kind = kinds.get(node.kind)
@@ -137,7 +137,7 @@ class _Editor:
         self.within.pop()
 
     def mapping(self, node: Node, old: Any, new: Any, path: Path) -> None:
-        """Change the entries of a mapping."""
+        """Add the edits for the entries of a mapping."""
         own = {name: found for name in old if (found := node.entry(name)) is not None}
         if any(key not in new for key in old):
             self.within.pop()
@@ -148,17 +148,17 @@ class _Editor:
         for key, value in new.items():
             if key in own:
                 self.compare(own[key], old[key], value, (*path, key))
-            elif key not in old or not same(old[key], value):
+            elif key not in old or not json_equal(old[key], value):
                 added[key] = value
         if not added:
             return
-        self.touch()
+        self.mark_anchors_changed()
         for at, (key, value) in enumerate(added.items()):
             self.add(node, {key: value}, (*path, key), first=not at)
 
     def items(self, node: Node, old: list[Any], new: list[Any], path: Path) -> None:
-        """Change the items of a list, and add others between and behind them."""
-        names, wanted = item_names(old), dict(zip(item_names(new), new, strict=True))
+        """Add the edits for the items of a list."""
+        names, wanted = item_keys(old), dict(zip(item_keys(new), new, strict=True))
         kept = [name for name in wanted if name in names]
         if kept != names:
             self.within.pop()
@@ -173,15 +173,15 @@ class _Editor:
                 added.append(name)
                 continue
             for one in added:
-                self.touch()
+                self.mark_anchors_changed()
                 self.insert(node, names.index(name), wanted[one], (*path, one))
             added = []
         for at, name in enumerate(added):
-            self.touch()
+            self.mark_anchors_changed()
             self.add(node, [wanted[name]], (*path, name), first=not at)
 
-    def touch(self) -> None:
-        """Remember that the anchors around a change do not mean any more what they did."""
+    def mark_anchors_changed(self) -> None:
+        """Remember the anchors around an edit, whose aliases must be expanded."""
         self.touched |= {id(one) for one in self.within if one.anchored}
 
     def add(self, node: Node, value: Any, path: Path, first: bool) -> None:
@@ -198,7 +198,7 @@ class _Editor:
         self.made.append(Change(at, at, new, path, indent=indent))
 
     def insert(self, node: Node, place: int, item: Any, path: Path) -> None:
-        """Add an item to a list, before the one at ``place``."""
+        """Add an item to a list, before position ``place``."""
         if node.flow:
             written = dump_flow([item], self.is_json)[1:-1]
             at = node.children[place - 1].end if place else node.children[0].start
@@ -212,28 +212,28 @@ class _Editor:
         self.made.append(Change(at, at, new, path, indent=indent))
 
     def add_in_brackets(self, node: Node, value: Any, path: Path, first: bool) -> None:
-        """Add an entry or item to a mapping or list in brackets."""
+        """Add an entry or item to a flow collection."""
         at = node.children[-1].end if node.children else _inside(self.text, node)
         comma = ", " if node.children or not first else ""
         new = comma + dump_flow(value, self.is_json)[1:-1]
-        # Of two at one place, the inner one stands before.
+        # At equal positions, the inner edit comes first.
         self.made.append(Change(at, at, new, path, indent=len(path)))
 
     def replace(self, node: Node, new: Any, path: Path) -> None:
-        """Put ``new`` in the place of ``node``."""
-        spot = _Spot(self.within[-1] if self.within else None, node)
+        """Replace ``node`` by ``new``."""
+        spot = _Location(self.within[-1] if self.within else None, node)
         if spot.owner is None:
             raise EditError("the whole document would have to change")
-        self.touch()
-        self.touched |= {id(one) for one in _all(node) if one.anchored}
+        self.mark_anchors_changed()
+        self.touched |= {id(one) for one in _descendants(node) if one.anchored}
         start, end = spot.span(self.text)
         shown = dump_flow(new, self.is_json)
         self.made.append(
             Change(start, end, spot.gap(self.text) + shown, path, was=self.text[start:end])
         )
 
-    def unshare(self, node: Node, old: Any, new: Any, path: Path) -> None:
-        """Write out aliases whose anchors were changed, where they mean what they did."""
+    def expand_aliases(self, node: Node, old: Any, new: Any, path: Path) -> None:
+        """Replace aliases of changed anchors by copies, where their value must stay the same."""
         if not self.touched or any(one.path == path and one.was is not None for one in self.made):
             return
         if node.kind == "alias":
@@ -248,32 +248,32 @@ class _Editor:
                         raise EditError("<< refers to what changes")
                 elif key.name() in new:
                     name = key.name()
-                    self.unshare(value, old[name], new[name], (*path, name))
+                    self.expand_aliases(value, old[name], new[name], (*path, name))
         elif node.kind == "list" and isinstance(new, list):
-            wanted = dict(zip(item_names(new), new, strict=True))
-            for child, before, name in zip(node.children, old, item_names(old), strict=True):
+            wanted = dict(zip(item_keys(new), new, strict=True))
+            for child, before, name in zip(node.children, old, item_keys(old), strict=True):
                 if name in wanted:
-                    self.unshare(child, before, wanted[name], (*path, name))
+                    self.expand_aliases(child, before, wanted[name], (*path, name))
         self.within.pop()
 
 
-def _all(node: Node) -> Iterator[Node]:
+def _descendants(node: Node) -> Iterator[Node]:
     yield node
     for child in node.children:
-        yield from _all(child)
+        yield from _descendants(child)
 
 
-def same(old: Any, new: Any) -> bool:
-    """Whether two values are the same to JSON, where ``true`` is not 1."""
+def json_equal(old: Any, new: Any) -> bool:
+    """Return whether two values are equal in JSON, where ``true`` differs from 1."""
     if isinstance(old, dict) and isinstance(new, dict):
-        return old.keys() == new.keys() and all(same(old[key], new[key]) for key in old)
+        return old.keys() == new.keys() and all(json_equal(old[key], new[key]) for key in old)
     if isinstance(old, list) and isinstance(new, list):
-        return len(old) == len(new) and all(map(same, old, new))
+        return len(old) == len(new) and all(map(json_equal, old, new))
     return isinstance(old, bool) is isinstance(new, bool) and bool(old == new)
 
 
-def item_names(items: Sequence[Any]) -> list[str]:
-    """Return what each item of a list is known by: its name, or its place if that is not unique."""
+def item_keys(items: Sequence[Any]) -> list[str]:
+    """Return a key for each item: its name, or its index if the name is not unique."""
     names = [one.get("name") if isinstance(one, dict) else None for one in items]
     return [
         f"name={name}" if isinstance(name, str) and names.count(name) == 1 else str(at)
@@ -282,21 +282,21 @@ def item_names(items: Sequence[Any]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Spot:
-    """A value, and what it stands in."""
+class _Location:
+    """Value and its parent."""
 
     owner: Node | None
     node: Node
 
     @property
     def place(self) -> int:
-        """Of the value, or of the key before it, among the owner's children."""
+        """Index of the value, or of its key, among the parent's children."""
         assert self.owner is not None
         at = next(at for at, one in enumerate(self.owner.children) if one is self.node)
         return at - 1 if self.owner.kind == "mapping" else at
 
     def span(self, text: str) -> tuple[int, int]:
-        """Return where the value stands, with the space before it if it has a key."""
+        """Return the position of the value, including the space after its key's colon."""
         if self.owner is None or self.owner.kind == "list":
             return self.node.start, self.node.end
         key = self.owner.children[self.place]
@@ -306,16 +306,16 @@ class _Spot:
         return colon + 1, self.node.end
 
     def gap(self, text: str) -> str:
-        """Return the space that stands before another value at this spot."""
+        """Return the space that must precede another value here."""
         start, end = self.span(text)
         if start == end and text[start - 1 : start] == "-":
             return " "
         return " " if self.owner is not None and self.owner.kind == "mapping" else ""
 
     def removal(self, text: str, added: set[int]) -> tuple[int, int]:
-        """Return where the entry or item stands, with what separates it from the others.
+        """Return the text range to remove, including separators.
 
-        In brackets these are all neighbours that were ``added``, by the ids of their values.
+        In flow collections it includes neighbours that were also ``added`` (ids of their values).
         """
         assert self.owner is not None
         siblings, place = self.owner.children, self.place
@@ -335,8 +335,8 @@ class _Spot:
         return _inside(text, self.owner), siblings[end - 1].end
 
 
-def _find(root: Node, path: Path) -> _Spot | None:
-    """Return the value at ``path``, None if it is not there."""
+def _find(root: Node, path: Path) -> _Location | None:
+    """Return the value at ``path``, or None."""
     owner: Node | None = None
     found: Node | None = root
     for part in path:
@@ -344,21 +344,21 @@ def _find(root: Node, path: Path) -> _Spot | None:
         if owner is None:
             return None
         if owner.kind == "list":
-            names = item_names(owner.value())
+            names = item_keys(owner.value())
             found = owner.children[names.index(part)] if part in names else None
         else:
             found = owner.entry(part) if owner.kind == "mapping" else None
-    return _Spot(owner, found) if found is not None else None
+    return _Location(owner, found) if found is not None else None
 
 
 def _inside(text: str, node: Node) -> int:
-    """Return the place after the bracket that opens ``node``."""
+    """Return the position after the opening bracket of ``node``."""
     bracket = "{" if node.kind == "mapping" else "["
     return text.index(bracket, node.start) + 1
 
 
 def _indent(text: str, node: Node) -> int:
-    """Return the column at which the entries or items of a block begin."""
+    """Return the column of a block's entries or items."""
     begin = node.children[0].start if node.kind == "mapping" else node.start
     line = text.rfind("\n", 0, begin) + 1
     if node.kind == "mapping" and text[line:begin].strip(" -"):
@@ -372,16 +372,16 @@ def _indent(text: str, node: Node) -> int:
 
 
 def _line_end(text: str, node: Node) -> int:
-    """Return the place after the line in which ``node`` ends."""
+    """Return the position after the line in which ``node`` ends."""
     if node.keeps_line_ends:
-        # The reader ends the last line of a document.
+        # The parser adds a missing line end.
         return min(node.end, len(text))
     end = text.find("\n", node.end)
     return len(text) if end < 0 else end + 1
 
 
 def _line_before(text: str, item: Node, indent: int) -> int:
-    """Return the beginning of the line with the dash of ``item``, or of the comments above it."""
+    """Return the start of the line with the item's dash, or of the comments above it."""
     lead = " " * indent
     at = text.rfind("\n", 0, item.start) + 1
     while not text.startswith(f"{lead}-", at):
@@ -397,9 +397,9 @@ COMMENT = re.compile(r"(?:[ \t]*\r?\n)*([ ]*)#[^\n]*(?:\n|$)")
 
 
 def _line_after(text: str, node: Node, indent: int) -> tuple[int, bool]:
-    """Return where another entry of a block is added, and whether the line before it has ended.
+    """Return where to add an entry to a block, and whether the line before has a line end.
 
-    This is after the comments that stand below the last entry and belong to the block.
+    The position is after comments that follow the last entry and belong to the block.
     """
     at = _line_end(text, node)
     while (found := COMMENT.match(text, at)) is not None and len(found[1]) >= indent > 0:

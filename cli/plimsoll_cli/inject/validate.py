@@ -1,4 +1,4 @@
-"""Checks manifests without a cluster: ours by their definitions, others by what inject would do."""
+"""Validation of manifests without a cluster: Plimsoll's objects, and workloads for inject."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import API_GROUP, POLICY_KIND, SERVICE_KIND
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_cli.errors import UsageError
-from plimsoll_cli.inject.command import Object, beside, documents, kind_of
-from plimsoll_cli.manifest import model_of, read_text
+from plimsoll_cli.inject.command import Object, documents, qualified_kind, with_file_context
+from plimsoll_cli.manifest import parse_document, read_text
 from plimsoll_operator.injection.documents import inject_document
 from plimsoll_operator.injection.errors import InjectionError
 from plimsoll_operator.injection.options import Options
@@ -24,7 +24,7 @@ IMAGES = Images("engine", "supervisor")
 
 @dataclass
 class Findings:
-    """The result: ``invalid`` documents, ``refused`` workloads, and notes about the others."""
+    """Result: ``invalid`` documents, ``refused`` workloads, and notes on the others."""
 
     invalid: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
@@ -32,7 +32,7 @@ class Findings:
 
     @property
     def status(self) -> int:
-        """The exit status: 2 for something invalid, 1 for a workload without a supervisor."""
+        """Exit status: 2 for invalid documents, 1 for workloads without a supervisor, else 0."""
         return 2 if self.invalid else 1 if self.refused else 0
 
 
@@ -41,11 +41,13 @@ def run(files: Sequence[Path], options: Options) -> Findings:
     found = Findings()
     for file in files:
         try:
-            places = [place for one in documents(read_text(file), file) for place in one.places]
+            places = [
+                place for one in documents(read_text(file), file) for place in one.objects_in_file
+            ]
         except UsageError as error:
             found.invalid.append(str(error))
             continue
-        known = beside(options, places)
+        known = with_file_context(options, places)
         for place in places:
             _check(f"{file}: {place.at}", place.value, known, found)
     return found
@@ -58,7 +60,7 @@ def _check(at: str, document: Object, options: Options, found: Findings) -> None
         except UsageError as error:
             found.invalid.append(str(error))
         else:
-            found.notes.append(f"{at}: {kind_of(document)}: valid")
+            found.notes.append(f"{at}: {qualified_kind(document)}: valid")
         return
     try:
         injected = inject_document(document, options)
@@ -69,15 +71,15 @@ def _check(at: str, document: Object, options: Options, found: Findings) -> None
 
 
 def check(at: str, document: Object) -> None:
-    """Check an object of ours as the API server and the operator would.
+    """Check one of Plimsoll's objects as the API server and the operator would.
 
-    Raises UsageError, each line of which begins with ``at``.
+    Raises UsageError; each line begins with ``at``.
     """
     kind = document["kind"]
     if kind == POLICY_KIND:
-        model_of(at, document, SupervisionPolicy)
+        parse_document(at, document, SupervisionPolicy)
     elif kind == SERVICE_KIND:
-        service = model_of(at, document, InferenceService)
+        service = parse_document(at, document, InferenceService)
         try:
             parse(document)
             reconcile(service, {}, (), [], IMAGES)

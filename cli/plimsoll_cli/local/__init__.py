@@ -1,5 +1,5 @@
-"""One replica on this machine: the manifest's engine and supervisor as child processes.
+"""Local mode: the manifest's engine and supervisor as child processes on this machine.
 
-plan (pure: manifest to commands), ports and model come first; container keeps one process running,
-runner puts two of them in a pod's order, status asks them how they are, command is for a person.
+``plan`` and ``model`` decide what to run, ``container`` runs one process, and ``runner`` runs both
+in a pod's order. ``status`` polls them for ``view``.
 """

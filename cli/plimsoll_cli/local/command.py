@@ -18,47 +18,48 @@ FOR_EVER_S = 10 * 365 * 86_400.0
 
 
 def run(file: Path, run_dir: Path | None, duration_s: float | None, view: bool) -> None:
-    """Run the service of a manifest here, until ``duration_s`` or a signal ends it.
+    """Run the service of a manifest until ``duration_s`` or a signal ends it.
 
     Raises UsageError and RunError.
     """
-    model.need("run --local", "torch")
+    model.require_modules("run --local", "torch")
     service = manifest.read(file)
-    folder = (run_dir or folders.of(service.metadata.name)).absolute()
+    folder = (run_dir or folders.service_dir(service.metadata.name)).absolute()
     console = Console()
 
-    def say(line: str) -> None:
+    def print_line(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    for line in plan.notices(service):
-        say(f"{file}: {line}")
+    for line in plan.ignored_fields(service):
+        print_line(f"{file}: {line}")
 
     async def main() -> None:
-        its_plan = await runner.prepare(service, folder, say)
-        say(f"starting {service.metadata.name}; logs and journal in {its_plan.root}")
-        async with runner.running(its_plan, say):
-            say(f"ready: OpenAI API {its_plan.serving_url}/v1, {its_plan.supervisor_url}/metrics")
-            say(f"the page: {its_plan.supervisor_url}/")
-            poller = Poller(its_plan)
+        replica_plan = await runner.prepare(service, folder, print_line)
+        print_line(f"starting {service.metadata.name}; logs and journal in {replica_plan.root}")
+        async with runner.running(replica_plan, print_line):
+            supervisor = replica_plan.supervisor_url
+            print_line(f"ready: OpenAI API {replica_plan.serving_url}/v1, {supervisor}/metrics")
+            print_line(f"the page: {supervisor}/")
+            poller = Poller(replica_plan)
             coroutines = [poller.run()]
             if view and console.is_terminal:
-                coroutines.append(LiveView(console, screens(its_plan, poller)).run())
+                coroutines.append(LiveView(console, screen_factory(replica_plan, poller)).run())
             try:
                 async with stopping.background(*coroutines):
                     await asyncio.sleep(FOR_EVER_S if duration_s is None else duration_s)
             finally:
-                say("stopping; press Ctrl-C again to kill all processes")
+                print_line("stopping; press Ctrl-C again to kill all processes")
 
     stopping.run(main())
 
 
-def screens(its_plan: plan.Watch, poller: Poller) -> Callable[[], Screen]:
-    """Return the function that makes what the live view of a replica draws."""
+def screen_factory(replica_plan: plan.Watch, poller: Poller) -> Callable[[], Screen]:
+    """Return the function that builds the screen of the live view."""
     growth = Growth()
 
     def screen() -> Screen:
         snapshot = poller.snapshot
-        grown = growth.since(snapshot.view.assessment) if snapshot.view else {}
-        return Screen(its_plan.config.service.name, its_plan.config.memory, snapshot, grown)
+        grown = growth.update(snapshot.view.assessment) if snapshot.view else {}
+        return Screen(replica_plan.config.service.name, replica_plan.config.memory, snapshot, grown)
 
     return screen

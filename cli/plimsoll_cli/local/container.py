@@ -1,7 +1,7 @@
-"""One container of the local replica: its process, started again whenever it ends.
+"""Container of the local replica: a process that is restarted whenever it ends.
 
-As a container runtime does with a PID namespace, the end of the first process ends the others:
-each container is a session of its own, and what is left in its process group is killed.
+As in a PID namespace, the end of the first process ends the others: each container is a session,
+and its process group is killed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from plimsoll_cli.local.plan import Command
 
 BACK_OFF_S = 1.0
 BACK_OFF_MAX_S = 10.0
-STEADY_S = 60.0
-"""The kubelet's scheme (10 s doubling to 5 min, forgotten after 10 min), shortened for a person
-who watches."""
+RESET_BACKOFF_S = 60.0
+"""Kubelet's back-off (10 s, doubled up to 5 min, reset after 10 min), shortened for interactive
+use."""
 TAIL_LINES = 20
 TAIL_BYTES = 64 << 10
 
 
 class Container:
-    """``on_exit`` is told the exit status of each process that ended without :meth:`stop`."""
+    """Container with one process; ``on_exit`` is called with each unexpected exit status."""
 
     def __init__(self, command: Command, on_exit: Callable[[str], None]) -> None:
         self.command = command
@@ -35,34 +35,34 @@ class Container:
         self.pid: int | None = None
         self._on_exit = on_exit
         self._process: asyncio.subprocess.Process | None = None
-        self._keeper: asyncio.Task[None] | None = None
+        self._run_task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
 
     def start(self) -> None:
-        """Start the process and keep it running."""
-        self._keeper = asyncio.create_task(self._keep(), name=self.command.name)
+        """Start the process, and restart it whenever it ends."""
+        self._run_task = asyncio.create_task(self._run_forever(), name=self.command.name)
 
     def check(self) -> None:
-        """Raise the error that keeps the process from starting at all, if there is one."""
-        if self._keeper is not None and self._keeper.done() and not self._keeper.cancelled():
-            self._keeper.result()
+        """Raise the error that prevents the process from starting, if any."""
+        if self._run_task is not None and self._run_task.done() and not self._run_task.cancelled():
+            self._run_task.result()
 
-    async def _keep(self) -> None:
+    async def _run_forever(self) -> None:
         back_off = 0.0
         while not self._stopping.is_set():
             began = time.monotonic()
             process = self._process = await self._spawn()
-            if self._stopping.is_set():  # meanwhile
+            if self._stopping.is_set():  # set during the wait
                 self._terminate()
             status = await process.wait()
-            self._sweep(process.pid)
+            self._kill_group(process.pid)
             self.pid = None
             if self._stopping.is_set():
                 return
             self.last_exit = describe(status)
-            steady = time.monotonic() - began > STEADY_S
+            steady = time.monotonic() - began > RESET_BACKOFF_S
             self._on_exit(f"{self.command.name} {self.last_exit}, starts again")
-            # The first restart is immediate, like the kubelet's.
+            # Like the kubelet, restart at once after the first exit.
             await self._pause(0.0 if steady else back_off)
             back_off = BACK_OFF_S if steady else min(max(BACK_OFF_S, 2 * back_off), BACK_OFF_MAX_S)
 
@@ -87,19 +87,19 @@ class Container:
         self.pid = process.pid
         return process
 
-    def _sweep(self, group: int) -> None:
+    def _kill_group(self, group: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, and SIGKILL after ``grace_s``; returns when every process is gone."""
+        """Send SIGTERM, and SIGKILL after ``grace_s``; return when all processes have ended."""
         self._stopping.set()
-        if self._keeper is None:
+        if self._run_task is None:
             return
         self._terminate()
-        await asyncio.wait([self._keeper], timeout=grace_s)
+        await asyncio.wait([self._run_task], timeout=grace_s)
         self.kill()
-        await asyncio.gather(self._keeper, return_exceptions=True)  # check() told them
+        await asyncio.gather(self._run_task, return_exceptions=True)  # check() reports errors
 
     def _terminate(self) -> None:
         if self._process is not None and self._process.returncode is None:
@@ -107,13 +107,13 @@ class Container:
                 self._process.terminate()
 
     def kill(self) -> None:
-        """End all processes of the container at once."""
+        """Kill all processes of the container."""
         process = self._process
         if process is not None and process.returncode is None:
-            self._sweep(process.pid)
+            self._kill_group(process.pid)
 
     def tail(self) -> str:
-        """Return the last lines of the log, for an error message."""
+        """Return the last lines of the log."""
         try:
             with self.command.log.open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -124,7 +124,7 @@ class Container:
 
 
 def describe(status: int) -> str:
-    """Put an exit status in words: ``ended with status 2`` or ``was killed by SIGKILL``."""
+    """Return an exit status as text: ``ended with status 2`` or ``was killed by SIGKILL``."""
     if status >= 0:
         return f"ended with status {status}"
     try:

@@ -1,6 +1,6 @@
-"""Which engine of this machine ``plimsoll watch`` means: by URL, PID, container or systemd unit.
+"""Discovery of the engine for ``plimsoll watch``: by URL, PID, container or systemd unit.
 
-The supervisor's own code decides what counts as an engine, and at which port it serves.
+The supervisor's code decides which processes are engines, and on which port they serve.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from plimsoll_sidecar.signals.process_table import (
 from plimsoll_sidecar.signals.tcp_sockets import listening_ports
 
 RUNTIMES = ("docker", "podman", "nerdctl")
-"""Container runtimes whose ``inspect`` writes what Docker's does."""
-PROXIES = frozenset({"docker-proxy", "rootlessport", "rootlesskit", "slirp4netns", "pasta"})
-"""Programs that listen at the published port of a container, in the engine's place."""
+"""Container runtimes with Docker's ``inspect`` format."""
+PORT_PROXIES = frozenset({"docker-proxy", "rootlessport", "rootlesskit", "slirp4netns", "pasta"})
+"""Programs that listen on a container's published port."""
 ASK_S = 10.0
 ANSWER_S = 3.0
 MAX_ANSWER = 4 << 20
@@ -56,17 +56,17 @@ KNOWN = (EngineType.VLLM, EngineType.SGLANG)
 
 
 @dataclass(frozen=True)
-class Found:
-    """An engine, and the name under which it is watched."""
+class FoundEngine:
+    """Engine, and the name under which it is supervised."""
 
     name: str
     endpoint: EngineEndpoint
 
 
-def find(target: str, port: int | None = None) -> Found:
-    """Find a running engine. ``port`` is where it serves, if it listens at several.
+def find_engine(target: str, port: int | None = None) -> FoundEngine:
+    """Return the running engine ``target``. Raises UsageError and RunError.
 
-    Raises UsageError and RunError.
+    ``port`` chooses one if the engine listens on several.
     """
     if "://" in target or re.fullmatch(r"[\w.-]+:\d+", target):
         return _by_url(target if "://" in target else f"http://{target}")
@@ -74,28 +74,28 @@ def find(target: str, port: int | None = None) -> Found:
         return _by_pid(int(target), port)
     if target.endswith(".service"):
         found = _by_pid(_main_pid(target), port)
-        return Found(_name(target.removesuffix(".service")), found.endpoint)
+        return FoundEngine(_safe_name(target.removesuffix(".service")), found.endpoint)
     return _by_container(target, port)
 
 
-def command_endpoint(words: Sequence[str], port: int | None) -> Found:
-    """Return the engine that a command starts. Raises UsageError for a command that cannot start.
+def command_endpoint(words: Sequence[str], port: int | None) -> FoundEngine:
+    """Return the engine that a command starts. Raises UsageError if the program does not exist.
 
-    ``port`` is where it serves, for a command that does not say so.
+    ``port`` is used if the command does not set one.
     """
     program = shutil.which(words[0])
     if program is None:
-        raise UsageError(f"{words[0]}: there is no such program")
-    kind = _kind_of(words)
-    number = port or _port_of(words, kind)
+        raise UsageError(f"{words[0]}: the program does not exist")
+    kind = _type_of_command(words)
+    number = port or _port_of_command(words, kind)
     if number is None:
-        raise UsageError("the command names no --port: add --port before the command")
+        raise UsageError("the command does not set --port: add --port before the command")
     url = f"http://{LOOPBACK}:{number}"
-    name = _name(f"{kind.value}-{number}")
-    return Found(name, EngineEndpoint(kind, url, url, container=f"plimsoll-watch-{name}"))
+    name = _safe_name(f"{kind.value}-{number}")
+    return FoundEngine(name, EngineEndpoint(kind, url, url, container=f"plimsoll-watch-{name}"))
 
 
-def _by_url(target: str) -> Found:
+def _by_url(target: str) -> FoundEngine:
     try:
         parts = urlsplit(target)
         default = {"http": 80, "https": 443}[parts.scheme]
@@ -103,17 +103,17 @@ def _by_url(target: str) -> Found:
         host = parts.hostname or ""
     except (ValueError, KeyError):
         raise UsageError(f"{target}: write http://HOST:PORT") from None
-    if not _is_here(host):
+    if not _is_local_address(host):
         raise UsageError(
-            f"{target}: {host} is not an address of this machine; run plimsoll where the engine"
-            " runs, because the supervisor reads the memory of its processes"
+            f"{target}: {host} is not an address of this machine; run plimsoll on the engine's"
+            " machine, because the supervisor reads the memory of its processes"
         )
     url = f"{parts.scheme}://{LOOPBACK}:{port}"
-    kind = _answering(url)
+    kind = _type_of_server(url)
     if kind is None:
         raise RunError(
-            f"{target}: nothing answers there: start the engine first, or have plimsoll start it"
-            " with --recover -- COMMAND"
+            f"{target}: no server answers: start the engine first, or let plimsoll start it with"
+            " --recover -- COMMAND"
         )
     try:
         main = EngineFinder(port, kind).find().main
@@ -121,25 +121,24 @@ def _by_url(target: str) -> Found:
         main = None
     if main is None:
         raise UsageError(
-            f"{target}: the process that listens there cannot be seen: run plimsoll as the user"
-            " of the engine or as root, or name its container"
+            f"{target}: cannot find the process that listens: run plimsoll as the engine's user or"
+            " as root, or name its container"
         )
-    if command_name(main.pid) in PROXIES:
-        raise UsageError(f"{target}: the port is a container's: name the container instead")
-    return Found(_name(f"{kind.value}-{port}"), EngineEndpoint(kind, url, url))
+    if command_name(main.pid) in PORT_PROXIES:
+        raise UsageError(f"{target}: the port belongs to a container: name the container instead")
+    return FoundEngine(_safe_name(f"{kind.value}-{port}"), EngineEndpoint(kind, url, url))
 
 
-def _by_pid(pid: int, port: int | None, addresses: Sequence[str] = ()) -> Found:
-    """``addresses`` are base URLs of a container, most reachable first."""
-    main = _engine_around(pid)
+def _by_pid(pid: int, port: int | None, addresses: Sequence[str] = ()) -> FoundEngine:
+    """Return the engine of process ``pid``; ``addresses`` are base URLs in order of preference."""
+    main = _find_main_process(pid)
     tree = parents()
     everyone = [main.pid, *sorted(descendants({main.pid}, tree))]
     if not os.access(f"/proc/{main.pid}/fd", os.R_OK):
         raise UsageError(
-            f"{pid}: the process is another user's: run plimsoll as the user of the engine or as"
-            " root"
+            f"{pid}: the process belongs to another user: run plimsoll as that user or as root"
         )
-    kind = _kind_of(command_line(main.pid))
+    kind = _type_of_command(command_line(main.pid))
     ports = listening_ports(everyone)
     if port is not None:
         ports = [port]
@@ -149,22 +148,22 @@ def _by_pid(pid: int, port: int | None, addresses: Sequence[str] = ()) -> Found:
         urls = [url for url in urls if urlsplit(url).port is not None]
     else:
         urls = [f"http://{LOOPBACK}:{one}" for one in ports]
-    url, kind = _serving(urls, kind)
-    if not url and kind is not EngineType.CUSTOM:  # it starts
-        url = f"http://{LOOPBACK}:{_port_of(command_line(main.pid), kind)}"
+    url, kind = _find_serving_url(urls, kind)
+    if not url and kind is not EngineType.CUSTOM:  # still starting
+        url = f"http://{LOOPBACK}:{_port_of_command(command_line(main.pid), kind)}"
     endpoint = EngineEndpoint(
         kind, url, url, serves=bool(url), process=MainProcess(main.pid, main.started)
     )
-    return Found(_name(f"{command_name(main.pid)}-{main.pid}"), endpoint)
+    return FoundEngine(_safe_name(f"{command_name(main.pid)}-{main.pid}"), endpoint)
 
 
-def _engine_around(pid: int) -> ProcessId:
-    """Return the main process of the engine that ``pid`` belongs to or started as a wrapper."""
+def _find_main_process(pid: int) -> ProcessId:
+    """Return the main process of the engine that ``pid`` belongs to, or that it started."""
     tree = parents()
     line = command_line(pid)
     if any(has_helper_title(line, kind) for kind in KNOWN):
         above = list(ancestors(pid, tree))[1:]
-        pid = next((one for one in above if _kind_of(command_line(one)) in KNOWN), pid)
+        pid = next((one for one in above if _type_of_command(command_line(one)) in KNOWN), pid)
     while command_name(pid) in WRAPPERS:
         started = [child for child, parent in tree.items() if parent == pid]
         if len(started) != 1:
@@ -172,26 +171,26 @@ def _engine_around(pid: int) -> ProcessId:
         pid = started[0]
     found = identify(pid)
     if found is None:
-        raise UsageError(f"{pid}: there is no such process")
+        raise UsageError(f"{pid}: the process does not exist")
     if pid in ancestors(os.getpid(), tree):
         raise UsageError(f"{pid}: the process runs plimsoll itself")
     return found
 
 
-def _serving(urls: Sequence[str], kind: EngineType) -> tuple[str, EngineType]:
-    """Return where an engine answers, and its type: first where it says which engine it is.
+def _find_serving_url(urls: Sequence[str], kind: EngineType) -> tuple[str, EngineType]:
+    """Return the first URL that answers, and the engine's type.
 
-    The URL is empty where nothing answers.
+    URLs of a known engine type come first. The URL is empty if none answers.
     """
-    found = [(url, seen) for url in urls if (seen := _answering(url)) is not None]
+    found = [(url, seen) for url in urls if (seen := _type_of_server(url)) is not None]
     known = [one for one in found if one[1] in KNOWN]
     if known:
         return known[0]
     return (found[0][0], kind) if found else ("", kind)
 
 
-def _answering(url: str) -> EngineType | None:
-    """Return the type of the server; CUSTOM where it does not say, None where nothing answers."""
+def _type_of_server(url: str) -> EngineType | None:
+    """Return the type of the server at ``url``: CUSTOM if unknown, None without an answer."""
     server = HttpClient(url)
     kind = engine_type(server)
     if kind is not None:
@@ -200,16 +199,16 @@ def _answering(url: str) -> EngineType | None:
     return EngineType.CUSTOM if alive else None
 
 
-def _kind_of(line: Sequence[str]) -> EngineType:
+def _type_of_command(line: Sequence[str]) -> EngineType:
     return next((kind for kind in KNOWN if is_engine(line, kind)), EngineType.CUSTOM)
 
 
-def _port_of(line: Sequence[str], kind: EngineType) -> int | None:
+def _port_of_command(line: Sequence[str], kind: EngineType) -> int | None:
     return whole_number(port_option(line) or "") or default_port(kind)
 
 
-def _is_here(host: str) -> bool:
-    """Report whether ``host`` is an address of this machine: no other can be bound."""
+def _is_local_address(host: str) -> bool:
+    """Return whether ``host`` is an address of this machine, by binding it."""
     try:
         infos = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -225,13 +224,13 @@ def _is_here(host: str) -> bool:
 
 
 def _main_pid(unit: str) -> int:
-    """Return the main process of a systemd unit, of the system or of the user."""
+    """Return the main PID of a systemd unit, of the system or the user. Raises RunError."""
     for scope in ([], ["--user"]):
-        told = _told(["systemctl", *scope, "show", "--property=MainPID", "--value", unit])
-        pid = whole_number((told or b"").decode(errors="replace").strip())
+        output = _output_of(["systemctl", *scope, "show", "--property=MainPID", "--value", unit])
+        pid = whole_number((output or b"").decode(errors="replace").strip())
         if pid:
             return pid
-    raise RunError(f"{unit}: systemd has no running unit of this name")
+    raise RunError(f"{unit}: systemd runs no unit with this name")
 
 
 class _State(msgspec.Struct, frozen=True, rename="pascal"):
@@ -242,22 +241,22 @@ class _Network(msgspec.Struct, frozen=True, rename={"ip": "IPAddress"}):
     ip: str | None = None
 
 
-class _Published(msgspec.Struct, frozen=True, rename="pascal"):
+class _PublishedPort(msgspec.Struct, frozen=True, rename="pascal"):
     host_ip: str = ""
     host_port: str = ""
 
 
-class _Networks(msgspec.Struct, frozen=True, rename="pascal"):
+class _NetworkSettings(msgspec.Struct, frozen=True, rename="pascal"):
     networks: dict[str, _Network] | None = None
-    ports: dict[str, list[_Published] | None] | None = None
+    ports: dict[str, list[_PublishedPort] | None] | None = None
 
 
-class _Inspected(msgspec.Struct, frozen=True, rename="pascal"):
-    """What is used of ``docker inspect``'s answer."""
+class _Inspection(msgspec.Struct, frozen=True, rename="pascal"):
+    """Fields of ``docker inspect`` that are used."""
 
     state: _State
     name: str = ""
-    network_settings: _Networks = _Networks()
+    network_settings: _NetworkSettings = _NetworkSettings()
 
     def addresses(self) -> list[str]:
         """Return base URLs: published ports first, then the container's own addresses."""
@@ -272,12 +271,12 @@ class _Inspected(msgspec.Struct, frozen=True, rename="pascal"):
         return list(dict.fromkeys(published)) + [f"http://{n.ip}" for n in networks if n.ip]
 
 
-def _by_container(target: str, port: int | None) -> Found:
+def _by_container(target: str, port: int | None) -> FoundEngine:
     tried = [runtime for runtime in RUNTIMES if shutil.which(runtime)]
     for runtime in tried:
-        told = _told([runtime, "inspect", target])
+        output = _output_of([runtime, "inspect", target])
         try:
-            found = decode(told or b"[]", list[_Inspected])
+            found = decode(output or b"[]", list[_Inspection])
         except Malformed:
             continue
         if found:
@@ -288,10 +287,10 @@ def _by_container(target: str, port: int | None) -> Found:
             f" {', '.join(tried) or 'Docker, Podman or nerdctl, none of which is here'}"
         )
     if found[0].state.pid <= 0:
-        raise RunError(f"{target}: the container does not run")
+        raise RunError(f"{target}: the container is not running")
     pid = found[0].state.pid
     addresses = () if _same_network(pid) else found[0].addresses()
-    return Found(_name(target), _by_pid(pid, port, addresses).endpoint)
+    return FoundEngine(_safe_name(target), _by_pid(pid, port, addresses).endpoint)
 
 
 def _same_network(pid: int) -> bool:
@@ -299,12 +298,12 @@ def _same_network(pid: int) -> bool:
         return os.stat(f"/proc/{pid}/ns/net").st_ino == os.stat("/proc/self/ns/net").st_ino
     except OSError:
         raise UsageError(
-            f"process {pid} of the container is another user's: run plimsoll as root"
+            f"process {pid} of the container belongs to another user: run plimsoll as root"
         ) from None
 
 
-def _told(command: list[str]) -> bytes | None:
-    """Return what a program prints; None where it fails, or does not end in time."""
+def _output_of(command: list[str]) -> bytes | None:
+    """Return the output of a command; None if it fails or times out."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=ASK_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -312,6 +311,6 @@ def _told(command: list[str]) -> bytes | None:
     return done.stdout[:MAX_ANSWER] if done.returncode == 0 else None
 
 
-def _name(text: str) -> str:
-    """Return a name that a folder and a pod could have."""
+def _safe_name(text: str) -> str:
+    """Return ``text`` as a valid name for folders and pods."""
     return re.sub(r"[^a-z0-9.-]+", "-", text.lower()).strip("-.")[:63] or "engine"

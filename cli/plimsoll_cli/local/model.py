@@ -1,7 +1,4 @@
-"""The checkpoint of a local replica: in a directory here, downloaded, or made on demand.
-
-Downloads come from the Hugging Face Hub or a bucket; what is made is the tiny checkpoint.
-"""
+"""Checkpoint of a local replica: a local directory, a download, or a generated tiny checkpoint."""
 
 from __future__ import annotations
 
@@ -20,35 +17,34 @@ from plimsoll_cli.errors import RunError, UsageError
 HUB = "hf://"
 BUCKET = "s3://"
 DEFAULT_REVISION = "main"
-DOWNLOADED = ".plimsoll-complete"
-"""What the engine's download leaves in a directory that is complete."""
+COMPLETE_MARKER = ".plimsoll-complete"
+"""File that the engine's download writes into a complete directory."""
 MAKE_TIMEOUT_S = 120.0
-"""It takes five seconds, most of them to import torch."""
+"""Generating takes 5 s, most of it to import torch."""
 
 
-def need(command: str, *modules: str) -> None:
-    """Raise UsageError unless ``modules`` are installed, which the command line does without."""
-    absent = [name for name in modules if importlib.util.find_spec(name) is None]
-    if absent:
+def require_modules(command: str, *modules: str) -> None:
+    """Raise UsageError unless the optional ``modules`` are installed."""
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
         raise UsageError(
-            f"{command}: not installed: {', '.join(absent)}: it runs Plimsoll's own engine. In a"
-            " checkout, make setup installs everything; to watch an engine of yours, run: plimsoll"
-            " watch URL"
+            f"{command}: requires {', '.join(missing)} for Plimsoll's own engine: run make setup in"
+            " a checkout; to supervise another engine, run: plimsoll watch URL"
         )
 
 
 def resolve(service: InferenceService, root: Path) -> tuple[Path, bool]:
-    """Return the checkpoint's directory, and whether it must be made or downloaded first.
+    """Return the checkpoint's directory, and whether it must be generated or downloaded.
 
-    Raises :class:`UsageError`, which names the field.
+    Raises :class:`UsageError` that names the field.
     """
     uri = service.spec.model.uri
     if uri.startswith(HUB):
         revision = service.spec.model.revision or DEFAULT_REVISION
         folder = root / "models" / uri.removeprefix(HUB) / revision.replace("/", "--")
-        return folder, not (folder / DOWNLOADED).is_file()
+        return folder, not (folder / COMPLETE_MARKER).is_file()
     if uri.startswith(BUCKET):
-        # Whether it is the bucket's newest the download finds out; it does little where it is.
+        # Always start the download: it checks for changes, and is cheap if there are none.
         return root / "models" / "s3" / uri.removeprefix(BUCKET), True
     if not uri.startswith("file://"):
         raise UsageError(
@@ -58,35 +54,37 @@ def resolve(service: InferenceService, root: Path) -> tuple[Path, bool]:
     folder = Path(uri.removeprefix("file://"))
     if folder.is_dir():
         return folder, False
-    wish = service.metadata.annotations.get(MAKE_CHECKPOINT)
-    if wish is None:
+    requested = service.metadata.annotations.get(MAKE_CHECKPOINT)
+    if requested is None:
         raise UsageError(
             f"spec.model.uri: {folder} is not a directory on this machine: use a checkpoint "
             f"directory, or annotate the manifest with {MAKE_CHECKPOINT}: tiny"
         )
-    if wish != "tiny":
+    if requested != "tiny":
         raise UsageError(
-            f"metadata.annotations[{MAKE_CHECKPOINT}]: {wish!r} is not supported: write tiny"
+            f"metadata.annotations[{MAKE_CHECKPOINT}]: {requested!r} is not supported: write tiny"
         )
     made = root / "models" / "tiny"
     return made, not (made / "config.json").is_file()
 
 
-async def make(service: InferenceService, folder: Path, say: Callable[[str], None]) -> None:
-    """Download or make what :func:`resolve` found absent. Raises :class:`RunError`."""
+async def make(service: InferenceService, folder: Path, print_line: Callable[[str], None]) -> None:
+    """Download or generate a missing checkpoint. Raises :class:`RunError`."""
     if service.spec.model.uri.startswith((HUB, BUCKET)):
-        say(f"downloading {service.spec.model.uri} into {folder}")
-        await download(service, folder, say)
+        print_line(f"downloading {service.spec.model.uri} into {folder}")
+        await download(service, folder, print_line)
     else:
-        say(f"making the tiny checkpoint in {folder}")
+        print_line(f"making the tiny checkpoint in {folder}")
         await make_tiny(folder)
 
 
-async def download(service: InferenceService, folder: Path, say: Callable[[str], None]) -> None:
+async def download(
+    service: InferenceService, folder: Path, print_line: Callable[[str], None]
+) -> None:
     """Download the checkpoint, as the init container does in a cluster. Raises :class:`RunError`.
 
-    A private repository needs HF_TOKEN here, a private bucket AWS_ACCESS_KEY_ID and
-    AWS_SECRET_ACCESS_KEY. The clients bound their waits; how long a model takes is not bounded.
+    A private repository needs HF_TOKEN, a private bucket AWS_ACCESS_KEY_ID and
+    AWS_SECRET_ACCESS_KEY. Each request has a timeout, but the whole download has none.
     """
     model = service.spec.model
     source = [f"--s3={model.uri}"]
@@ -105,7 +103,7 @@ async def download(service: InferenceService, folder: Path, say: Callable[[str],
     try:
         async for line in process.stdout:
             last = line.decode(errors="replace").strip() or last
-            say(last)
+            print_line(last)
         if await process.wait() != 0:
             raise RunError(f"spec.model.uri: {model.uri}: {last}")
     finally:
@@ -115,7 +113,7 @@ async def download(service: InferenceService, folder: Path, say: Callable[[str],
 
 
 async def make_tiny(folder: Path) -> None:
-    """Make the tiny checkpoint, whole or not at all. Raises :class:`RunError`."""
+    """Generate the tiny checkpoint atomically. Raises :class:`RunError`."""
     partial = folder.with_name(f"{folder.name}.{os.getpid()}")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -132,12 +130,12 @@ async def make_tiny(folder: Path) -> None:
             output, _ = await process.communicate()
         if process.returncode != 0:
             last = output.decode(errors="replace").strip().splitlines()[-1:]
-            raise RunError(f"the tiny checkpoint cannot be made in {folder}: {''.join(last)}")
+            raise RunError(f"{folder}: cannot generate the tiny checkpoint: {''.join(last)}")
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     except TimeoutError:
         raise RunError(
-            f"the tiny checkpoint was not made in {folder} within {MAKE_TIMEOUT_S:g} s"
+            f"{folder}: generating the tiny checkpoint took longer than {MAKE_TIMEOUT_S:g} s"
         ) from None
     finally:
         if process.returncode is None:

@@ -1,9 +1,9 @@
-"""Run a command that dies with its parent.
+"""Launcher of a command that dies with its parent.
 
-    python -m plimsoll_cli.local.parent_death PARENT_PID COMMAND...
+python -m plimsoll_cli.local.parent_death PARENT_PID COMMAND...
 
-The kernel sends it SIGKILL when the parent ends, whatever way it ends (prctl(2),
-PR_SET_PDEATHSIG). The engine's and the supervisor's own children end with those in turn.
+The kernel sends SIGKILL when the parent ends (prctl(2), PR_SET_PDEATHSIG). The children of engine
+and supervisor end with them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from plimsoll_engine.process.parent_death import die_with_parent
 
 
 def main(arguments: list[str]) -> None:
-    """Ask the kernel for SIGKILL at the death of the parent, then become the command."""
+    """Request SIGKILL at the parent's death, then execute the command."""
     parent, command = int(arguments[0]), arguments[1:]
     die_with_parent(parent)
     os.execv(command[0], command)  # noqa: S606 - a shell would be in between

@@ -1,7 +1,6 @@
-"""What runs in local mode. Pure.
+"""Plan of what local mode runs. Pure.
 
-That is a manifest, through the same renderer as in a cluster, or a supervisor beside an engine that
-runs already.
+Either a manifest, rendered as for a cluster, or a supervisor for a running engine.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from plimsoll_operator.render import (
 
 LOOPBACK = "127.0.0.1"
 STOP_MARGIN_S = 10.0
-"""After the drain's deadline the engine frees its memory; then it is killed."""
-NOT_FOR_CHILDREN = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "PLIMSOLL_INJECT")
-"""Local mode talks to no cluster, and faults come from the manifest alone."""
+"""Seconds for the engine to free its memory after the drain, before it is killed."""
+REMOVED_VARIABLES = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "PLIMSOLL_INJECT")
+"""Local mode uses no cluster, and faults come only from the manifest."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One container's process. ``log`` takes its stdout and stderr."""
+    """Process of a container; ``log`` receives its output."""
 
     name: str
     argv: tuple[str, ...]
@@ -44,9 +43,9 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """A supervisor, and the engine where that is started here. Times are seconds.
+    """Plan of a supervisor, and of the engine if local mode starts it. Times are in seconds.
 
-    Without a startup timeout nothing waits for the engine.
+    Without a startup timeout, local mode does not wait for the engine.
     """
 
     root: Path
@@ -59,33 +58,33 @@ class Watch:
 
     @property
     def serving_url(self) -> str:
-        """Return the URL of the engine's /v1."""
+        """URL of the engine's /v1."""
         return self.config.engine.serving_url
 
     @property
     def supervisor_url(self) -> str:
-        """Return the URL of the supervisor's page, metrics and /state."""
+        """URL of the supervisor's page, metrics and /state."""
         return f"http://{LOOPBACK}:{self.places.metrics_port}"
 
     @property
     def probe_url(self) -> str:
-        """Return the URL of the launcher's readiness probe."""
+        """URL of the launcher's readiness probe."""
         return f"http://{LOOPBACK}:{self.places.probe_port}"
 
     @property
     def run_dir(self) -> Path:
-        """Return the directory with the admin token, which engine and supervisor share."""
+        """Directory with the admin token, which engine and supervisor share."""
         return Path(self.places.run_dir)
 
     @property
     def state_dir(self) -> Path:
-        """Return the directory of the supervisor's journal."""
+        """Directory of the supervisor's journal."""
         return Path(self.places.state_dir)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Watch):
-    """One replica of a manifest's service."""
+    """Plan of one replica of a manifest's service."""
 
     service: InferenceService
     places: Places
@@ -94,32 +93,30 @@ class Plan(Watch):
 
     @property
     def serving_url(self) -> str:
-        """Return the URL of the engine's /v1."""
+        """URL of the engine's /v1."""
         return f"http://{LOOPBACK}:{self.places.port}"
 
 
-def wanted_ports(service: InferenceService) -> list[int | None]:
-    """Return the ports to ask for: serving, admin, metrics and probe; None for any.
+def requested_ports(service: InferenceService) -> list[int | None]:
+    """Return the ports for serving, admin, metrics and probe; None means any.
 
-    Only the first is for clients. If the others were fixed, two runs that start together would take
-    each other's.
+    Only the first is for clients. Fixed values for the others would conflict between parallel runs.
     """
     return [service.spec.engine.port, None, None, None]
 
 
-def make(
+def plan_replica(
     service: InferenceService,
     root: Path,
     ports: Sequence[int],
     model_dir: Path,
     environ: Mapping[str, str],
 ) -> Plan:
-    """Plan the processes of a local replica.
+    """Return the plan of a local replica. Raises :class:`UsageError`.
 
-    ``ports`` are in the order of :func:`wanted_ports`; ``root`` is absolute. Raises
-    :class:`UsageError` if the manifest asks for something that only a cluster has.
+    ``ports`` are in the order of :func:`requested_ports`; ``root`` is absolute.
     """
-    # A manifest that was read from a cluster has a uid; here is no object that it could name.
+    # A manifest from a cluster may have a uid, which has no meaning here.
     service = service.model_copy(
         update={"metadata": service.metadata.model_copy(update={"uid": ""})}
     )
@@ -159,17 +156,17 @@ def make(
     )
 
 
-def beside(
+def plan_supervisor(
     config: SupervisorConfig,
     root: Path,
     ports: Sequence[int],
     environ: Mapping[str, str],
     command: Sequence[str] = (),
 ) -> Watch:
-    """Plan a supervisor beside an engine that is no manifest's.
+    """Return the plan of a supervisor for an engine without a manifest.
 
-    ``ports`` are those of metrics and probe; ``root`` is absolute. ``command`` starts the engine,
-    by the path of its program; without one it runs already.
+    ``ports`` are those of metrics and probe; ``root`` is absolute. ``command`` starts the engine;
+    without it, the engine runs already.
     """
     metrics_port, probe_port = ports
     places = SupervisorPlaces(
@@ -193,7 +190,7 @@ def beside(
 
 
 def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    return {k: v for k, v in environ.items() if k not in NOT_FOR_CHILDREN}
+    return {k: v for k, v in environ.items() if k not in REMOVED_VARIABLES}
 
 
 def _supervisor(places: SupervisorPlaces, root: Path, environ: dict[str, str]) -> Command:
@@ -201,8 +198,8 @@ def _supervisor(places: SupervisorPlaces, root: Path, environ: dict[str, str]) -
     return Command("supervisor", argv, environ, root / "supervisor.log")
 
 
-def notices(service: InferenceService) -> list[str]:
-    """List what the manifest says and this machine does not do, one line each."""
+def ignored_fields(service: InferenceService) -> list[str]:
+    """Return a line for each field of the manifest that local mode ignores."""
     spec = service.spec
     lines = []
     if spec.replicas != 1:

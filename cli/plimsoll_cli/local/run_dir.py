@@ -1,4 +1,4 @@
-"""The files of a local replica, and calls of its supervisor, as by ``kubectl exec`` in a pod."""
+"""Directories of local replicas, and calls of their supervisors (like ``kubectl exec``)."""
 
 from __future__ import annotations
 
@@ -13,29 +13,31 @@ from plimsoll_api.supervisor_config import CONFIG_FILE
 from plimsoll_cli.errors import RunError, UsageError
 
 
-def base() -> Path:
-    """``$XDG_STATE_HOME/plimsoll``, by default ``~/.local/state/plimsoll``."""
+def base_dir() -> Path:
+    """Return ``$XDG_STATE_HOME/plimsoll``, by default ``~/.local/state/plimsoll``."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "plimsoll"
 
 
-def of(service: str) -> Path:
-    """Return the directory of the service of that name."""
-    return base() / service
+def service_dir(service: str) -> Path:
+    """Return the directory of a service."""
+    return base_dir() / service
 
 
-def in_supervisor(folder: Path) -> Callable[[list[str], float], tuple[int, str, str]]:
+def supervisor_caller(folder: Path) -> Callable[[list[str], float], tuple[int, str, str]]:
     """Return a function that runs the supervisor's ``ask`` program on the run in ``folder``.
 
-    It returns exit status, output and error. Raises UsageError if no service ran there; the
-    function raises RunError if no answer comes in time.
+    The function returns exit status, output and error, and raises RunError on a timeout. Raises
+    UsageError if no service ran in ``folder``.
     """
     config = folder / "etc" / CONFIG_FILE
     if not config.is_file():
-        raise UsageError(f"{config}: there is no such file: does the service run here?")
+        raise UsageError(
+            f"{config}: the file does not exist: does the service run on this machine?"
+        )
     files = [f"--config={config}", f"--run-dir={folder / 'run'}", f"--state-dir={folder / 'state'}"]
 
-    def reach(arguments: list[str], limit_s: float) -> tuple[int, str, str]:
+    def call(arguments: list[str], limit_s: float) -> tuple[int, str, str]:
         command = [sys.executable, "-m", ASK_MODULE, *arguments, *files]
         try:
             done = subprocess.run(
@@ -45,4 +47,4 @@ def in_supervisor(folder: Path) -> Callable[[list[str], float], tuple[int, str, 
             raise RunError(f"{folder}: no answer within {limit_s:.0f} s") from None
         return done.returncode, done.stdout, done.stderr
 
-    return reach
+    return call

@@ -1,4 +1,4 @@
-"""What the engine and the supervisor of a local replica say about themselves, polled."""
+"""Polled status of a local replica's engine and supervisor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RATE_WINDOW_S = 5.0
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The newest answers; None where there was none, or none in the last poll."""
+    """Latest status; a field is None if the last poll failed."""
 
     view: View | None = None
     status: admin.Status | None = None
@@ -31,9 +31,9 @@ class Snapshot:
 
 
 class Poller:
-    """``snapshot`` is replaced every half second while :meth:`run` runs.
+    """Poller that updates ``snapshot`` every half second while :meth:`run` runs.
 
-    Only Plimsoll's own engine is asked for a status.
+    Only Plimsoll's own engine has a status.
     """
 
     def __init__(self, plan: Watch) -> None:
@@ -42,7 +42,7 @@ class Poller:
         self._tokens: deque[tuple[float, str, int]] = deque()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Poll until cancelled."""
         async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
             while True:
                 view, status = await asyncio.gather(
@@ -57,7 +57,7 @@ class Poller:
             answer.raise_for_status()
             return decode(answer.content, View)
         except (httpx.HTTPError, Malformed):
-            return None  # it restarts, or has taken no sample yet
+            return None  # it restarts, or has no sample yet
 
     async def _ask_engine(self, client: httpx.AsyncClient) -> admin.Status | None:
         engine = self._plan.config.engine
@@ -75,7 +75,7 @@ class Poller:
             return None
 
     def _rate(self, status: admin.Status | None) -> float | None:
-        """Tokens a second over the last seconds of this epoch."""
+        """Return the tokens per second over the last seconds of this epoch, or None."""
         total = status.load.generation_tokens_total if status else None
         if status is None or total is None:
             self._tokens.clear()

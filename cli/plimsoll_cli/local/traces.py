@@ -1,6 +1,6 @@
-"""Traces of a service on this machine, recorded and replayed by the supervisor's own code.
+"""Traces of a service on this machine, recorded and replayed by the supervisor's code.
 
-No other module of the command line imports the supervisor.
+Only this module and endpoint.py import the supervisor.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def record(out: Path, service: str | None, run_dir: Path | None, duration_s: flo
         raise UsageError(f"{out}: the name must end in one of {', '.join(trace.SUFFIXES)}")
     if run_dir is None and service is None:
         raise UsageError("record: name a service that runs on this machine, or use --run-dir")
-    folder = run_dir or folders.of(service or "")
+    folder = run_dir or folders.service_dir(service or "")
     config = _config(folder / "etc" / CONFIG_FILE)
     ending = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -48,7 +48,7 @@ def record(out: Path, service: str | None, run_dir: Path | None, duration_s: flo
 
 
 def replay(file: Path, mode: Mode, budget: str | None) -> int:
-    """Print what the supervisor makes of a trace; return the exit status."""
+    """Print the supervisor's output for a trace; return the exit status."""
     try:
         given = replaying.given_budget(budget) if budget is not None else None
     except ValueError as error:
@@ -56,11 +56,8 @@ def replay(file: Path, mode: Mode, budget: str | None) -> int:
     return replaying.run(file, mode, given)
 
 
-def tunings(source: str, run_dir: Path | None, limit: int | None) -> list[Tuning]:
-    """Return what a service on this machine, a journal, a trace or a series teaches.
-
-    Raises UsageError.
-    """
+def read_tunings(source: str, run_dir: Path | None, limit: int | None) -> list[Tuning]:
+    """Return the tuning data of a service, a journal, a trace or a series. Raises UsageError."""
     file = Path(source)
     try:
         if source.endswith(trace.SUFFIXES):
@@ -70,7 +67,7 @@ def tunings(source: str, run_dir: Path | None, limit: int | None) -> list[Tuning
         elif file.is_file():
             learned, memory = read_learned(file), MemoryPolicy()
         else:
-            folder = run_dir or folders.of(source)
+            folder = run_dir or folders.service_dir(source)
             memory = _config(folder / "etc" / CONFIG_FILE).memory
             learned = read_learned(folder / "state" / JOURNAL_FILE)
     except OSError as error:
@@ -81,7 +78,7 @@ def tunings(source: str, run_dir: Path | None, limit: int | None) -> list[Tuning
 
 
 def read(file: Path) -> tuple[float, list[Sample]]:
-    """When it began (Unix seconds) and the samples. Raises RunError."""
+    """Return the start (Unix seconds) and the samples of a trace. Raises RunError."""
     try:
         header, samples = trace.read(file)
         return unix_seconds(header.started_at), list(samples)
@@ -90,7 +87,7 @@ def read(file: Path) -> tuple[float, list[Sample]]:
 
 
 def host_memory(samples: Iterable[Sample]) -> list[tuple[float, int]]:
-    """Time in the trace (seconds) and host memory (bytes), with the detector's choice of fields."""
+    """Return (seconds in the trace, bytes) of host memory, as the detector reads it."""
     found = list(samples)
     source = next((s for s in (HostSource.choose(sample.host) for sample in found) if s), None)
     if source is None:

@@ -1,4 +1,4 @@
-"""The live terminal view of one replica: a pure function from what is known to a renderable."""
+"""Live terminal view of one replica: pure rendering of its status."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from plimsoll_cli.incident_view import incident_lines
 from plimsoll_cli.local.status import Snapshot
 
 PERIOD_S = 0.4
-MEDIUM, WIDE = 72, 90
-"""Columns from which on a table shows more, and everything."""
+MEDIUM_WIDTH, WIDE_WIDTH = 72, 90
+"""Terminal widths from which tables show more columns, and all columns."""
 SHOWN_INCIDENTS = 3
 NAME_WIDTH = max(len(segment.value) for segment in Segment)
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What clients of this program saw. ``longest_gap_s`` is between two chunks of a stream."""
+    """Totals of this program's clients. ``longest_gap_s`` is between two chunks of a stream."""
 
     streams: int
     answered: int = 0
@@ -46,10 +46,10 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Screen:
-    """All that a frame shows.
+    """Contents of a frame.
 
-    ``memory`` is the manifest's policy with its budgets; ``grown`` is the growth of each segment
-    since this epoch's warm-up in bytes, empty before it.
+    ``memory`` is the manifest's policy; ``grown`` the growth of each segment since the epoch's
+    warm-up in bytes, empty before it.
     """
 
     service: str
@@ -61,7 +61,7 @@ class Screen:
 
 
 def render(screen: Screen, width: int, plain: bool = False) -> RenderableType:
-    """One frame, ``width`` columns wide. ``plain`` keeps to ASCII."""
+    """Return a frame, ``width`` columns wide. ``plain`` uses only ASCII."""
     view = screen.snapshot.view
     parts: list[RenderableType] = [_header(screen, plain)]
     if view is None:
@@ -111,21 +111,23 @@ def _header(screen: Screen, plain: bool) -> Text:
     return Text(" | " if plain else " · ").join(pieces)
 
 
-def _budgets(memory: MemoryPolicy, seen: Assessment, width: int, plain: bool) -> Table:
+def _budgets(memory: MemoryPolicy, assessment: Assessment, width: int, plain: bool) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, expand=False)
-    table.add_column("leak budget", no_wrap=True, min_width=NAME_WIDTH if width >= WIDE else None)
+    table.add_column(
+        "leak budget", no_wrap=True, min_width=NAME_WIDTH if width >= WIDE_WIDTH else None
+    )
     table.add_column("", no_wrap=True)
     table.add_column("used", justify="right", no_wrap=True)
     table.add_column("unexplained / budget", justify="right", no_wrap=True)
-    if width >= WIDE:
+    if width >= WIDE_WIDTH:
         table.add_column("growth", justify="right", no_wrap=True)
-    if width >= MEDIUM:
+    if width >= MEDIUM_WIDTH:
         table.add_column("spent", justify="right", no_wrap=True)
     for name, budget, state in (
-        ("host", memory.host, seen.host), ("device", memory.device, seen.device)
+        ("host", memory.host, assessment.host), ("device", memory.device, assessment.device)
     ):  # fmt: skip
         if budget is not None:
-            row = _budget_row(name, budget, state or BudgetState(), seen.warm, width, plain)
+            row = _budget_row(name, budget, state or BudgetState(), assessment.warm, width, plain)
             table.add_row(*row)
     return table
 
@@ -142,26 +144,26 @@ def _budget_row(
         Text("?" if share is None else f"{share:.0%}", style=_colour(share)),
         f"{used} / {format_bytes(budget.growth_bytes)}",
     ]
-    if width >= WIDE:
+    if width >= WIDE_WIDTH:
         row.append("?" if state.unexplained is None else _rate(state.bytes_per_s))
-    if width >= MEDIUM:
+    if width >= MEDIUM_WIDTH:
         row.append("?" if state.unexplained is None else _time(state.exhaustion_s))
     return row
 
 
-def _slow_leaks(seen: Assessment) -> list[Text]:
-    """Return a line for each memory that keeps growing."""
-    return [Text(f"slow leak: {text}", style="yellow") for text in slow_leak_texts(seen.slow)]
+def _slow_leaks(assessment: Assessment) -> list[Text]:
+    """Return a line for each slow leak."""
+    return [Text(f"slow leak: {text}", style="yellow") for text in slow_leak_texts(assessment.slow)]
 
 
-def _segments(screen: Screen, seen: Assessment, width: int, plain: bool) -> Table:
+def _segments(screen: Screen, assessment: Assessment, width: int, plain: bool) -> Table:
     table = Table(box=None, padding=(0, 1), pad_edge=False, expand=False)
-    table.add_column("segment", no_wrap=True, min_width=NAME_WIDTH if width >= WIDE else None)
+    table.add_column("segment", no_wrap=True, min_width=NAME_WIDTH if width >= WIDE_WIDTH else None)
     table.add_column("of the budget", no_wrap=True)
     table.add_column("grown", justify="right", no_wrap=True)
     table.add_column("size", justify="right", no_wrap=True)
     for segment in Segment:
-        size = seen.segments.get(segment)
+        size = assessment.segments.get(segment)
         if size is None:
             continue
         kind = screen.memory.host if segment in HOST_SEGMENTS else screen.memory.device
@@ -176,10 +178,10 @@ def _segments(screen: Screen, seen: Assessment, width: int, plain: bool) -> Tabl
     return table
 
 
-def _suspicions(seen: Assessment) -> list[Text]:
-    """Return a line for each suspicion, with the odds that it is right."""
+def _suspicions(assessment: Assessment) -> list[Text]:
+    """Return a line for each suspicion, with its confidence."""
     lines = []
-    for one in seen.suspicions:
+    for one in assessment.suspicions:
         where = f" of {one.segment.value}" if one.segment else ""
         who = f" in {one.process}" if one.process else ""
         why = f"; {one.unconfirmed}" if one.unconfirmed else ""
@@ -189,7 +191,7 @@ def _suspicions(seen: Assessment) -> list[Text]:
 
 
 def _load(screen: Screen, view: View) -> list[Text]:
-    """Return a line on the engine's load; none for an engine that only its supervisor asks."""
+    """Return a line on the engine's load; empty for engines without a status."""
     status, rate = screen.snapshot.status, screen.snapshot.tokens_per_s
     if status is None:
         if view.engine_state is not None:
@@ -227,7 +229,7 @@ def _bar(share: float | None, width: int, plain: bool) -> Text:
 
 
 def _bar_width(width: int) -> int:
-    return 10 if width < WIDE else min(40, width - 74)
+    return 10 if width < WIDE_WIDTH else min(40, width - 74)
 
 
 def _colour(share: float | None) -> str:
@@ -245,31 +247,33 @@ def _time(seconds: float | None) -> str:
 
 
 class Growth:
-    """Remembers each segment at the end of an epoch's warm-up."""
+    """Growth of each segment since the end of the epoch's warm-up."""
 
     def __init__(self) -> None:
         self._epoch: int | None = None
         self._first: dict[Segment, int] = {}
 
-    def since(self, seen: Assessment) -> dict[Segment, int]:
-        """Return the growth of each segment in bytes; empty while ``seen`` is not warm."""
-        if not seen.warm:
+    def update(self, assessment: Assessment) -> dict[Segment, int]:
+        """Return the growth of each segment in bytes; empty during warm-up."""
+        if not assessment.warm:
             return {}
-        if seen.epoch != self._epoch:
-            self._epoch, self._first = seen.epoch, dict(seen.segments)
-        for segment, size in seen.segments.items():
+        if assessment.epoch != self._epoch:
+            self._epoch, self._first = assessment.epoch, dict(assessment.segments)
+        for segment, size in assessment.segments.items():
             self._first.setdefault(segment, size)
-        return {segment: size - self._first[segment] for segment, size in seen.segments.items()}
+        return {
+            segment: size - self._first[segment] for segment, size in assessment.segments.items()
+        }
 
 
 class LiveView:
-    """Draws what ``screen`` returns, a few times a second."""
+    """Terminal view that draws the result of ``screen`` several times per second."""
 
     def __init__(self, console: Console, screen: Callable[[], Screen]) -> None:
         self._console, self._screen = console, screen
 
     async def run(self) -> None:
-        """Until it is cancelled; the last frame stays on the terminal."""
+        """Draw until cancelled; the last frame stays on the terminal."""
         with Live(console=self._console, auto_refresh=False, transient=False) as live:
             while True:
                 live.update(self._frame(), refresh=True)

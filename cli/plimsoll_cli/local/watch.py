@@ -1,4 +1,4 @@
-"""``plimsoll watch``: a supervisor beside an engine of this machine, without a manifest."""
+"""``plimsoll watch``: a supervisor for an engine on this machine, without a manifest."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from plimsoll_cli import stopping
 from plimsoll_cli.errors import RunError, UsageError
 from plimsoll_cli.local import endpoint, plan, runner
 from plimsoll_cli.local import run_dir as folders
-from plimsoll_cli.local.command import FOR_EVER_S, screens
-from plimsoll_cli.local.endpoint import Found
-from plimsoll_cli.local.runner import Say
+from plimsoll_cli.local.command import FOR_EVER_S, screen_factory
+from plimsoll_cli.local.endpoint import FoundEngine
+from plimsoll_cli.local.runner import PrintLine
 from plimsoll_cli.local.status import PERIOD_S, Poller
 from plimsoll_cli.local.view import LiveView
 from plimsoll_cli.starter import Answers
@@ -35,14 +35,14 @@ from plimsoll_cli.starter import Answers
 T = TypeVar("T")
 
 HOST_BUDGET, DEVICE_BUDGET = "2Gi", "1Gi"
-"""Default budgets: a budget that sets itself would only report for its first day."""
-LOOK_S = 2.0
-"""Between two looks for the process of a container or unit that was started again."""
+"""Default budgets: an automatic budget would not act on its first day."""
+PROCESS_POLL_S = 2.0
+"""Seconds between checks for the next process of a container or unit."""
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What a person asked for. Sizes are bytes, times seconds."""
+class WatchOptions:
+    """Options of the command. Sizes are bytes, times seconds."""
 
     target: str | None
     command: tuple[str, ...]
@@ -54,10 +54,7 @@ class Wish:
 
 
 def budgets(host: str | None, device: str | None, window: str | None, warmup: str) -> MemoryPolicy:
-    """Return the policy of these options; None stands for the default of an option.
-
-    Raises UsageError, which names the option.
-    """
+    """Return the memory policy of the options; None means the default. Raises UsageError."""
     sizes = {"host-budget": host or HOST_BUDGET}
     sizes["device-budget"] = device or DEVICE_BUDGET
     window_s = _option("window", POSITIVE_DURATION.read, window or Answers.window)
@@ -79,58 +76,62 @@ def _option(name: str, parse: Callable[[str], T], text: str) -> T:
         raise UsageError(f"--{name} {text}: {error}") from None
 
 
-def run(wish: Wish) -> None:
-    """Watch until ``duration_s``, a signal, or the end of the process that was named.
+def run(options: WatchOptions) -> None:
+    """Supervise until ``duration_s``, a signal, or the end of the process.
 
     Raises UsageError and RunError.
     """
-    found = _found(wish)
-    root = (wish.run_dir or folders.of(found.name)).absolute()
+    found = _find_engine(options)
+    root = (options.run_dir or folders.service_dir(found.name)).absolute()
     console = Console()
 
-    def say(line: str) -> None:
+    def print_line(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     config = SupervisorConfig(
         service=ServiceRef(found.name),
         engine=found.endpoint,
-        memory=wish.memory,
-        supervision=Supervision(mode=Mode.RECOVER if wish.command else Mode.OBSERVE),
+        memory=options.memory,
+        supervision=Supervision(mode=Mode.RECOVER if options.command else Mode.OBSERVE),
     )
     ports = runner.free_ports([None, None])
-    its_plan = plan.beside(config, root, ports, os.environ, _argv(wish.command))
+    watch_plan = plan.plan_supervisor(config, root, ports, os.environ, _argv(options.command))
 
     async def main() -> None:
-        say(f"{_what(found)}; logs and journal in {root}")
-        async with runner.running(its_plan, say):
-            say(f"the page: {its_plan.supervisor_url}/")
-            if its_plan.engine is not None:
-                say(f"the output of the engine: {its_plan.engine.log}")
-            poller = Poller(its_plan)
-            live = wish.view and console.is_terminal
-            shown = LiveView(console, screens(its_plan, poller)) if live else Lines(poller, say)
+        print_line(f"{_description(found)}; logs and journal in {root}")
+        async with runner.running(watch_plan, print_line):
+            print_line(f"the page: {watch_plan.supervisor_url}/")
+            if watch_plan.engine is not None:
+                print_line(f"the output of the engine: {watch_plan.engine.log}")
+            poller = Poller(watch_plan)
+            live = options.view and console.is_terminal
+            shown = (
+                LiveView(console, screen_factory(watch_plan, poller))
+                if live
+                else EventPrinter(poller, print_line)
+            )
             try:
                 async with stopping.background(poller.run(), shown.run()):
-                    await _until_end(wish, its_plan, poller, say)
+                    await _until_end(options, watch_plan, poller, print_line)
             finally:
-                say(f"stopping; its incidents: plimsoll incidents {found.name} --local")
+                print_line(f"stopping; its incidents: plimsoll incidents {found.name} --local")
 
     stopping.run(main())
 
 
-def _found(wish: Wish) -> Found:
-    if wish.command:
-        return endpoint.command_endpoint(wish.command, wish.port)
-    if wish.target is None:
+def _find_engine(options: WatchOptions) -> FoundEngine:
+    if options.command:
+        return endpoint.command_endpoint(options.command, options.port)
+    if options.target is None:
         raise UsageError("watch: name a URL, a PID, a container or a systemd unit (NAME.service)")
-    return endpoint.find(wish.target, wish.port)
+    return endpoint.find_engine(options.target, options.port)
 
 
 def _argv(command: Sequence[str]) -> list[str]:
     return [shutil.which(command[0]) or command[0], *command[1:]] if command else []
 
 
-def _what(found: Found) -> str:
+def _description(found: FoundEngine) -> str:
     one = found.endpoint
     pieces = [f"process {one.pid}"] if one.pid else []
     pieces.append(f"engine type {one.type.value}")
@@ -138,62 +139,64 @@ def _what(found: Found) -> str:
     return f"watching {found.name}: {', '.join(pieces)}"
 
 
-async def _until_end(wish: Wish, its_plan: plan.Watch, poller: Poller, say: Say) -> None:
-    """Wait for the end, and follow a container or a unit to its next process."""
-    loop, pid = asyncio.get_running_loop(), its_plan.config.engine.pid
-    deadline = loop.time() + (FOR_EVER_S if wish.duration_s is None else wish.duration_s)
+async def _until_end(
+    options: WatchOptions, watch_plan: plan.Watch, poller: Poller, print_line: PrintLine
+) -> None:
+    """Wait for the end; follow a container or unit to its next process."""
+    loop, pid = asyncio.get_running_loop(), watch_plan.config.engine.pid
+    deadline = loop.time() + (FOR_EVER_S if options.duration_s is None else options.duration_s)
     told = False
     while (left := deadline - loop.time()) > 0:
-        await asyncio.sleep(min(LOOK_S, left))
-        if pid is None or not _lost(poller.snapshot.view):
+        await asyncio.sleep(min(PROCESS_POLL_S, left))
+        if pid is None or not _is_lost(poller.snapshot.view):
             told = False
             continue
-        assert wish.target is not None
-        if wish.target.isdigit():
-            say(f"process {wish.target} has ended")
+        assert options.target is not None
+        if options.target.isdigit():
+            print_line(f"process {options.target} has ended")
             return
         if not told:
-            say(f"{wish.target} has ended; waiting for its next start")
+            print_line(f"{options.target} has ended; waiting for it to start again")
             told = True
         try:
-            again = await asyncio.to_thread(endpoint.find, wish.target, wish.port)
+            again = await asyncio.to_thread(endpoint.find_engine, options.target, options.port)
         except (UsageError, RunError):
             continue
         if again.endpoint.pid != pid:
             pid = again.endpoint.pid
-            _write(its_plan, replace(its_plan.config, engine=again.endpoint))
-            say(f"{wish.target} runs again, as process {pid}")
+            _write(watch_plan, replace(watch_plan.config, engine=again.endpoint))
+            print_line(f"{options.target} runs again as process {pid}")
 
 
-def _write(its_plan: plan.Watch, config: SupervisorConfig) -> None:
-    """Replace the configuration as a whole; the supervisor reads it again by itself."""
-    file = Path(its_plan.places.config_file)
+def _write(watch_plan: plan.Watch, config: SupervisorConfig) -> None:
+    """Replace the configuration file atomically; the supervisor reloads it."""
+    file = Path(watch_plan.places.config_file)
     fresh = file.with_name(f"{file.name}.new")
     fresh.write_bytes(supervisor_config.encode(config))
     fresh.replace(file)
 
 
-def _lost(view: View | None) -> bool:
+def _is_lost(view: View | None) -> bool:
     engine = view.signals.get("engine") if view is not None else None
     return engine is not None and engine.reason == SignalReason.ENGINE_NOT_FOUND
 
 
-class Lines:
-    """Prints a line for each news where there is no terminal to draw on."""
+class EventPrinter:
+    """Printer of changes, for output that is not a terminal."""
 
-    def __init__(self, poller: Poller, say: Say) -> None:
-        self._poller, self._say = poller, say
+    def __init__(self, poller: Poller, print_line: PrintLine) -> None:
+        self._poller, self._say = poller, print_line
         self._sized = self._warm = False
         self._phases: dict[str, str] = {}
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Print until cancelled."""
         while True:
             if (view := self._poller.snapshot.view) is not None:
-                self._tell(view)
+                self._print_changes(view)
             await asyncio.sleep(PERIOD_S)
 
-    def _tell(self, view: View) -> None:
+    def _print_changes(self, view: View) -> None:
         seen = view.assessment
         if seen.segments and not self._sized:
             sizes = ", ".join(f"{s.value} {format_bytes(n)}" for s, n in seen.segments.items())

@@ -89,7 +89,7 @@ def test_doctor_and_top_follow_a_policy_from_waiting_to_conflicting(
     kubectl.apply(policy("later"))
     found = eventually(lambda: conflicting(kubectl), LISTED_S)
     assert "policy later" in found
-    assert "policy engines, which is older" in found["webhook for policy later"]["text"]
+    assert "the older policy engines supervises" in found["webhook for policy later"]["text"]
     assert "narrow one of the selectors" in found["policy later conflict"]["text"]
     only = doctor(kubectl, "--policy", "engines")
     assert {name for name in only if "later" in name} == set()
@@ -132,14 +132,14 @@ def test_doctor_and_the_reason_column_name_the_first_cause_of_a_service(
     assert checks["service tiny"]["text"].count("no such image") == 1
     assert checks[name]["text"] == "the pod is Pending: engine: ImagePullBackOff (no such image)"
     absent = doctor(kubectl, "--service", "absent")["service absent"]
-    assert f"not in namespace {kubectl.namespace}" in absent["text"]
+    assert f"does not exist in namespace {kubectl.namespace}" in absent["text"]
 
 
 def test_doctor_names_the_policy_that_is_not_there(kubectl: Any) -> None:
     done = plimsoll(kubectl, "doctor", "--policy", "absent", "-o", "json")
     assert done.exit_code == 1
     found = {one["name"]: one for one in json.loads(done.stdout)}
-    assert f"not in namespace {kubectl.namespace}" in found["policy absent"]["text"]
+    assert f"does not exist in namespace {kubectl.namespace}" in found["policy absent"]["text"]
 
 
 def test_an_action_on_a_workload_finds_its_supervised_pods(kubectl: Any, eventually: Any) -> None:
@@ -164,7 +164,7 @@ def test_an_action_on_a_workload_finds_its_supervised_pods(kubectl: Any, eventua
         f"statefulset/vllm: no pod in namespace {kubectl.namespace} belongs to it"
     )
     gone = plimsoll(kubectl, "resume", "plsp/absent", "--yes")
-    assert str(gone.exception).startswith("supervisionpolicy/absent: not in namespace")
+    assert str(gone.exception).startswith("supervisionpolicy/absent: does not exist in namespace")
     drain = plimsoll(kubectl, "drain", "deployment/vllm", "--yes")
     assert isinstance(drain.exception, UsageError)
     assert "name one pod" in str(drain.exception)

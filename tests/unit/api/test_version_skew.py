@@ -27,7 +27,7 @@ from plimsoll_api.state import View
 from plimsoll_api.supervision import Action, Mode
 from plimsoll_api.supervisor_config import PodEngine, SupervisorConfig
 from plimsoll_cli.explain import next_step
-from plimsoll_cli.incident_view import of_object
+from plimsoll_cli.incident_view import from_object
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.record.storage import Damaged, decode
 
@@ -184,7 +184,7 @@ def test_the_object_of_a_later_supervisor_is_shown_with_its_own_words() -> None:
         "kind": "FileGrowth", "later": 1,
     }  # fmt: skip
     status = {"phase": "Cooling", "outcome": "Migrated", "waitingReason": "PowerBudget"}
-    view = of_object({"metadata": {"name": "i"}, "spec": spec, "status": status})
+    view = from_object({"metadata": {"name": "i"}, "spec": spec, "status": status})
     assert (view.spec.kind, view.story.phase, view.story.ended) == ("FileGrowth", "Cooling", False)
     assert next_step(view)
 

@@ -19,18 +19,18 @@ from plimsoll_cli import manifest
 from plimsoll_cli.demo import command, story
 from plimsoll_cli.demo.evidence import (
     DeviceBytes,
-    Observed,
-    Odds,
-    Point,
-    Times,
+    LeakProbability,
+    MemorySample,
+    Observations,
+    PhaseTimes,
     figures,
-    gaps_in,
+    find_problems,
+    host_memory_samples,
     idle_bytes,
-    memory_of,
-    missing,
+    overlapping_gaps,
     pauses,
 )
-from plimsoll_cli.demo.streams import End, Reply, longest_gap
+from plimsoll_cli.demo.streams import Reply, ReplyState, longest_gap
 from plimsoll_cli.errors import UsageError
 from plimsoll_sidecar.govern.incident import Incident
 
@@ -39,7 +39,7 @@ START = 1_700_000_000.0
 IDLE, PEAK = 900 * MIB, 1100 * MIB
 
 
-def reply(stream: int, *chunks: float, end: End = End.COMPLETE) -> Reply:
+def reply(stream: int, *chunks: float, end: ReplyState = ReplyState.COMPLETE) -> Reply:
     times = [START + at for at in chunks]
     return Reply(stream, 0, times[0] - 0.1, "text", times, end)
 
@@ -69,18 +69,18 @@ INCIDENT = Incident(
     ],
 )
 MEMORY = [
-    *(Point(START + at, IDLE) for at in (-3, -2, -1)),
-    *(Point(START + at, IDLE + at * 6 * MIB) for at in range(1, 30)),
-    *(Point(START + at, IDLE + 5 * MIB) for at in range(33, 70)),
+    *(MemorySample(START + at, IDLE) for at in (-3, -2, -1)),
+    *(MemorySample(START + at, IDLE + at * 6 * MIB) for at in range(1, 30)),
+    *(MemorySample(START + at, IDLE + 5 * MIB) for at in range(33, 70)),
 ]
-SEEN = Observed(
+SEEN = Observations(
     incidents=[INCIDENT],
     memory=MEMORY,
     replies=[reply(0, 29.0, 29.5, 31.0, 32.5), reply(1, 29.2, 29.9, 31.9), reply(0, 33.0, 33.1)],
     texts_different=0,
     streams=2,
-    times=Times(START - 3, START, START + 60, START + 68),
-    odds=[Odds(START + at, 0.9 if 20 < at < 33 else 0.0) for at in range(60)],
+    times=PhaseTimes(START - 3, START, START + 60, START + 68),
+    odds=[LeakProbability(START + at, 0.9 if 20 < at < 33 else 0.0) for at in range(60)],
 )
 
 
@@ -106,7 +106,7 @@ def test_a_cure_gives_figures_and_nothing_is_missing() -> None:
     assert values["streams_carried_count"] == 2
     assert values["pause_p50_s"] == pytest.approx(1.5)
     assert values["pause_p99_s"] == pytest.approx(2.0)
-    assert missing(values) == []
+    assert find_problems(values) == []
 
 
 @pytest.mark.parametrize(
@@ -117,23 +117,26 @@ def test_a_cure_gives_figures_and_nothing_is_missing() -> None:
             {"incidents": [msgspec.structs.replace(INCIDENT, reason=Reason.TRIM)]},
             "no incident was resolved by a worker restart",
         ),
-        ({"replies": [reply(0, 1.0, end=End.BROKEN)]}, "1 streams broke"),
-        ({"replies": [reply(0, 1.0, end=End.FAILED)]}, "1 requests failed"),
+        ({"replies": [reply(0, 1.0, end=ReplyState.BROKEN)]}, "1 streams broke"),
+        ({"replies": [reply(0, 1.0, end=ReplyState.FAILED)]}, "1 requests failed"),
         ({"texts_different": 3}, "3 texts differ"),
         ({"memory": []}, "could not be measured"),
-        ({"memory": [*MEMORY[:30], Point(START + 65, IDLE + 30 * MIB)]}, "above the baseline"),
+        (
+            {"memory": [*MEMORY[:30], MemorySample(START + 65, IDLE + 30 * MIB)]},
+            "above the baseline",
+        ),
         ({"device": DeviceBytes(100, 101)}, "device memory is 101 bytes and was 100"),
     ],
 )
 def test_what_is_missing_is_said(change: dict[str, object], expected: str) -> None:
-    lacks = missing(figures(replace(SEEN, **change)))  # type: ignore[arg-type]
+    lacks = find_problems(figures(replace(SEEN, **change)))  # type: ignore[arg-type]
 
     assert any(expected in line for line in lacks), lacks
 
 
 def test_memory_below_the_baseline_is_back() -> None:
-    memory = [*MEMORY[:30], Point(START + 65, IDLE - 30 * MIB)]
-    assert missing(figures(replace(SEEN, memory=memory))) == []
+    memory = [*MEMORY[:30], MemorySample(START + 65, IDLE - 30 * MIB)]
+    assert find_problems(figures(replace(SEEN, memory=memory))) == []
 
 
 def test_a_restart_that_failed_is_no_restart() -> None:
@@ -151,7 +154,7 @@ def test_only_replies_that_the_restart_met_have_a_pause() -> None:
     assert pauses([before, after], [window]) == []
     # The gap after the restart began inside of its window and counts.
     assert pauses([across], [window]) == [pytest.approx(8.0)]
-    assert len(gaps_in(across, window)) == 3
+    assert len(overlapping_gaps(across, window)) == 3
 
 
 def test_memory_is_read_as_the_detector_reads_it() -> None:
@@ -161,12 +164,15 @@ def test_memory_is_read_as_the_detector_reads_it() -> None:
         Sample(t=2.0, epoch=1, host=Host(rss_anon=12, rss_shmem=2)),
     ]
 
-    assert memory_of(samples, START) == [Point(START, 12), Point(START + 2, 14)]
-    assert memory_of([Sample(t=0.0, epoch=1)], START) == []
+    assert host_memory_samples(samples, START) == [
+        MemorySample(START, 12),
+        MemorySample(START + 2, 14),
+    ]
+    assert host_memory_samples([Sample(t=0.0, epoch=1)], START) == []
 
 
 def test_idle_memory_is_a_median_and_unknown_without_samples() -> None:
-    points = [Point(START, 1), Point(START + 1, 100), Point(START + 2, 3)]
+    points = [MemorySample(START, 1), MemorySample(START + 1, 100), MemorySample(START + 2, 3)]
 
     assert idle_bytes(points, START, START + 2) == 3
     assert idle_bytes(points, START + 5, START + 6) is None
@@ -179,7 +185,7 @@ def test_a_reply_with_one_chunk_has_no_gap() -> None:
 
 def test_the_story_tells_each_step_and_the_outcome() -> None:
     values = figures(SEEN)
-    text = story.tell("leaky", SEEN, values, ["2 streams broke"])
+    text = story.write_story("leaky", SEEN, values, ["2 streams broke"])
 
     assert "+22.0 s  Trim succeeded" in text
     assert "+30.0 s  WorkerRestart succeeded: 2 requests carried over" in text
@@ -193,7 +199,9 @@ def test_the_report_is_written_also_when_nothing_was_found(tmp_path: Path) -> No
     nothing = replace(SEEN, incidents=[], memory=[], replies=[])
     values = figures(nothing)
 
-    story.write(tmp_path, nothing, values, missing(values), "leaky", None, ["plimsoll", "demo"])
+    story.write_report(
+        tmp_path, nothing, values, find_problems(values), "leaky", None, ["plimsoll", "demo"]
+    )
 
     names = {file.name for file in tmp_path.iterdir()}
     assert names == {"report.json", "incident.json", "memory.png", "story.txt"}
@@ -206,7 +214,7 @@ def leaky() -> InferenceService:
 
 
 def test_the_clean_service_differs_by_the_fault_alone() -> None:
-    clean = command.without_fault(leaky())
+    clean = command.remove_fault(leaky())
 
     assert clean.spec.engine.env == []
     assert clean.spec.engine.args == leaky().spec.engine.args
@@ -214,7 +222,7 @@ def test_the_clean_service_differs_by_the_fault_alone() -> None:
 
 
 def test_the_device_is_the_last_word() -> None:
-    assert command.on_device(leaky(), "cuda").spec.engine.args[-2:] == [
+    assert command.set_device(leaky(), "cuda").spec.engine.args[-2:] == [
         "--device=cuda",
         "--dtype=float32",
     ]
@@ -225,4 +233,4 @@ def test_a_manifest_that_makes_no_demo_is_refused() -> None:
 
     command.check(file, leaky())
     with pytest.raises(UsageError, match=r"healthy\.yaml: spec\.engine\.env: PLIMSOLL_INJECT"):
-        command.check(file, command.without_fault(leaky()))
+        command.check(file, command.remove_fault(leaky()))

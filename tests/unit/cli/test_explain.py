@@ -15,11 +15,11 @@ from plimsoll_api.fleet_row import row_of, row_of_policy, worst_first
 from plimsoll_api.incident_record import Reason
 from plimsoll_api.incidents import IncidentKind, WaitReason
 from plimsoll_cli import explain, incidents
-from plimsoll_cli.cluster.client import denied, rule_of
+from plimsoll_cli.cluster.client import denied_message, required_rule
 from plimsoll_cli.cluster.top import History, cells, columns, frame
 from plimsoll_cli.errors import UsageError
-from plimsoll_cli.incident_view import IncidentView, UnreadableError, of_object
-from plimsoll_cli.incidents import queries
+from plimsoll_cli.incident_view import IncidentView, UnreadableError, from_object
+from plimsoll_cli.incidents import label_queries
 from plimsoll_cli.output import BLOCKS, Output, bar, dump, plot, show, sparkline
 
 MIB = 1 << 20
@@ -54,7 +54,7 @@ def text(incident: IncidentView, width: int = 100, plain: bool = False) -> str:
 
 
 def test_the_story_says_what_grew_what_was_tried_and_what_came_back() -> None:
-    story = text(of_object(INCIDENT))
+    story = text(from_object(INCIDENT))
     for part in (
         "Resolved (WorkerRestart)", "host memory grew", "default/leaky", "after 28 s",
         "66.0 MiB in python_objects of the worker", "2.0 MiB a request", "104 %",
@@ -69,7 +69,7 @@ def test_the_story_says_what_grew_what_was_tried_and_what_came_back() -> None:
 
 
 def test_a_narrow_or_plain_terminal_gets_shorter_lines_and_ascii() -> None:
-    story = text(of_object(INCIDENT), width=40, plain=True)
+    story = text(from_object(INCIDENT), width=40, plain=True)
     steps = [line for line in story.splitlines() if line.startswith("  +")]
     assert len(steps) == 2
     assert all(len(line) <= 40 and line.endswith("...") for line in steps)
@@ -77,14 +77,14 @@ def test_a_narrow_or_plain_terminal_gets_shorter_lines_and_ascii() -> None:
 
 
 def test_an_incident_without_status_is_shown_as_open() -> None:
-    incident = of_object({key: INCIDENT[key] for key in ("metadata", "spec")})
+    incident = from_object({key: INCIDENT[key] for key in ("metadata", "spec")})
     assert "No action has been tried yet" in text(incident)
     assert "What next: wait" in text(incident)
 
 
 def test_an_object_of_another_shape_is_named() -> None:
     with pytest.raises(UnreadableError, match="LeakIncident x"):
-        of_object({"metadata": {"name": "x"}, "spec": {"pod": 3}})
+        from_object({"metadata": {"name": "x"}, "spec": {"pod": 3}})
 
 
 def test_every_ending_wait_and_kind_says_what_to_do() -> None:
@@ -98,7 +98,7 @@ def test_every_ending_wait_and_kind_says_what_to_do() -> None:
 def test_an_incident_of_this_machine_needs_no_cluster(reason: Reason) -> None:
     """Restart slots alone, and so the end of a wait for one, are a cluster's."""
     item = INCIDENT | {"metadata": {"name": "vllm-8000-1a2b3c4d"}}
-    incident = of_object(item | {"status": {"phase": "Resolved", "outcome": reason.value}})
+    incident = from_object(item | {"status": {"phase": "Resolved", "outcome": reason.value}})
     told = explain.next_step(incident)
     assert "kubectl" not in told
     assert not re.search(r"plimsoll (resume|restart) (?!\S+ --local)", told)
@@ -110,7 +110,7 @@ def test_a_wait_names_its_reason_and_not_another_replica() -> None:
         "waitingReason": "ServiceRestartBudgetExhausted",
         "message": "the service had 3 restarts within 3600 s; the limit is 3",
     }
-    story = text(of_object(INCIDENT | {"status": status}))
+    story = text(from_object(INCIDENT | {"status": status}))
     assert "Now: the service had 3 restarts within 3600 s; the limit is 3" in story
     assert "plimsoll resume leaky-0 --service" in story
     assert "another replica" not in story
@@ -120,8 +120,8 @@ def test_a_wait_names_its_reason_and_not_another_replica() -> None:
 def test_every_kind_that_exists_can_be_listed(kind: IncidentKind) -> None:
     wanted = incidents.Filter(kind=kind.value)
     wanted.check()
-    incident = of_object(INCIDENT | {"spec": {**INCIDENT["spec"], "kind": kind.value}})
-    assert incidents.listing([incident], wanted, None) == [incident]
+    incident = from_object(INCIDENT | {"spec": {**INCIDENT["spec"], "kind": kind.value}})
+    assert incidents.select([incident], wanted, None) == [incident]
     assert explain.next_step(incident)
 
 
@@ -133,16 +133,16 @@ def test_a_kind_that_does_not_exist_is_answered_with_those_that_do() -> None:
 
 
 def test_objects_round_trip_as_json_and_yaml() -> None:
-    value = incidents.objects(of_object(INCIDENT))
+    value = incidents.to_object(from_object(INCIDENT))
     assert isinstance(value["status"], dict)
     assert value["status"]["timeline"] == INCIDENT["status"]["timeline"]
     assert json.loads(dump(value, Output.JSON)) == yaml.safe_load(dump(value, Output.YAML))
-    assert of_object(value) == of_object(INCIDENT)
+    assert from_object(value) == from_object(INCIDENT)
 
 
 def test_a_pipe_gets_whole_cells_without_colour() -> None:
     out = Console(file=io.StringIO(), width=20)
-    incident = of_object(INCIDENT)
+    incident = from_object(INCIDENT)
     show(incidents.columns(True, True), [incidents.row(incident, True, True)], out)
     printed = out.file.getvalue()  # type: ignore[attr-defined]
     assert "leaky-0-1a2b3c4d" in printed
@@ -151,19 +151,19 @@ def test_a_pipe_gets_whole_cells_without_colour() -> None:
 
 
 def test_filters_and_order() -> None:
-    first = of_object(INCIDENT)
-    later = of_object(
+    first = from_object(INCIDENT)
+    later = from_object(
         INCIDENT
         | {"metadata": {"name": "b"}, "status": {"phase": "Confirmed"}}
         | {"spec": {**INCIDENT["spec"], "openedAt": "2026-02-01T00:00:00Z"}}
     )
     everything = [first, later]
-    names = [incident.name for incident in incidents.listing(everything, incidents.Filter(), None)]
+    names = [incident.name for incident in incidents.select(everything, incidents.Filter(), None)]
     assert names == ["b", "leaky-0-1a2b3c4d"]
-    assert incidents.listing(everything, incidents.Filter(), 1) == [later]
-    assert incidents.listing(everything, incidents.Filter(open_only=True), None) == [later]
-    assert incidents.listing(everything, incidents.Filter(phase="Resolved"), None) == [first]
-    assert incidents.listing(everything, incidents.Filter(target="x"), None) == []
+    assert incidents.select(everything, incidents.Filter(), 1) == [later]
+    assert incidents.select(everything, incidents.Filter(open_only=True), None) == [later]
+    assert incidents.select(everything, incidents.Filter(phase="Resolved"), None) == [first]
+    assert incidents.select(everything, incidents.Filter(target="x"), None) == []
     with pytest.raises(Exception, match="--phase 'x': use one of Open"):
         incidents.Filter(phase="x").check()
 
@@ -180,12 +180,12 @@ OF_POLICY: dict[str, Any] = {
 
 
 def test_an_incident_of_a_policy_names_workload_and_policy() -> None:
-    incident = of_object(OF_POLICY)
+    incident = from_object(OF_POLICY)
     story = text(incident)
     assert "Deployment ml/vllm (SupervisionPolicy engines), pod vllm-0" in story
     assert "kubectl get leases -l plimsoll.dev/policy=engines" in story
     failed = {**OF_POLICY, "status": {"phase": "Unresolved", "outcome": "Failed"}}
-    assert "kubectl logs vllm-0 -c server" in text(of_object(failed))
+    assert "kubectl logs vllm-0 -c server" in text(from_object(failed))
     assert "deployment/vllm" in [str(cell) for cell in incidents.row(incident, False, False)]
 
 
@@ -194,7 +194,7 @@ def test_an_incident_of_a_group_names_the_group_and_the_pod_that_leaks() -> None
     leak = {"segment": "anonymous_other", "bytes": 5 << 30, "pod": "llama-0-1"}
     spec = {**OF_POLICY["spec"], "workloadRef": workload, "podGroup": "0", "pod": "llama-0"}
     status = {**OF_POLICY["status"], "attribution": leak}
-    incident = of_object({**OF_POLICY, "spec": spec, "status": status})
+    incident = from_object({**OF_POLICY, "spec": spec, "status": status})
     story = text(incident)
     assert "LeaderWorkerSet ml/llama, group 0 (SupervisionPolicy engines), pod llama-0" in story
     assert "Grew: 5.0 GiB in anonymous_other in pod llama-0-1" in story
@@ -210,15 +210,15 @@ def test_an_incident_of_a_group_names_the_group_and_the_pod_that_leaks() -> None
     ],
 )  # fmt: skip
 def test_incidents_are_found_by_workload_policy_or_pod(name: str, expected: bool) -> None:
-    found = incidents.listing([of_object(OF_POLICY)], incidents.Filter(name), None)
+    found = incidents.select([from_object(OF_POLICY)], incidents.Filter(name), None)
     assert bool(found) is expected
-    assert all("labelSelector" in one for one in queries(name)) is (name != "pod/vllm-0")
+    assert all("labelSelector" in one for one in label_queries(name)) is (name != "pod/vllm-0")
 
 
 @pytest.mark.parametrize("name", ["svc/x", "deployment/", "deployment/a/b"])
 def test_a_target_of_another_form_is_an_error(name: str) -> None:
     with pytest.raises(UsageError, match=f"{name}: "):
-        incidents.listing([of_object(OF_POLICY)], incidents.Filter(name), None)
+        incidents.select([from_object(OF_POLICY)], incidents.Filter(name), None)
 
 
 def test_small_pictures() -> None:
@@ -338,7 +338,7 @@ def test_top_shows_policies_beside_services_of_the_same_name() -> None:
     history = History()
     history.add([service, policy])
     history.add([service])
-    assert list(history.seen) == [service.key], "the policy is gone, the service stays"
+    assert list(history.values) == [service.key], "the policy is gone, the service stays"
     new = row_of_policy({"metadata": {"name": "new", "namespace": "ml"}})
     assert (new.ready, new.replicas, new.restarts, new.state) == (None, None, None, "Unknown")
     assert "?/?" in [str(cell) for cell in cells(new, None, False, 0, True)]
@@ -361,9 +361,9 @@ def test_top_shows_policies_beside_services_of_the_same_name() -> None:
 def test_the_rule_that_is_missing(
     method: str, path: str, rule: tuple[str, str, str, str | None]
 ) -> None:
-    assert rule_of(method, path) == rule
+    assert required_rule(method, path) == rule
     verb, group, resource, namespace = rule
-    message = denied(method, path)
+    message = denied_message(method, path)
     assert f"you may not {verb} {resource}" in message
     head, _, body = message.partition("\n\n")
     assert ("a Role" if namespace else "a ClusterRole") in head

@@ -260,7 +260,7 @@ def test_files(tmp_path: Path) -> None:
         ("a: [", "not YAML"),
         ("- 1\n", "document 1: holds a list"),
         ("apiVersion: v1\n", "document 1: kind: required"),
-        ("kind: &a {b: *a}\n", "x.yaml:1:14: the alias 'a' stands in itself"),
+        ("kind: &a {b: *a}\n", "x.yaml:1:14: the alias 'a' refers to itself"),
         (
             "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\n",
             "Deployment x: spec.template.spec: left unchanged: no container runs vLLM or SGLang",
@@ -470,7 +470,7 @@ def test_selectors_are_those_of_kubectl(
     selector: str, labels: dict[str, str], expected: bool
 ) -> None:
     chosen = Selection(requirements=parse_selector(selector))
-    assert chosen.takes({"metadata": {"labels": labels}}) is expected
+    assert chosen.matches({"metadata": {"labels": labels}}) is expected
 
 
 @pytest.mark.parametrize("selector", ["", "app=vllm,", "app=>3", "in (a)", "app in a"])

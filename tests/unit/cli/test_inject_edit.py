@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from plimsoll_cli.inject.edit import EditError, apply, changes, record, same, undo
+from plimsoll_cli.inject.edit import EditError, apply, changes, json_equal, record, undo
 from plimsoll_cli.yaml_tree import Node, split
 
 Object = dict[str, Any]
@@ -27,7 +27,7 @@ def edited(text: str, wanted: Object) -> str:
     document = split(text)[0]
     made = changes(text, root_of(text), wanted, document.is_json)
     changed = apply(text, made)
-    assert same(root_of(changed).value(), wanted), changed
+    assert json_equal(root_of(changed).value(), wanted), changed
     assert apply(changed, undo(changed, root_of(changed), record(made))) == text
     return changed
 

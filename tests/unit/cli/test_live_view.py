@@ -165,10 +165,10 @@ def test_growth_counts_from_the_end_of_each_epochs_warm_up() -> None:
     )
     renewed = msgspec.structs.replace(grown, epoch=2)
 
-    assert growth.since(cold) == {}
-    assert growth.since(ASSESSMENT)[Segment.PYTHON_OBJECTS] == 0
-    assert growth.since(grown) == {Segment.PYTHON_OBJECTS: 5 * MIB, Segment.SHARED: 0}
-    assert growth.since(renewed)[Segment.PYTHON_OBJECTS] == 0
+    assert growth.update(cold) == {}
+    assert growth.update(ASSESSMENT)[Segment.PYTHON_OBJECTS] == 0
+    assert growth.update(grown) == {Segment.PYTHON_OBJECTS: 5 * MIB, Segment.SHARED: 0}
+    assert growth.update(renewed)[Segment.PYTHON_OBJECTS] == 0
 
 
 def test_a_slow_leak_has_its_line() -> None:

@@ -37,7 +37,7 @@ def service(**spec: object) -> InferenceService:
 
 
 def make(one: InferenceService, environ: dict[str, str] | None = None) -> plan.Plan:
-    return plan.make(one, ROOT, PORTS, Path("/models/tiny"), environ or {})
+    return plan.plan_replica(one, ROOT, PORTS, Path("/models/tiny"), environ or {})
 
 
 def test_the_engine_gets_local_places() -> None:
@@ -94,11 +94,11 @@ def test_a_variable_from_a_secret_needs_a_cluster() -> None:
 
 
 def test_what_has_no_effect_here_is_said() -> None:
-    lines = plan.notices(service(replicas=3, podTemplate={"spec": {}}))
+    lines = plan.ignored_fields(service(replicas=3, podTemplate={"spec": {}}))
 
     assert any("spec.replicas is 3" in line for line in lines)
     assert any("spec.podTemplate" in line for line in lines)
-    assert plan.notices(service()) == []
+    assert plan.ignored_fields(service()) == []
 
 
 def test_wanted_ports_are_taken_where_they_are_free() -> None:
@@ -147,7 +147,7 @@ def test_a_model_of_the_hub_is_downloaded_only_once(tmp_path: Path) -> None:
     folder, absent = model.resolve(one, tmp_path)
     assert (folder, absent) == (tmp_path / "models" / "org" / "tiny" / "refs--pr--1", True)
     folder.mkdir(parents=True)
-    (folder / model.DOWNLOADED).touch()
+    (folder / model.COMPLETE_MARKER).touch()
     assert model.resolve(one, tmp_path) == (folder, False)
 
 

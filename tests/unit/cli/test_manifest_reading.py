@@ -104,7 +104,7 @@ def test_each_problem_has_a_line_of_its_own(tmp_path: Path) -> None:
         (GOOD + "---\n" + GOOD, "holds 2 documents"),
         ("- a\n- b\n", "holds no object"),
         (b"\xff\xfe\x00", "not UTF-8"),
-        ("a: &a [*a]\nb: !!python/object/apply:os.system [id]\n", "stands in itself"),
+        ("a: &a [*a]\nb: !!python/object/apply:os.system [id]\n", "refers to itself"),
         ("a: b: c", "not YAML"),
         ("[" * 5000, "not YAML|nested too deeply"),
     ],

@@ -51,9 +51,9 @@ def test_init_without_a_terminal_names_what_is_missing() -> None:
 
 def test_figures_of_a_bench() -> None:
     found = [
-        bench.Seen(sent=0.0, chunks=[1.0, 1.5, 2.0], tokens=3),
-        bench.Seen(sent=0.0, error="HTTP 500"),
-        bench.Seen(sent=1.0, chunks=[1.2], tokens=1),
+        bench.RequestTiming(sent=0.0, chunks=[1.0, 1.5, 2.0], tokens=3),
+        bench.RequestTiming(sent=0.0, error="HTTP 500"),
+        bench.RequestTiming(sent=1.0, chunks=[1.2], tokens=1),
     ]
     values = bench.figures(found, took_s=2.0)
     assert values["request_count"] == 3
@@ -61,7 +61,7 @@ def test_figures_of_a_bench() -> None:
     assert values["output_tok_s"] == 2.0
     assert values["ttft_p99_s"] == 1.0
     assert values["itl_p50_s"] == 0.5
-    assert bench.figures([bench.Seen(0.0, error="x")], 1.0)["ttft_p50_s"] is None
+    assert bench.figures([bench.RequestTiming(0.0, error="x")], 1.0)["ttft_p50_s"] is None
 
 
 def test_an_endpoint_that_is_away_is_named() -> None:

@@ -61,10 +61,10 @@ def test_an_option_that_cannot_be_used_is_named(
         ("http://no-such-host.invalid:8000", UsageError, "is not an address of this machine"),
         ("ftp://127.0.0.1:21", UsageError, "write http://HOST:PORT"),
         ("http://127.0.0.1:70000", UsageError, "write http://HOST:PORT"),
-        ("127.0.0.1:FREE", RunError, "nothing answers there: start the engine first"),
-        (str(2**22 + 1), UsageError, "there is no such process"),
+        ("127.0.0.1:FREE", RunError, "no server answers: start the engine first"),
+        (str(2**22 + 1), UsageError, "the process does not exist"),
         ("OWN", UsageError, "the process runs plimsoll itself"),
-        ("no-such.service", RunError, "systemd has no running unit of this name"),
+        ("no-such.service", RunError, "systemd runs no unit with this name"),
         ("no such container", UsageError, "not a URL, a PID, a systemd unit"),
     ],
 )
@@ -73,7 +73,7 @@ def test_what_cannot_be_watched_is_told_with_what_to_do(
 ) -> None:
     target = target.replace("FREE", str(free_port())).replace("OWN", str(os.getpid()))
     with pytest.raises(error, match=text):
-        endpoint.find(target)
+        endpoint.find_engine(target)
 
 
 def test_a_runtime_tells_published_ports_and_addresses() -> None:
@@ -98,7 +98,7 @@ def test_a_runtime_tells_published_ports_and_addresses() -> None:
             }
         ]
     )
-    (found,) = decode(text.encode(), list[endpoint._Inspected])
+    (found,) = decode(text.encode(), list[endpoint._Inspection])
     assert found.state.pid == 4711
     assert found.addresses() == ["http://127.0.0.1:18000", "http://172.17.0.2"]
 
@@ -111,17 +111,17 @@ def test_a_command_says_which_engine_it_starts_and_where(tmp_path: Path) -> None
     assert (found.name, found.endpoint.type) == ("vllm-8123", EngineType.VLLM)
     assert found.endpoint.serving_url == "http://127.0.0.1:8123"
     assert endpoint.command_endpoint([str(program), "serve"], None).name == "vllm-8000"
-    with pytest.raises(UsageError, match="names no --port"):
+    with pytest.raises(UsageError, match="does not set --port"):
         endpoint.command_endpoint(["true"], None)
-    with pytest.raises(UsageError, match="there is no such program"):
+    with pytest.raises(UsageError, match="the program does not exist"):
         endpoint.command_endpoint(["no-such-program"], 1)
 
 
 def test_the_started_engine_has_the_name_by_which_its_supervisor_knows_it(tmp_path: Path) -> None:
     found = endpoint.command_endpoint(["true"], 8123)
     config = SupervisorConfig(ServiceRef(found.name), found.endpoint)
-    made = plan.beside(config, tmp_path, [1, 2], {"POD_IP": "::"}, ["/bin/true"])
+    made = plan.plan_supervisor(config, tmp_path, [1, 2], {"POD_IP": "::"}, ["/bin/true"])
     assert made.engine is not None
     assert made.engine.env[CONTAINER_ENV] == found.endpoint.container != ""
     assert "POD_NAME" not in made.supervisor.env, "a drain would wait for endpoints"
-    assert plan.beside(config, tmp_path, [1, 2], {}).engine is None
+    assert plan.plan_supervisor(config, tmp_path, [1, 2], {}).engine is None

@@ -7,7 +7,13 @@ import time
 import pytest
 
 from plimsoll_cli.yaml_text import YamlError
-from plimsoll_cli.yaml_tree import MAX_ALIASED, MAX_DOCUMENT, MAX_FILE, MAX_NESTING, split
+from plimsoll_cli.yaml_tree import (
+    MAX_DOCUMENT_BYTES,
+    MAX_EXPANDED_VALUES,
+    MAX_FILE_BYTES,
+    MAX_NESTING,
+    split,
+)
 
 LAUGHS = "x0: &x0 [a,a,a,a,a,a,a,a,a,a]\n" + "".join(
     f"x{at}: &x{at} [{','.join([f'*x{at - 1}'] * 10)}]\n" for at in range(1, 9)
@@ -38,23 +44,23 @@ def test_the_documents_are_the_file(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (LAUGHS, f"aliases stand for more than {MAX_ALIASED} values"),
+        (LAUGHS, f"aliases expand to more than {MAX_EXPANDED_VALUES} values"),
         (
             "a: &a " + "{k: " * 9 + "v" + "}" * 9 + "\n" + "b: [" + "*a, " * 20_000 + "]\n",
-            "aliases stand for more",
+            "aliases expand to more",
         ),
         ("".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1, 200)).replace("*a0", "1"), "deep"),
         ("[" * (MAX_NESTING + 1) + "]" * (MAX_NESTING + 1), "nested too deeply"),
         ("[" * 1_000_000, "nested too deeply|not YAML"),
         ("- " * 1_000_000, "nested too deeply|not YAML"),
-        ("a: &a {b: *a}", "the alias 'a' stands in itself"),
+        ("a: &a {b: *a}", "the alias 'a' refers to itself"),
         ("a: *b", "unknown anchor 'b'"),
-        ("a: " + "1" * (MAX_DOCUMENT + 1), "larger than 3 MiB"),
-        ("#" * (MAX_FILE + 1), "larger than 16 MiB"),
+        ("a: " + "1" * (MAX_DOCUMENT_BYTES + 1), "larger than 3 MiB"),
+        ("#" * (MAX_FILE_BYTES + 1), "larger than 16 MiB"),
         ("a: .inf", "no number in JSON"),
         ("a: <<\n<<: [1]", "<< needs a mapping"),
-        ("[a]: b", "a key must be a text or a number"),
-        ("--- a\n", "put what is behind --- on a line of its own"),
+        ("[a]: b", "a key must be a string or a number"),
+        ("--- a\n", "put the text after --- on its own line"),
         ('{"a": "' + "x" * 9 + '"}{"b": 1}{', "not JSON"),
     ],
 )
@@ -72,7 +78,7 @@ def test_five_thousand_documents_and_a_comment_of_ten_mebibytes_take_seconds() -
         "a: 1\n#" + "x" * (10 << 20),
     ):
         for one in split(text):
-            if len(one.text) < MAX_DOCUMENT:
+            if len(one.text) < MAX_DOCUMENT_BYTES:
                 one.root()
     assert time.process_time() - began < 10
 

@@ -7,7 +7,7 @@ import re
 import pytest
 from kubernetes.client.exceptions import ApiException
 
-from plimsoll_cli.cluster.actions import explained
+from plimsoll_cli.cluster.actions import exec_error_message
 
 PATH = "/api/v1/namespaces/ns/pods/vllm-0/exec"
 UPGRADE = "Handshake status {} -+-+- {{'content-length': '{}'}} -+-+- b'{}'"
@@ -26,11 +26,13 @@ UPGRADE = "Handshake status {} -+-+- {{'content-length': '{}'}} -+-+- b'{}'"
 )
 def test_the_status_of_the_upgrade_decides(status: str, length: int, body: str, told: str) -> None:
     failure = ApiException(status=0, reason=UPGRADE.format(status, length, body))
-    text = explained(failure, PATH, "vllm-0", "supervisor", "https://cluster")
+    text = exec_error_message(failure, PATH, "vllm-0", "supervisor", "https://cluster")
     assert re.search(told, text), text
     assert ("you may not" in text) is status.startswith("403")
 
 
 def test_a_status_of_its_own_counts_without_an_upgrade() -> None:
     failure = ApiException(status=403, reason="Forbidden")
-    assert "you may not" in explained(failure, PATH, "vllm-0", "supervisor", "https://cluster")
+    assert "you may not" in exec_error_message(
+        failure, PATH, "vllm-0", "supervisor", "https://cluster"
+    )

@@ -13,13 +13,13 @@ import pytest
 
 from plimsoll_api.action_answer import ActionAnswer
 from plimsoll_cli.cluster import checks
-from plimsoll_cli.cluster.checks import Check, of_status
+from plimsoll_cli.cluster.checks import Check, check_policy_status
 from plimsoll_cli.cluster.doctor import (
-    LEAST_MINOR,
-    NEWEST_MINOR,
-    out_of_service,
-    shared_memory,
-    version_check,
+    MAX_TESTED_MINOR,
+    MIN_MINOR,
+    check_shared_memory,
+    check_version,
+    out_of_service_text,
 )
 from plimsoll_operator.admission.certificate import create_authority
 
@@ -30,40 +30,40 @@ DAY = datetime.timedelta(days=1)
 @pytest.mark.parametrize(
     ("minor", "ok", "told"),
     [
-        (LEAST_MINOR - 1, False, "Plimsoll needs at least 1."),
-        (LEAST_MINOR, True, "Kubernetes v1."),
-        (NEWEST_MINOR, True, "Kubernetes v1."),
-        (NEWEST_MINOR + 1, True, "the newest that was tested"),
+        (MIN_MINOR - 1, False, "Plimsoll needs at least 1."),
+        (MIN_MINOR, True, "Kubernetes v1."),
+        (MAX_TESTED_MINOR, True, "Kubernetes v1."),
+        (MAX_TESTED_MINOR + 1, True, "the newest tested release is"),
     ],
 )
 def test_a_cluster_outside_of_the_tested_range_is_named(minor: int, ok: bool, told: str) -> None:
-    found = version_check("host", {"minor": f"{minor}+", "gitVersion": f"v1.{minor}.0"})
+    found = check_version("host", {"minor": f"{minor}+", "gitVersion": f"v1.{minor}.0"})
     assert (found.ok, told in found.text) == (ok, True)
-    assert ("newest" in found.text) == (minor > NEWEST_MINOR)
+    assert ("newest" in found.text) == (minor > MAX_TESTED_MINOR)
 
 
 def test_unreadable_shared_memory_is_unknown_with_its_reason() -> None:
     reason = "/dev/shm holds more than 4096 files"
     for stood in (None, 4096):
         seen = ActionAnswer(shared_orphan=stood, shared_memory_error=reason)
-        assert list(shared_memory("qwen-0", seen)) == [
+        assert list(check_shared_memory("qwen-0", seen)) == [
             Check("qwen-0 /dev/shm", None, f"unknown: {reason}")
         ]
 
 
 def test_shared_memory_that_is_known_or_not_watched() -> None:
     seen = ActionAnswer(shared_orphan=2 << 20)
-    assert list(shared_memory("qwen-0", seen)) == [
-        Check("qwen-0 /dev/shm", True, "2.0 MiB that no process holds")
+    assert list(check_shared_memory("qwen-0", seen)) == [
+        Check("qwen-0 /dev/shm", True, "2.0 MiB used by no process")
     ]
-    assert list(shared_memory("qwen-0", ActionAnswer())) == [], "the pod has no volume there"
+    assert list(check_shared_memory("qwen-0", ActionAnswer())) == [], "the pod has no volume there"
 
 
 def test_why_a_pod_is_out_of_service() -> None:
-    assert out_of_service("a", ActionAnswer()) == ""
-    text = out_of_service("a", ActionAnswer(out_of_service={"manual": 840.0}))
+    assert out_of_service_text("a", ActionAnswer()) == ""
+    text = out_of_service_text("a", ActionAnswer(out_of_service={"manual": 840.0}))
     assert text == "out of service: a person drained it (until plimsoll resume a); "
-    text = out_of_service("a", ActionAnswer(out_of_service={"restart": 60.0, "later": 1.0}))
+    text = out_of_service_text("a", ActionAnswer(out_of_service={"restart": 60.0, "later": 1.0}))
     assert text == "out of service: its engine restarts (at most 1 min more); "
 
 
@@ -80,10 +80,10 @@ def test_a_certificate_that_was_not_renewed_is_an_error(
 ) -> None:
     older, newer = create_authority(NOW - 60 * DAY, 90 * DAY), create_authority(NOW, 90 * DAY)
     bundle = base64.b64encode(older.certificate + newer.certificate).decode()
-    check = checks.of_bundle(bundle, NOW + later)
+    check = checks.check_bundle(bundle, NOW + later)
     assert check.ok is ok
     assert text in check.text
-    assert checks.of_bundle("bm9uZQ==", NOW).ok is False
+    assert checks.check_bundle("bm9uZQ==", NOW).ok is False
 
 
 def policy(selector: dict[str, Any], **status: Any) -> dict[str, Any]:
@@ -101,12 +101,12 @@ def test_a_trial_has_the_labels_that_the_selector_asks_for() -> None:
         {"key": "canary", "operator": "DoesNotExist"},
     ]
     selector = {"matchLabels": {"app": "vllm"}, "matchExpressions": expressions}
-    pod = checks.trial(policy(selector))
+    pod = checks.make_trial_pod(policy(selector))
     assert pod is not None
     assert pod["metadata"]["labels"] == {"app": "vllm", "tier": "a", "gpu": ""}
     assert pod["spec"]["containers"][0]["name"] == "server"
     selector["matchLabels"] = {"canary": "x"}
-    assert checks.trial(policy(selector)) is None, "nothing has and lacks one label"
+    assert checks.make_trial_pod(policy(selector)) is None, "nothing has and lacks one label"
 
 
 def test_what_the_pod_of_a_trial_shows() -> None:
@@ -119,34 +119,34 @@ def test_what_the_pod_of_a_trial_shows() -> None:
     ours, theirs = {"plimsoll.dev/policy": "p"}, {"plimsoll.dev/policy": "older"}
     for pod, ok, text in (
         (made(ours, True), True, "gets a supervisor"),
-        (made(theirs, True), False, "policy older, which is older"),
+        (made(theirs, True), False, "the older policy older supervises"),
         (made({}, False, not_supervised="port 9464 is taken"), True, "port 9464 is taken"),
         (made({}, False), False, "the webhook does not answer"),
         (made(ours, False), False, "the webhook does not answer"),
     ):
-        check = checks.of_trial("w", pod, "p")
+        check = checks.check_trial("w", pod, "p")
         assert (check.ok, text in check.text) == (ok, True), check
 
 
 def test_what_the_status_of_a_policy_says() -> None:
     selector = {"matchLabels": {"app": "vllm"}}
-    (unread,) = of_status(policy(selector, observedGeneration=1))
+    (unread,) = check_policy_status(policy(selector, observedGeneration=1))
     assert unread.ok is None
     ready = {"type": "Ready", "status": "True", "reason": "NoPods", "message": "no pod matches"}
     counted = {"observedGeneration": 2, "conditions": [ready]}
-    (none,) = of_status(policy(selector, selected=0, supervised=0, **counted))
+    (none,) = check_policy_status(policy(selector, selected=0, supervised=0, **counted))
     assert none.ok is False
     assert "compare spec.selector with the labels of the pods" in none.text
-    (whole,) = of_status(policy(selector, selected=2, supervised=2, **counted))
+    (whole,) = check_policy_status(policy(selector, selected=2, supervised=2, **counted))
     assert whole.ok is True
     why = "pod a does not start: container supervisor, image s:1: ImagePullBackOff"
     for state, reason in (("True", "PodsDoNotStart"), ("False", "PodDoesNotStart")):
         stopped = {"type": "InjectionStopped", "status": state, "reason": reason, "message": why}
         both = {"observedGeneration": 2, "conditions": [ready, stopped]}
-        _, stuck = of_status(policy(selector, selected=2, supervised=2, **both))
+        _, stuck = check_policy_status(policy(selector, selected=2, supervised=2, **both))
         assert (stuck.name, stuck.ok, stuck.text) == ("policy p injection", False, why)
     refusals = [{"pod": "a", "reason": "spec.hostPID is true"}]
-    partly, refused = of_status(
+    partly, refused = check_policy_status(
         policy(selector, selected=2, supervised=1, refusals=refusals, **counted)
     )
     assert (partly.ok, refused.ok) == (False, False)

@@ -47,7 +47,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(needed_rows, "MIN_ROWS_SAVED", 8)
 
 
-def model_of(kind: str, layers: int = 2) -> Decoder:
+def parse_document(kind: str, layers: int = 2) -> Decoder:
     config = AutoConfig.for_model(
         kind, vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=layers,
         num_attention_heads=4, num_key_value_heads=2, head_dim=32, max_position_embeddings=4096,
@@ -121,7 +121,7 @@ def test_a_step_by_the_kernels(
 ) -> None:
     """Against one that computes all rows of all layers, and adds nothing in a product."""
     monkeypatch.setattr(fused, "APART", apart)
-    model, chunks = model_of(kind), step(scored)
+    model, chunks = parse_document(kind), step(scored)
     logits, kv, scores = play(model, FusedOps(), chunks)
     monkeypatch.setattr(needed_rows, "MIN_ROWS_SAVED", 1 << 40)
     monkeypatch.setattr(ReferenceOps, "adds_from", 1 << 40)
@@ -146,7 +146,7 @@ def test_a_decode_step_of_few_rows(kind: str, rows: int, monkeypatch: pytest.Mon
         return product(x, *rest)
 
     monkeypatch.setattr(few_rows, "few_rows", counted)
-    model = model_of(kind)
+    model = parse_document(kind)
     decodes = [request(number, 16 + number % 16, 1, 0, 2 * number) for number in range(rows)]
     mixed = sorted([*decodes, request(rows, 0, 5, 0, 2 * rows)], key=row_order)
     head = 1
@@ -179,7 +179,7 @@ def test_a_step_by_captured_pieces(kind: str, monkeypatch: pytest.MonkeyPatch) -
         [(0, 3, 0), (0, 2, 0)],
         [(16, 14, 3)],  # nothing ends
     ]
-    model = model_of(kind, 3)
+    model = parse_document(kind, 3)
     model._ops = FusedOps()
     captured, plain = Forward(model, 16, BLOCK), Forward(model, 16, BLOCK)
     assert captured.kv is not None

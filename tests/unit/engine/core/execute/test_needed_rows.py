@@ -58,7 +58,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def model_of(name: str) -> Decoder:
+def parse_document(name: str) -> Decoder:
     """Every tensor random, biases and norms as well."""
     torch.set_num_threads(1)
     config = AutoConfig.for_model(**SIZES | MODELS[name])
@@ -232,7 +232,7 @@ def test_a_few_rows_are_not_worth_it() -> None:
 
 @pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest) -> Decoder:
-    return model_of(request.param)
+    return parse_document(request.param)
 
 
 @given(step=STEPS)
@@ -317,7 +317,7 @@ def test_where_the_stream_is_shared_out_its_needed_rows_are_asked_for(
 @pytest.mark.parametrize("name", ["norms", "biases", "experts"])
 def test_products_are_added_to_the_stream(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As large steps do it, in the rows of every layer and in the few of the last one."""
-    model = model_of(name)
+    model = parse_document(name)
     chunks = chunks_of([Part(9, 1), Part(0, 30, scored=0), Part(6, 17, left=7), Part(0, 21)])
     wanted, expected, whole = play(model, chunks, ALL)
     added = 0
