@@ -65,7 +65,7 @@ class Node:
         return zip(self.children[::2], self.children[1::2], strict=True)
 
     def entry(self, name: str) -> Node | None:
-        """Return the value of a mapping's own key, the last one if it occurs twice, or None."""
+        """Return the value of an own key, the last one if it occurs twice, or None."""
         found = None
         for key, value in self.resolved.entries() if self.resolved.kind == "mapping" else ():
             if key.scalar is not MERGE and key.name() == name:

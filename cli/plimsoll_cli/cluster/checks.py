@@ -85,15 +85,15 @@ def check_service(service: Object) -> Check:
     return Check(name, not wrong, "; ".join(wrong) or f"{ready.get('reason')}: {ready['message']}")
 
 
-def memory(name: str, status: Object) -> Iterator[Check]:
-    """Tell what memory a service or workload needs; it is wrong if the manifest has too little."""
-    said = status.get("recommendation") or {}
-    if not said:
+def check_memory(name: str, status: Object) -> Iterator[Check]:
+    """Yield the check of a service's or workload's memory request and limit."""
+    recommendation = status.get("recommendation") or {}
+    if not recommendation:
         return
-    text, resources = str(said.get("message")), said.get("resources") or {}
+    text, resources = str(recommendation.get("message")), recommendation.get("resources") or {}
     fits = "too small" not in text
     if resources and not fits:
-        amounts = (f"{of}.memory: {resources[of]['memory']}" for of in ("requests", "limits"))
+        amounts = (f"{key}.memory: {resources[key]['memory']}" for key in ("requests", "limits"))
         text += f"; set {', '.join(amounts)}"
     yield Check(f"{name} memory", fits, text)
 
@@ -173,7 +173,7 @@ def check_policy_status(policy: Object) -> Iterator[Check]:
         text = f"{conflict.get('message')}: narrow one of the selectors"
         yield Check(f"{name} conflict", False, text)
     for one in status.get("workloads") or ():
-        yield from memory(f"{name} {one.get('name', 'pods')}", one)
+        yield from check_memory(f"{name} {one.get('name', 'pods')}", one)
 
 
 def _by_workload(pods: Sequence[Object]) -> str:

@@ -171,7 +171,7 @@ def _services(cluster: Cluster, service: str | None) -> Iterator[Check]:
         for one in checks.get_or_list(cluster, SERVICES, service):
             yield checks.check_service(one)
             name = f"service {one['metadata']['name']}"
-            yield from checks.memory(name, one.get("status") or {})
+            yield from checks.check_memory(name, one.get("status") or {})
     except RunError as error:
         yield Check(f"service {service or ''}".strip(), False, str(error).splitlines()[0])
 

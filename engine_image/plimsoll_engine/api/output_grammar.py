@@ -115,7 +115,10 @@ def _lark(text: str, field: str) -> str:
 
 
 def forced_tools(body: ChatRequest) -> list[Tool]:
-    """Return the tools of which one must be called: all for ``required``, else the named one."""
+    """Return the tools that must be called: all for ``required``, else the named one.
+
+    If there are several, one call suffices.
+    """
     choice, tools = body.tool_choice, body.tools or []
     if isinstance(choice, NamedTool):
         return [tool for tool in tools if tool.function.name == choice.function.name]

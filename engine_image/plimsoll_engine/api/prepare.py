@@ -77,7 +77,7 @@ class PreparedBody(msgspec.Struct, Generic[_Body]):
     texts: dict[str, list[str]] = {}
     """String arguments by tool, according to its schema."""
     forced: list[str] = []
-    """Tools of which one must be called."""
+    """Tools that must be called; one of several suffices."""
     reasons: list[int] = []
     bad_words: list[list[int]] = []
     response_fields: bytes = b""

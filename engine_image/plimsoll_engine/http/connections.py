@@ -51,8 +51,8 @@ class Connections:
     def add(self, connection: Connection) -> None:
         """Register ``connection``.
 
-        At the limit, it first evicts the connections that waited longest for a request, from the
-        host with the most connections. If all are busy, the new one is refused.
+        If the limit is reached, it first evicts the connections that waited longest for a request,
+        from the host with the most connections. If all are busy, the new one is refused.
         """
         if len(self._open) >= self.limits.max_connections:
             self._make_room()

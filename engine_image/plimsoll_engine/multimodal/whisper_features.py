@@ -1,8 +1,8 @@
 """Audio processor for Whisper: log-mel spectrograms of fixed windows.
 
-It follows the model's paper and reference code: a Hann window of ``n_fft`` samples every ``hop``,
-power spectrum, Slaney's mel filters with area normalisation, and log10, clipped 8 (80 dB) below the
-peak.
+It follows the model's paper and reference code. A Hann window of ``n_fft`` samples every ``hop``
+gives the power spectrum. Slaney's mel filters with area normalisation and log10 follow, clipped 8
+(80 dB) below the peak.
 """
 
 from __future__ import annotations
