@@ -133,7 +133,7 @@ def format_float_key(number: float) -> str:
     shown = next(one for one in texts if struct.pack("f", float(one)) == packed)
     digits, _, written = shown.partition("e")
     exponent, decimals = int(written), len(digits.strip("-").replace(".", "")) - 1
-    # strconv.FormatFloat with 'g' and the format_float_key precision.
+    # Like strconv.FormatFloat with 'g' and precision -1.
     if -4 <= exponent < 6:
         return f"{float(shown):.{max(decimals - exponent, 0)}f}"
     return shown

@@ -230,7 +230,7 @@ async def _serve(
     answers = BodyBudget(
         lambda: answer_sizes.buffer_bytes(engine.max_model_len), limits.max_connections
     )
-    public: Any = serving.app(engine, BodyReader(limits, budget), sizes, preparer, answers)
+    public: Any = serving.create_app(engine, BodyReader(limits, budget), sizes, preparer, answers)
     if keys is not None:
         public = ApiKeyMiddleware(public, keys)
     public = serving.allow_origins(public, settings.api.allowed_origins)
@@ -239,7 +239,7 @@ async def _serve(
     servers = [
         _http_server(public, Connections(limits, overloaded, error_body)),
         _http_server(
-            admin.app(engine, token, BodyReader(admin_limits, admin_budget)),
+            admin.create_app(engine, token, BodyReader(admin_limits, admin_budget)),
             Connections(admin_limits, admin.overloaded, admin.error_body),
         ),
     ]

@@ -127,8 +127,8 @@ async def _apps(folder: Path, model: str) -> tuple[Any, Any]:
     limits = HttpLimits(max_connections=8)
     bodies = BodyReader(limits, BodyBudget(lambda: 1 << 30, 8))
     preparer = Preparer(engine, settings.http.prepare_timeout_s)
-    public = serving.app(engine, bodies, sizes, preparer, BodyBudget(lambda: 1 << 30, 8))
-    return public, admin.app(engine, TOKEN.decode(), bodies)
+    public = serving.create_app(engine, bodies, sizes, preparer, BodyBudget(lambda: 1 << 30, 8))
+    return public, admin.create_app(engine, TOKEN.decode(), bodies)
 
 
 COMMON = (

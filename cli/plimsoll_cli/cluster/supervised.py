@@ -68,12 +68,12 @@ def list_target_pods(cluster: Cluster, target: Target) -> list[str]:
     Raises RunError if the object does not exist or has no supervised pods.
     """
     if target.kind == POLICY_KIND:
-        policy = _existing(cluster, POLICY_PLURAL, target)
+        policy = _get_existing(cluster, POLICY_PLURAL, target)
         pods = [
             one for one in list_policy_pods(cluster, policy) if is_supervised_by(one, target.name)
         ]
     elif target.kind == SERVICE_KIND:
-        _existing(cluster, SERVICE_PLURAL, target)
+        _get_existing(cluster, SERVICE_PLURAL, target)
         label = f"{SERVICE_LABEL}={target.name}"
         pods = [
             one
@@ -95,7 +95,7 @@ def list_target_pods(cluster: Cluster, target: Target) -> list[str]:
     return names
 
 
-def _existing(cluster: Cluster, plural: str, target: Target) -> Object:
+def _get_existing(cluster: Cluster, plural: str, target: Target) -> Object:
     found = cluster.get_own(plural, target.name)
     if found is None:
         raise RunError(

@@ -60,7 +60,7 @@ def _camel_case(code: str) -> str:
     return "".join(word.capitalize() for word in code.split("_"))
 
 
-def app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
+def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
     """Return the application; ``token`` is the supervisor's bearer token."""
     api = FastAPI(title="Plimsoll admin", docs_url=None, redoc_url=None, openapi_url=None)
     statuses = StatusReader(engine)

@@ -1,4 +1,4 @@
-"""Errors from_exception the serving API in OpenAI's format, with stable types and codes."""
+"""Errors of the serving API in OpenAI's format, with stable types and codes."""
 
 from __future__ import annotations
 

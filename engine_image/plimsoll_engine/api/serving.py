@@ -54,7 +54,7 @@ SMALL_REQUEST_BYTES = 16 << 10
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 
 
-def app(
+def create_app(
     engine: AsyncEngine,
     bodies: BodyReader,
     sizes: BodySizes,

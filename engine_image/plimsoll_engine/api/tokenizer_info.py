@@ -1,4 +1,4 @@
-"""Response read_tokenizer_info ``/tokenizer_info``: the tokenizer's configuration, as in vLLM."""
+"""Response of ``/tokenizer_info``: the tokenizer's configuration, as in vLLM."""
 
 from __future__ import annotations
 

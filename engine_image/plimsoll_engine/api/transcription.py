@@ -138,10 +138,10 @@ def _check_fields(fields: dict[str, str], prompt: WhisperPrompt) -> tuple[str, s
         raise invalid(
             f"language {language!r} is not supported: use {', '.join(prompt.languages)}", "language"
         )
-    return kind, language, _temperature(fields.get("temperature") or "0")
+    return kind, language, _parse_temperature(fields.get("temperature") or "0")
 
 
-def _temperature(text: str) -> float:
+def _parse_temperature(text: str) -> float:
     try:
         value = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Choice of a checkpoint's media load_processors by its ``config.json``."""
+"""Choice of a checkpoint's media processors by its ``config.json``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Processors:
-    """Media load_processors of a model; None for media that it does not accept."""
+    """Media processors of a model; None for media that it does not accept."""
 
     image: ClipProcessor | None = None
     audio: WhisperProcessor | None = None
@@ -25,7 +25,7 @@ class Processors:
 
 
 def load_processors(folder: Path) -> Processors:
-    """Return the load_processors of the checkpoint in ``folder``.
+    """Return the processors of the checkpoint in ``folder``.
 
     Raises UnsupportedError. Imports the media libraries only if the model needs them, to keep the
     frontend of a text model small.

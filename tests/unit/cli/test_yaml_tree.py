@@ -57,7 +57,7 @@ def test_the_documents_are_the_file(text: str) -> None:
         ("a: *b", "unknown anchor 'b'"),
         ("a: " + "1" * (MAX_DOCUMENT_BYTES + 1), "larger than 3 MiB"),
         ("#" * (MAX_FILE_BYTES + 1), "larger than 16 MiB"),
-        ("a: .inf", "no number in JSON"),
+        ("a: .inf", "not a number in JSON"),
         ("a: <<\n<<: [1]", "<< needs a mapping"),
         ("[a]: b", "a key must be a string or a number"),
         ("--- a\n", "put the text after --- on its own line"),
