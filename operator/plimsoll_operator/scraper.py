@@ -168,12 +168,12 @@ class Scraper:
                 if (address := address_of(pod))
             }
         found = await asyncio.gather(
-            *(self._one(session, share, address) for address in addresses.values())
+            *(self._scrape_one(session, share, address) for address in addresses.values())
         )
         figures = zip(addresses, found, strict=True)
         self.publish(key, {pod: one for pod, one in figures if one is not None})
 
-    async def _one(
+    async def _scrape_one(
         self, session: aiohttp.ClientSession, share: asyncio.Semaphore, address: str
     ) -> Figures | None:
         async with share, self._limit:

@@ -380,7 +380,7 @@ def _read(path: Path) -> ManualAction:
     note = decode(data, Note)
     action = note.action
     if action.action not in ACTIONS or path.stem != action.id:
-        raise ValueError(f"action {action.action!r} of {action.id!r}")
+        raise ValueError(f"action {action.action!r} with id {action.id!r} is not valid here")
     if action.outcome is None and (note.by is None or identify(note.by.pid) != note.by):
         return msgspec.structs.replace(
             action, outcome=Outcome.UNKNOWN, message="the command was interrupted"

@@ -194,7 +194,7 @@ class Supervisor:
             self._use_budgets(found)
 
     def _use_budgets(self, budgets: BudgetsInForce) -> None:
-        """Judge by these budgets; a detector goes on from the bases of the one before."""
+        """Apply these budgets. A new detector continues from the bases of the previous one."""
         before = self._governor.memory
         self._governor.use(budgets)
         self._metrics.show_budgets(budgets.memory)

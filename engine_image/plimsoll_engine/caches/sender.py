@@ -39,7 +39,7 @@ class Sender:
                 self._held.clear()
         return message
 
-    def lost(self, keys: list[bytes]) -> None:
+    def mark_missing(self, keys: list[bytes]) -> None:
         """Record media that the worker reported as missing, so that they are sent again."""
         self.changes += 1
         for key in keys:

@@ -181,7 +181,7 @@ class ProcessGroup(Group):
         """Implement :meth:`Group.stream_rows`. Shared rows need an all-reduce."""
         if self._sums is None or not self._sums.is_shared(residual):
             return super().stream_rows(ops, residual, index)
-        return self.all_reduce(self._sums.kept(residual, index))
+        return self.all_reduce(self._sums.own_rows(residual, index))
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """Sum ``x`` over all ranks in place and return it.

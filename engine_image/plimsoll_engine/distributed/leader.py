@@ -87,7 +87,7 @@ class Leader:
             try:
                 connection, _ = self._listener.accept()
             except TimeoutError:
-                raise self._failed("did not connect", self._missing()) from None
+                raise self._lose_rank("did not connect", self._missing()) from None
             peer = _Peer(connection)
             joining = self._expect(
                 peer, self._missing(), rank_ipc.Joining, deadline - time.monotonic()
@@ -105,7 +105,7 @@ class Leader:
             try:
                 peer.socket.sendall(data)
             except OSError as error:
-                raise self._failed(f"does not receive: {error}", rank, gone=True) from None
+                raise self._lose_rank(f"cannot send to it: {error}", rank, gone=True) from None
 
     def ask(self, command: rank_ipc.Command, kind: type[Answer]) -> list[Answer]:
         """Send ``command`` to every rank. Return their replies in rank order.
@@ -194,9 +194,9 @@ class Leader:
             try:
                 message = peer.receive(max(0.0, deadline - time.monotonic()))
             except OSError as error:
-                raise self._failed(f"is gone: {error}", rank, gone=True) from None
+                raise self._lose_rank(f"lost its connection: {error}", rank, gone=True) from None
             if message is None:
-                raise self._failed(f"did not answer within {timeout_s:.0f} s", rank)
+                raise self._lose_rank(f"did not answer within {timeout_s:.0f} s", rank)
             self._record(rank, message)
             if isinstance(message, kind):
                 return message
@@ -208,19 +208,19 @@ class Leader:
                 while (message := peer.receive(0.0)) is not None:
                     self._record(rank, message)
             except OSError as error:
-                raise self._failed(f"is gone: {error}", rank, gone=True) from None
+                raise self._lose_rank(f"lost its connection: {error}", rank, gone=True) from None
 
     def _record(self, rank: int, message: rank_ipc.Reply) -> None:
         if isinstance(message, rank_ipc.RankReport):
             self._reports[rank] = message
             self._asked = False
         elif isinstance(message, rank_ipc.RankFailed):
-            lost = self._failed(message.message, rank)
+            lost = self._lose_rank(message.message, rank)
             raise LoadError(message.message) if message.permanent else lost
 
-    def _failed(self, what: str, rank: int, gone: bool = False) -> RanksLost:
+    def _lose_rank(self, reason: str, rank: int, gone: bool = False) -> RanksLost:
         self.lost = True
-        return RanksLost(f"rank {rank}: {what}", gone)
+        return RanksLost(f"rank {rank}: {reason}", gone)
 
     def _failure_reason(self, failure: str) -> RanksLost:
         """Return why a collective failed: a rank exited or reported an error, or it failed here."""

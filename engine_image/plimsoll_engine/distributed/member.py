@@ -44,8 +44,8 @@ class Member:
         return WHOLE if self._end is None else self._end.shard
 
     @property
-    def alone(self) -> bool:
-        """Whether the worker is a single process."""
+    def is_single_process(self) -> bool:
+        """Report whether the worker is a single process."""
         return self._end is None
 
     @property
@@ -79,7 +79,7 @@ class Member:
         """Device memory of this rank that its group holds or has not released."""
         return self._kept + self.group.nbytes
 
-    def least(self, free: int | None) -> int | None:
+    def min_free_bytes(self, free: int | None) -> int | None:
         """Return the minimum of the free bytes of all ranks' devices, ``free`` on this one.
 
         All KV pools have the same size. None on a CPU.
@@ -136,7 +136,9 @@ class Member:
         """Whether no other rank can write to its KV pool any more. Asked after :meth:`close`."""
         return self._left is not None and all(rank.fenced for rank in self._left)
 
-    def left(self, allocated: int | None, baseline: int | None) -> tuple[int | None, int | None]:
+    def allocated_after_shutdown(
+        self, allocated: int | None, baseline: int | None
+    ) -> tuple[int | None, int | None]:
         """Return allocated device bytes and baselines of all ranks after shutdown.
 
         The arguments are those of this rank. None on a CPU, or if a rank did not report.

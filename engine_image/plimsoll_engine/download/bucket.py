@@ -44,7 +44,7 @@ class BucketSettings:
     credentials: Credentials | None = None
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> BucketSettings:
+    def from_environ(cls, environ: Mapping[str, str]) -> BucketSettings:
         """Read the variables of AWS's tools.
 
         Raises :class:`DownloadError` for an incomplete key.

@@ -115,7 +115,7 @@ def download_to_cache(repository: str, revision: str) -> Path:
         if (
             info is not None
             and is_disk_error(error)
-            and (found := _whole(repository, commit, info))
+            and (found := _complete_snapshot(repository, commit, info))
         ):
             return found
         if is_disk_error(error):
@@ -143,7 +143,7 @@ def _cached(repository: str, revision: str) -> Path:
     return found
 
 
-def _whole(repository: str, commit: str, info: ModelInfo) -> Path | None:
+def _complete_snapshot(repository: str, commit: str, info: ModelInfo) -> Path | None:
     """Return the revision's folder in a read-only cache; None if a file of ``info`` is missing."""
     try:
         found = _cached(repository, commit)

@@ -51,7 +51,7 @@ def download(uri: str, target: Path, environ: Mapping[str, str]) -> str:
     """
     name, _, prefix = uri.removeprefix("s3://").partition("/")
     prefix = f"{prefix.rstrip('/')}/" if prefix.strip("/") else ""
-    bucket = Bucket(name, BucketSettings.of(environ))
+    bucket = Bucket(name, BucketSettings.from_environ(environ))
     there = complete(target)
     try:
         # Do not retry if the checkpoint is already here.

@@ -70,7 +70,7 @@ class AsyncEngine:
         self.tokenizer = tokenizer = self.hooks.tokenizer(tokenizer)
         self.started_at = time.monotonic()
         self.epochs = Epochs()
-        self.lifecycle = Lifecycle(self._state_changed)
+        self.lifecycle = Lifecycle(self._on_state_change)
         self._on_draining: Callable[[], None] = lambda: None
         self.requests = self.hooks.request_log(RequestLog(settings.max_queued))
         self.failures = Failures()
@@ -241,7 +241,7 @@ class AsyncEngine:
         self._counts = self._new_counts()
         self._abandoned = AbandonedTracker(self._has_client)
         self.metrics.count_worker_start(reason)
-        for adapter in self.adapters.known():  # before any request that uses it
+        for adapter in self.adapters.list_for_worker():  # before any request that uses it
             self.workers.send(adapter.loading())
         log.info(
             "worker ready",
@@ -495,7 +495,7 @@ class AsyncEngine:
         if not self.exit_code.done():
             self.exit_code.set_result(0)
 
-    def _state_changed(self, before: EngineState, after: EngineState) -> None:
+    def _on_state_change(self, before: EngineState, after: EngineState) -> None:
         log.info("state", extra={"before": str(before), "after": str(after)})
         if after is EngineState.DRAINING:
             self._on_draining()

@@ -35,7 +35,7 @@ def _buffer(header, rank, dtype: tl.constexpr):
 
 
 @triton.jit
-def _others(header, rank, RANKS: tl.constexpr, dtype: tl.constexpr):
+def _peer_buffers(header, rank, RANKS: tl.constexpr, dtype: tl.constexpr):
     """Return the buffers of the other ranks, starting with the next rank to spread the writes.
 
     Addresses never change, so this may run before the wait for the previous kernel.
@@ -48,42 +48,42 @@ def _others(header, rank, RANKS: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def _own(header, dtype: tl.constexpr):
+def _own_buffer(header, dtype: tl.constexpr):
     return tl.multiple_of(header.to(tl.pointer_type(dtype)), 16)
 
 
 @triton.jit
-def _begin(header):
+def _begin_sum(header):
     """Return this sum's number in the upper half of an int64, and its buffer half.
 
     Each program calls it once.
     """
-    begun = tl.atomic_add(header + STATE, 1, sem="relaxed", scope="gpu")
-    number = (begun & UPPER) + (1 << 32)
-    if (begun & LOWER) == tl.num_programs(0) - 1:
+    started = tl.atomic_add(header + STATE, 1, sem="relaxed", scope="gpu")
+    number = (started & UPPER) + (1 << 32)
+    if (started & LOWER) == tl.num_programs(0) - 1:
         # All programs have the number, so the counter can advance to the next sum.
         tl.store(header + STATE, number)
     return number, (number >> 32) & 1
 
 
 @triton.jit
-def _now(WAIT_NS: tl.constexpr):
+def _start_ns(WAIT_NS: tl.constexpr):
     if WAIT_NS > 0:
         return globaltimer()
     return tl.cast(0, tl.int64)
 
 
 @triton.jit
-def _bounded(begun, WAIT_NS: tl.constexpr):
+def _trap_on_timeout(started, WAIT_NS: tl.constexpr):
     if WAIT_NS > 0:  # noqa: SIM102 - a kernel that waits forever must not contain the timer
-        if globaltimer() - begun > WAIT_NS:
+        if globaltimer() - started > WAIT_NS:
             tl.inline_asm_elementwise(
                 "trap; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
             )
 
 
 @triton.jit
-def _all_there(signals, number, among):
+def _all_arrived(signals, number, among):
     """Return 1 if all ``signals`` [n] selected by ``among`` equal ``number``, else 0."""
     found = tl.atomic_add(signals, 0, mask=among, sem="acquire", scope="sys")
     return tl.min(((found == number) | ~among).to(tl.int32), axis=0)
@@ -95,43 +95,43 @@ def _wait(signals, number, among, WAIT_NS: tl.constexpr):
 
     All threads may read the data then.
     """
-    begun = _now(WAIT_NS)
-    there = _all_there(signals, number, among)
+    started = _start_ns(WAIT_NS)
+    there = _all_arrived(signals, number, among)
     while there == 0:
-        _bounded(begun, WAIT_NS)
-        there = _all_there(signals, number, among)
+        _trap_on_timeout(started, WAIT_NS)
+        there = _all_arrived(signals, number, among)
     tl.debug_barrier()
 
 
 @triton.jit
-def _all_seen(signals, number, among):
-    """Check signals as :func:`_all_there`, for more signals than threads, without an acquire."""
+def _all_visible(signals, number, among):
+    """Check signals as :func:`_all_arrived`, for more signals than threads, without an acquire."""
     found = tl.load(signals, mask=among, other=0, volatile=True)
     return tl.min(((found == number) | ~among).to(tl.int32), axis=0)
 
 
 @triton.jit
-def _wait_long(signals, number, among, WAIT_NS: tl.constexpr):
+def _wait_without_acquire(signals, number, among, WAIT_NS: tl.constexpr):
     """Wait as :func:`_wait`. Only later kernels may read the data."""
-    begun = _now(WAIT_NS)
-    there = _all_seen(signals, number, among)
+    started = _start_ns(WAIT_NS)
+    there = _all_visible(signals, number, among)
     while there == 0:
-        _bounded(begun, WAIT_NS)
-        there = _all_seen(signals, number, among)
+        _trap_on_timeout(started, WAIT_NS)
+        there = _all_visible(signals, number, among)
 
 
 @triton.jit
-def _signal(there, number, among):
-    """Set the signals ``there`` [n] selected by ``among``: all writes of this program are done.
+def _set_signals(signals, number, among):
+    """Set the ``signals`` [n] selected by ``among`` after all writes of this program.
 
     One call sets all of them, because each release waits for the writes.
     """
     tl.debug_barrier()
-    tl.atomic_xchg(there, number, mask=among, sem="release", scope="sys")
+    tl.atomic_xchg(signals, number, mask=among, sem="release", scope="sys")
 
 
 @triton.jit
-def _every(header, RANKS: tl.constexpr, PAD: tl.constexpr):
+def _load_buffers(header, RANKS: tl.constexpr, PAD: tl.constexpr):
     """Return all ranks' numbers [PAD], padded at the end, and their buffers as int32 pointers."""
     ranks = tl.arange(0, PAD)
     found = tl.load(header + ranks, mask=ranks < RANKS, other=0)
@@ -155,23 +155,21 @@ def _add_norm(total, before, residual, scale, out, at, inside, columns, eps):
 
 
 @triton.jit
-def _words(here, apart, rank, RANKS: tl.constexpr, inside):
-    """Load the words of all ranks at ``here``, ``apart`` words from rank to rank.
+def _load_words(pointers, stride, rank, RANKS: tl.constexpr, inside):
+    """Load the words of all ranks at ``pointers``, ``stride`` words from rank to rank.
 
-    Zeros for this rank.
-
-    All loads are issued together, because each round trip takes time.
+    This rank's words are zeros. All loads are issued together, because each round trip takes time.
     """
     found = ()
     for source in tl.static_range(0, RANKS):
         mask = inside & (source != rank)
-        words = tl.load(here + source * apart, mask=mask, other=0, volatile=True)
+        words = tl.load(pointers + source * stride, mask=mask, other=0, volatile=True)
         found = found + (words,)  # type: ignore[assignment]  # noqa: RUF005
     return found
 
 
 @triton.jit
-def _missing(words, rank, RANKS: tl.constexpr, inside, number):
+def _is_missing(words, rank, RANKS: tl.constexpr, inside, number):
     """Return 1 if a word of another rank does not belong to sum ``number`` yet, else 0."""
     there = ~inside
     for source in tl.static_range(0, RANKS):
@@ -198,13 +196,13 @@ def sum_words(
     inside = column < half
     scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     scale_2 = tl.load(weight + half + column, mask=inside, other=0.0).to(tl.float32)
-    others = _others(header, rank, RANKS, tl.int64)
+    others = _peer_buffers(header, rank, RANKS, tl.int64)
     allow_next_kernel(OVERLAP)
     wait_for_previous_kernel(OVERLAP)
     at = row.to(tl.int64) * columns + column
     own = tl.load(x + at, mask=inside, other=0.0)
     own_2 = tl.load(x + at + half, mask=inside, other=0.0)
-    number, turn = _begin(header)
+    number, turn = _begin_sum(header)
     bits = own.to(tl.int16, bitcast=True).to(tl.int64) & 0xFFFF
     bits_2 = own_2.to(tl.int16, bitcast=True).to(tl.int64) & 0xFFFF
     word = number | (bits_2 << 16) | bits
@@ -214,11 +212,11 @@ def sum_words(
         tl.store(others[step] + place + rank * apart, word, mask=inside)
     before = tl.load(residual + at, mask=inside, other=0.0)
     before_2 = tl.load(residual + at + half, mask=inside, other=0.0)
-    begun = _now(WAIT_NS)
-    words = _words(header + place, apart, rank, RANKS, inside)
-    while _missing(words, rank, RANKS, inside, number) != 0:
-        _bounded(begun, WAIT_NS)
-        words = _words(header + place, apart, rank, RANKS, inside)
+    started = _start_ns(WAIT_NS)
+    words = _load_words(header + place, apart, rank, RANKS, inside)
+    while _is_missing(words, rank, RANKS, inside, number) != 0:
+        _trap_on_timeout(started, WAIT_NS)
+        words = _load_words(header + place, apart, rank, RANKS, inside)
     total = tl.zeros([BLOCK], tl.float32)
     total_2 = tl.zeros([BLOCK], tl.float32)
     for source in tl.static_range(0, RANKS):
@@ -240,7 +238,7 @@ def sum_words(
 
 
 @triton.jit
-def _parts(
+def _sum_parts(
     own, parts, at, inside, rank, columns, PART_ROWS: tl.constexpr, RANKS: tl.constexpr
 ):  # fmt: skip
     """Return the sum of ``own`` and the other ranks' parts at ``at``, in rank order.
@@ -268,14 +266,14 @@ def sum_whole(
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < columns)
     scale = tl.load(weight + column, mask=column < columns, other=0.0).to(tl.float32)
-    others = _others(header, rank, RANKS, x.dtype.element_ty)
-    ranks, signalled = _every(header, RANKS, PAD)
+    others = _peer_buffers(header, rank, RANKS, x.dtype.element_ty)
+    ranks, signalled = _load_buffers(header, RANKS, PAD)
     among = (ranks < RANKS) & (ranks != rank)
     allow_next_kernel(OVERLAP)
     wait_for_previous_kernel(OVERLAP)
     at = row.to(tl.int64) * columns + column
     own = tl.load(x + at, mask=inside, other=0.0)
-    number, turn = _begin(header)
+    number, turn = _begin_sum(header)
     short = (number >> 32).to(tl.int32)
     size = PARTS // (x.dtype.element_ty.primitive_bitwidth // 8)
     half = turn * (RANKS - 1) * PART_ROWS
@@ -285,10 +283,10 @@ def sum_whole(
         tl.store(others[step] + size + first * columns + at, own, mask=inside)
     before = tl.load(residual + at, mask=inside, other=0.0)
     signals = ARRIVED // 4 + turn * RANKS * MAX_ROWS + block
-    _signal(signalled + signals + rank * MAX_ROWS, short, among)
-    _wait(_own(header, tl.int32) + signals + ranks * MAX_ROWS, short, among, WAIT_NS)
-    parts = _own(header, x.dtype.element_ty) + size + half * columns
-    total = _parts(own, parts, at, inside, rank, columns, PART_ROWS, RANKS)
+    _set_signals(signalled + signals + rank * MAX_ROWS, short, among)
+    _wait(_own_buffer(header, tl.int32) + signals + ranks * MAX_ROWS, short, among, WAIT_NS)
+    parts = _own_buffer(header, x.dtype.element_ty) + size + half * columns
+    total = _sum_parts(own, parts, at, inside, rank, columns, PART_ROWS, RANKS)
     _add_norm(total, before, residual, scale, out, at, inside, columns, eps)
 
 
@@ -312,14 +310,14 @@ def sum_shared(
     column = tl.arange(0, BLOCK)[None, :]
     inside = (row < rows) & (column < columns)
     scale = tl.load(weight + column, mask=column < columns, other=0.0).to(tl.float32)
-    others = _others(header, rank, RANKS, x.dtype.element_ty)
-    ranks, signalled = _every(header, RANKS, PAD)
+    others = _peer_buffers(header, rank, RANKS, x.dtype.element_ty)
+    ranks, signalled = _load_buffers(header, RANKS, PAD)
     there = _buffer(header, owner, x.dtype.element_ty)
     allow_next_kernel(OVERLAP)
     wait_for_previous_kernel(OVERLAP)
     at = row.to(tl.int64) * columns + column
     own = tl.load(x + at, mask=inside, other=0.0)
-    number, turn = _begin(header)
+    number, turn = _begin_sum(header)
     short = (number >> 32).to(tl.int32)
     itemsize: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     # The rows of one owner are contiguous.
@@ -330,21 +328,23 @@ def sum_shared(
     if block >= blocks:
         awaited = (block - blocks) * WAITED + tl.arange(0, WAITED)
         theirs = (awaited < blocks) & (awaited % RANKS != rank)
-        _wait_long(_own(header, tl.int32) + done + awaited, short, theirs, WAIT_NS)
+        _wait_without_acquire(
+            _own_buffer(header, tl.int32) + done + awaited, short, theirs, WAIT_NS
+        )
     elif owner != rank:
         first = half + (rank - owner - 1 + RANKS) % RANKS * PART_ROWS
         tl.store(there + PARTS // itemsize + first * columns + packed, own, mask=inside)
-        _signal(signalled + arrived + rank * MAX_ROWS, short, ranks == owner)
+        _set_signals(signalled + arrived + rank * MAX_ROWS, short, ranks == owner)
     else:
         before = tl.load(residual + at, mask=inside, other=0.0)
         among = (ranks < RANKS) & (ranks != rank)
-        _wait(_own(header, tl.int32) + arrived + ranks * MAX_ROWS, short, among, WAIT_NS)
-        parts = _own(header, x.dtype.element_ty) + PARTS // itemsize + half * columns
-        total = _parts(own, parts, packed, inside, rank, columns, PART_ROWS, RANKS)
+        _wait(_own_buffer(header, tl.int32) + arrived + ranks * MAX_ROWS, short, among, WAIT_NS)
+        parts = _own_buffer(header, x.dtype.element_ty) + PARTS // itemsize + half * columns
+        total = _sum_parts(own, parts, packed, inside, rank, columns, PART_ROWS, RANKS)
         result = _add_norm(total, before, residual, scale, out, at, inside, columns, eps)
         for step in tl.static_range(0, RANKS - 1):
             tl.store(others[step] + RESULTS // itemsize + at, result, mask=inside)
-        _signal(signalled + done + block, short, among)
+        _set_signals(signalled + done + block, short, among)
 
 
 @triton.jit(do_not_specialize=["rank"], do_not_specialize_on_alignment=["index"])

@@ -78,7 +78,7 @@ class RankSums:
         """Report whether :meth:`add_norm` of ``x`` leaves each rank a share of ``residual``."""
         return self.supports(x) and len(x) > self._layout.whole_rows
 
-    def kept(self, residual: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    def own_rows(self, residual: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         """Return the rows ``index`` int [rows] of a shared ``residual``.
 
         Zeros for other ranks' rows.

@@ -115,10 +115,10 @@ def _buffer(pool: torch.Tensor, block_size: int, slots: int) -> torch.Tensor:
     return torch.empty(shape, dtype=pool.dtype, pin_memory=pool.is_cuda).zero_()
 
 
-def wait_for(done: Callable[[], bool], timeout_s: float) -> bool:
-    """Report whether ``done`` returned True within ``timeout_s`` seconds."""
+def wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Report whether ``condition`` returned True within ``timeout_s`` seconds."""
     deadline = time.monotonic() + timeout_s
-    while not done():
+    while not condition():
         if time.monotonic() >= deadline:
             return False
         time.sleep(WAIT_STEP_S)

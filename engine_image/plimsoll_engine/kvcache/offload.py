@@ -51,7 +51,7 @@ class Transfer:
     ticket: Ticket
     to_host: bool
     taken: list[int] = field(default_factory=list)
-    begun: float = field(default_factory=time.monotonic)
+    started: float = field(default_factory=time.monotonic)
 
 
 class Offload:
@@ -135,7 +135,7 @@ class Offload:
         wanted = set(keys)
         late = time.monotonic() - STALE_S
         return any(
-            not t.to_host and t.begun > late and not wanted.isdisjoint(t.keys)
+            not t.to_host and t.started > late and not wanted.isdisjoint(t.keys)
             for t in self.transfers
         )
 
@@ -163,30 +163,30 @@ class Offload:
         self._free += [slot for _, slot in cleared]
         return len(cleared)
 
-    def held_blocks(self, begun_after: float = -math.inf) -> list[int]:
+    def held_blocks(self, started_after: float = -math.inf) -> list[int]:
         """Return the device blocks that transfers reference, once for each reference.
 
-        Only transfers that started after ``begun_after`` (CLOCK_MONOTONIC) count.
+        Only transfers that started after ``started_after`` (CLOCK_MONOTONIC) count.
         """
         return [
             block
             for transfer in self.transfers
-            if not transfer.to_host and transfer.begun > begun_after
+            if not transfer.to_host and transfer.started > started_after
             for block in transfer.blocks
         ]
 
-    def lost_slots(self, begun_after: float = -math.inf) -> int:
+    def lost_slots(self, started_after: float = -math.inf) -> int:
         """Return the number of host blocks that are pinned without a live transfer.
 
-        A transfer is live if it started after ``begun_after``. Lost blocks cannot be reused.
+        A transfer is live if it started after ``started_after``. Lost blocks cannot be reused.
         """
-        moving = {key for t in self.transfers if t.begun > begun_after for key in t.keys}
+        moving = {key for t in self.transfers if t.started > started_after for key in t.keys}
         return self.stored.pinned - len(moving)
 
     def forgotten_transfers(self) -> list[str]:
         """Return what the audit finds wrong: transfers that nothing has polled for a while."""
         now = time.monotonic()
-        ages = [age for t in self.transfers if (age := now - t.begun) > STALE_S]
+        ages = [age for t in self.transfers if (age := now - t.started) > STALE_S]
         if not ages:
             return []
         return [f"{len(ages)} KV transfers are not looked after, the oldest for {max(ages):.0f} s"]

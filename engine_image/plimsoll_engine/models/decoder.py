@@ -51,7 +51,7 @@ class Decoder:
         shard: Shard = WHOLE,
         quantization: Quantization | None = None,
     ) -> None:
-        self.spec = spec = Spec.of(config).for_shard(shard)
+        self.spec = spec = Spec.from_config(config).for_shard(shard)
         self.shard = shard
         self.group: Group = ALONE
         self.parts = parts(spec, shard, quantization)

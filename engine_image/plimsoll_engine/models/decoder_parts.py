@@ -39,7 +39,7 @@ class Spec:
     mixture: Mixture | None = None
 
     @classmethod
-    def of(cls, config: Any) -> Spec:
+    def from_config(cls, config: Any) -> Spec:
         """Return the spec of a transformers config of the :data:`FAMILY`."""
         attention_bias = bool(getattr(config, "attention_bias", False))
         qwen2 = config.model_type == "qwen2"
@@ -59,7 +59,7 @@ class Spec:
             mlp_bias=bool(getattr(config, "mlp_bias", False)),
             qk_norm=config.model_type in ("qwen3", "qwen3_moe"),
             windows=tuple(_windows(config)),
-            mixture=Mixture.of(config),
+            mixture=Mixture.from_config(config),
         )
 
     def for_shard(self, shard: Shard) -> Spec:
@@ -201,15 +201,17 @@ def parts(
             # added once, and each rank has the scales of all rows.
             summed = name in SUMMED
             by_row = None if summed else 0
-            matrix = Part(_of(paths, "weight"), (rows, columns), 1 if summed else 0, shard)
+            matrix = Part(_append_kind(paths, "weight"), (rows, columns), 1 if summed else 0, shard)
             found[ours + name] = replace(matrix, dtype=FP8) if scaled else matrix
             if scaled:
-                scales = _of(paths, "weight_scale")
+                scales = _append_kind(paths, "weight_scale")
                 found[ours + name + SCALE] = Part(scales, (rows, 1), by_row, shard, torch.float32)
             if bias:
-                found[ours + name + "_bias"] = Part(_of(paths, "bias"), (rows,), by_row, shard)
+                found[ours + name + "_bias"] = Part(
+                    _append_kind(paths, "bias"), (rows,), by_row, shard
+                )
     return found
 
 
-def _of(paths: tuple[tuple[str, int], ...], kind: str) -> tuple[tuple[str, int], ...]:
+def _append_kind(paths: tuple[tuple[str, int], ...], kind: str) -> tuple[tuple[str, int], ...]:
     return tuple((f"{path}.{kind}", rows) for path, rows in paths)

@@ -36,15 +36,15 @@ class Mixture:
     layers: frozenset[int]
 
     @classmethod
-    def of(cls, config: Any) -> Mixture | None:
+    def from_config(cls, config: Any) -> Mixture | None:
         """Return the mixture of a transformers config; None if no layer has experts.
 
         Raises ValueError with a field that has an invalid value.
         """
         if config.model_type not in FAMILY:
             return None
-        experts = _number(config, "num_experts", 0, MAX_EXPERTS)
-        step = _number(config, "decoder_sparse_step", 1)
+        experts = _read_int(config, "num_experts", 0, MAX_EXPERTS)
+        step = _read_int(config, "decoder_sparse_step", 1)
         dense = set(config.mlp_only_layers or ())
         layers = frozenset(
             layer
@@ -53,7 +53,7 @@ class Mixture:
         )
         if not layers:
             return None
-        chosen = _number(config, "num_experts_per_tok", 1, MAX_CHOSEN)
+        chosen = _read_int(config, "num_experts_per_tok", 1, MAX_CHOSEN)
         if chosen > experts:
             raise ValueError(
                 f"field num_experts_per_tok: {chosen} is more than num_experts, which is {experts}"
@@ -61,7 +61,7 @@ class Mixture:
         return cls(
             experts=experts,
             chosen=chosen,
-            width=_number(config, "moe_intermediate_size", 1),
+            width=_read_int(config, "moe_intermediate_size", 1),
             normalised=bool(config.norm_topk_prob),
             layers=layers,
         )
@@ -88,9 +88,9 @@ class Mixture:
         return tuple((f"mlp.experts.{expert}.down_proj", hidden) for expert in range(self.experts))
 
 
-def _number(config: Any, field: str, least: int, most: int | None = None) -> int:
+def _read_int(config: Any, field: str, minimum: int, maximum: int | None = None) -> int:
     value = getattr(config, field, None)
-    if not isinstance(value, int) or value < least or (most is not None and value > most):
-        bounds = f"at least {least}" if most is None else f"{least} to {most}"
+    if not isinstance(value, int) or value < minimum or (maximum is not None and value > maximum):
+        bounds = f"at least {minimum}" if maximum is None else f"{minimum} to {maximum}"
         raise ValueError(f"field {field}: {value!r} is not supported; it must be {bounds}")
     return value

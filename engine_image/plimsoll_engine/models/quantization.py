@@ -53,11 +53,11 @@ class Quantization:
             )
         return not kept
 
-    def must_ignore(self, path: str, what: str) -> None:
-        """Raise ValueError if the layer at ``path`` is quantized. ``what`` describes it."""
+    def must_ignore(self, path: str, name: str) -> None:
+        """Raise ValueError if the layer at ``path`` is quantized. ``name`` describes it."""
         if not self._is_ignored(path):
             raise ValueError(
-                f"field {FIELD}.ignore: must match {path}; FP8 weights of {what} are not supported"
+                f"field {FIELD}.ignore: must match {path}; FP8 weights of {name} are not supported"
             )
 
     def _is_ignored(self, path: str) -> bool:

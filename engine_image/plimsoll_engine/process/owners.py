@@ -13,9 +13,9 @@ from plimsoll_api.admin import MemoryKind, Role
 
 
 class Flush(NamedTuple):
-    """How an owner frees what no request needs: ``act`` frees the bytes that ``nbytes`` counts.
+    """Way to free memory of an owner that no request needs.
 
-    ``what`` names them for the operator.
+    ``act`` frees the bytes that ``nbytes`` returns. ``what`` describes them for logs.
     """
 
     what: str
@@ -25,10 +25,10 @@ class Flush(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A component that holds memory of one ``kind``, in ``process``.
+    """Component of ``process`` that holds memory of one ``kind``.
 
-    ``bound`` is the most bytes it may hold, None without a limit. ``checks`` are its audit rules by
-    name: each returns what it finds wrong. ``close`` gives everything back and may be called again.
+    ``bound`` is the maximum number of bytes, None without a limit. ``checks`` are its audit rules
+    by name; each returns the problems it finds. ``close`` releases everything and is idempotent.
     """
 
     name: str

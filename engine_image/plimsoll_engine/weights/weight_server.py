@@ -230,7 +230,7 @@ class WeightServer:
         text = _damage_message(damaged)
         if any(mapped == rank for _, mapped in self._mappings.values()):
             raise WeightsLost(f"{text}; another worker uses them")
-        log.warning("%s: loading them again", text)
+        log.warning("%s: reloading the weights", text)
         self._weights.pop(rank).close()
         self._weights[rank] = Weights(self._config, rank)
 

@@ -28,7 +28,7 @@ class Activity:
         self._spans.append((name, self._since, now))
         self._since = now
 
-    def since(self, moment: float) -> dict[str, float]:
+    def durations_since(self, moment: float) -> dict[str, float]:
         """Return the seconds of each activity since ``moment``, oldest first."""
         found: dict[str, float] = {}
         for name, begun, ended in self._spans:

@@ -50,7 +50,7 @@ from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.model import MediaModel, Model
 from plimsoll_engine.process.owners import Part
-from plimsoll_engine.worker.parts import Device, Heap, Weights, make_context
+from plimsoll_engine.worker.parts import Device, Heap, Weights, create_context
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class CoreLifecycle:
         self.heap = Heap()
         self.engine: EngineCore | None = None
         self._parts: list[Part] = [self.device, self.weights, self.member]
-        """In the order of opening; :meth:`shutdown` closes and removes the last one first."""
+        """Open parts, in the order of opening. :meth:`shutdown` closes them in reverse order."""
         self.ledger = Ledger(self._parts)
         self.settings: sizes.EngineSizes | None = None
         self.stages_s: dict[str, float] = {}
@@ -93,7 +93,7 @@ class CoreLifecycle:
         self._claim = rank_ipc.PoolMade()
         """The weight server's answer when this process claimed its KV pool."""
         self.refusal: Refusal | None = None
-        """Why a handover was not accepted."""
+        """Reason for which a handover was refused."""
 
     def start(self) -> EngineCore:
         """Run both phases. Releases everything if a phase fails."""
@@ -110,7 +110,7 @@ class CoreLifecycle:
             with self._stage("model_config"):
                 self.member.check(self.config)
                 chosen = beside.submit(loader.choose_device, self.config.device, self.member.shard)
-                context = beside.submit(lambda: make_context(chosen.result()))
+                context = beside.submit(lambda: create_context(chosen.result()))
                 self._model_config = loader.load_config(Path(self.config.model))
                 sizes.check_adapters(self.config, self._model_config)
                 device = self.device.device = chosen.result()
@@ -126,7 +126,7 @@ class CoreLifecycle:
                     # An error here is ignored: it occurs again when the kernels are needed.
                     words = loader.text_config(self._model_config).vocab_size
                     beside.submit(load_sampling, words, dtype, device)
-            if not self.member.alone:
+            if not self.member.is_single_process:
                 with self._stage("ranks_met"):
                     self.member.meet()
                 with self._stage("process_group"):
@@ -183,7 +183,7 @@ class CoreLifecycle:
         adapters = None
         if self.config.max_loras and isinstance(model, Decoder):
             adapters = LoadedAdapters(model, self.config.max_loras, self.config.max_lora_rank)
-        free = self.member.least(self.device.free())
+        free = self.member.min_free_bytes(self.device.free_bytes())
         if adapters is not None and free is not None:
             free = max(0, free - adapters.bytes_bound)
         pool = self.weights.pool
@@ -297,7 +297,7 @@ class CoreLifecycle:
         return []
 
     def _layout(self, runner: Runner) -> Layout:
-        """Return what must be the same in both workers for a handover."""
+        """Return the properties that must be equal in both workers for a handover."""
         claims = [self._claim, *runner.pools]
         return Layout(
             b"".join(claim.weights for claim in claims),
@@ -333,7 +333,7 @@ class CoreLifecycle:
 
     @property
     def mapped_host_bytes(self) -> int:
-        """Shared memory of the weight server that is mapped here."""
+        """Bytes of the weight server's shared memory that are mapped here."""
         return 0 if self.device.is_cuda else self.weights.mapped_bytes
 
     @contextlib.contextmanager
@@ -353,9 +353,8 @@ class CoreLifecycle:
     def shutdown(self) -> None:
         """Release everything on every rank. Idempotent.
 
-        On CUDA nothing is released once a rank is lost: only the end of this process ends the
-        kernels that wait for it (NCCL 2.28.9 did not give up within 60 s on an H200). The frontend
-        kills it.
+        On CUDA nothing is released after a rank is lost, because kernels still wait for it. (NCCL
+        2.28.9 did not give up within 60 s on an H200.) The frontend kills this process.
         """
         if self.member.lost:
             if self.device.is_cuda:
@@ -371,12 +370,12 @@ class CoreLifecycle:
             with _timed(self.ended_s, part.name):
                 part.close()
 
-    def left(self) -> tuple[int | None, int | None]:
+    def allocated_after_shutdown(self) -> tuple[int | None, int | None]:
         """Return the bytes still allocated on the devices of all ranks, and their baselines.
 
         Call it after :meth:`shutdown`. None on a CPU, or if a rank did not report.
         """
-        return self.member.left(self.device_allocated(), self.device.baseline)
+        return self.member.allocated_after_shutdown(self.device_allocated(), self.device.baseline)
 
     def device_allocated(self) -> int | None:
         """Return the bytes that torch and the group of ranks have allocated on the device.
@@ -389,7 +388,7 @@ class CoreLifecycle:
 
 @contextlib.contextmanager
 def _timed(stages_s: dict[str, float], name: str) -> Iterator[None]:
-    """Record in ``stages_s`` how many seconds the block took, unless it fails."""
-    begun = time.monotonic()
+    """Record the duration of the block in ``stages_s``, in seconds, unless it fails."""
+    start = time.monotonic()
     yield
-    stages_s[name] = round(time.monotonic() - begun, 4)
+    stages_s[name] = round(time.monotonic() - start, 4)

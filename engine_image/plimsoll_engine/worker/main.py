@@ -173,7 +173,7 @@ def _release_and_report(
         handover = Refusal(
             Outcome.UNFENCED, "something in the old worker still refers to the KV pool"
         )
-    stopped = worker_ipc.Stopped(*lifecycle.left())
+    stopped = worker_ipc.Stopped(*lifecycle.allocated_after_shutdown())
     if isinstance(handover, bytes):
         stopped.handover = handover
     else:
@@ -303,7 +303,7 @@ class Worker:
                 if sent is not None:
                     self._activity.record("messages")
                     self._ended_s["noticed"] = round(time.monotonic() - sent, 4)
-                    waited_s = self._activity.since(sent)
+                    waited_s = self._activity.durations_since(sent)
                     self._ended_s |= {f"noticed_after_{what}": s for what, s in waited_s.items()}
 
     def _load_adapter(self, wanted: worker_ipc.LoadAdapter) -> worker_ipc.AdapterLoaded:

@@ -1,4 +1,4 @@
-"""The parts of a worker process that its lifecycle opens and closes, the engine apart.
+"""Parts of a worker process except its engine, which the lifecycle opens and closes.
 
 Each is a :class:`plimsoll_engine.process.owners.Part`.
 """
@@ -29,26 +29,26 @@ from plimsoll_engine.process.rules import frozen
 from plimsoll_engine.weights.mapping import WeightMapping
 
 GC_THRESHOLDS = (20_000, 50, 1_000)
-"""For gc.set_threshold: full collections stop every stream, and no request needs one to die."""
+"""Thresholds of the garbage collector. Full collections pause all streams, so they are rare."""
 
 
 class Device:
-    """The device's context and the baseline of its memory."""
+    """Device with its context, and its allocated bytes before this worker allocates any."""
 
     name = "device"
 
     def __init__(self) -> None:
         self.device: torch.device | None = None
         self.baseline: int | None = None
-        """Bytes allocated before anything of this worker; None on a CPU."""
+        """Bytes allocated before this worker allocates any; None on a CPU."""
 
     @property
     def is_cuda(self) -> bool:
-        """Whether the device is known and is a CUDA device."""
+        """Report whether a CUDA device has been chosen."""
         return self.device is not None and self.device.type == "cuda"
 
     def open(self, dtype: torch.dtype) -> None:
-        """Make the device current in this thread, and take the baseline for ``dtype``."""
+        """Make the device current in this thread, and measure its baseline for ``dtype``."""
         assert self.device is not None
         if self.is_cuda:
             torch.cuda.set_device(self.device)
@@ -56,11 +56,11 @@ class Device:
         self.baseline = device_baseline(self.device, dtype)
 
     def owners(self) -> list[Owner]:
-        """Return nothing: the context is the driver's memory."""
+        """Return an empty list, because the context belongs to the driver."""
         return []
 
-    def free(self) -> int | None:
-        """Return the bytes free on the device; None on a CPU."""
+    def free_bytes(self) -> int | None:
+        """Return the free bytes of the device; None on a CPU."""
         return int(torch.cuda.mem_get_info(self.device)[0]) if self.is_cuda else None
 
     def allocated(self) -> int | None:
@@ -68,7 +68,7 @@ class Device:
         return torch.cuda.memory_allocated(self.device) if self.is_cuda else None
 
     def close(self) -> None:
-        """Give back what torch keeps for later. A second call does nothing."""
+        """Release the device memory that torch caches. Idempotent."""
         if has_compiled():
             torch.compiler.reset()
         for name in ("last_type", "last_value", "last_traceback", "last_exc"):
@@ -79,9 +79,9 @@ class Device:
 
 
 class Weights:
-    """The weights of the model and of its draft model.
+    """Weights of the model and of its draft model.
 
-    Where a weight server is configured, weights and KV pool are its own and only mapped here.
+    If a weight server is configured, it owns the weights and the KV pool, and they are mapped here.
     """
 
     name = "weights"
@@ -95,13 +95,13 @@ class Weights:
         self.pool: torch.Tensor | None = None
         """The weight server's KV pool, uint8 [bytes], once it is mapped."""
         self.fenced = False
-        """After :meth:`close`: this process cannot write to the weight server's KV pool."""
+        """Whether this process can no longer write to the weight server's KV pool."""
         self._mapping: WeightMapping | None = None
         self._sizes: dict[str, int] = {}
         """Bytes of the weights by owner, once they are bound."""
 
     def request(self, model_config: Any, dtype: torch.dtype) -> None:
-        """Have the weight server load the weights, where there is one for this model."""
+        """Ask the weight server to load the weights, if there is one for this model."""
         if not self._config.weights:
             return
         shard = self._member.shard
@@ -111,7 +111,7 @@ class Weights:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether the weights are the weight server's."""
+        """Report whether the weights belong to the weight server."""
         return self._mapping is not None
 
     def map(self) -> dict[str, torch.Tensor]:
@@ -128,7 +128,7 @@ class Weights:
         dtype: torch.dtype,
         device: torch.device,
     ) -> Model:
-        """Bind the ``mapped`` weights, or load them here where that is None; return the model."""
+        """Return the model with the ``mapped`` weights. If None, load them from the files."""
         draft = None if self._config.draft_model is None else Path(self._config.draft_model)
         if mapped is not None and self._unbound is not None:
             own, drafts = draft_models.split_tensors(mapped)
@@ -154,7 +154,7 @@ class Weights:
     def map_pool(self, nbytes: int = 0) -> torch.Tensor | None:
         """Return the weight server's memory for this rank's KV pool, uint8 [bytes].
 
-        It is made of ``nbytes`` where it does not exist yet (unless 0). None where there is no
+        If it does not exist yet, it is created with ``nbytes``, unless that is 0. None without a
         weight server.
         """
         if self._mapping is not None and self.pool is None:
@@ -162,7 +162,7 @@ class Weights:
         return self.pool
 
     def claim_pool(self) -> rank_ipc.PoolMade:
-        """Tell the weight server that this process writes to its KV pool from now on."""
+        """Tell the weight server that this process will write to its KV pool. Return its answer."""
         if self._mapping is None or self.pool is None:
             return rank_ipc.PoolMade()
         alone = self._mapping.claim_pool()
@@ -174,7 +174,7 @@ class Weights:
         return 0 if self._mapping is None else self._mapping.nbytes + self._mapping.pool_nbytes
 
     def owners(self) -> list[Owner]:
-        """Return the weights of all ranks, and the draft model's."""
+        """Return the weights of all ranks and of the draft model."""
         if self.model is None:
             return []
         process = Role.WEIGHT_SERVER if self.is_mapped else Role.WORKER
@@ -185,7 +185,7 @@ class Weights:
         ]
 
     def close(self) -> None:
-        """Drop the models, then unmap. A second call does nothing."""
+        """Close the models, then unmap their weights. Idempotent."""
         for model in (self.model, self.draft):
             if model is not None:
                 model.close()
@@ -196,7 +196,7 @@ class Weights:
 
 
 class Heap:
-    """The collector's settings while the worker serves."""
+    """Garbage collector settings of a serving worker."""
 
     name = "heap"
 
@@ -205,18 +205,18 @@ class Heap:
         self._thresholds: tuple[int, int, int] | None = None
 
     def open(self) -> None:
-        """Take what exists now out of the collector's reach until :meth:`close`."""
+        """Exclude all existing objects from garbage collection until :meth:`close`."""
         self._thresholds = gc.get_threshold()
         frozen.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
         self.collections.start()
 
     def owners(self) -> list[Owner]:
-        """Return nothing: the frozen objects are counted by their owners."""
+        """Return an empty list, because frozen objects are counted by their owners."""
         return []
 
     def close(self) -> None:
-        """Put the collector's settings back. A second call does nothing."""
+        """Restore the collector's settings. Idempotent."""
         self.collections.stop()
         if self._thresholds is not None:
             gc.set_threshold(*self._thresholds)
@@ -229,16 +229,17 @@ def _nbytes(model: Model) -> int:
 
 
 def has_compiled() -> bool:
-    """Return whether torch.compile has compiled anything in this process.
+    """Report whether torch.compile has compiled anything in this process.
 
-    Asked first, because a reset of nothing imports the whole compiler: 2 s of every restart.
+    Check it before a reset, which imports the compiler even if there is nothing to reset. That
+    adds 2 s to a restart.
     """
     dynamo = sys.modules.get("torch._dynamo.utils")
     return dynamo is not None and bool(dynamo.counters)
 
 
-def make_context(device: torch.device) -> None:
-    """Make the device's context, and ``device`` the current one of this thread."""
+def create_context(device: torch.device) -> None:
+    """Create the CUDA context of ``device``, and make it current in this thread."""
     if device.type == "cuda":
         with primary_context(device.index):
             torch.cuda.set_device(device)
@@ -246,9 +247,10 @@ def make_context(device: torch.device) -> None:
 
 
 def device_baseline(device: torch.device, dtype: torch.dtype) -> int | None:
-    """Return the bytes allocated once the context exists and its libraries ran once.
+    """Return the bytes allocated after the context is created and its libraries have run once.
 
-    For ``dtype`` alone: each loads kernels of its own. None on a CPU.
+    The libraries run for ``dtype`` only, because they load other kernels for each dtype. None on a
+    CPU.
     """
     if device.type != "cuda":
         return None
@@ -261,7 +263,7 @@ def device_baseline(device: torch.device, dtype: torch.dtype) -> int | None:
 
 
 def release_device_caches() -> None:
-    """Give back what torch keeps for later: cuBLAS workspaces, free segments, pinned memory."""
+    """Release what torch caches: cuBLAS workspaces, free segments and pinned memory."""
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
     torch._C._host_emptyCache()

@@ -80,7 +80,7 @@ class Follower:
                 self._drop()
                 return rank_ipc.Acknowledged()
             case rank_ipc.MeasureFree():
-                return rank_ipc.Free(self._lifecycle.device.free())
+                return rank_ipc.Free(self._lifecycle.device.free_bytes())
             case rank_ipc.Freeze():
                 self._lifecycle.freeze()
             case rank_ipc.ReportMemory():

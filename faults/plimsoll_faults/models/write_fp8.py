@@ -43,7 +43,7 @@ def write_fp8(source: Path, target: Path) -> None:
     kept = quantization.Quantization(quantization.WHOLE)
     matrices = {
         path
-        for name, part in parts(Spec.of(config)).items()
+        for name, part in parts(Spec.from_config(config)).items()
         if name.startswith("layers.") and len(part.shape) == 2
         for path, _ in part.sources
         if kept.covers([path.removesuffix(WEIGHT)])

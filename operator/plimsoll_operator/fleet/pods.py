@@ -353,15 +353,17 @@ def _unmounted(events: Sequence[Object]) -> Cause | None:
     relevant = [one for one in events if one.get("reason") in EVENT_REASONS and one.get("message")]
     if not relevant:
         return None
-    newest = max(_at(one) for one in relevant)
+    newest = max(_event_time(one) for one in relevant)
     recent = [
-        one for one in relevant if not newest or seconds_between(_at(one), newest) <= RECENT_S
+        one
+        for one in relevant
+        if not newest or seconds_between(_event_time(one), newest) <= RECENT_S
     ]
     reason, text = min((str(one["reason"]), printable_line(str(one["message"]))) for one in recent)
     return Cause(reason, f"{reason} ({text})")
 
 
-def _at(event: Object) -> str:
+def _event_time(event: Object) -> str:
     found = event.get("lastTimestamp") or event.get("eventTime") or event.get("firstTimestamp")
     return str(found or event["metadata"].get("creationTimestamp") or "")
 

@@ -124,7 +124,7 @@ class Election:
         async with asyncio.timeout(min(within_s, self._clocks.renew / 2)):
             lease = await self._api.get(LEASE, self._namespace, self._name)
             if lease is None:
-                return await self._write(self._new())
+                return await self._write(self._new_lease())
             holder = _holder(lease)
             if holder not in ("", self._identity) and not self._is_expired(lease):
                 self.leading = False
@@ -173,7 +173,7 @@ class Election:
         duration = max(self._clocks.lease, min(written, MAX_DURATION_S))
         return now - self._seen[1] > duration
 
-    def _new(self) -> Object:
+    def _new_lease(self) -> Object:
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",

@@ -143,7 +143,7 @@ class PolicyWatch:
     def __init__(self, api: Api, store: Store, watches: Watches, namespaces: Sequence[str]) -> None:
         self._store, self._watches = store, watches
         self._reflectors = [
-            Reflector(api, POLICY, one, partial(self._listed, one), self._seen, whole=True)
+            Reflector(api, POLICY, one, partial(self._on_list, one), self._on_event, whole=True)
             for one in namespaces or (None,)
         ]
         self.on_change: Callable[[Object, bool], None] = lambda *_: None
@@ -158,17 +158,17 @@ class PolicyWatch:
             for one in self._reflectors:
                 group.create_task(one.run())
 
-    def _listed(self, namespace: str | None, items: list[Object]) -> None:
+    def _on_list(self, namespace: str | None, items: list[Object]) -> None:
         present = {key_of(item) for item in items}
         for key in self._store.known_keys():
             if key.kind == POLICY.kind and namespace in (None, key.namespace):
                 known = self._store.get(key, Ref(POLICY.kind, key.name))
                 if known is not None and key not in present:
-                    self._seen(known, gone=True)
+                    self._on_event(known, gone=True)
         for item in items:
-            self._seen(item, gone=False)
+            self._on_event(item, gone=False)
 
-    def _seen(self, item: Object, gone: bool) -> None:
+    def _on_event(self, item: Object, gone: bool) -> None:
         self._watches.handle_event(POLICY, "DELETED" if gone else "MODIFIED", item)
         self.on_change(item, gone)
 

@@ -68,7 +68,10 @@ class _Port:
         self.silent_s = 0.0
 
     def limit(self, latest_s: float) -> tuple[float, str]:
-        """Return the unusual silence in seconds, at most ``latest_s``, and the usual in words."""
+        """Return the longest usual silence in seconds, and a description of it.
+
+        It is ``latest_s`` if that is shorter, or if the usual silence is unknown.
+        """
         if not self.is_known:
             return latest_s, ""
         longest = self._before.longest

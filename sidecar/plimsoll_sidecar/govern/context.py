@@ -109,7 +109,7 @@ class TurnContext:
         return StepRecord(time=self.now, step=name, outcome=outcome, message=message)
 
     @property
-    def free(self) -> bool:
+    def is_free(self) -> bool:
         """Whether no command is pending. At most one may be."""
         return self.state.pending is None
 
@@ -133,13 +133,13 @@ class TurnContext:
             return None
         return max(0.0, budget.limit - budget.current) / budget.bytes_per_s
 
-    def only_observes(self, incident: Incident) -> str | None:
+    def reason_to_observe(self, incident: Incident) -> str | None:
         """Return why nothing is done about the incident but to report it; None if more is done."""
         if self.policy.mode is Mode.OBSERVE:
             return "mode is Observe"
         return LEARNING if incident.kind in self.learning else None
 
-    def lasts(self, incident: Incident) -> bool:
+    def defers_restart(self, incident: Incident) -> bool:
         """Report whether a budget that sets itself defers a restart: the limit is not near.
 
         Such a budget states the usual growth, not the growth that the owner allows. Memory with an
@@ -181,15 +181,15 @@ def is_conclusive(context: TurnContext, kind: IncidentKind) -> bool:
     return context.engine.answers and (kind is IncidentKind.STALL or context.assessment.warm)
 
 
-def why_not(
+def reason_to_skip(
     context: TurnContext, action: Action, incident: Incident
 ) -> tuple[StepOutcome, str] | None:
     """Return the outcome and reason for which ``action`` is not taken now; None if it is taken.
 
     The outcome is ``Would`` if only the mode, or a budget that is still learned, prevents it.
     """
-    reason = ladder.why_not(action, incident, context.policy, context.engine)
-    observes = context.only_observes(incident)
+    reason = ladder.reason_to_skip(action, incident, context.policy, context.engine)
+    observes = context.reason_to_observe(incident)
     if reason is None and observes is not None:
         return StepOutcome.WOULD, observes
     if reason is None and context.state.exhausted:
@@ -214,7 +214,7 @@ def is_restart_due(context: TurnContext, incident: Incident) -> bool:
     grows = suspicion is not None and suspicion.growing and not incident.subsided
     if suspicion is None or not (grows or context.at_limit(incident)):
         return False
-    spent = suspicion.over_budget and not context.lasts(incident)
+    spent = suspicion.over_budget and not context.defers_restart(incident)
     return spent or context.exhausts_before_drain(incident)
 
 

@@ -30,7 +30,7 @@ CURABLE = frozenset(
 """Kinds that an action can cure. The others are reported only."""
 
 
-def why_not(
+def reason_to_skip(
     action: Action, incident: Incident, policy: Supervision, engine: EngineView
 ) -> str | None:
     """Return the reason for skipping this rung, for the timeline, or None if it is allowed.
@@ -66,7 +66,10 @@ def why_not(
 def next_rung(incident: Incident, policy: Supervision, engine: EngineView) -> Action | None:
     """Return the least disruptive action that is allowed and untried, or None."""
     for action in (Action.WORKER_RESTART, Action.ENGINE_RESTART, Action.POD_REPLACE):
-        if action not in incident.tried and why_not(action, incident, policy, engine) is None:
+        if (
+            action not in incident.tried
+            and reason_to_skip(action, incident, policy, engine) is None
+        ):
             return action
     return None
 

@@ -137,9 +137,9 @@ def collect_diagnostics(context: TurnContext, incident: Incident) -> bool:
 
     Return whether they are complete. They cost the engine time, so call this only before a restart.
     """
-    if incident.diagnosed or context.hold or context.only_observes(incident) is not None:
+    if incident.diagnosed or context.hold or context.reason_to_observe(incident) is not None:
         return True
-    if context.free:
+    if context.is_free:
         context.send(incident, Verb.DIAGNOSE, "Diagnostics")
     return False
 

@@ -21,7 +21,7 @@ from plimsoll_sidecar.govern.context import (
     is_engine_starting,
     is_restart_budget_spent,
     is_restart_due,
-    why_not,
+    reason_to_skip,
 )
 from plimsoll_sidecar.govern.incident import ROUND_S, Incident
 from plimsoll_sidecar.govern.moves import (
@@ -87,8 +87,8 @@ def on_open(context: TurnContext, incident: Incident) -> None:
         return
     if context.assessment.in_long_step:
         return  # an engine within a step cannot trim
-    skipped = why_not(context, Action.TRIM, incident)
-    if skipped is None and not context.free:
+    skipped = reason_to_skip(context, Action.TRIM, incident)
+    if skipped is None and not context.is_free:
         return
     incident.growth_at_trim = incident.growth_bytes
     context.enter(incident, IncidentPhase.TRIMMING)
@@ -126,7 +126,7 @@ def on_confirmed(context: TurnContext, incident: Incident) -> None:
     rung = ladder.next_rung(incident, context.policy, context.engine)
     if rung is None:
         context.end(incident, IncidentPhase.UNRESOLVED, Reason.LADDER_EXHAUSTED)
-    elif (observes := context.only_observes(incident)) is not None:
+    elif (observes := context.reason_to_observe(incident)) is not None:
         incident.note(context.step(rung.value, StepOutcome.WOULD, observes))
         context.end(incident, IncidentPhase.SUPPRESSED, Reason.OBSERVED)
     elif leave_to_person(context, incident):
@@ -146,7 +146,7 @@ def on_awaiting_slot(context: TurnContext, incident: Incident) -> None:
     if end_if_gone(context, incident):
         return
     wanted = ladder.next_rung(incident, context.policy, context.engine)
-    if context.only_observes(incident) is not None or incident.rung != wanted:
+    if context.reason_to_observe(incident) is not None or incident.rung != wanted:
         context.enter(incident, IncidentPhase.CONFIRMED)
     elif leave_to_person(context, incident):
         return
@@ -159,7 +159,7 @@ def on_awaiting_slot(context: TurnContext, incident: Incident) -> None:
     elif (
         is_disrupted(context, incident)
         or context.hold
-        or not context.free
+        or not context.is_free
         or is_engine_starting(context, incident)
     ):
         return

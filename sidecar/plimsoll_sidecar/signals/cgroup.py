@@ -92,7 +92,7 @@ class Cgroup:
         self._above = [one for one in above if root is not None and one.is_relative_to(root)]
 
     @classmethod
-    def of(cls, pid: int) -> Cgroup | None:
+    def of_process(cls, pid: int) -> Cgroup | None:
         """Return the group of ``pid``.
 
         None if it is not visible or also contains other processes.

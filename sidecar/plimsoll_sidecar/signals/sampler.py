@@ -259,7 +259,7 @@ class Sampler:
         pid = first.pid if first is not None else None
         if first != self._group_of:
             self._group_of = first
-            self._group = Cgroup.of(pid) if pid is not None else None
+            self._group = Cgroup.of_process(pid) if pid is not None else None
         self.cgroup = self._group.read() if self._group is not None else CgroupMemory()
         host.cgroup_current, host.cgroup_anon = self.cgroup.current, self.cgroup.anon
         host.cgroup_shmem, host.cgroup_file = self.cgroup.shmem, self.cgroup.file

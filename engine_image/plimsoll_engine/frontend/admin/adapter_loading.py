@@ -23,7 +23,7 @@ async def load(engine: AsyncEngine, name: str, path: Path) -> None:
     async with engine.adapter_changes:
         if name == engine.settings.served_model_name:
             raise AdapterRefused(f"{name!r} is the name of the model itself", "lora_name")
-        adapter = engine.adapters.new(name, path)
+        adapter = engine.adapters.create(name, path)
         message, epoch = adapter.loading(), engine.epochs.current
         try:
             answer = await engine.ask(

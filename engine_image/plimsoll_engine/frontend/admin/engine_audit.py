@@ -60,12 +60,12 @@ async def audit(engine: AsyncEngine) -> Audit:
     )
 
 
-def compare_receiver_cache(sender: Sender, held: set[bytes]) -> list[AuditFinding]:
+def compare_receiver_cache(sender: Sender, receiver_keys: set[bytes]) -> list[AuditFinding]:
     """Compare the worker's receiver cache with the frontend's view of it."""
     details = sender.problems()
-    if lacking := len(sender.keys() - held):
+    if lacking := len(sender.keys() - receiver_keys):
         details.append(f"{lacking} media that were sent are not in the worker")
-    if unknown := len(held - sender.keys()):
+    if unknown := len(receiver_keys - sender.keys()):
         details.append(f"{unknown} media in the worker are unknown to the frontend")
     return [AuditFinding(RECEIVER, detail) for detail in details]
 

@@ -57,11 +57,11 @@ class AdapterRegistry:
         self._last = 0
         self._known: dict[int, RegisteredAdapter] = {}
         for name, module in modules.items():
-            adapter = self.new(name, Path(module.path))
+            adapter = self.create(name, Path(module.path))
             adapter.required, adapter.parent = True, module.base_model_name
             self.add(adapter)
 
-    def new(self, name: str, path: Path) -> RegisteredAdapter:
+    def create(self, name: str, path: Path) -> RegisteredAdapter:
         """Return a new adapter, not registered yet. Raises :class:`AdapterRefused`."""
         if self.find(name) is not None:
             raise AdapterRefused(
@@ -88,7 +88,7 @@ class AdapterRegistry:
         """Return the adapters that new requests can name, oldest first."""
         return [adapter for adapter in self._known.values() if adapter.listed]
 
-    def known(self) -> list[RegisteredAdapter]:
+    def list_for_worker(self) -> list[RegisteredAdapter]:
         """Return the adapters that a new worker must load, oldest first."""
         return list(self._known.values())
 

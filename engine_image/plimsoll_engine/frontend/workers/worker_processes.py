@@ -132,7 +132,7 @@ class WorkerProcesses:
     def media_lost(self, keys: list[bytes]) -> None:
         """Record media that the serving worker lacks, so that the next submission includes them."""
         if self._serving is not None:
-            self._serving.link.sender.lost(keys)
+            self._serving.link.sender.mark_missing(keys)
 
     @property
     def sender(self) -> Sender | None:
@@ -362,9 +362,9 @@ class WorkerProcesses:
             return
         await self._handle_unkillable("worker", worker.pid, needed=worker is self._serving)
 
-    async def _handle_unkillable(self, what: str, pid: int, needed: bool) -> None:
+    async def _handle_unkillable(self, name: str, pid: int, needed: bool) -> None:
         ends = self._failures.scope_of_unkillable_process(needed)
-        log.error(f"{what} not reaped", extra={"pid": pid, "ends": ends.name.lower()})
+        log.error(f"{name} not reaped", extra={"pid": pid, "ends": ends.name.lower()})
         if ends is FailureScope.PROCESSES:
             await self._kill_zygote()
 

@@ -165,7 +165,7 @@ def test_what_the_worker_lacks_is_sent_again() -> None:
     assert isinstance(second, worker_ipc.Submit)
     missing = receiver.unpack(second)
     assert missing == worker_ipc.MediaMissing("b", 0, [b"key2"])
-    sender.lost(missing.keys)
+    sender.mark_missing(missing.keys)
     again = sender.pack(submit("b", [2]))
     assert isinstance(again, worker_ipc.Submit)
     assert isinstance(receiver.unpack(again), worker_ipc.Submit)

@@ -79,7 +79,7 @@ def test_an_abandoned_transfer_is_lost_once_it_is_late(make: Make) -> None:
     assert lost_blocks(engine) == 0
     offload = engine.scheduler.offload
     assert offload is not None
-    offload.transfers[0].begun -= STALE_S
+    offload.transfers[0].started -= STALE_S
     assert lost_blocks(engine) == 2
 
 

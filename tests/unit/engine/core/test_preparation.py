@@ -55,14 +55,14 @@ def test_the_config_is_read_while_the_context_is_made(
         devices.append(device)
 
     monkeypatch.setattr(loader, "load_config", reads)
-    monkeypatch.setattr(lifecycle_module, "make_context", makes)
+    monkeypatch.setattr(lifecycle_module, "create_context", makes)
     lifecycle.prepare()
     assert devices == [torch.device("cpu")]
     assert helpers() == []
     lifecycle.shutdown()
 
 
-@pytest.mark.parametrize("where", ["loader.choose_device", "make_context"])
+@pytest.mark.parametrize("where", ["loader.choose_device", "create_context"])
 def test_what_fails_in_the_other_thread_fails_here(
     lifecycle: CoreLifecycle, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

@@ -104,7 +104,7 @@ def test_a_lost_rank_and_a_local_failure_are_distinguished(pair: tuple[Leader, L
         breaks()
     assert gone.value.gone
     assert leader.ended() is None
-    with pytest.raises(RanksLost, match="rank 1: does not receive"):
+    with pytest.raises(RanksLost, match="rank 1: cannot send to it"):
         leader.tell(rank_ipc.CaptureGraph())
 
 

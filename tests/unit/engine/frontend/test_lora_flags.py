@@ -87,31 +87,35 @@ def test_an_unloaded_adapter_is_known_until_its_last_request_is_released() -> No
     assert adapters.loaded(AdapterLoaded("", one.number)) is None
     assert not one.required
     with pytest.raises(AdapterRefused, match="loaded already"):
-        adapters.new("one", Path("/other"))
+        adapters.create("one", Path("/other"))
     adapters.use(one)
     adapters.use(one)
     assert adapters.problems([one, one]) == []
     assert adapters.problems([one]) == ["adapter one counts 2 requests, 1 use it"]
     assert adapters.unlist(one) is None
-    assert (adapters.find("one"), adapters.listed(), adapters.known()) == (None, [], [one])
+    assert (adapters.find("one"), adapters.listed(), adapters.list_for_worker()) == (
+        None,
+        [],
+        [one],
+    )
 
-    again = adapters.new("one", Path("/one"))
+    again = adapters.create("one", Path("/one"))
     assert again.number != one.number, "another loading is another adapter"
     adapters.add(again)
     with pytest.raises(AdapterRefused, match="--max-loras 2"):
-        adapters.new("two", Path("/two"))
+        adapters.create("two", Path("/two"))
     assert adapters.release(one) is None
     assert adapters.release(one) == UnloadAdapter(one.number)
-    assert adapters.known() == [again]
+    assert adapters.list_for_worker() == [again]
     assert adapters.unlist(again) == UnloadAdapter(again.number)
-    assert adapters.known() == []
+    assert adapters.list_for_worker() == []
 
 
 def test_an_adapter_that_a_worker_cannot_load_is_listed_no_more() -> None:
     adapters = AdapterRegistry(1, {"one": LoraModule("one", "/one")})
-    (one,) = adapters.known()
+    (one,) = adapters.list_for_worker()
     adapters.use(one)
     assert adapters.loaded(AdapterLoaded("", one.number, "no such file")) is one
-    assert (adapters.listed(), adapters.known()) == ([], [])
+    assert (adapters.listed(), adapters.list_for_worker()) == ([], [])
     assert adapters.release(one) is None
     assert adapters.problems([]) == []

@@ -57,7 +57,7 @@ def test_layers_with_experts_are_those_of_transformers(
             if isinstance(Qwen3MoeDecoderLayer(asked, layer).mlp, Qwen3MoeSparseMoeBlock)
         ]
     assert theirs == layers
-    mixture = Spec.of(asked).mixture
+    mixture = Spec.from_config(asked).mixture
     assert (sorted(mixture.layers) if mixture else []) == layers
     parts = Decoder(asked, torch.float32).parts
     assert sorted(int(name.split(".")[1]) for name in parts if name.endswith("router")) == layers
@@ -67,7 +67,7 @@ def test_layers_with_experts_are_those_of_transformers(
 
 
 def test_a_model_without_experts_has_no_mixture() -> None:
-    assert Spec.of(config(model_type="qwen3")).mixture is None
+    assert Spec.from_config(config(model_type="qwen3")).mixture is None
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ def test_only_what_was_done_since_the_moment_counts() -> None:
     activity.begin()
     spend("messages", 0.5)
     spend("step", 1.5)
-    assert activity.since(0.0) == {"step": 2.5, "capture": 2.0, "messages": 0.5}
-    assert activity.since(2.0) == {"capture": 1.0, "messages": 0.5, "step": 1.5}
-    assert activity.since(9.0) == {"step": 1.0}
-    assert activity.since(10.0) == {}
+    assert activity.durations_since(0.0) == {"step": 2.5, "capture": 2.0, "messages": 0.5}
+    assert activity.durations_since(2.0) == {"capture": 1.0, "messages": 0.5, "step": 1.5}
+    assert activity.durations_since(9.0) == {"step": 1.0}
+    assert activity.durations_since(10.0) == {}
     for _ in range(2 * KEPT):
         spend("report", 1.0)
-    assert activity.since(0.0) == {"report": float(KEPT)}
+    assert activity.durations_since(0.0) == {"report": float(KEPT)}
