@@ -16,7 +16,7 @@ from docs.tools.blocks import ROOT
 RESULTS = sorted((ROOT / "research" / "bench" / "results").glob("*.json"))
 OLD = {
     "abuse", "actions", "conformance", "detection-trade-off", "gated-product-h100",
-    "leaklab-hours", "leaklab-noise", "leaklab-real", "operator_cache", "rank-steps-h100",
+    "leaklab-hours", "leaklab-noise", "leaklab-real", "rank-steps-h100",
     "rank-sums-h100", "real-engines", "real-engines-h200",
 }  # fmt: skip
 """Results of commits that were changed before they were merged, or of work in progress.
