@@ -151,3 +151,18 @@ def test_what_the_status_of_a_policy_says() -> None:
     )
     assert (partly.ok, refused.ok) == (False, False)
     assert refused.text == "pod a: spec.hostPID is true"
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_it_tells_what_memory_a_service_needs_and_what_to_set(fits: bool) -> None:
+    text = "host memory needs 17.2 GiB at this load" + (
+        "" if fits else ", request 10.0 GiB is too small"
+    )
+    resources = {"requests": {"memory": "17664Mi"}, "limits": {"memory": "33Gi"}}
+    said = {"message": text, "resources": resources}
+    (found,) = checks.check_memory("service qwen", {"recommendation": said})
+    assert (found.name, found.ok) == ("service qwen memory", fits)
+    assert found.text == text + (
+        "" if fits else "; set requests.memory: 17664Mi, limits.memory: 33Gi"
+    )
+    assert list(checks.check_memory("service qwen", {})) == []
