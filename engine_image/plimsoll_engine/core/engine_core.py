@@ -46,14 +46,16 @@ from plimsoll_engine.process.owners import Owner
 log = logging.getLogger(__name__)
 
 COMPILE_WAIT_S = 0.01
-"""How long a step without other work waits for a grammar before messages are read again."""
+"""Seconds that a step without other work waits for a grammar before it reads messages again."""
 
 EXPIRY_INTERVAL_S = 0.05
-"""How often deadlines are checked, since checking every request in each step costs time."""
+"""Interval in seconds between checks of deadlines, because a check in each step costs time."""
 
 QUIESCE_WAIT_S = 0.1
-"""How long a worker waits for grammars before a handover. A request whose newest token its grammar
-has not accepted by then is computed again."""
+"""Seconds that a worker waits for grammars before a handover.
+
+A request whose grammar has not accepted its newest token by then is computed again.
+"""
 
 RESET_WAIT_S = 1.0
 """Longer than transferring all blocks in flight takes (25 GB/s over PCIe 5)."""
@@ -204,7 +206,7 @@ class EngineCore:
         return inheritance
 
     def quiesce(self) -> StepOutput:
-        """Finish the step under way without launching another, and wait for the device.
+        """Finish the step in progress without launching another, and wait for the device.
 
         After that the pool has all tokens that count as computed. Raises :class:`DeviceLost`.
         """
@@ -330,7 +332,7 @@ class EngineCore:
             chunk.request.in_flight.tokens += ends
 
     def _finish_step(self, output: StepOutput) -> None:
-        """Wait for the step under way, if any, and take its tokens."""
+        """Wait for the step in progress, if any, and store its tokens."""
         step, self._in_flight = self._in_flight, None
         if step is None:
             return
@@ -357,7 +359,7 @@ class EngineCore:
     def _append_accepted(
         self, request: Request, tokens: list[NextToken], drafts: int, output: StepOutput
     ) -> None:
-        """Take the tokens of accepted drafts; ``drafts`` is the number of verified ones."""
+        """Store the tokens of accepted drafts; ``drafts`` is the number of verified ones."""
         assert self.speculation is not None
         self.speculation.verified(request, drafts, len(tokens))
         for token_id, logprobs in tokens:
@@ -391,9 +393,9 @@ class EngineCore:
             self._end(request)
 
     def _apply_masks(self, output: StepOutput, wait_s: float, idle: bool = False) -> None:
-        """Take the tokens that grammars have accepted, and wait up to ``wait_s`` for fast ones.
+        """Append the tokens that grammars have accepted. Wait up to ``wait_s`` s for fast grammars.
 
-        If the worker is ``idle``, wait for slow ones as well. A request ends if its grammar became
+        If the worker is ``idle``, wait for slow grammars too. A request ends if its grammar became
         too complex or takes too long over a token.
         """
         if not self._unconfirmed:

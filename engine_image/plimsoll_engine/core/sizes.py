@@ -103,9 +103,9 @@ def resolve(
 ) -> EngineSizes:
     """Return the sizes for the ``requested`` settings. Call it after the weights were loaded.
 
-    ``dtype`` is the KV pool's, ``positions`` the model's longest context in tokens, ``pool_bytes``
-    the size of an existing KV pool, ``free`` the device memory that is free on every rank (None on
-    a CPU), and ``draft`` the shape of a draft model's part of the pool. Raises
+    ``dtype`` is the KV pool's, and ``positions`` the model's longest context in tokens.
+    ``pool_bytes`` is the size of an existing KV pool. ``free`` is the device memory that is free on
+    every rank, None on a CPU. ``draft`` is the shape of a draft model's part of the pool. Raises
     :class:`SettingsError` for values that are invalid or do not fit into memory.
     """
     for name in (

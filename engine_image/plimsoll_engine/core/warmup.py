@@ -1,9 +1,9 @@
 """Warm-up requests before the engine serves.
 
-The first run uses a pool of a few blocks, while a predecessor may still hold the memory of the real
-one; it loads libraries and kernels. The second uses the real pool with the largest prefill and the
-widest decode step, so that every buffer exists and working memory is at its largest before the
-baseline is taken.
+The first run loads libraries and kernels. It uses a pool of a few blocks, while a predecessor may
+still hold the memory of the real pool. The second uses the real pool with the largest prefill and
+the widest decode step. After it, every buffer exists and working memory is at its maximum, so that
+the baseline can be measured.
 """
 
 from __future__ import annotations

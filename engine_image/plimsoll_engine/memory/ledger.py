@@ -1,4 +1,4 @@
-"""Who holds how much: what the open parts of a worker hold, by owner."""
+"""Memory that the open parts of a worker hold, by owner."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class Weights:
         return self.pool
 
     def claim_pool(self) -> rank_ipc.PoolMade:
-        """Tell the weight server that this process will write to its KV pool. Return its answer."""
+        """Claim the weight server's KV pool for this process, and return the server's answer."""
         if self._mapping is None or self.pool is None:
             return rank_ipc.PoolMade()
         alone = self._mapping.claim_pool()

@@ -14,7 +14,7 @@ from plimsoll_engine.messages.rank_ipc import Array, Inputs
 
 
 class Known(Protocol):
-    """What a step reads of a request."""
+    """Properties of a request that a step reads."""
 
     @property
     def token_ids(self) -> Sequence[int]:

@@ -32,10 +32,10 @@ GREEDY_BELOW = 1e-5
 
 
 class Row(NamedTuple):
-    """How to sample one row.
+    """Sampling parameters and state of one row.
 
-    ``position`` is the number of output tokens so far, ``counts`` counts them if a penalty needs
-    it, and ``allowed`` is the mask of a grammar or of allowed tokens: token t is bit t % 32 of the
+    ``position`` is the number of output tokens so far; ``counts`` counts them if a penalty needs
+    it. ``allowed`` is the mask of a grammar or of allowed tokens: token t is bit t % 32 of the
     little-endian int32 word t // 32. ``banned`` tokens would complete a bad word.
     """
 

@@ -66,7 +66,7 @@ BLANK = "\u2581"
 
 LIMITS = LLParserLimits(
     max_lexer_states=20_000,  # 1-2 KB each
-    verbose_errors=False,  # they are long and describe the parser's internals
+    verbose_errors=False,  # they are long and describe internals of the parser
 )
 
 JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \t\r\n]{0,20}"}

@@ -19,13 +19,15 @@ from typing import Final
 from llguidance import LLMatcher
 
 GRACE_S = 0.01
-"""How long a step waits for masks. With a vocabulary of 150,000 tokens, typical schemas and
-expressions take 0.1 to 5 ms."""
+"""Seconds that a step waits for masks.
+
+Typical schemas and expressions take 0.1 to 5 ms with a vocabulary of 150,000 tokens.
+"""
 LIMIT_CPU_S = 0.5
 LIMIT_WALL_S = 10.0
 """Limit for a mask whose thread gets no CPU time, or that gets no thread."""
 THREADS = 2
-"""Number of threads besides those with slow masks."""
+"""Number of threads in addition to those with slow masks."""
 MAX_THREADS = 8
 TENANT_SLOW = 2
 """Number of slow masks of a tenant at which it gets no further thread."""

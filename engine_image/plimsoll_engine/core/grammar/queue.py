@@ -1,6 +1,6 @@
 """Orders grammar compilations: fair between tenants, then between small and large texts. Pure.
 
-A tenant has one compilation under way at a time, and the waiting tenant whose grammars took the
+A tenant has one compilation in progress at a time, and the waiting tenant whose grammars took the
 fewest seconds is next. Within a tenant small and large texts take turns by the same rule, so that a
 short expression does not wait for thirty long ones. A tenant that returns starts with the lowest
 seconds of the tenants present.
@@ -24,7 +24,7 @@ class Waiting:
 
 
 class GrammarQueue:
-    """The queue of compilations, identified by number; at most ``slots`` are under way."""
+    """Queue of compilations, identified by number; at most ``slots`` are in progress."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -40,7 +40,7 @@ class GrammarQueue:
 
     @property
     def under_way(self) -> int:
-        """Number of compilations under way."""
+        """Number of compilations in progress."""
         return len(self._under_way)
 
     def add(self, number: int, tenant: str, characters: int) -> None:
@@ -57,7 +57,7 @@ class GrammarQueue:
         free = [one for one in self._waiting.values() if one.tenant not in busy]
         if not free:
             return None
-        # Of equals min returns the first one, which is the oldest.
+        # If several are equal, min returns the first, which is the oldest.
         one = min(
             free,
             key=lambda w: (self._seconds[w.tenant], self._seconds_of[w.tenant, w.large]),
@@ -66,7 +66,7 @@ class GrammarQueue:
         return one.number
 
     def discard(self, number: int) -> bool:
-        """Remove a waiting compilation; return False if it is under way, where it stays."""
+        """Remove a waiting compilation; return False if it is in progress, and stays so."""
         one = self._waiting.pop(number, None)
         if one is None:
             return False

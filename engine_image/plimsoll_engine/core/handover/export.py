@@ -15,7 +15,7 @@ from plimsoll_engine.messages.handover import Handover, Layout, Table
 
 
 def export_tables(engine: EngineCore, layout: Layout) -> bytes:
-    """Return the message about the requests of ``engine``, which has no step under way.
+    """Return the message about the requests of ``engine``, which has no step in progress.
 
     Raises :class:`plimsoll_engine.messages.handover.HandoverRefused` if it would be too large.
     """

@@ -1,9 +1,9 @@
 """The scheduler's record of encoder outputs: which media are encoded, and for which requests.
 
 The runner holds the outputs themselves. Requests with the same image or sound share an entry, which
-lives while one of them needs it: until the placeholder tokens are computed or, in an
-encoder-decoder model that attends to the output in every step, until the request ends. Only running
-requests hold entries, so the budget always comes back.
+lives while a request needs it. Usually that is until its placeholder tokens are computed. An
+encoder-decoder model attends to the output in every step, and needs it until the request ends. Only
+running requests hold entries, so the budget always comes back.
 
 A step frees outputs before it makes new ones. So outputs released in step N are freed with step
 N + 1 at the earliest, or when the engine goes idle. An entry that was allocated and freed in one

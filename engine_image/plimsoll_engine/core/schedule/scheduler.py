@@ -1,17 +1,17 @@
 """Chooses the tokens of the next step: continuous batching with chunked prefill.
 
-Running requests come first, then waiting ones, in the order of their places (see waiting.py), until
-the token budget, the number of sequences or the KV blocks are used up. A prompt longer than the
-budget is computed in chunks over several steps. When blocks run out, the last request in that order
-is preempted: it releases its blocks and waits, and its tokens are computed again later, mostly from
-the prefix cache.
+Running requests come first, then waiting ones, in the order of their places (see waiting.py). A
+step is full when the token budget, the number of sequences or the KV blocks are used up. A prompt
+longer than the budget is computed in chunks over several steps. When blocks run out, the last
+request in that order is preempted: it releases its blocks and waits. Its tokens are computed again
+later, mostly from the prefix cache.
 
 Priorities apply within a tenant. Its more urgent requests have its earlier places, and a running
 request is preempted for a waiting one of the same tenant with a higher priority. Priorities are
 strict: a low one waits for as long as higher ones of its tenant keep that tenant's places busy.
 
-There is no deadlock: a request that could not run alone in an empty pool is refused at once, and
-the first request in the order is never preempted for another tenant.
+There is no deadlock. A request that could not run alone in an empty pool is refused at once. The
+first request in the order is never preempted for another tenant.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the next token may be, and the token counts that penalties need. Pure.
+"""Rules for the next token, and the token counts that penalties need. Pure.
 
 ``allowed_token_ids`` and ``bad_words`` are those of vLLM. All depends on the output alone, so it
 holds after a request is carried over to another worker.
@@ -46,7 +46,7 @@ def bad_word_lookback(words: Sequence[Sequence[int]]) -> int:
 
 
 class TokenCounts:
-    """How often each token of a request occurs in its output; 0 if only in the prompt."""
+    """Count of each token of a request in its output; 0 if it is only in the prompt."""
 
     __slots__ = ("_places", "outputs", "tokens")
 

@@ -52,7 +52,7 @@ class _Rows:
 
 
 class _Behind(NamedTuple):
-    """What the model must compute of a request before it drafts, up to token ``end``."""
+    """Tokens of a request, up to ``end``, that the model must compute before it drafts."""
 
     number: int
     request: Request

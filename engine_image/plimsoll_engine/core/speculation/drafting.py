@@ -4,10 +4,10 @@ A decode step with k drafts has k + 1 rows for the request, and each row is samp
 before it were output tokens. The first draft that differs from the sampled token is rejected with
 all after it. The accepted tokens are those that k + 1 single steps would have sampled.
 
-This is rejection sampling with drafts as point masses. Drawing x from p and accepting the draft d
-if x = d accepts it with probability p(d), and otherwise leaves p without d, normalised: min(1, p/q)
-and the positive part of p - q. Since output token i is always drawn by (seed, i), a request has the
-same text with any drafts, with none, and over any restart.
+This is rejection sampling with drafts as point masses. If x is drawn from p and the draft d is
+accepted if x = d, its probability is p(d). Otherwise, p without d remains, normalised. These are
+min(1, p/q) and the positive part of p - q. Since output token i is always drawn by (seed, i), a
+request has the same text with any drafts, with none, and over any restart.
 
 Drafts use the tokens, rows and blocks that a step has left. They preempt and delay no request.
 """
