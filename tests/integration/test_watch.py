@@ -15,7 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.desk import LIMIT_S, Desk
+from docs.tools.blocks import blocks
+from tests.desk import LIMIT_S, PROGRAM, Desk
 
 STANDIN = Path(__file__).parent / "standin_external.py"
 QUICK = ("--warmup=2s", "--host-budget=64Mi", "--window=1h")
@@ -77,6 +78,16 @@ def test_a_process_is_watched_until_it_ends(desk: Standin) -> None:
     process.wait(10)
     assert watching.wait(30) == 0, desk.told()
     assert f"process {process.pid} has ended" in desk.told()
+
+
+def test_the_quick_start_needs_no_engine(desk: Standin) -> None:
+    page = Path(__file__).parents[2] / "docs" / "quickstart.md"
+    (block,) = (one for one in blocks(page, "sh") if "kept.append" in one.text)
+    program = block.text.replace("plimsoll ", f"{PROGRAM} ")
+    done = desk.start("bash", "-c", program, out=desk.out)
+    assert done.wait(2 * LIMIT_S) == 0, desk.told()
+    assert ": HostGrowth in anonymous_other" in desk.told()
+    assert "incident" in desk.told().lower()
 
 
 def test_a_part_of_an_engine_stands_for_all_of_it(desk: Standin) -> None:
