@@ -82,6 +82,8 @@ def _problem(words: Sequence[str]) -> str | None:
     if program.startswith("python") and rest[:1] == ["-m"]:
         found = _module(rest[1]) if len(rest) > 1 else False
         return None if found else f"there is no module {rest[1:2]}"
+    if program.startswith("python") and rest and rest[0].endswith(".py"):
+        return None if (ROOT / rest[0]).exists() else f"there is no file {rest[0]}"
     if program == "kubectl" and (kind := AMBIGUOUS.search(" ".join(rest))):
         return f"{kind[0]} may be KServe's kind: write plinf, or the name with .{API_GROUP}"
     if program in ("kubectl", "helm"):
