@@ -93,7 +93,7 @@ class Fleet:
 
 
 class FleetPage:
-    """Makes the page from the operator's own cache: it asks the API server for nothing."""
+    """Page of the fleet, from the operator's cache. It needs no request to the API server."""
 
     def __init__(
         self,

@@ -58,7 +58,9 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument("--run-dir", type=Path, required=True, help="shared with the engine")
     parse.add_argument("--state-dir", type=Path, required=True, help="journal and diagnostics")
     parse.add_argument("--metrics-port", type=int, default=METRICS_PORT, help="/metrics and /state")
-    parse.add_argument("--probe-port", type=int, default=PROBE_PORT, help="the launcher's own")
+    parse.add_argument(
+        "--probe-port", type=int, default=PROBE_PORT, help="port of the launcher's probe"
+    )
     parse.add_argument("--host", default=EVERY_ADDRESS, help="address of the metrics port")
     return parse
 

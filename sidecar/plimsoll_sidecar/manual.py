@@ -63,7 +63,9 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument(
         "--expected-epoch", help="the epoch that the action was decided on; current: the engine's"
     )
-    parse.add_argument("--deadline", type=_seconds, default=DRAIN_S, help="seconds of a drain")
+    parse.add_argument(
+        "--deadline", type=_seconds, default=DRAIN_S, help="maximum seconds to drain"
+    )
     parse.add_argument(
         "--service", action="store_true", help="resume: clear the whole service's restarts, too"
     )

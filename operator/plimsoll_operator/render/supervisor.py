@@ -161,15 +161,15 @@ def _with_limit(budget: MemoryBudget | None, limit: str | None) -> MemoryBudget 
     return replace(budget, limit_bytes=parse_bytes(limit))
 
 
-def supervisor_args(at: SupervisorPlaces) -> list[str]:
+def supervisor_args(places: SupervisorPlaces) -> list[str]:
     """Return the arguments of the supervisor's command."""
     return [
-        f"--config={at.config_file}",
-        f"--run-dir={at.run_dir}",
-        f"--state-dir={at.state_dir}",
-        f"--metrics-port={at.metrics_port}",
-        f"--probe-port={at.probe_port}",
-        f"--host={at.host}",
+        f"--config={places.config_file}",
+        f"--run-dir={places.run_dir}",
+        f"--state-dir={places.state_dir}",
+        f"--metrics-port={places.metrics_port}",
+        f"--probe-port={places.probe_port}",
+        f"--host={places.host}",
     ]
 
 

@@ -68,7 +68,7 @@ class Incident(IncidentRecord, omit_defaults=True, kw_only=True):
 
     @property
     def subsided(self) -> bool:
-        """Whether growth that was confirmed as a leak is more likely to be none by now."""
+        """Whether the odds of a confirmed leak have been low for :data:`SUBSIDED_S`."""
         growth = self.kind in (IncidentKind.HOST_GROWTH, IncidentKind.DEVICE_GROWTH)
         return growth and self.doubted_s >= SUBSIDED_S
 

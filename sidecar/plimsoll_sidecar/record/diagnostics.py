@@ -96,7 +96,7 @@ class Diagnostics:
         return saved
 
     def _save_stacks(self, folder: Path, command: Command) -> list[Path]:
-        """Save the stacks that the adapter gets without an answer of the engine."""
+        """Save the stacks that the adapter can read although the engine does not answer."""
         text = self._engine.stacks(command)
         if text is None:
             return []

@@ -36,7 +36,7 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class Scores:
-    """By row: float32 log probability and int32 rank of the next token of the prompt.
+    """Float32 log probability and int32 rank of the next token of the prompt, for each row.
 
     ``top_ids`` int32 and ``top`` float32 [rows, largest request] are the likeliest tokens.
     """
