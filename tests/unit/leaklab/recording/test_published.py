@@ -18,6 +18,7 @@ EVERY = list(recordings())
 MOST_BYTES = 20 << 20
 LONGEST_DEVICE_RUN_S, SHORTEST_CPU_RUN_S, LONG_S = 480.0, 590.0, 1500.0
 MOST_FAILED = 0.005
+"""Of the clients of a recording, where the engine was not restarted."""
 OWN_FAILURES = {
     "deep_queue": "clients stop waiting in the queue that the run is about",
     "late_adapters": "the engine answers 404 until it has loaded an adapter",
@@ -25,7 +26,6 @@ OWN_FAILURES = {
 """Mechanisms whose requests may fail, with the reason."""
 FEW_REQUESTS = {"quiet"}
 """Mechanisms with less than one request a second."""
-"""Of the clients of a recording, where the engine was not restarted."""
 
 
 def test_each_part_has_the_files_of_its_recordings_and_no_others() -> None:
