@@ -12,7 +12,7 @@ Object = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Row:
+class FleetRow:
     """One service or policy. Percent of the worst pod's budget; None is unknown.
 
     ``drained`` counts the pods that a person took out of service.
@@ -53,11 +53,11 @@ class Row:
         return max(known, default=None)
 
 
-def row_of(item: Object) -> Row:
+def row_of(item: Object) -> FleetRow:
     """From an InferenceService. What its status lacks is unknown."""
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     memory = status.get("memory") or {}
-    return Row(
+    return FleetRow(
         kind=SERVICE_KIND,
         namespace=str(meta.get("namespace", "")),
         name=str(meta["name"]),
@@ -75,11 +75,11 @@ def row_of(item: Object) -> Row:
     )
 
 
-def row_of_policy(item: Object) -> Row:
+def row_of_policy(item: Object) -> FleetRow:
     """From a SupervisionPolicy. Its status counts no restarts."""
     meta, spec, status = item["metadata"], item.get("spec") or {}, item.get("status") or {}
     memory = status.get("memory") or {}
-    return Row(
+    return FleetRow(
         kind=POLICY_KIND,
         namespace=str(meta.get("namespace", "")),
         name=str(meta["name"]),
@@ -97,7 +97,7 @@ def row_of_policy(item: Object) -> Row:
     )
 
 
-def worst_first(rows: Iterable[Row]) -> list[Row]:
+def worst_first(rows: Iterable[FleetRow]) -> list[FleetRow]:
     """Sort by open incidents, then by the share of the budget that is spent."""
     return sorted(rows, key=lambda row: (-row.incidents, -(row.spent or -1), row.key))
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from plimsoll_api.fleet_row import Row, row_of, row_of_policy, worst_first
+from plimsoll_api.fleet_row import FleetRow, row_of, row_of_policy, worst_first
 from plimsoll_api.incidents import ENDED
 from plimsoll_api.times import rfc3339
 from plimsoll_operator.fleet.slots import Allocation
@@ -80,10 +80,10 @@ class Breaker:
 
 @dataclass
 class Fleet:
-    """Contents of the page. ``budgets`` has the host's and the device's budget by ``Row.key``."""
+    """Contents of the page. ``budgets`` has the host's and the device's budget by the row's key."""
 
     breaker: Breaker
-    rows: list[Row] = field(default_factory=list)
+    rows: list[FleetRow] = field(default_factory=list)
     budgets: dict[str, tuple[str, str]] = field(default_factory=dict)
     suspects: list[Object] = field(default_factory=list)
     incidents: list[Object] = field(default_factory=list)
@@ -132,7 +132,7 @@ class FleetPage:
 async def read(store: Store, breaker: Breaker) -> Fleet:
     """Read the fleet from the cache, a part at a time, so that other tasks run in between."""
     fleet = Fleet(breaker)
-    kept: list[Row] = []
+    kept: list[FleetRow] = []
     for count, key in enumerate(store.known_keys()):
         if count % AT_ONCE == AT_ONCE - 1:
             await asyncio.sleep(0)
@@ -157,7 +157,7 @@ async def read(store: Store, breaker: Breaker) -> Fleet:
     return fleet
 
 
-def _incidents(store: Store, row: Row) -> Iterator[Object]:
+def _incidents(store: Store, row: FleetRow) -> Iterator[Object]:
     """Yield the open incidents of a row."""
     key = Key(row.namespace, row.name, row.kind)
     for incident in store.children(key, (INCIDENT.kind,)) if row.incidents else ():
@@ -178,7 +178,7 @@ def _budgets(item: Object) -> tuple[str, str]:
 _SIDES = ("host", "device")
 
 
-def _suspects(row: Row, item: Object) -> Iterator[Object]:
+def _suspects(row: FleetRow, item: Object) -> Iterator[Object]:
     status = item.get("status") or {}
     if found := status.get("suspectRevision"):
         yield {"of": row.shown, **found}
@@ -255,8 +255,8 @@ def _section(title: str, head: _Heads, rows: Iterable[str], none: str, more: int
     )
 
 
-def _row(budgets: dict[str, tuple[str, str]]) -> Callable[[Row], str]:
-    def html(row: Row) -> str:
+def _row(budgets: dict[str, tuple[str, str]]) -> Callable[[FleetRow], str]:
+    def html(row: FleetRow) -> str:
         host, device = budgets.get(row.key, ("", ""))
         state = "bad" if row.state in ALARMS else "good" if row.state in WELL else "warn"
         kind = "policy" if row.kind == POLICY.kind else "service"
@@ -273,7 +273,7 @@ def _row(budgets: dict[str, tuple[str, str]]) -> Callable[[Row], str]:
     return html
 
 
-def _meter(side: str, row: Row, percent: int | None, budget: str) -> str:
+def _meter(side: str, row: FleetRow, percent: int | None, budget: str) -> str:
     """Return a meter of the worst pod's share; unknown is no nought, and none is no unknown."""
     if not budget and percent is None:
         return "<small>none</small>"

@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from plimsoll_api.fleet_row import Row, row_of, row_of_policy, worst_first
+from plimsoll_api.fleet_row import FleetRow, row_of, row_of_policy, worst_first
 from plimsoll_api.names import POLICY_PLURAL, SERVICE_KIND, SERVICE_PLURAL
 from plimsoll_cli.cluster.client import AbsentError, Cluster
 from plimsoll_cli.errors import RunError
@@ -50,7 +50,7 @@ class History:
 
     values: dict[str, deque[float | None]] = field(default_factory=dict)
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Iterable[FleetRow]) -> None:
         """Add a refresh, and drop the rows that no longer exist."""
         fresh = {row.key: row for row in rows}
         self.values = {key: self.values.get(key) or deque(maxlen=KEPT) for key in fresh}
@@ -82,7 +82,9 @@ def run(cluster: Cluster, output: Output, once: bool) -> None:
         _live(cluster, rows, history, output is Output.WIDE, out)
 
 
-def _live(cluster: Cluster, rows: list[Row], history: History, wide: bool, out: Console) -> None:
+def _live(
+    cluster: Cluster, rows: list[FleetRow], history: History, wide: bool, out: Console
+) -> None:
     error_text = ""
     with Live(console=out, auto_refresh=False, screen=True) as live:
         while True:
@@ -96,7 +98,7 @@ def _live(cluster: Cluster, rows: list[Row], history: History, wide: bool, out: 
 
 
 def frame(
-    rows: list[Row], history: History, wide: bool, out: Console, error_text: str = ""
+    rows: list[FleetRow], history: History, wide: bool, out: Console, error_text: str = ""
 ) -> RenderableType:
     """Return a frame of the live view, as wide as the terminal."""
     shown = [cells(row, history, wide, out.width, plain(out)) for row in rows]
@@ -123,7 +125,7 @@ def columns(wide: bool, width: int, trend: bool = True) -> list[str]:
 
 
 def cells(
-    row: Row, history: History | None, wide: bool, width: int, ascii_only: bool
+    row: FleetRow, history: History | None, wide: bool, width: int, ascii_only: bool
 ) -> list[Cell]:
     """Return the cells of a row. Without ``history`` there is no trend."""
     style = _style(row.spent)
@@ -144,15 +146,15 @@ def cells(
     return [*made, row.mode, row.worst, row.url] if wide else made
 
 
-def _read(cluster: Cluster) -> list[Row]:
+def _read(cluster: Cluster) -> list[FleetRow]:
     rows = [row_of(item) for item in cluster.list_own(SERVICE_PLURAL)]
     with contextlib.suppress(AbsentError):  # older installations have no policies
         rows += [row_of_policy(item) for item in cluster.list_own(POLICY_PLURAL)]
     return worst_first(rows)
 
 
-def _object(row: Row) -> dict[str, Any]:
-    return {key: getattr(row, key) for key in Row.__dataclass_fields__}
+def _object(row: FleetRow) -> dict[str, Any]:
+    return {key: getattr(row, key) for key in FleetRow.__dataclass_fields__}
 
 
 def _count(value: int | None) -> str:
