@@ -50,7 +50,7 @@ from plimsoll_engine.models import loader
 from plimsoll_engine.models.decoder import Decoder
 from plimsoll_engine.models.model import MediaModel, Model
 from plimsoll_engine.process.owners import Part
-from plimsoll_engine.worker.parts import Device, Heap, Weights, create_context
+from plimsoll_engine.worker.parts import Heap, OpenDevice, Weights, create_context
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class CoreLifecycle:
         self.vocabulary = vocabulary
         self.trials = trials
         self._on_stage = on_stage
-        self.device = Device()
+        self.device = OpenDevice()
         self.member = Member(ranks)
         self.weights = Weights(config, self.member)
         self.heap = Heap()

@@ -32,7 +32,7 @@ GC_THRESHOLDS = (20_000, 50, 1_000)
 """Thresholds of the garbage collector. Full collections pause all streams, so they are rare."""
 
 
-class Device:
+class OpenDevice:
     """Device with its context, and its allocated bytes before this worker allocates any."""
 
     name = "device"
