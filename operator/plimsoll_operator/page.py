@@ -25,7 +25,7 @@ from plimsoll_operator.runtime.cache import Store
 
 MAX_ROWS = 200
 MAX_INCIDENTS = 100
-MAX_TEXT = 200
+MAX_CELL = 200
 """Characters of one cell."""
 CACHE_S = 5.0
 AT_ONCE = 100
@@ -315,9 +315,9 @@ def _waiting(name: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a value as HTML text of at most :data:`MAX_TEXT` characters; empty for None."""
+    """Return a value as HTML text of at most :data:`MAX_CELL` characters; empty for None."""
     text = "" if value is None else str(value)
-    return escape(text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…")
+    return escape(text if len(text) <= MAX_CELL else f"{text[: MAX_CELL - 1]}…")
 
 
 def _count(value: Any) -> str:
@@ -337,6 +337,6 @@ def refusal(host: str | None) -> str | None:
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        shown = name[:MAX_TEXT]
+        shown = name[:MAX_CELL]
         return f"host {shown!r} is not answered: open the page by port-forward, as localhost"
     return None

@@ -125,7 +125,7 @@ def test_text_of_pods_is_escaped_and_cut() -> None:
     assert "script" not in seen.elements
     assert EVIL not in text
     longest = max(len(cell) for row in seen.rows for cell in row)
-    assert longest == page.MAX_TEXT
+    assert longest == page.MAX_CELL
 
 
 def test_nothing_is_loaded_from_elsewhere() -> None:
