@@ -14,9 +14,9 @@ from plimsoll_api.units import DAY_S, format_bytes, format_left
 
 STEP_BYTES = 256 << 20
 """Requests and limits are rounded up to a multiple of this size."""
-MIN_REQUESTS, MIN_AGE_S = 1000, 3600
+MIN_REQUESTS, MIN_GROWTH_AGE_S = 1000, 3600
 """Requests and seconds after a warm-up from which growth per request and per second is stated."""
-MAX_LEFT_S = 3 * 365 * DAY_S
+MAX_FORECAST_S = 3 * 365 * DAY_S
 """Longest time that a text gives a limit to last; slower growth is not worth a word."""
 SHOWN_SHARE = 0.01
 """Share of the level from which pools that are not full yet are mentioned."""
@@ -86,8 +86,8 @@ def contract(
     each = max((g.bytes / g.requests for g in growth if g.requests >= MIN_REQUESTS), default=0.0)
     if each >= 1:
         said.append(f"grows by {format_bytes(_two_digits(each))} a request")
-    rate = max((g.bytes / g.age_s for g in growth if g.age_s >= MIN_AGE_S), default=0.0)
-    if rate and limit is not None and (left_s := (limit - level) / rate) <= MAX_LEFT_S:
+    rate = max((g.bytes / g.age_s for g in growth if g.age_s >= MIN_GROWTH_AGE_S), default=0.0)
+    if rate and limit is not None and (left_s := (limit - level) / rate) <= MAX_FORECAST_S:
         lasts = format_left(max(0.0, left_s))
         said.append(f"the limit lasts {lasts} at this traffic")
     return Contract("; ".join(said), _rounded(level), _rounded(full + budget))

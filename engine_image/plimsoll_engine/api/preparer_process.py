@@ -34,7 +34,7 @@ from plimsoll_engine.process.parent_death import die_with_parent
 
 JOB_BYTES = 1 << 30
 """Address space that a job may add to that of the idle process."""
-MAX_GROWTH_BYTES = 64 << 20
+MAX_KEPT_BYTES = 64 << 20
 """Growth since startup at which the process exits; the frontend starts another."""
 TRIM_BYTES = 1 << 20
 """After a body of this size, malloc returns its free pages to the kernel."""
@@ -75,7 +75,11 @@ def main() -> None:
             if size >= TRIM_BYTES:
                 host_memory.malloc_trim()
                 now = host_memory.rss_anon()
-                if baseline is not None and now is not None and now - baseline > MAX_GROWTH_BYTES:
+                if (
+                    baseline is not None
+                    and now is not None
+                    and now - baseline > MAX_GROWTH
+                ):
                     return
 
 
