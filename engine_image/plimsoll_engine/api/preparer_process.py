@@ -75,11 +75,7 @@ def main() -> None:
             if size >= TRIM_BYTES:
                 host_memory.malloc_trim()
                 now = host_memory.rss_anon()
-                if (
-                    baseline is not None
-                    and now is not None
-                    and now - baseline > MAX_GROWTH
-                ):
+                if baseline is not None and now is not None and now - baseline > MAX_KEPT_BYTES:
                     return
 
 
