@@ -79,10 +79,10 @@ def run(cluster: Cluster, output: Output, once: bool) -> None:
         show(names, shown, out)
         return
     with contextlib.suppress(KeyboardInterrupt):
-        _live(cluster, rows, history, output is Output.WIDE, out)
+        _show_live(cluster, rows, history, output is Output.WIDE, out)
 
 
-def _live(
+def _show_live(
     cluster: Cluster, rows: list[FleetRow], history: History, wide: bool, out: Console
 ) -> None:
     error_text = ""

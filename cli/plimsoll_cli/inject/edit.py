@@ -42,7 +42,7 @@ def changes(text: str, root: Node, wanted: Any, is_json: bool = False) -> list[C
     Raises EditError if they are not possible.
     """
     editor = _Editor(text, is_json)
-    editor.compare(root, root.value(), wanted, ())
+    editor.add_edits(root, root.value(), wanted, ())
     editor.expand_aliases(root, root.value(), wanted, ())
     return sorted(editor.made, key=lambda one: (one.start, one.end, -one.indent))
 
@@ -120,7 +120,7 @@ class _Editor:
         self.within: list[Node] = []
         self.line_end = line_end(text)
 
-    def compare(self, node: Node, old: Any, new: Any, path: Path) -> None:
+    def add_edits(self, node: Node, old: Any, new: Any, path: Path) -> None:
         """Add the edits that change ``node`` from ``old`` to ``new``."""
         if json_equal(old, new):
             return
@@ -147,7 +147,7 @@ class _Editor:
         added = {}
         for key, value in new.items():
             if key in own:
-                self.compare(own[key], old[key], value, (*path, key))
+                self.add_edits(own[key], old[key], value, (*path, key))
             elif key not in old or not json_equal(old[key], value):
                 added[key] = value
         if not added:
@@ -166,7 +166,7 @@ class _Editor:
             self.within.append(node)
             return
         for child, before, name in zip(node.children, old, names, strict=True):
-            self.compare(child, before, wanted[name], (*path, name))
+            self.add_edits(child, before, wanted[name], (*path, name))
         added: list[str] = []
         for name in wanted:
             if name not in names:

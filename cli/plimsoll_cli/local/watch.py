@@ -42,7 +42,7 @@ PROCESS_POLL_S = 2.0
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """Options of the command. Sizes are bytes, times seconds."""
+    """Options of the command. Sizes are in bytes, times in seconds."""
 
     target: str | None
     command: tuple[str, ...]

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from plimsoll_engine.api import errors
 from plimsoll_engine.api.batch import Batch
-from plimsoll_engine.api.body import client_key, wait_disconnect
+from plimsoll_engine.api.body import client_key, wait_for_disconnect
 from plimsoll_engine.api.chat_choice import ChatChoice
 from plimsoll_engine.api.error_response import error_response
 from plimsoll_engine.api.errors import ApiError
@@ -112,7 +112,7 @@ class GenerationResponse(Response):
         answering = asyncio.create_task(
             self._stream_to(send) if self._stream else self._send_whole(send)
         )
-        disconnected = asyncio.create_task(wait_disconnect(receive))
+        disconnected = asyncio.create_task(wait_for_disconnect(receive))
         try:
             await asyncio.wait({answering, disconnected}, return_when=asyncio.FIRST_COMPLETED)
             if answering.done():

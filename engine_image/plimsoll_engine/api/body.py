@@ -29,13 +29,13 @@ class BodyRefused(Exception):
 class Body(NamedTuple):
     """Body of a request.
 
-    ``client`` is the tenant or address that its memory counts for. ``wait_disconnect`` returns once
-    the client has disconnected.
+    ``client`` is the tenant or address that the body's memory counts for. ``wait_for_disconnect``
+    returns once the client has disconnected.
     """
 
     raw: bytearray
     client: str
-    wait_disconnect: WaitDisconnect
+    wait_for_disconnect: WaitDisconnect
 
 
 class BodyReader:
@@ -62,7 +62,7 @@ class BodyReader:
             except OverBudget as error:
                 status, code = (429, "too_many_bytes") if error.client else (503, "overloaded")
                 raise BodyRefused(status, code, str(error)) from None
-            yield Body(raw, client, functools.partial(wait_disconnect, request.receive))
+            yield Body(raw, client, functools.partial(wait_for_disconnect, request.receive))
 
     async def _read(
         self, request: Request, max_bytes: int, declared: bool, reservation: Reservation
@@ -100,7 +100,7 @@ def client_key(request: Request) -> str:
     return request.client.host if request.client is not None else ""
 
 
-async def wait_disconnect(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
     """Wait until the client of a request disconnects; its body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -54,11 +54,11 @@ def send(connection: socket.socket, data: bytes | bytearray) -> None:
 
 def receive(connection: socket.socket) -> bytearray:
     """Return the next message. Raises EOFError if the connection is closed."""
-    (length,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
-    return _exactly(connection, length)
+    (length,) = LENGTH.unpack(_read_exactly(connection, LENGTH.size))
+    return _read_exactly(connection, length)
 
 
-def _exactly(connection: socket.socket, length: int) -> bytearray:
+def _read_exactly(connection: socket.socket, length: int) -> bytearray:
     data = bytearray(length)
     view = memoryview(data)
     while view:

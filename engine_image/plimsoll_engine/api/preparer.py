@@ -1,4 +1,4 @@
-"""RequestPreparer of request bodies: small ones inline, all others in a separate process.
+"""Preparation of request bodies: inline if they are small, else in a separate process.
 
 A small body takes a few milliseconds, less than the round trip to the process adds under load.
 """
@@ -44,7 +44,7 @@ START_TIMEOUT_S = 60.0
 MIN_JSON_VALUES = 1 << 16
 """Commas and brackets that any body may have."""
 JSON_VALUES_PER_TOKEN = 4
-"""Additional ones per token of context: a prompt of token ids has one per token."""
+"""Additional commas and brackets per token of context: a prompt of token ids has one per token."""
 
 _OUTCOME: msgspec.msgpack.Decoder[Outcome] = msgspec.msgpack.Decoder(Outcome)
 _Result = TypeVar("_Result")
@@ -88,7 +88,10 @@ class Preparer:
         self._stop_process()
 
     async def completion(self, body: Body) -> PreparedBody[CompletionRequest]:
-        """Prepare the body of a completion. Raises ApiError, or ClientDisconnect while it waits."""
+        """Prepare the body of a completion.
+
+        Raises ApiError, or ClientDisconnect if the client leaves while the job is queued.
+        """
         if len(body.raw) <= INLINE_BYTES or _has_only_ids(body.raw):
             return self._inline.completion(body.raw, self._context())
         return await self._run_in_process(body, "completion", PreparedBody[CompletionRequest])
@@ -146,7 +149,7 @@ class Preparer:
         raw = body.raw
         job = Job(kind, self._context(), content_type)
         loop = asyncio.get_running_loop()
-        async with self._slots.slot(body.client, body.wait_disconnect):
+        async with self._slots.slot(body.client, body.wait_for_disconnect):
             try:
                 outcome = await loop.run_in_executor(self._thread, self._call, job, raw)
             except TimeoutError:

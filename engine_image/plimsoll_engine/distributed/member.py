@@ -87,7 +87,7 @@ class Member:
         values = [free]
         if self.leader is not None:
             values += [
-                rank.bytes for rank in self.leader.ask(rank_ipc.MeasureFree(), rank_ipc.Free)
+                rank.bytes for rank in self.leader.ask(rank_ipc.MeasureFreeMemory(), rank_ipc.Free)
             ]
         return min((value for value in values if value is not None), default=None)
 

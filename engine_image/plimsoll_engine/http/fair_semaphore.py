@@ -23,25 +23,27 @@ class FairSemaphore:
 
     @contextlib.asynccontextmanager
     async def slot(
-        self, client: str, wait_disconnect: WaitDisconnect | None = None
+        self, client: str, wait_for_disconnect: WaitDisconnect | None = None
     ) -> AsyncIterator[None]:
         """Hold a slot for ``client`` within the context.
 
-        Raises ClientDisconnect if ``wait_disconnect`` returns before a slot is free.
+        Raises ClientDisconnect if ``wait_for_disconnect`` returns before a slot is free.
         """
-        await self._acquire(client, wait_disconnect)
+        await self._acquire(client, wait_for_disconnect)
         try:
             yield
         finally:
             self._release()
 
-    async def _acquire(self, client: str, wait_disconnect: WaitDisconnect | None) -> None:
+    async def _acquire(self, client: str, wait_for_disconnect: WaitDisconnect | None) -> None:
         if self._free:
             self._free -= 1
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append(future)
-        disconnect = None if wait_disconnect is None else asyncio.ensure_future(wait_disconnect())
+        disconnect = (
+            None if wait_for_disconnect is None else asyncio.ensure_future(wait_for_disconnect())
+        )
         if disconnect is not None:
             disconnect.add_done_callback(lambda _: future.cancel())
         try:

@@ -98,7 +98,7 @@ class ReleasePool(msgspec.Struct, tag="drop"):
     """Command: release the KV pool and the CUDA graphs. The reply is :class:`Acknowledged`."""
 
 
-class MeasureFree(msgspec.Struct, tag="measure"):
+class MeasureFreeMemory(msgspec.Struct, tag="measure"):
     """Command: measure the free device memory. The reply is :class:`Free`."""
 
 
@@ -120,7 +120,7 @@ class Shutdown(msgspec.Struct, tag="end"):
 
 Command = (
     CreatePool | ChecksumBlocks | Step | PrepareGraphs | CaptureGraph | ReleasePool
-    | MeasureFree | Freeze | ReportMemory | TrimRank | Shutdown
+    | MeasureFreeMemory | Freeze | ReportMemory | TrimRank | Shutdown
 )  # fmt: skip
 
 

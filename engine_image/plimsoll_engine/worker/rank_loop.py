@@ -79,7 +79,7 @@ class Follower:
             case rank_ipc.ReleasePool():
                 self._drop()
                 return rank_ipc.Acknowledged()
-            case rank_ipc.MeasureFree():
+            case rank_ipc.MeasureFreeMemory():
                 return rank_ipc.Free(self._lifecycle.device.free_bytes())
             case rank_ipc.Freeze():
                 self._lifecycle.freeze()

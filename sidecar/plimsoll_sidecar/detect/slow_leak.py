@@ -190,13 +190,13 @@ class SlowLeakWatch:
             return
         offset = t - HOUR_S / 2 - state.levels[0][-1].t
 
-        def moved(level: Level) -> Level:
+        def shift(level: Level) -> Level:
             return Level(level.t + offset, level.bytes)
 
         for mine, theirs in zip(self._levels, state.levels, strict=False):
-            mine.extend(map(moved, theirs))
+            mine.extend(map(shift, theirs))
         for index, half in enumerate(state.halves[:SCALES]):
-            self._halves[index] = None if half is None else moved(half)
+            self._halves[index] = None if half is None else shift(half)
         self._peaks.extend(state.peaks)
         self._update(limit, state.raised)
 

@@ -72,14 +72,14 @@ def test_answers_and_reports_are_distinguished(
                 case rank_ipc.ReportMemory():
                     memory = ProcessMemory(Role.WORKER, 7, malloc_in_use=11)
                     link.send(rank_ipc.RankReport(memory, [], 5))
-                case rank_ipc.MeasureFree():
+                case rank_ipc.MeasureFreeMemory():
                     link.send(rank_ipc.Free(9))
 
     following = beside(follow)
     (first,) = leader.accounts()  # waits
     assert (first.memory.malloc_in_use, first.graph_bytes) == (11, 5)
     leader.accounts()  # asks anew, and waits for nothing
-    assert [free.bytes for free in leader.ask(rank_ipc.MeasureFree(), rank_ipc.Free)] == [9]
+    assert [free.bytes for free in leader.ask(rank_ipc.MeasureFreeMemory(), rank_ipc.Free)] == [9]
     assert len(leader.accounts()) == 1
     leader.tell(rank_ipc.CaptureGraph())
     following.result(10)
