@@ -25,7 +25,7 @@ from plimsoll_api.units import DAY_S, format_bytes
 NEAR_LIMIT_RATIO = 0.95
 """Share of a memory limit in use, without what the kernel can reclaim, that counts as near it."""
 AUTO = "Auto"
-"""The value of ``growthBudget`` for a budget that sets itself."""
+"""The value of ``growthBudget`` for an automatic budget, which is learned."""
 PROVISIONAL_BYTES = 2 << 30
 PROVISIONAL_SHARE = 0.125
 """The budget before a level is known: an eighth of the memory limit, at most 2 GiB. It is a choice,
@@ -208,11 +208,11 @@ class MemoryPolicy(msgspec.Struct, frozen=True):
 
     @property
     def learns(self) -> bool:
-        """Whether a budget sets itself."""
+        """Whether any budget is automatic (learned)."""
         return any(one is not None and one.auto for one in (self.host, self.device))
 
     def auto_of(self, kind: IncidentKind) -> MemoryBudget | None:
-        """Return the budget for incidents of a ``kind`` if it sets itself, and None otherwise."""
+        """Return the budget for incidents of ``kind`` if it is automatic (learned), else None."""
         budgets = {IncidentKind.HOST_GROWTH: self.host, IncidentKind.DEVICE_GROWTH: self.device}
         budget = budgets.get(kind)
         return budget if budget is not None and budget.auto else None

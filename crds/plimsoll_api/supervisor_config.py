@@ -106,9 +106,9 @@ class EngineEndpoint(msgspec.Struct, frozen=True):
 class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):
     """The engine of one pod, as found when the pod was created.
 
-    ``memory_limit_bytes`` is the memory limit of its container; None if it has none.
-    ``shared_device`` says whether a device plugin gives it part of a device. ``restarts`` says
-    whether the kubelet restarts it after it ends.
+    ``memory_limit_bytes`` is the memory limit of the engine's container, or None without a limit.
+    ``shared_device`` says whether a device plugin gives the container only part of a device.
+    ``restarts`` says whether the kubelet restarts the container after it ends.
     """
 
     engine: EngineEndpoint

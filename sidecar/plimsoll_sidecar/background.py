@@ -36,19 +36,20 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 """First and longest pause after a failure, in seconds."""
 MAX_RETRY_AFTER_S = 300.0
-"""Longest pause in seconds that an error may request (``retry_after_s``); a day would be an
-outage."""
+"""Longest pause in seconds that an error may request (``retry_after_s``). A server that asked for a
+day would stop the thread."""
 HANG_S = 60.0
 """Seconds without a sample after which the main thread counts as hanging; a sample takes
 milliseconds, or seconds if an answer is slow."""
 
 
 class BackgroundThread(threading.Thread):
-    """A thread that calls ``turn`` until it is stopped, at most until the process ends.
+    """A daemon thread that calls ``turn`` until it is stopped.
 
     ``turn`` returns the seconds until the next turn, or None to wait for :meth:`wake`. Errors of
     the ``expected`` types are logged without a traceback. Pauses after failures grow to
-    ``max_pause_s``; a pause that an error requests may be as long as ``max_retry_after_s``.
+    ``max_pause_s``. An error with ``retry_after_s``, from a Retry-After header, sets the pause
+    itself, up to ``max_retry_after_s``.
     """
 
     def __init__(

@@ -77,7 +77,10 @@ details{border-top:1px solid var(--line);padding:.4rem 0}summary{cursor:pointer}
 
 
 def render_page(state: bytes, points: Sequence[HistoryPoint], live: bool = False) -> bytes:
-    """Return the page for ``/state`` as HTML in UTF-8; with ``live``, the browser reloads it."""
+    """Return an HTML page in UTF-8 that shows ``state``, the JSON text of ``/state``.
+
+    With ``live``, the browser reloads the page every :data:`RELOAD_S` seconds.
+    """
     known = None if state == NO_STATE else decode(state, View)
     title = "Plimsoll" if known is None else f"{known.service} - Plimsoll"
     again = f'<meta http-equiv="refresh" content="{RELOAD_S}">' if live else ""

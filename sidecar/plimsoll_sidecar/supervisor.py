@@ -175,7 +175,7 @@ class Supervisor:
         self.display.update(seen, turn.events, self._config, self._governor, self._journal)
 
     def _learn_budgets(self, seen: Observation) -> None:
-        """Learn the budgets that set themselves, and go by new ones while no incident is open."""
+        """Learn the ``Auto`` budgets, and apply new sizes while no incident is open."""
         memory, learned = self._config.current.memory, self._journal.learned
         if seen.engine.epoch is None or seen.status is None:
             return

@@ -126,7 +126,7 @@ class EngineCore:
 
     @property
     def max_rows(self) -> int:
-        """Maximum rows of a step without prompts."""
+        """Maximum number of rows in a step that has no prompts."""
         if self.speculation is None:
             return self.scheduler.max_num_seqs
         return self.speculation.rows

@@ -65,7 +65,7 @@ class Lifecycle:
 
     @property
     def is_warming(self) -> bool:
-        """Whether no worker has served yet, so a request would wait for the whole start."""
+        """Whether the first worker is still starting: a request would wait until it serves."""
         return self.state in WARMING
 
     @property

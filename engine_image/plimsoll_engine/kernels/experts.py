@@ -60,7 +60,10 @@ def tiles(dtype: torch.dtype) -> tuple[Tile, ...]:
 
 
 def tile_for(pairs: int, experts: int, dtype: torch.dtype) -> Tile:
-    """Return the tile for ``pairs`` of a row and one of ``experts``."""
+    """Return the tile for the mean number of pairs for each expert.
+
+    A pair is a row and one of the experts chosen for it. ``pairs`` and ``experts`` are totals.
+    """
     if dtype == torch.float32:
         return WIDE_FEW if pairs <= FEW_PAIRS * experts else WIDE_MANY
     if pairs <= FEW_PAIRS * experts:

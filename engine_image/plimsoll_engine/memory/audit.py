@@ -83,10 +83,10 @@ def idle_holds_no_block(engine: EngineCore, _: Ledger) -> list[str]:
 
 
 def kv_pool_has_its_owners_alone(engine: EngineCore, _: Ledger) -> list[str]:
-    """Check that only the runner, its graphs and the offload reference the KV pool.
+    """Check that nothing but the runner, its graphs and the KV offload references the KV pool.
 
-    Another reference, such as one in a stored frame, would keep the pool after shutdown. The same
-    holds for a draft model's pool.
+    Another reference, such as one in a stored frame, would keep the pool in memory after shutdown.
+    A draft model's pool is checked in the same way.
     """
     found = []
     draft = None if engine.speculation is None else engine.speculation.draft_model

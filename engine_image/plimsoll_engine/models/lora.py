@@ -134,10 +134,10 @@ def linear(
     product: Product = product,
     first: int = 0,
 ) -> torch.Tensor:
-    """Return ``x`` [tokens, in] times a layer's matrix, with the step's adapters applied.
+    """Apply a layer's matrix and the step's adapters to ``x`` [tokens, in].
 
-    The result is [tokens, out] of the same dtype. ``product`` computes the base product; ``weight``
-    has the matrix's rows from ``first`` on.
+    Returns [tokens, out] of the same dtype. ``product`` computes the result without adapters.
+    ``weight`` holds the matrix's rows from row ``first`` on.
     """
     y = product(x, weight, bias)
     if adapters is not None:

@@ -57,7 +57,7 @@ class Workload:
         return next(filter(None, named), "")
 
     def slots(self, policy: str, count: int) -> tuple[str, ...]:
-        """Return the names of its restart-slot Leases."""
+        """Return the names of the workload's ``count`` restart-slot Leases for ``policy``."""
         return slot_names(policy, self.ref, count)
 
     def replicas(self) -> str:

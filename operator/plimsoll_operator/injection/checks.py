@@ -138,9 +138,9 @@ def check_mounts(container: Object, engine: EngineContainer, fields: Fields) -> 
 
 
 def check_budget(budget: MemoryBudget | None, engine: EngineContainer, fields: Fields) -> None:
-    """Refuse a host budget above the engine's memory limit, which could never be exhausted.
+    """Refuse a host budget that exceeds the engine's memory limit.
 
-    Raises InjectionError.
+    Growth would reach the limit before it exhausted the budget. Raises InjectionError.
     """
     limit = memory_limit(engine)
     if budget is None or budget.auto or limit is None:

@@ -74,10 +74,10 @@ QUOTA_REQUESTS = {"cpu": "20m", "memory": "96Mi", "ephemeral-storage": "64Mi"}
 def fit_resources(wanted: Resources, others: Iterable[Object]) -> Object:
     """Return limits and requests for one of our containers beside ``others`` in the same pod.
 
-    A ResourceQuota that counts a resource refuses a pod if one container lacks it, so ours sets
-    each resource that every other one sets. A limit on ephemeral storage counts for the whole pod.
-    In a pod of the QoS class Guaranteed, the requests equal the limits, so that it keeps the
-    class.
+    A ResourceQuota on a resource refuses a pod if any container does not set that resource, so our
+    container sets each resource that all others set. A limit on ephemeral storage applies to the
+    whole pod. In a pod of the QoS class Guaranteed, our requests equal our limits, so that the pod
+    stays Guaranteed.
     """
     others = list(others)
     each = [_resources(one) for one in others]

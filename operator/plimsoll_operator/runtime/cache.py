@@ -170,10 +170,11 @@ class Store:
         return found
 
     def replace(self, kind: str, items: Iterable[Listed], version: str) -> int:
-        """Store a list of all objects of ``kind`` that was current at resource version ``version``.
+        """Replace the stored objects of ``kind`` with a complete list at ``version``.
 
-        Returns the number of objects that were missing or outdated. Objects newer than the list
-        stay, because watches continue while it is read.
+        ``version`` is the list's resource version. Returns the number of objects that were missing
+        from the store, outdated in it, or deleted since. Stored objects newer than the list are
+        kept, because watches continue while the list is read.
         """
         listed: set[tuple[Key, Ref]] = set()
         present: set[str] = set()

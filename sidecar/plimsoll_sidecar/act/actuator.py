@@ -142,7 +142,7 @@ class Actuator:
         return None if self._stored.empty() else self._stored.get_nowait()
 
     def store_restarts(self, known: ReplicaRestarts) -> None:
-        """Store the journal's restart count outside of the journal as well, as soon as possible."""
+        """Start storing the journal's restart counts outside the journal as well; do not wait."""
         self._is_merged = True
         if known != self._slots.known:
             self._slots.known = known

@@ -235,7 +235,7 @@ class Baseline:
         return max(0, self.growth, unexplained(base, point) if base is not None else 0)
 
     def is_settling(self) -> bool:
-        """Return whether the load is higher than any before, so that nothing is comparable yet."""
+        """Report whether the load exceeds all loads with a base: growth is not measurable yet."""
         return self._entering is not None and self._entering[0] > max(self._bases)
 
     def _base(self, load: int | None) -> Point | None:

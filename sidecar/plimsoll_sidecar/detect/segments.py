@@ -125,13 +125,13 @@ def _first_valid(host: Host, *fields: str) -> str | None:
 
 
 def host_segments(
-    sample: Sample, source: HostSource, accounted: bool = False
+    sample: Sample, source: HostSource, had_account: bool = False
 ) -> dict[Segment, int]:
     """Return the bytes of each known host segment.
 
     ``anonymous_other`` is the anonymous memory that the allocators' account does not cover.
-    ``accounted`` states that the engine has had such an account: a sample without one then leaves
-    ``anonymous_other`` unknown.
+    ``had_account`` says that earlier samples had this account. Then ``anonymous_other`` is unknown
+    in a sample that lacks it.
     """
     malloc, host = sample.malloc, sample.host
     sizes: dict[Segment, int | None] = {}
@@ -140,7 +140,7 @@ def host_segments(
         sizes[Segment.MALLOC_IN_USE] = malloc.in_use
         sizes[Segment.MALLOC_RETAINED] = malloc.retained
     anonymous = source.anonymous(host)
-    if anonymous is not None and sample.scrape_ok and (malloc is not None or not accounted):
+    if anonymous is not None and sample.scrape_ok and (malloc is not None or not had_account):
         sizes[Segment.ANONYMOUS_OTHER] = anonymous - sum(_valid_sizes(sizes).values())
     sizes[Segment.SHARED] = source.shared_bytes(host)
     sizes[Segment.SHARED_ORPHAN] = source.orphan_bytes(host)
@@ -243,7 +243,7 @@ class Roles:
     def majority(self) -> str | None:
         """Return the role with more than half of all growth, or None.
 
-        A page that two processes share counts for each of them, so that neither has the majority.
+        Growth in pages that two processes share counts for both, so neither has more than half.
         """
         role, grown = self.largest(), self._grown()
         return role if role is not None and 2 * grown[role] > sum(grown.values()) else None

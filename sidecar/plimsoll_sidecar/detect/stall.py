@@ -56,7 +56,7 @@ class _Port:
 
     @property
     def is_known(self) -> bool:
-        """Whether the port answered for long enough to know what is usual."""
+        """Whether the port has answered for long enough to know its usual silences."""
         return self._before.served_s >= ANSWERED_S
 
     def end_silence(self, step: float) -> None:

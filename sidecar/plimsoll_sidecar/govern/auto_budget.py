@@ -159,7 +159,7 @@ class Learned(msgspec.Struct, omit_defaults=True):
         return provisional(limit) if wanted is None else wanted
 
     def inherit(self, known: LearnedMemory | None) -> None:
-        """Adopt the lessons of other replicas, until this one has a budget of its own."""
+        """Adopt the lessons of other replicas, until this one has learned a budget."""
         if known is None or self.budget is not None or known == self.inherited:
             return
         if not self.hours:
@@ -252,7 +252,7 @@ def bounded(wanted: int, limit: int | None, start: int) -> int:
 
 
 class BudgetsInForce(NamedTuple):
-    """The budgets in force. Incidents of the ``learning`` kinds are reported only."""
+    """The budgets in force. Incidents of the ``learning`` kinds are only reported."""
 
     memory: MemoryPolicy
     learning: frozenset[IncidentKind] = frozenset()
@@ -285,7 +285,7 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         }
 
     def lacks_budget(self, memory: MemoryPolicy) -> bool:
-        """Report whether a budget that sets itself is not known yet."""
+        """Report whether an ``Auto`` budget is not known yet."""
         pairs = ((self.host, memory.host), (self.device, memory.device))
         return any(b is not None and b.auto and one.budget is None for one, b in pairs)
 
@@ -319,7 +319,7 @@ class LearnedBudgets(msgspec.Struct, omit_defaults=True):
         return None if same else found
 
     def in_force(self, memory: MemoryPolicy) -> BudgetsInForce:
-        """Return the policy with learned budgets in bytes."""
+        """Return the policy with sizes for ``Auto`` budgets, and the kinds not yet learned."""
         learning: set[IncidentKind] = set()
 
         def resolved(name: str, budget: MemoryBudget | None, one: Learned) -> MemoryBudget | None:

@@ -140,7 +140,7 @@ class TurnContext:
         return LEARNING if incident.kind in self.learning else None
 
     def defers_restart(self, incident: Incident) -> bool:
-        """Report whether a budget that sets itself defers a restart: the limit is not near.
+        """Report whether an ``Auto`` budget defers a restart because the limit is not near.
 
         Such a budget states the usual growth, not the growth that the owner allows. Memory with an
         unknown limit counts as lasting.
@@ -203,7 +203,7 @@ def is_restart_due(context: TurnContext, incident: Incident) -> bool:
 
     The budget is the growth that a replica may have: growth that stops within it costs no restart.
     A restart gains nothing if memory does not grow at this moment, unless it is at its limit. The
-    same holds for growth that has turned out more likely to be no leak. If the budget sets itself,
+    same holds for growth that has turned out more likely to be no leak. If the budget is ``Auto``,
     the limit must be near as well. None of this holds for a stall, or for an incident that a
     restart did not cure.
     """

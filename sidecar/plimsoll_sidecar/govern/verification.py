@@ -49,9 +49,9 @@ def verdict(
     warmup_s: float,
     now: float,
 ) -> Verdict:
-    """Return the verdict on the memory of the new epoch, by the incident's own baseline.
+    """Judge the memory of the new epoch by the incident's baseline.
 
-    Store the minimum memory in ``incident``: load may come back before the verdict.
+    Stores the minimum memory in ``incident``, because load may return before the verdict.
     """
     late = now - incident.phase_since > START_S + warmup_s
     renewed = engine.epoch is not None and engine.epoch != incident.fenced_epoch

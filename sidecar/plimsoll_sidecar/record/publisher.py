@@ -209,7 +209,7 @@ class Publisher:
             )  # the object has the same information
 
     def _take_next(self) -> tuple[tuple[int, Incident] | None, float]:
-        """Return the first incident that may be written, or None, and the seconds until one may."""
+        """Return the next incident to send, or None, and the seconds to wait."""
         due_s, now = NEVER, time.monotonic()
         with self._lock:
             for name, (revision, incident) in list(self._latest.items()):

@@ -16,7 +16,7 @@ SMALL_CHARACTERS = 4 << 10
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """One queued compilation; ``large`` depends on the length of its text."""
+    """One queued compilation; ``large`` if its text exceeds :data:`SMALL_CHARACTERS`."""
 
     number: int
     tenant: str

@@ -40,8 +40,9 @@ class Proposer(Protocol):
     def propose(self, wanted: Sequence[tuple[Request, int]]) -> Sequence[list[int] | None]:
         """Return next tokens for each (request, maximum number of drafts).
 
-        An empty list means no proposal, None that the request has to catch up first. All tokens of
-        the requests are known, and each has a :class:`Drafting` and the blocks for its drafts.
+        An empty list means that there is no proposal. None means that the draft model must first
+        compute the request's tokens that it has missed. All tokens of the requests are known, and
+        each request has a :class:`Drafting` and the blocks for its drafts.
         """
         ...
 

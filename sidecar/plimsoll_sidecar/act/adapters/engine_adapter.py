@@ -83,9 +83,9 @@ class EngineAdapter(Protocol):
         """
 
     def sweep(self) -> str:
-        """End processes of an earlier engine that run next to the current one.
+        """End processes of an earlier engine that still run beside the current one.
 
-        Returns which processes were ended; empty for none.
+        Returns a text that names the ended processes; empty if there were none.
         """
 
     def end(self, frontend: ProcessId | None) -> TerminationResult:

@@ -167,7 +167,7 @@ class ExternalEngine(OwnedEngine):
         return members
 
     def _has_replaced_helpers(self) -> bool:
-        """Report whether all helper processes since the last metrics page have been replaced."""
+        """Report whether all helpers that ran at the last metrics page have been replaced."""
         return bool(self._page_helpers) and self._page_helpers.isdisjoint(self._current_helpers)
 
     def _epoch(self, found: ProcessId) -> str:

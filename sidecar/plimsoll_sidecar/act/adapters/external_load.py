@@ -299,7 +299,7 @@ def _signal_of_page(page: Page, profile: EngineProfile) -> Signal:
 
 
 class AbortCounter:
-    """The number of aborted requests of one process, which never decreases."""
+    """Counter of the aborted requests of one process. It never decreases."""
 
     def __init__(self, profile: EngineProfile) -> None:
         self._profile = profile

@@ -76,7 +76,7 @@ def read_lease_s(
 
 
 def _values(words: Sequence[str], flag: str) -> Iterator[str]:
-    """Yield the values of a flag, the last one first, because that one counts."""
+    """Yield the values of a flag from last to first, because the last takes precedence."""
     for number in range(len(words) - 1, -1, -1):
         name, given, value = words[number].partition("=")
         if name.replace("_", "-") != flag:

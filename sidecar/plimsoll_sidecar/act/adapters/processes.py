@@ -221,7 +221,7 @@ class OwnedEngine:
         return self._owned.has_main_ended()
 
     def sweep(self) -> str:
-        """End processes of an earlier engine; return which ones."""
+        """End processes of an earlier engine; return a text that names them."""
         return self._owned.sweep()
 
     def end(self, frontend: ProcessId | None) -> TerminationResult:
@@ -312,9 +312,9 @@ class OwnedProcesses:
         return [p for p in members.processes if has_helper_title(command_line(p.pid), self._kind)]
 
     def sweep(self) -> str:
-        """End the processes that an earlier engine left behind; return which ones.
+        """End the processes that an earlier engine left behind; return a text that names them.
 
-        Empty if there were none. A container runtime does the same, if it can.
+        The text is empty if there were none. A container runtime does the same, if it can.
         """
         with self._lock:
             members = self._found
