@@ -149,7 +149,7 @@ def get_incident(cluster: Cluster, name: str) -> IncidentView:
     if item is None:
         space = cluster.namespace or "default"
         raise UsageError(
-            f"incident {name}: does not exist in namespace {space}; see: plimsoll incidents -A"
+            f"incident {name} does not exist in namespace {space}; see: plimsoll incidents -A"
         )
     try:
         return from_object(item)

@@ -118,7 +118,9 @@ def demo(
     streams: Annotated[int, typer.Option(min=1, max=256, help="Number of concurrent streams.")] = 8,
     manifest: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Manifest of the leaky service. Default: the demo's."),
+        typer.Option(
+            metavar="FILE", help="Manifest of the leaky service. Default: the demo's manifest."
+        ),
     ] = None,
     device: Annotated[
         DeviceKind, typer.Option(help="Device that runs the model.")

@@ -84,7 +84,7 @@ class InferenceServiceSpec(ResourceModel):
         description="How the supervisor responds to memory leaks and stalls.",
     )
     supervisor: SupervisorContainer = Field(
-        default_factory=SupervisorContainer, description="Container of the supervisor."
+        default_factory=SupervisorContainer, description="Settings of the supervisor's container."
     )
     probe: Annotated[Probe, FromStruct(Probe)] = Field(
         default_factory=Probe,

@@ -104,7 +104,7 @@ class SupervisionPolicySpec(ResourceModel):
     )
     supervisor: SupervisorSettings = Field(
         default_factory=SupervisorSettings,
-        description="Container of the supervisor. Its image is the operator's "
+        description="Settings of the supervisor's container. Its image is the operator's "
         "`--supervisor-image`.",
     )
     rollout: PolicyRollout = Field(

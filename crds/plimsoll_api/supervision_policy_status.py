@@ -133,7 +133,9 @@ class Injection(ResourceModel):
         "at once get them, and the others start without a supervisor.",
     )
     waiting: int = Field(
-        default=0, description="Number of replicas that have not started with these images."
+        default=0,
+        description="Number of replicas whose pods were created with these images but have not yet "
+        "run with them.",
     )
     since: str | None = Field(
         default=None,

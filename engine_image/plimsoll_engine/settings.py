@@ -262,7 +262,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="maximum number of unanswered requests; more get status 429",
     )
     add("--priority-range", default=PRIORITY_RANGE, type=_priority_range, metavar="MIN:MAX",
-        help="priorities that requests may have; default: 0:2147483647")  # fmt: skip
+        help="lowest and highest number that requests may give as their priority; lower numbers"
+        " are served first; default: 0:2147483647")  # fmt: skip
     add("--priority-keys", nargs="+", type=_positive, metavar="N",
         help="lines of --api-key-file that may use priorities; default: all")  # fmt: skip
     add(
@@ -397,7 +398,7 @@ def _priority_keys(flags: argparse.Namespace) -> list[int] | None:
     keys: list[int] | None = flags.priority_keys
     if keys is not None and flags.api_key_file is None:
         raise UsageError(
-            "--priority-keys: needs --api-key-file; it selects lines of that file, counted from 1"
+            "--priority-keys needs --api-key-file; it selects lines of that file, counted from 1"
         )
     return keys
 
@@ -410,7 +411,7 @@ def _lora_modules(flags: argparse.Namespace, served: str) -> dict[str, LoraModul
             f" --tensor-parallel-size {flags.tensor_parallel_size}"
         )
     if flags.lora_modules and not flags.enable_lora:
-        raise UsageError("--lora-modules: needs --enable-lora")
+        raise UsageError("--lora-modules needs --enable-lora")
     found: dict[str, LoraModule] = {}
     for text in flags.lora_modules:
         try:

@@ -203,7 +203,9 @@ async def _keep_lease(election: Election) -> None:
     try:
         await election.keep()
     except LeadershipLost as error:
-        log.error("another operator may have taken over: %s", error)
+        log.error(
+            "leadership lost, exiting because another operator may have taken over: %s", error
+        )
         asyncio.get_running_loop().call_later(EXIT_S, os._exit, 1)
         raise
 

@@ -101,7 +101,7 @@ def test_plimsoll_explain_prints_the_whole_incident(kube: Kube) -> None:
     as_json = json.loads(plimsoll(kube, "explain", "leaky-03", "-o", "json").stdout)
     assert as_json["next"].startswith("nothing at once")
     absent = plimsoll(kube, "explain", "nobody")
-    assert "incident nobody: does not exist in namespace" in str(absent.exception)
+    assert "incident nobody does not exist in namespace" in str(absent.exception)
 
 
 def test_top_lists_the_worst_first(kube: Kube) -> None:

@@ -149,7 +149,7 @@ def test_the_exit_status_says_what_was_found(tmp_path: Path) -> None:
     done = run(app, ["validate", str(file), str(good)])
     assert done.exit_code == 2
     assert "spec.replicas: Input should be a valid integer" in done.stderr
-    assert "limits.nvidia.com/gpu: must be a whole number" in done.stderr
+    assert "limits.nvidia.com/gpu: must be an integer or a quoted string" in done.stderr
     file.write_text("a: [")
     assert run(app, ["validate", str(file)]).exit_code == 2
     file.write_text("apiVersion: plimsoll.dev/v1alpha1\nkind: LeakIncident\n")

@@ -85,8 +85,8 @@ CASES = {
     ),
     "a map for a list": Case(
         workload(f"{VLLM}\nvolumeMounts: {{/dev/shm: shm}}"),
-        "document 1: apps/v1 Deployment llm: spec.template.spec.containers[server].volumeMounts:"
-        " must be a list, and is an object",
+        "document 1: apps/v1 Deployment llm: spec.template.spec.containers[server].volumeMounts"
+        " must be a list, not an object",
     ),
     "the first port is for metrics": Case(
         workload("image: r.example/vllm:1\ncommand: [/start]\nports:\n"
@@ -248,7 +248,7 @@ def test_numbers_as_texts_in_a_service_of_ours(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["validate", str(file)])
     assert done.exit_code == 2
     assert "spec.replicas: Input should be a valid integer (it is True)" in done.stderr
-    assert "limits.amd.com/gpu: must be a whole number" in done.stderr
+    assert "limits.amd.com/gpu: must be an integer or a quoted string" in done.stderr
 
 
 def test_a_time_of_day_in_a_policy_of_ours(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def list_target_pods(cluster: Cluster, target: Target) -> list[str]:
     names = sorted(str(one["metadata"]["name"]) for one in pods if not has_ended(one))
     if not names:
         raise RunError(
-            f"{target}: it has no supervised pods in namespace {cluster.namespace or 'default'};"
+            f"{target} has no supervised pods in namespace {cluster.namespace or 'default'};"
             " to find out why, run: plimsoll doctor"
         )
     return names
@@ -99,7 +99,7 @@ def _get_existing(cluster: Cluster, plural: str, target: Target) -> Object:
     found = cluster.get_own(plural, target.name)
     if found is None:
         raise RunError(
-            f"{target}: does not exist in namespace {cluster.namespace or 'default'};"
+            f"{target} does not exist in namespace {cluster.namespace or 'default'};"
             " see: plimsoll top -A"
         )
     return found

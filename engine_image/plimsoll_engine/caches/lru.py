@@ -25,7 +25,7 @@ class LruCache(Generic[K, V]):
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
-            raise ValueError(f"capacity {capacity}: must be at least 1")
+            raise ValueError(f"capacity {capacity} is too small; it must be at least 1")
         self.capacity = capacity
         self.used = 0
         """Sum of all sizes."""
@@ -64,7 +64,7 @@ class LruCache(Generic[K, V]):
         Raises MemoryError, without a change, if pinned items leave too little space.
         """
         if size < 0:
-            raise ValueError(f"size {size}: must not be negative")
+            raise ValueError(f"size {size} must not be negative")
         excess = self.used - self._sizes.get(key, 0) + size - self.capacity
         evicted: list[tuple[K, V]] = []
         if excess > 0:

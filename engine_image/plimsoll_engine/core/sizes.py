@@ -53,7 +53,7 @@ def cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dt
         raise SettingsError(f"--kv-cache-dtype {name}: expected auto, {', '.join(CACHE_DTYPES)}")
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
         raise SettingsError(
-            f"--kv-cache-dtype {name}: needs a GPU of compute capability 8.9 or higher; leave the"
+            f"--kv-cache-dtype {name} needs a GPU of compute capability 8.9 or higher; leave the"
             " flag out"
         )
     return CACHE_DTYPES[name]
@@ -113,7 +113,9 @@ def resolve(
     ):  # fmt: skip
         value = getattr(requested, name)
         if value is not None and value < 1:
-            raise SettingsError(f"--{name.replace('_', '-')} {value}: must be at least 1")
+            raise SettingsError(
+                f"--{name.replace('_', '-')} {value} is too small; it must be at least 1"
+            )
     max_model_len = requested.max_model_len or positions
     if max_model_len > positions:
         raise SettingsError(

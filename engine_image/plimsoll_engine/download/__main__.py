@@ -29,11 +29,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Download a checkpoint. Return exit status 0, or 1 after printing the reason of a failure."""
     parser = argparse.ArgumentParser(prog="plimsoll_engine.download", description=__doc__)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--repository", metavar="ORGANISATION/NAME", help="of the hub")
-    source.add_argument("--s3", metavar="s3://BUCKET/PREFIX", help="objects below a prefix")
+    source.add_argument(
+        "--repository", metavar="ORGANISATION/NAME", help="repository on the Hugging Face hub"
+    )
+    source.add_argument(
+        "--s3", metavar="s3://BUCKET/PREFIX", help="download the objects below this prefix"
+    )
     parser.add_argument("--revision", default="main", metavar="BRANCH|TAG|COMMIT")
     parser.add_argument("--to", type=Path, metavar="DIRECTORY", help="default: the hub's cache")
-    parser.add_argument("--parent", type=int, metavar="PID", help="end when this process does")
+    parser.add_argument(
+        "--parent", type=int, metavar="PID", help="exit when the process with this PID exits"
+    )
     given = parser.parse_args(arguments)
     if given.s3 and given.to is None:
         parser.error("--s3 needs --to")

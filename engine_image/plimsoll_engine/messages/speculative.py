@@ -42,12 +42,14 @@ def parse(text: str) -> Speculative:
         raise ValueError(str(error)) from None
     if found.method == "draft_model":
         if not found.model:
-            raise ValueError("field model: missing; method draft_model needs a checkpoint's folder")
+            raise ValueError(
+                "field model is missing; method draft_model needs a checkpoint's folder"
+            )
         for name in ("prompt_lookup_max", "prompt_lookup_min"):
             if getattr(found, name) is not None:
-                raise ValueError(f"field {name}: not for method draft_model; leave it out")
+                raise ValueError(f"field {name} does not apply to method draft_model; leave it out")
     elif found.model is not None:
-        raise ValueError("field model: not for method ngram; leave it out")
+        raise ValueError("field model does not apply to method ngram; leave it out")
     shortest, longest = found.lookup
     if shortest > longest:
         raise ValueError(f"field prompt_lookup_min: {shortest} exceeds prompt_lookup_max {longest}")

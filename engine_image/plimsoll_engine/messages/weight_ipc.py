@@ -114,7 +114,7 @@ def send(connection: socket.socket, message: Answer | Request, fd: int | None = 
         if sent < len(data):
             connection.sendall(data[sent:])
     except OSError as error:
-        raise MappingLost(f"mapping of the weights: {error}") from None
+        raise MappingLost(f"cannot map the weights: {error}") from None
 
 
 def receive(connection: socket.socket) -> tuple[Answer, int | None]:
@@ -137,13 +137,15 @@ def _read(connection: socket.socket) -> tuple[bytes, list[int]]:
         try:
             part, found, _, _ = socket.recv_fds(connection, 1 << 20, 1)
         except OSError as error:
-            raise MappingLost(f"mapping of the weights: {error}") from None
+            raise MappingLost(f"cannot map the weights: {error}") from None
         fds += found
         if not part:
-            raise MappingLost("mapping of the weights: the other side closed the connection")
+            raise MappingLost("cannot map the weights: the other side closed the connection")
         data += part
         if len(data) >= LENGTH.size:
             wanted = LENGTH.size + LENGTH.unpack_from(data)[0]
             if wanted > MAX_MESSAGE_BYTES:
-                raise MappingLost(f"mapping of the weights: {wanted} bytes in one message")
+                raise MappingLost(
+                    f"cannot map the weights: a message of {wanted} bytes is too large"
+                )
     return bytes(data[LENGTH.size :]), fds

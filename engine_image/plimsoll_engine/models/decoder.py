@@ -101,12 +101,16 @@ class Decoder:
         embed = tensors["embed"]
         for name, tensor in tensors.items():
             if tuple(tensor.shape) != self.parts[name].shape:
+                wanted = self.parts[name].shape
                 raise ValueError(
-                    f"tensor {name}: is {list(tensor.shape)}, must be {self.parts[name].shape}"
+                    f"tensor {name} must have shape {wanted}, not {tuple(tensor.shape)}"
                 )
             dtype = self.parts[name].dtype or embed.dtype
             if (tensor.dtype, tensor.device) != (dtype, embed.device):
-                raise ValueError(f"tensor {name}: is {tensor.dtype} on {tensor.device}")
+                raise ValueError(
+                    f"tensor {name} is {tensor.dtype} on {tensor.device}, but must be {dtype} on"
+                    f" {embed.device}"
+                )
         self._tensors = dict(tensors)
         if self.spec.tied:
             self._tensors["head"] = embed.chunk(self.shard.size)[self.shard.rank]

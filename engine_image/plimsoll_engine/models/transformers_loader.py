@@ -83,9 +83,9 @@ def _check_itself(folder: Path, model: TransformersModel) -> None:
     try:
         off = self_check.relative_difference(model)
     except Exception as error:  # noqa: BLE001 - a model may raise anything
-        raise LoadError(f"{what}: cannot run on the paged KV cache: {error!r}") from None
+        raise LoadError(f"{what} cannot run on the paged KV cache: {error!r}") from None
     if not off <= self_check.TOLERANCE[model.dtype]:
         raise LoadError(
-            f"{what}: is not supported: its results on the paged KV cache differ from transformers'"
+            f"{what} is not supported: its results on the paged KV cache differ from transformers'"
             f" own (by {off:.2g}), so it needs more state than keys and values"
         )

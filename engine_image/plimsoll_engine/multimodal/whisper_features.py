@@ -47,7 +47,7 @@ class WhisperProcessor:
         if bins != config.integer("num_mel_bins") or frames != 2 * self.tokens:
             raise settings.error(
                 "feature_size, chunk_length",
-                "do not fit num_mel_bins and max_source_positions of config.json",
+                "these values do not match num_mel_bins and max_source_positions of config.json",
             )
         self.shape = [bins, frames]
         self._hann = np.hanning(self._n_fft + 1)[:-1].astype(np.float32)

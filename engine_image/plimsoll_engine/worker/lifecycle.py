@@ -272,7 +272,9 @@ class CoreLifecycle:
         """
         assert self.engine is not None
         if self.weights.pool is None:
-            raise HandoverRefused(Outcome.NO_HOLDER, "the KV pool is this worker's own")
+            raise HandoverRefused(
+                Outcome.NO_HOLDER, "no other process holds the KV pool, so it ends with this worker"
+            )
         return export.export_tables(self.engine, self._layout(self.engine.runner))
 
     def _accepted(self, handover: bytes | None, runner: Runner) -> list[Table]:
@@ -281,7 +283,10 @@ class CoreLifecycle:
             return []
         try:
             if self.weights.pool is None:
-                raise HandoverRefused(Outcome.NO_HOLDER, "the KV pool is this worker's own")
+                raise HandoverRefused(
+                    Outcome.NO_HOLDER,
+                    "this worker's KV pool is new and lacks the handed-over blocks",
+                )
             if not all(claim.alone for claim in [self._claim, *runner.pools]):
                 raise HandoverRefused(Outcome.UNFENCED, "another worker may write to the KV pool")
             return inheritance.validate_tables(

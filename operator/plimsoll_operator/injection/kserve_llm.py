@@ -121,7 +121,7 @@ def inject(document: Object, changed: Object, options: Options) -> Injected:
     }
     refs = spec.get("baseRefs") or []
     if not isinstance(refs, list) or not all(isinstance(one, dict) for one in refs):
-        raise InjectionError(f"{where}: spec.baseRefs: must be a list of objects")
+        raise InjectionError(f"{where}: spec.baseRefs must be a list of objects")
     # A later reference overrides an earlier one.
     spec["baseRefs"] = [*(one for one in refs if one.get("name") != ours), {"name": ours}]
     first = replace(engines[0], scheme="http", model=model)
@@ -247,5 +247,5 @@ def _object(owner: Object, key: str, where: str) -> Object:
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise InjectionError(f"{where}.{key}: must be an object")
+        raise InjectionError(f"{where}.{key} must be an object")
     return found

@@ -215,11 +215,11 @@ def _ray_cluster(document: Object, path: tuple[str, ...], where: str) -> Iterato
     yield replace(head, ray=True, no_restart_reason=_ray_restart_obstacle(document, path, where))
     groups = _object(document, path, where).get("workerGroupSpecs") or []
     if not isinstance(groups, list):
-        raise InjectionError(f"{where}: {'.'.join(path)}.workerGroupSpecs: must be a list")
+        raise InjectionError(f"{where}: {'.'.join(path)}.workerGroupSpecs must be a list")
     for index, group in enumerate(groups):
         at = f"{'.'.join(path)}.workerGroupSpecs[{index}]"
         if not isinstance(group, dict):
-            raise InjectionError(f"{where}: {at}: must be an object")
+            raise InjectionError(f"{where}: {at} must be an object")
         found = _template(group, ("template",), where)
         yield PodSpec(f"{at}.{found.path}", found.spec, found.labels, worker=True)
 
@@ -275,7 +275,7 @@ def _object(document: Object, path: tuple[str, ...], where: str) -> Object:
             found[key] = {}
         found = found[key]
         if not isinstance(found, dict):
-            raise InjectionError(f"{where}: {'.'.join(path[: at + 1])}: must be an object")
+            raise InjectionError(f"{where}: {'.'.join(path[: at + 1])} must be an object")
     return found
 
 

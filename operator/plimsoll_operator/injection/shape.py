@@ -69,7 +69,7 @@ def _check(value: Any, shape: Shape, at: str, field: str) -> None:
     if value is None:
         return
     if not isinstance(value, kind):
-        raise InjectionError(f"{at}: must be {WORDS[kind]}, and is {_shown(value)}")
+        raise InjectionError(f"{at} must be {WORDS[kind]}, not {_shown(value)}")
     if isinstance(value, dict):
         for key in sorted(shape.keys() & value.keys()):
             _check(value[key], shape[key], f"{at}.{key}", key)
@@ -78,7 +78,7 @@ def _check(value: Any, shape: Shape, at: str, field: str) -> None:
             name = item.get("name") if isinstance(item, dict) else None
             place = f"{at}[{name if isinstance(name, str) else number}]"
             if item is None:
-                raise InjectionError(f"{place}: is empty")
+                raise InjectionError(f"{place} is empty")
             _check(item, shape[0], place, field)
             for needed in REQUIRED.get(field, ()):
                 if not item.get(needed):

@@ -69,7 +69,7 @@ def decode(body: object, checksum: object, kind: type[_T]) -> _T:
     Rows of early versions have no checksum.
     """
     if not isinstance(body, bytes):
-        raise Damaged(f"the body has type {type(body).__name__}")
+        raise Damaged(f"the row's body must be of type bytes, not {type(body).__name__}")
     if checksum is not None and checksum != zlib.crc32(body):
         raise Damaged("the checksum is wrong")
     for old, new in _RENAMED_KEYS.items():

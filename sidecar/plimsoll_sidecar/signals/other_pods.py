@@ -145,7 +145,7 @@ class GroupPages:
         try:
             status, body = server.call("GET", "/state", TIMEOUT_S, max_bytes=MAX_STATE_BYTES)
             if status != 200:
-                raise EngineError(f"HTTP {status}")
+                raise EngineError(f"GET /state was answered with HTTP {status}")
             found = decode(body, kind)
         except (EngineError, Malformed) as error:
             self.log_trouble(pod, str(error))

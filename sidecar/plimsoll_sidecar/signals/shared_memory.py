@@ -96,7 +96,7 @@ def list_files(root: Path) -> list[SharedFile]:
                 raise UnknownError(f"{root} holds more than {MAX_FILES} files")
             found.append(entry)
     except OSError as error:
-        raise UnknownError(f"{error.filename or root}: {error.strerror}") from None
+        raise UnknownError(f"cannot list {error.filename or root}: {error.strerror}") from None
     # Hard links share the blocks of one file.
     return list({file.id: file for file in found}.values())
 
@@ -123,7 +123,7 @@ def find_holders(listed: Iterable[SharedFile], proc: Path = PROC) -> Holders:
     try:
         pids = [name for name in os.listdir(proc) if name.isdigit()]
     except OSError as error:
-        raise UnknownError(f"{proc}: {error.strerror}") from None
+        raise UnknownError(f"cannot list {proc}: {error.strerror}") from None
     if len(pids) > MAX_PROCESSES:
         raise UnknownError(f"the pod has more than {MAX_PROCESSES} processes")
     for pid in pids:
@@ -139,7 +139,7 @@ def find_holders(listed: Iterable[SharedFile], proc: Path = PROC) -> Holders:
             continue  # it has ended
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise UnknownError(f"process {pid}: {reason}") from None
+            raise UnknownError(f"cannot list the files of process {pid}: {reason}") from None
     return Holders(frozenset(held), strangers)
 
 
@@ -167,7 +167,8 @@ def unattached_segment_bytes(least_age_s: float, now: float, proc: Path = PROC) 
     except FileNotFoundError:
         return 0
     except (OSError, ValueError, KeyError, IndexError) as error:
-        raise UnknownError(f"{table}: {getattr(error, 'strerror', None) or error!r}") from None
+        reason = getattr(error, "strerror", None) or repr(error)
+        raise UnknownError(f"cannot read {table}: {reason}") from None
     return total
 
 

@@ -164,7 +164,7 @@ def test_an_action_on_a_workload_finds_its_supervised_pods(kubectl: Any, eventua
         f"statefulset/vllm: no pod in namespace {kubectl.namespace} belongs to it"
     )
     gone = plimsoll(kubectl, "resume", "plsp/absent", "--yes")
-    assert str(gone.exception).startswith("supervisionpolicy/absent: does not exist in namespace")
+    assert str(gone.exception).startswith("supervisionpolicy/absent does not exist in namespace")
     drain = plimsoll(kubectl, "drain", "deployment/vllm", "--yes")
     assert isinstance(drain.exception, UsageError)
     assert "name one pod" in str(drain.exception)

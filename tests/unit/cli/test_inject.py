@@ -267,7 +267,7 @@ def test_files(tmp_path: Path) -> None:
         ),
         (
             "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: x}\nspec: {template: []}\n",
-            "Deployment x: spec.template: must be an object",
+            "Deployment x: spec.template must be an object",
         ),
     ],
 )

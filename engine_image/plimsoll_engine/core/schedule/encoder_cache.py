@@ -37,7 +37,9 @@ class EncoderCache:
 
     def __init__(self, budget: int, lifelong: bool = False) -> None:
         if budget < 1:
-            raise ValueError(f"encoder cache budget {budget}: must be at least 1 token")
+            raise ValueError(
+                f"encoder cache budget {budget} is too small; it must be at least 1 token"
+            )
         self.budget = budget
         self.lifelong = lifelong
         self.used = 0

@@ -51,7 +51,7 @@ def test_flags_reach_the_worker(tmp_path: Path) -> None:
 
 
 WRONG = [
-    (["--lora-modules", "one={0}/adapter"], "--lora-modules: needs --enable-lora"),
+    (["--lora-modules", "one={0}/adapter"], "--lora-modules needs --enable-lora"),
     (["--enable-lora", "--tensor-parallel-size", "2"], "--enable-lora: .*one GPU"),
     (["--enable-lora", "--lora-modules", "one"], "--lora-modules one: give NAME=PATH"),
     (["--enable-lora", "--lora-modules", '{{"name": "a"}}'], "missing required field `path`"),

@@ -104,12 +104,12 @@ NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, '
         (NGRAM + '"prompt_lookup_min": 0}', r"\$\.prompt_lookup_min"),
         (NGRAM + '"prompt_lookup_max": 1e9}', r"\$\.prompt_lookup_max"),
         (NGRAM + '"prompt_lookup_min": 5, "prompt_lookup_max": 4}', "field prompt_lookup_min: 5"),
-        (NGRAM + '"model": "m"}', "field model: not for method ngram"),
-        ('{"method": "draft_model", "num_speculative_tokens": 4}', "field model: missing"),
+        (NGRAM + '"model": "m"}', "field model does not apply to method ngram"),
+        ('{"method": "draft_model", "num_speculative_tokens": 4}', "field model is missing"),
         (
             '{"method": "draft_model", "model": "m", "num_speculative_tokens": 4,'
             ' "prompt_lookup_max": 4}',
-            "field prompt_lookup_max: not for method draft_model",
+            "field prompt_lookup_max does not apply to method draft_model",
         ),
         (NGRAM + '"quantization": "fp8"}', "unknown field `quantization`"),
         ("[" * 100_000, "."),

@@ -137,7 +137,7 @@ def test_a_multi_node_service_needs_consent_and_its_workers_stay_as_they_are() -
             "LLMInferenceService llama: apiVersion: serving.kserve.io/v1alpha1 is not supported",
         ),
         (service() | {"metadata": {}}, "metadata.name: required"),
-        (service(prefill=[]), r"LLMInferenceService llama: spec.prefill: must be an object"),
+        (service(prefill=[]), r"LLMInferenceService llama: spec.prefill must be an object"),
         (service(template=main() | {"hostPID": True}), "spec.template.hostPID: true"),
         (service(template=main(args=["--port=9465"])), "needs ports 9464 and 9465"),
         (

@@ -321,18 +321,18 @@ def test_a_script_that_runs_itself_is_read_once() -> None:
 @pytest.mark.parametrize(
     ("pod", "message"),
     [
-        ({"containers": {}}, "containers: must be a list, and is an object"),
-        ({"containers": ["x"]}, r"containers\[0\]: must be an object, and is a text"),
+        ({"containers": {}}, "containers must be a list, not an object"),
+        ({"containers": ["x"]}, r"containers\[0\] must be an object, not a text"),
         ({"containers": [{"image": "x"}]}, r"containers\[0\]\.name: required"),
         ({"containers": [{"name": "e", "env": {"A": "b"}}]},
-         r"containers\[e\]\.env: must be a list"),
+         r"containers\[e\]\.env must be a list"),
         ({"containers": [{"name": "e", "args": ["--port", 8000]}]},
-         r"containers\[e\]\.args\[1\]: must be a text, and is the number 8000"),
+         r"containers\[e\]\.args\[1\] must be a text, not the number 8000"),
         ({"containers": [{"name": "e", "env": [{"name": "A", "value": True}]}]},
-         r"containers\[e\]\.env\[A\]\.value: must be a text, and is the boolean true"),
+         r"containers\[e\]\.env\[A\]\.value must be a text, not the boolean true"),
         ({"volumes": [{"emptyDir": {}}]}, r"volumes\[0\]\.name: required"),
-        ({"containers": [None]}, r"containers\[0\]: is empty"),
-        ({"securityContext": []}, "securityContext: must be an object"),
+        ({"containers": [None]}, r"containers\[0\] is empty"),
+        ({"securityContext": []}, "securityContext must be an object"),
     ],
 )  # fmt: skip
 def test_a_field_of_the_wrong_shape_is_named(pod: Object, message: str) -> None:
