@@ -1,7 +1,7 @@
 """The operator's own ``/healthz``, ``/readyz`` and ``/metrics``, and its page where it has one.
 
 The operator is healthy if the event loop answers and no watch is stale: these are the faults that a
-restart fixes. A silent API server is not one of them: a canary lists one InferenceService through
+restart fixes. It does not fix a silent API server: a canary lists one InferenceService through
 the same client, and its age is a metric. The age of the last event is a metric too, since a quiet
 cluster sends none. A watch is stale after two full lists in a row showed changes that it had not
 reported.

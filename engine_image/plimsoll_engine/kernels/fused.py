@@ -30,7 +30,7 @@ from plimsoll_engine.kernels.whole_prompts import (
 )
 
 APART = 1 << 23
-"""Number of results from which the output projection of whole prompts is a launch of its own.
+"""Number of results from which the output projection of whole prompts is a separate launch.
 
 It then fills an H200 twice, and reads the attention where the library wrote it.
 """

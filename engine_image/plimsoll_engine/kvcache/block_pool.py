@@ -68,7 +68,7 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Number of blocks that can be allocated: free ones and evictable ones."""
+        """Number of blocks that can be allocated: all that are free or evictable."""
         return self.free + self.cached
 
     def blocks_for(self, tokens: int) -> int:

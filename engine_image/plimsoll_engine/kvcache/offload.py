@@ -88,7 +88,7 @@ class Offload:
         return cls(pool, Copies(kv, pool.block_size, slots, scales), slots)
 
     def poll(self, idle: bool = False) -> None:
-        """Complete the finished transfers and start the due ones.
+        """Complete the finished transfers and start those that are due.
 
         ``idle`` means that no step runs. It makes no difference here; an injected fault uses it to
         poll transfers only in steps.

@@ -337,7 +337,7 @@ class PromptScores(msgspec.Struct, tag="prompt_scores"):
 
 
 class Dropped(msgspec.Struct, tag="dropped"):
-    """Message: a request ended without a token because of an error of its own.
+    """Message: a request ended without a token because of an error that concerns only it.
 
     ``attempt`` is as in :class:`Token`. ``reason`` is ``invalid``, ``unavailable``, ``deadline`` or
     ``error``. ``param`` names the wrong field of an invalid request, if known.

@@ -1,7 +1,7 @@
 """Loading of a model from a local folder, by this engine's decoder or by transformers.
 
-The weight server takes the steps one by one: :func:`build` on the meta device, :func:`bind` to
-tensors of its own, :func:`fill` them from the files.
+The weight server takes the steps one by one: :func:`build` on the meta device, :func:`bind` to its
+own tensors, and :func:`fill` these from the files.
 """
 
 from __future__ import annotations

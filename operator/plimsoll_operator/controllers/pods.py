@@ -133,9 +133,9 @@ async def pod_events(
 ) -> tuple[dict[str, list[Object]], float | None]:
     """Read the Events of some pods whose containers are not created, by the pod's name.
 
-    Also returns the seconds until the next check. The status of such a pod does not show a volume
-    that cannot be mounted, and does not change. Raises ApiError if the API server may answer later:
-    without Events, the status would lose its reason and then get it back.
+    Also returns the seconds until the next check. A pod's status does not show a volume that
+    cannot be mounted, and does not change meanwhile. Raises ApiError if the API server may
+    answer later: without Events, the status would lose its reason and then get it back.
     """
     requeue_s = [due] if (due := next_change_s(pods, now)) is not None else []
     found: dict[str, list[Object]] = {}

@@ -280,10 +280,10 @@ def surplus_incidents(
 ) -> list[Object]:
     """Return the incidents of a service or policy beyond the limits, oldest first.
 
-    At most ``kept`` ended ones, :data:`KEPT_OPEN` open ones and :data:`KEPT_OF_POD` of each pod
-    stay, and :data:`KEPT_OF_NAMESPACE` in the namespace, which has ``elsewhere`` others. Ended ones
-    go first. The newest confirmed one stays, and so do those younger than ``least_age_s``. ``now``
-    is RFC 3339.
+    The limits are ``kept`` ended and :data:`KEPT_OPEN` open incidents, :data:`KEPT_OF_POD` of each
+    pod, and :data:`KEPT_OF_NAMESPACE` in the namespace, which has ``elsewhere`` others. Ended
+    incidents go first. The newest confirmed incident and all younger than ``least_age_s`` stay.
+    ``now`` is RFC 3339.
     """
     order = sorted(incidents, key=lambda one: (_is_open(one), _created(one)))
     newest = max(filter(_is_confirmed, order), key=_created, default=None)

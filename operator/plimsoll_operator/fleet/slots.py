@@ -1,6 +1,6 @@
 """The fleet's circuit breaker: limits how many services are under disruptive remediation at once.
 
-A workload of a SupervisionPolicy counts as a service: it has slots of its own.
+A workload of a SupervisionPolicy counts as a service, with its own slots.
 
 A supervisor restarts nothing without a slot Lease. If more incidents are open than the limit
 allows, the operator takes the free Leases of the services that must wait. It gives them back as

@@ -1,4 +1,4 @@
-"""The workloads that own a policy's pods: each has restart slots and a restart budget of its own.
+"""The workloads that own a policy's pods: each has its own restart slots and restart budget.
 
 Pods without a controller share the policy's own slots.
 """
@@ -40,7 +40,7 @@ class Workload:
 
     @property
     def needs_slots(self) -> bool:
-        """Whether one of its pods has a supervisor, or gets one when it is recreated."""
+        """Whether any pod of the workload has a supervisor, or gets one when it is recreated."""
         return any(
             one.may_hold_slot or one.state in (State.SUPERVISED, State.WAITING) for one in self.pods
         )

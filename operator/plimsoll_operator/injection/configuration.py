@@ -74,7 +74,7 @@ def endpoint(engine: EngineContainer, name: str = "", serves: bool = True) -> En
 
 
 def pod_engine(found: PodEngine) -> Object:
-    """Return the environment variable that describes the engine of its own pod to a supervisor."""
+    """Return the environment variable that describes a pod's engine to its supervisor."""
     text = msgspec.json.encode(found, order="sorted").decode()
     # Kubernetes expands $(NAME) in values; $$ stands for a dollar.
     return {"name": POD_ENGINE_ENV, "value": text.replace("$", "$$")}

@@ -159,7 +159,7 @@ def _is_patch(pod: PodSpec) -> bool:
 
 
 def _copy_without_aliases(value: Any) -> Any:
-    """Copy a manifest; each YAML alias becomes a copy of its own."""
+    """Copy a manifest; each YAML alias becomes a separate copy."""
     if isinstance(value, dict):
         return {key: _copy_without_aliases(held) for key, held in value.items()}
     return [_copy_without_aliases(held) for held in value] if isinstance(value, list) else value

@@ -60,7 +60,7 @@ class PodSpec:
     that serve no port. ``restarts_group`` is the restart policy by which the restart of one
     container restarts every pod of the group; empty if there is none. ``inherited`` are labels that
     the pods get from elsewhere in the document, or from their controller. ``needs_images`` is false
-    if a controller merges containers of its own into the pods. ``ray`` says whether KubeRay starts
+    if a controller merges its containers into the pods. ``ray`` says whether KubeRay starts
     Ray in them. ``no_restart_reason`` says why they are not restarted although the document does
     not set that. ``annotations`` are the pods'.
     """
@@ -119,7 +119,7 @@ def _with_inherited_labels(document: Object, pods: Iterable[PodSpec]) -> list[Po
 def containers_of(pod: Object, runtimes: Mapping[str, Object]) -> list[Object]:
     """Return the pod's containers.
 
-    A KServe predictor with a model also has those of its runtime, if it is one of ``runtimes``. An
+    A KServe predictor with a model also has its runtime's containers, if ``runtimes`` has them. An
     unknown runtime counts as one container, which KServe merges with the predictor's fields.
     """
     listed: list[Object] = pod.get("containers") or []

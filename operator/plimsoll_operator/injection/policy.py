@@ -1,7 +1,7 @@
 """Injects one pod that a SupervisionPolicy selects, or records why it gets no supervisor.
 
 The pod gets what ``plimsoll inject`` adds, by the same function. All pods of a policy share its
-ConfigMap, so the supervisor's environment describes the engine of its own pod.
+ConfigMap, so what differs by pod, the engine's description, is in the supervisor's environment.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Full lists in addition to the watches: they repair what a watch missed, and count it.
 
-kopf does not report an object that is missing from the list with which it starts a watch. So each
-such list is followed by one of ours. See ``docs/decisions/0001-operator-runtime.md``.
+kopf does not report an object that is missing from the list with which it starts a watch. So the
+operator lists the objects itself soon after a watch starts. See
+``docs/decisions/0001-operator-runtime.md``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Executes the governor's commands, one at a time, in a thread.
 
-Sampling continues meanwhile. Only a trim has a thread of its own, because it can hang together with
-the engine. Each command returns a result within a bounded time. Sending a command again after a
-restart of the supervisor does no harm (see the adapter).
+Sampling continues meanwhile. Only a trim runs in a separate thread, because it can hang together
+with the engine. Each command returns a result within a bounded time. Sending a command again after
+a restart of the supervisor does no harm (see the adapter).
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """Memory and capacity that an engine, its predecessors or the kernel lost.
 
 :class:`CapacityWatch` reports KV cache that is in use and that nothing will release. An engine that
-accounts for the owners of its cache reports the loss itself, at any load. For other engines it
-shows only at idle, when memory is held without requests. A prefill engine holds the blocks of ended
-requests until a decode engine has read them. They count as lost after the connector's timeout.
+accounts for the owners of its cache reports the loss itself, at any load. For other engines the
+loss shows only at idle, when memory is held without requests. A prefill engine holds the blocks of
+ended requests until a decode engine has read them. They count as lost after the connector's
+timeout.
 
 :class:`LeftBehindWatch` reports shared memory that earlier containers of the engine left in the
 pod. Within an epoch, such memory is part of the host's growth. Memory that an earlier epoch left is
 part of the next baseline. A service that leaves a little at each restart would never exceed its
-budget, and one day could not start. Here it is measured from the first epoch on.
+budget, and one day could not start. So this class measures from the first epoch on.
 
 :class:`OomKillWatch` reports kills that the kernel counts in the engine's control group. If the
 kernel kills the whole container, its group ends too, and the operator reports the kill from the

@@ -1,7 +1,7 @@
 """The longest pause of a busy engine that is not yet a stall.
 
 It never exceeds the configured timeout. A shorter pause is a stall if nothing else explains it. A
-pause that resembles earlier ones is explained up to the length that none of them would exceed. A
+pause that resembles earlier pauses is explained up to a length that they would not exceed. A
 pause of a new kind needs evidence: an engine that uses hardly any processor time works on nothing,
 and its many steps without such a pause rule out chance. An engine that computes may compile. If its
 processor time is unknown, only the timeout decides.
@@ -10,15 +10,15 @@ The history (:class:`StepGaps`) contains the pauses between two signs of progres
 were running. It covers only the demand that it contains. With more requests or more new prompt
 tokens than ever before, a longer pause may be a long prefill or a compilation.
 
-:class:`UsualPauses` bounds the next pause by the lengths of the earlier ones. Lengths vary by a
+:class:`UsualPauses` bounds the next pause by the lengths of all earlier pauses. Lengths vary by a
 factor rather than by seconds, so their logarithms are taken as normal, with unknown mean and
-variance. The next one then has Student's t distribution (the prediction interval of Hahn and
+variance. The next logarithm then has Student's t distribution (the prediction interval of Hahn and
 Meeker, *Statistical Intervals*). Pauses that are all alike allow little more than the longest. A
 few that differ allow many times as much.
 
-Each pause is compared with the bound of the earlier ones, and exceeds it with the probability
-``MISTAKEN / (n (n + 1))`` after ``n`` of them. These add up to ``MISTAKEN`` over the whole life of
-an engine, however many pauses it makes.
+Each pause is compared with the bound from the earlier pauses. After ``n`` pauses it exceeds the
+bound by chance with probability ``MISTAKEN / (n (n + 1))``. These probabilities add up to
+``MISTAKEN`` over the whole life of an engine, however many pauses it makes.
 """
 
 from __future__ import annotations

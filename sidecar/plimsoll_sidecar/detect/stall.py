@@ -7,7 +7,7 @@ scrape, a worker that starts) and a deliberate pause of the engine stop the cloc
 
 A frontend with living processes has stalled if neither its status nor its serving port answers. One
 of them must also have been silent for much longer than ever before, or for twice the timeout. Each
-port has a history of its own. A serving port that is silent alone is a stall, too, if it answered
+port has its own history. A serving port that is silent alone is a stall, too, if it answered
 for a minute. A silent status alone proves only that the supervisor cannot see the engine. A
 frontend that ended and left its processes serves no requests.
 """
@@ -28,10 +28,10 @@ from plimsoll_sidecar.detect.patience import (
 
 FRONTEND_FACTOR = 2.0
 ANSWERED_S, SILENT_S = 60.0, 16.0
-"""After a minute of answers, a silence of this length at both ports is a stall. It must be longer,
-by a margin, than any silence of one of them before. A request to each port is given up after 3 s,
-so that five in a row went unanswered. With the wait for the last of them and a round to confirm, it
-takes less than 30 s from the hang."""
+"""After a minute of answers, a silence of this length at both ports is a stall. At one port at
+least, it must exceed all earlier silences by a margin. A request to each port is given up after
+3 s, so that five in a row went unanswered. With the wait for the last of them and a round
+to confirm, it takes less than 30 s from the hang."""
 HEADLESS_S = 10.0
 """Time without a main process after which the engine counts as headless.
 
@@ -150,7 +150,7 @@ class StallWatch:
     def _add_serving(self, sample: Sample, step: float) -> None:
         """Add what is known of the serving port.
 
-        If it is asked only while the status is silent, an answer of the status is one of this port.
+        If the port is asked only while the status is silent, an answer of the status counts for it.
         """
         port = self._serving
         self._unasked_s += step
@@ -304,8 +304,8 @@ def work(load: SampleLoad) -> int | None:
 def _due(load: SampleLoad) -> int | None:
     """Return the requests in flight that need a step of the engine.
 
-    A request that waits for its grammar does not: its compilation has bounds of its own. Nor is
-    one that waits for something else than the engine, such as another engine's KV blocks.
+    A request that waits for its grammar does not count, because compilations have their own bounds.
+    Nor does a request that waits for something else, such as another engine's KV blocks.
     """
     under_way = work(load)
     if under_way is None:

@@ -142,7 +142,7 @@ class TurnContext:
     def defers_restart(self, incident: Incident) -> bool:
         """Report whether an ``Auto`` budget defers a restart because the limit is not near.
 
-        Such a budget states the usual growth, not the growth that the owner allows. Memory with an
+        An ``Auto`` budget is the usual growth, not the growth that the owner allows. Memory with an
         unknown limit counts as lasting.
         """
         budget = self.memory.auto_of(incident.kind)

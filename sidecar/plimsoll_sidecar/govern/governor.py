@@ -253,7 +253,7 @@ class Governor:
                 incident.observe(worst[incident.kind], counted)
                 budget = incident.budget(context.assessment)
                 if budget is not None and budget is not measure:
-                    # The growth is in another segment now, which has a baseline of its own.
+                    # The growth is in another segment now, which has another baseline.
                     incident.baseline_bytes = budget.baseline
             elif is_conclusive(context, incident.kind):
                 incident.seen_s, incident.missed_s = 0.0, incident.missed_s + counted

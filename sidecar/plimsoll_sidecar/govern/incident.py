@@ -164,7 +164,7 @@ def budget_of(
 ) -> BudgetState | None:
     """Return the leak budget that growth of ``segment`` consumes, or None for kinds without one.
 
-    Device memory that the allocator keeps unused has a state of its own.
+    Device memory that the allocator keeps unused has a separate state.
     """
     if kind is IncidentKind.HOST_GROWTH:
         return assessment.host

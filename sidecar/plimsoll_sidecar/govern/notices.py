@@ -43,7 +43,7 @@ class LastSeen(msgspec.Struct, frozen=True):
     def updated(self, view: EngineView, assessment: Assessment, now: float) -> LastSeen:
         """Return this state updated by a sample.
 
-        A kill by the kernel (``oom_killed``) is an incident of its own.
+        A kill by the kernel (``oom_killed``) is a separate incident.
         """
         oom_killed = self.oom_killed or any(
             one.kind is IncidentKind.OUT_OF_MEMORY_KILL for one in assessment.suspicions

@@ -274,7 +274,7 @@ def page_reader(every: Iterable[Series]) -> Callable[[bytes], Page]:
 
 
 def _values_by_part(lines: Lines, total: str) -> Lines:
-    """Return one value for each part with requests of its own, because its ranks report the same.
+    """Return one value for each part that has its own requests, whose ranks report the same.
 
     Ranks that report at slightly different times differ; the largest value is used.
     """

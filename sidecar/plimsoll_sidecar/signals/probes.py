@@ -261,7 +261,7 @@ class Probes:
 
 
 def _with_descendants(processes: Iterable[ProcessMemory]) -> dict[ProcessId, ProcessMemory]:
-    """Return the running ones of ``processes``, and their descendants with role ``Other``."""
+    """Return the ``processes`` that still run, and their descendants with role ``Other``."""
     found: dict[ProcessId, ProcessMemory] = {}
     waiting = list(processes)
     seen = {process.pid for process in waiting}

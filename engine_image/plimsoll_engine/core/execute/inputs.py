@@ -66,9 +66,9 @@ def collect(
 ) -> Inputs:
     """Return the inputs of a step whose ``chunks`` are sorted by :func:`row_order`.
 
-    Each draft is a decode row of its own over its request's blocks, because a layer stores the keys
-    and values of all rows before any row attends to them. With ``by_row`` each prompt token is one,
-    too. ``scored`` are the rows whose log probabilities are computed.
+    Each draft is a separate decode row over its request's blocks, because a layer stores the keys
+    and values of all rows before any row attends to them. With ``by_row``, so is each prompt token.
+    ``scored`` are the rows whose log probabilities are computed.
     """
     counts = np.fromiter((chunk.count for chunk in chunks), np.int32, len(chunks))
     computed = np.fromiter((chunk.request.computed for chunk in chunks), np.int32, len(chunks))

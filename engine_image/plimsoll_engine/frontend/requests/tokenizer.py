@@ -144,7 +144,7 @@ class Tokenizer:
     def token_names(self, ids: Sequence[int]) -> list[str | None]:
         """Return each token as the vocabulary writes it; None for unknown IDs.
 
-        A byte that is part of a character has a name of its own there, but no text.
+        A byte that is only part of a character has a name in the vocabulary, but no text.
         """
         return [self._tokenizer.id_to_token(token) for token in ids]
 

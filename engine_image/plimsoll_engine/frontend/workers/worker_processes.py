@@ -148,7 +148,7 @@ class WorkerProcesses:
         return await self.take_over(worker, max(0.1, deadline - time.monotonic()))
 
     def successor(self) -> WorkerHandle:
-        """Return a worker that is not forked yet, with an epoch number of its own."""
+        """Return a worker that is not forked yet, with a new epoch number."""
         return WorkerHandle(
             self._epochs.reserve(),
             self._config.run_dir,

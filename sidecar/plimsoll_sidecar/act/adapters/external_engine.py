@@ -1,8 +1,8 @@
 """The adapter for engines without Plimsoll's protocol: vLLM, SGLang and any HTTP server.
 
 It builds a :class:`~plimsoll_api.admin.Status` from what is visible: the processes of the engine's
-container, whether the port answers, and its metrics. The epoch is its main process, identified by
-start time and PID, and how often all of its helper processes were replaced. Counters confirm such a
+container, whether the port answers, and its metrics. The epoch consists of the main process's
+start time and PID, and of how often all its helper processes were replaced. Counters confirm such a
 replacement, but never start an epoch on their own.
 
 Known engines listen only when they are ready. Until then, the process exists and is starting.
@@ -396,7 +396,7 @@ class ExternalEngine(OwnedEngine):
 def collect_texts(
     kind: Diagnostic, command: Command, processes: Sequence[ProcessMemory], probes: Probes
 ) -> bytes | None:
-    """Return the texts of all processes that have one, suspected ones first; None for none.
+    """Return the texts of all processes, suspected processes first; None if there are no texts.
 
     Without a probe, only stacks are available, if py-spy can read them. A hanging process is
     signalled only if it is about to be ended anyway.

@@ -141,9 +141,9 @@ class ExternalLoad:
         """Set the number of requests in flight, including those the engine has not accepted yet.
 
         New requests at the frontend since the engine's last progress are added to those that it
-        knew then. Earlier ones are not, because a server that loses a request from its count would
-        seem busy forever. The engine may accept a request before its next progress, so the larger
-        count is used.
+        knew then. Earlier requests are not added, because a server that loses a request from its
+        count would seem busy forever. The engine may accept a request before its next progress, so
+        the larger count is used.
         """
         known = (load.running or 0) + (load.waiting or 0)
         moved = (load.steps_total, load.prompt_tokens_total, load.generation_tokens_total)

@@ -281,7 +281,7 @@ class OwnedProcesses:
     def list_all(self, members: EngineProcesses | None = None) -> list[ProcessMemory]:
         """Return the processes with role and name; the main process is the frontend.
 
-        They are those of ``members`` or all running ones; empty for none.
+        Without ``members``, finds the running processes first. Empty if there are none.
         """
         members = members or self.find_or_none()
         if members is None:
