@@ -240,7 +240,7 @@ def test_a_response_calls_the_function_that_is_forced(engine: Any, stream: bool)
 
 def test_what_needs_a_stored_response_or_a_pooling_model_is_refused(engine: Any) -> None:
     for field, value in (("previous_response_id", "resp-1"), ("store", True), ("background", True)):
-        with pytest.raises(openai.BadRequestError, match="keeps no responses") as error:
+        with pytest.raises(openai.BadRequestError, match="stores no responses") as error:
             engine.client.responses.create(model=MODEL, input="a", **{field: value})
         assert (error.value.param, error.value.code) == (field, "unsupported_value")
     with pytest.raises(openai.BadRequestError, match="context") as error:

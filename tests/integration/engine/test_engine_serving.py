@@ -204,7 +204,7 @@ def test_the_wrong_model_and_path(engine: Any) -> None:
 
 def test_images_are_refused_by_a_text_model(engine: Any) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
-    with pytest.raises(openai.BadRequestError, match="reads text"):
+    with pytest.raises(openai.BadRequestError, match="accepts only text"):
         engine.client.chat.completions.create(
             model=MODEL, messages=[{"role": "user", "content": [image]}]
         )
