@@ -221,4 +221,4 @@ def test_the_command_line_acts_on_a_service_of_this_machine(
     nowhere = CliRunner().invoke(
         app, ["trim", "s", "--run-dir", str(tmp_path_factory.mktemp("empty")), "--yes"]
     )
-    assert "does the service run here?" in str(nowhere.exception)
+    assert "does the service run on this machine?" in str(nowhere.exception)

@@ -66,7 +66,7 @@ def test_doctor_and_top_follow_a_policy_from_waiting_to_conflicting(
     trial = "webhook for policy engines"
     found = eventually(lambda: answering(kubectl, trial), LISTED_S)
     assert found["webhook certificate"]["ok"] is True
-    assert "made 0 days ago, expires 20" in found["webhook certificate"]["text"]
+    assert "issued 0 days ago, expires 20" in found["webhook certificate"]["text"]
     assert not kubectl.list("pods", "app=sglang"), "the trial stores no pod"
 
     kubectl("rollout", "restart", "deployment/vllm")
@@ -161,7 +161,7 @@ def test_an_action_on_a_workload_finds_its_supervised_pods(kubectl: Any, eventua
         assert names[0] in str(done.exception)
     absent = plimsoll(kubectl, "resume", "statefulset/vllm", "--yes")
     assert str(absent.exception).startswith(
-        f"statefulset/vllm: no pod in namespace {kubectl.namespace} belongs to it"
+        f"statefulset/vllm has no supervised pods in namespace {kubectl.namespace}"
     )
     gone = plimsoll(kubectl, "resume", "plsp/absent", "--yes")
     assert str(gone.exception).startswith("supervisionpolicy/absent does not exist in namespace")

@@ -246,7 +246,7 @@ def test_what_needs_a_stored_response_or_a_pooling_model_is_refused(engine: Any)
     with pytest.raises(openai.BadRequestError, match="context") as error:
         engine.client.responses.create(model=MODEL, input="a", max_output_tokens=1 << 30)
     assert error.value.param == "input"
-    with pytest.raises(openai.NotFoundError, match="pooling models") as absent:
+    with pytest.raises(openai.NotFoundError, match="pooling model") as absent:
         engine.client.embeddings.create(model=MODEL, input="a")
     assert absent.value.code == "unsupported_model"
     for path in ("/v1/rerank", "/rerank", "/v1/score"):

@@ -164,7 +164,6 @@ def test_bad_values_name_their_field(
     [
         (b"", "invalid_json"),
         (b"{", "invalid_json"),
-        (b'{"model": "tiny", "prompt": "\\ud800"}', "invalid_json"),
         (b'{"model": "tiny", "prompt": "a", "temperature": NaN}', "invalid_json"),
         (b'{"model": "tiny", "prompt": "\xff"}', "invalid_utf8"),
         (b"[]", "invalid_value"),
@@ -193,7 +192,7 @@ def test_bodies_that_cannot_be_read(engine: Any, body: bytes, code: str) -> None
 
 
 def test_the_wrong_model_and_path(engine: Any) -> None:
-    with pytest.raises(openai.NotFoundError, match="serves 'tiny'"):
+    with pytest.raises(openai.NotFoundError, match="use 'tiny'"):
         engine.client.completions.create(model="gpt", prompt="a")
     status, body = engine.post("/v1/moderations", b"{}")
     assert (status, body["error"]["code"]) == (404, "not_found")

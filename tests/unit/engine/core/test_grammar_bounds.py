@@ -73,9 +73,12 @@ def children(pid: int) -> list[int]:
 def test_a_grammar_that_takes_too_much_is_refused_and_remembered(
     grammar: Grammar, grammars: Grammars, trials: TrialServer
 ) -> None:
-    grammars.begin("bomb", grammar, [])
-    error = outcomes(grammars, 1)["bomb"]
-    assert isinstance(error, GrammarError)
+    for attempt in range(6):
+        grammars.begin(f"bomb-{attempt}", grammar, [])
+        error = outcomes(grammars, 1)[f"bomb-{attempt}"]
+        assert isinstance(error, GrammarError)
+        if not error.unavailable:  # a busy machine says so, and remembers nothing
+            break
     assert error.field == grammar.field
     assert "make it smaller" in error.why or "too large" in error.why
     assert "backtrace" not in error.why
