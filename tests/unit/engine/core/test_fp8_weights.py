@@ -330,7 +330,7 @@ def test_shared_weights_have_both_types(fp8: Path) -> None:
     flat[place.offset] += 1
     changed = [name for name, value in checksums(flat, manifest).items() if value != before[name]]
     assert changed == ["layers.0.down_scale"]
-    with pytest.raises(ValueError, match=r"layers\.0\.qkv: is torch\.float32"):
+    with pytest.raises(ValueError, match=r"layers\.0\.qkv is torch\.float32"):
         loader.bind(model, {n: t.float() for n, t in model.parameters_by_name().items()})
 
 
