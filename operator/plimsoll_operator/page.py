@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import ipaddress
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any
 
 from plimsoll_api.fleet_row import FleetRow, row_of, row_of_policy, worst_first
 from plimsoll_api.incidents import ENDED
+from plimsoll_api.page_security import SECURITY_POLICY, host_name, is_ip_address
 from plimsoll_api.times import rfc3339
 from plimsoll_operator.fleet.slots import Allocation
 from plimsoll_operator.kinds import INCIDENT, POLICY, SERVICE, Key, Object, Ref
@@ -31,7 +31,7 @@ CACHE_S = 5.0
 AT_ONCE = 100
 """Objects that are unpacked before other tasks of the event loop get a turn."""
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
+    "Content-Security-Policy": SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
@@ -171,11 +171,8 @@ def _opened(incident: Object) -> str:
 
 def _budgets(item: Object) -> tuple[str, str]:
     memory = (item.get("spec") or {}).get("memory") or {}
-    host, device = (str((memory.get(one) or {}).get("growthBudget", "")) for one in _SIDES)
-    return host, device
-
-
-_SIDES = ("host", "device")
+    host, device = memory.get("host") or {}, memory.get("device") or {}
+    return str(host.get("growthBudget", "")), str(device.get("growthBudget", ""))
 
 
 def _suspects(row: FleetRow, item: Object) -> Iterator[Object]:
@@ -327,16 +324,12 @@ def _count(value: Any) -> str:
 def refusal(host: str | None) -> str | None:
     """Return why a Host header is refused, or None.
 
-    With DNS rebinding, a web site's name leads to a forwarded port, and the browser reads the page
-    as that site's. An IP address and a name of the cluster cannot be a web site's.
+    An IP address and a name of the cluster cannot be a web site's
+    (:mod:`plimsoll_api.page_security`).
     """
-    name = (host or "").strip().lower()
-    name = name[1:].partition("]")[0] if name.startswith("[") else name.partition(":")[0]
-    if "." not in name.rstrip(".") or name.rstrip(".").endswith((".svc", ".svc.cluster.local")):
+    name = host_name(host or "")
+    in_cluster = "." not in name or name.endswith((".svc", ".svc.cluster.local"))
+    if in_cluster or is_ip_address(name):
         return None
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        shown = name[:MAX_CELL]
-        return f"host {shown!r} is not answered: open the page by port-forward, as localhost"
-    return None
+    shown = name[:MAX_CELL]
+    return f"host {shown!r} is not answered: open the page by port-forward, as localhost"

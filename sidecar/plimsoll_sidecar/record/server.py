@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from plimsoll_api.page_security import (
+    SECURITY_POLICY,
+    host_name,
+    is_ip_address,
+    normalize_host,
+)
 from plimsoll_sidecar import web
 from plimsoll_sidecar.background import BackgroundThread
 from plimsoll_sidecar.record.metrics import CONTENT_TYPE
 
-SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""Content security policy: no scripts, and nothing is loaded."""
 HEADERS = f"Content-Security-Policy: {SECURITY_POLICY}\r\nX-Content-Type-Options: nosniff\r\n"
 CACHE_S = 0.5
 """Seconds for which a page is cached, so that many clients cost no more than one."""
@@ -110,9 +113,7 @@ LOCALHOST = "localhost"
 class AllowedHosts:
     """The Host headers that are answered, so that no web site can read the page through a browser.
 
-    With DNS rebinding, a web site's name leads to a pod or a forwarded port. The browser then
-    treats the page as that site's own, and the Host header has its name. An IP address cannot be
-    rebound, so all of them are allowed: Prometheus and the operator use the pod's address.
+    IP addresses are always allowed: Prometheus and the operator use the pod's address.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class AllowedHosts:
         parents = ["", f".{namespace}", f".{namespace}.svc"]
         parents += [f".{namespace}.svc.{domain}" for domain in domains]
         own = {f"{base}{parent}" for base in (pod, service) for parent in parents if base}
-        self._names = {_normalize(name) for name in (*own, *configured) if name.strip()} | {
+        self._names = {normalize_host(name) for name in (*own, *configured) if name.strip()} | {
             LOCALHOST
         }
         self._example = f"{service}.{namespace}.svc"
@@ -145,8 +146,8 @@ class AllowedHosts:
         """
         if host is None:
             return None
-        name = _normalize(_without_port(host))
-        if name in self._names or name.endswith(f".{LOCALHOST}") or _is_address(name):
+        name = host_name(host)
+        if name in self._names or name.endswith(f".{LOCALHOST}") or is_ip_address(name):
             return None
         return (
             f"This supervisor does not serve host {host[:253]!r}. Use its IP address,"
@@ -163,22 +164,3 @@ def cluster_domains(file: Path = RESOLV_CONF) -> list[str]:
         return []
     found = [word for line in lines if line.startswith("search") for word in line.split()[1:]]
     return [word.removeprefix("svc.") for word in found if word.startswith("svc.")]
-
-
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    name, colon, port = host.rpartition(":")
-    return name if colon and port.isdigit() and ":" not in name else host
-
-
-def _normalize(name: str) -> str:
-    return name.strip().lower().removesuffix(".")
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
