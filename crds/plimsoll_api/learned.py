@@ -25,6 +25,8 @@ WINDOWS_H = (1, 6, 24)
 """Windows in hours over which growth is observed."""
 MAX_SEEN_S = 14 * 86400
 """Longest observation in seconds: two weeks, so that each weekday occurs twice."""
+KEPT_H = MAX_SEEN_S // 3600
+"""Hours for which observations are kept."""
 RISE_A_DAY, FALL_A_DAY = 1.25, 0.9
 """Most by which a learned budget rises or falls in a day. It falls slowly, because a busy week
 after a quiet one must not raise an alarm."""

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from plimsoll_api.decoding import Malformed
 from plimsoll_api.learned import (
+    KEPT_H,
     MAX_LEARNED,
     MAX_SEEN_S,
     WINDOWS_H,
@@ -28,8 +29,6 @@ from plimsoll_operator.fleet.figures import Figures, pods_with_growth
 from plimsoll_operator.kinds import Object
 
 HOUR_S = 3600.0
-KEPT_H = MAX_SEEN_S // 3600
-"""Hours for which a workload without pods is kept."""
 MAX_STEP_DAYS = 1.0
 """Days of a rise or fall at once, however long ago the last one was."""
 CHANGED = 0.05

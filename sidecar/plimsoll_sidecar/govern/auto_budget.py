@@ -22,13 +22,19 @@ import msgspec
 from plimsoll_api.admin import LedgerEntry
 from plimsoll_api.assessment import Assessment, BudgetState
 from plimsoll_api.incidents import IncidentKind
-from plimsoll_api.learned import MAX_SEEN_S, WINDOWS_H, LearnedMemory, LearnedWorkload, stepped
+from plimsoll_api.learned import (
+    KEPT_H,
+    MAX_SEEN_S,
+    WINDOWS_H,
+    LearnedMemory,
+    LearnedWorkload,
+    stepped,
+)
 from plimsoll_api.memory_contract import MemoryNeeds, needs_of
 from plimsoll_api.memory_policy import AutoBudgets, MemoryBudget, MemoryPolicy, provisional
 
 HOUR_S = 3600.0
 DAY_H = 24
-KEPT_H = MAX_SEEN_S // 3600
 KEPT_STARTS = 8
 MAX_GAP_S = 60.0
 """Longest time between two samples that counts as observed."""

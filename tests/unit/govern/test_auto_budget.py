@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from plimsoll_api.assessment import Assessment, BudgetState
 from plimsoll_api.incident_record import Reason, StepOutcome
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
-from plimsoll_api.learned import FALL_A_DAY, RISE_A_DAY, LearnedMemory, LearnedWorkload
+from plimsoll_api.learned import FALL_A_DAY, KEPT_H, RISE_A_DAY, LearnedMemory, LearnedWorkload
 from plimsoll_api.memory_policy import (
     AutoBudgets,
     MemoryBudget,
@@ -22,7 +22,6 @@ from plimsoll_api.memory_policy import (
 from plimsoll_sidecar.govern.auto_budget import (
     FLOOR_SHARE,
     HOUR_S,
-    KEPT_H,
     ROOM_SHARE,
     Hour,
     Learned,

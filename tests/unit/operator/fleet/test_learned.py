@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from plimsoll_api.decoding import Malformed
 from plimsoll_api.learned import (
     FALL_A_DAY,
+    KEPT_H,
     MAX_LEARNED,
     MAX_LEARNED_BYTES,
     MAX_SEEN_S,
@@ -21,7 +22,7 @@ from plimsoll_api.learned import (
 )
 from plimsoll_api.peers import MAX_GROWTH_BYTES, Peer
 from plimsoll_operator.fleet.figures import Figures, parse
-from plimsoll_operator.fleet.learned import KEPT_H, learned_file
+from plimsoll_operator.fleet.learned import learned_file
 from plimsoll_sidecar.record.metrics import Metrics
 
 MIB, GIB = 1 << 20, 1 << 30
