@@ -107,10 +107,15 @@ def has_few_objects() -> bool:
     return len(gc.get_objects()) <= FEW_OBJECTS
 
 
+def has_few_young_objects() -> bool:
+    """Report whether the young generations can be followed in milliseconds."""
+    first, second, _ = gc.get_count()
+    return first + second * gc.get_threshold()[0] <= FEW_OBJECTS
+
+
 def young_objects() -> Optional[List[Any]]:
     """Return the objects of the young generations; None if they are many."""
-    first, second, _ = gc.get_count()
-    if first + second * gc.get_threshold()[0] > FEW_OBJECTS:
+    if not has_few_young_objects():
         return None
     return [item for one in YOUNG for item in gc.get_objects(generation=one)]
 

@@ -3,7 +3,13 @@
 import gc
 from typing import Any, Dict, List
 
-from plimsoll_probe.memory import cuda, has_few_objects, malloc_trim, status_bytes, young_objects
+from plimsoll_probe.memory import (
+    cuda,
+    has_few_objects,
+    has_few_young_objects,
+    malloc_trim,
+    status_bytes,
+)
 
 
 def trim(idle: bool) -> Dict[str, Any]:
@@ -20,7 +26,7 @@ def trim(idle: bool) -> Dict[str, Any]:
     if has_few_objects():
         result["collected"] = gc.collect()
         steps.append("gc.collect")
-    elif young_objects() is not None:
+    elif has_few_young_objects():
         result["collected"] = gc.collect(1)
         steps.append("gc.collect(1): too many objects for all generations")
     else:
