@@ -16,7 +16,8 @@ _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _PARTIAL_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 _SEPARATORS = re.compile(r"[\s,:]+")
 _WORD = re.compile(r'[^\s"{}\[\],:<]+')
-_WORDS = {"True": "true", "False": "false", "None": "null"}
+PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+"""JSON for the constants of Python."""
 MAX_HELD_CHARACTERS = 64
 """Maximum length of a number or of white space that is held back until it is complete."""
 
@@ -119,4 +120,4 @@ def _to_json_word(word: str) -> str:
     try:
         return word if math.isfinite(float(word)) else "null"
     except ValueError:
-        return _WORDS.get(word, word)
+        return PYTHON_WORDS.get(word, word)

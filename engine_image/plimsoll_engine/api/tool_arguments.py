@@ -11,6 +11,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from plimsoll_engine.api.json_pieces import PYTHON_WORDS
 from plimsoll_engine.api.tool_calls import (
     NotACall,
     Reader,
@@ -153,7 +154,8 @@ def _typed(value: str) -> Any:
     try:
         return load_lenient_json(value)
     except NotACall:
-        return {"True": True, "False": False, "None": None}.get(value.strip(), value)
+        word = PYTHON_WORDS.get(value.strip())
+        return value if word is None else json.loads(word)
 
 
 def read_python_calls(text: Reader) -> Steps[None]:

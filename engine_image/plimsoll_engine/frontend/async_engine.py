@@ -145,9 +145,8 @@ class AsyncEngine:
                     deadline_s + DEADLINE_GRACE_S, self._fail_late, generations
                 )
             for _, group in groupby(generations, lambda generation: id(generation.prompt_ids)):
-                choices = list(
-                    group
-                )  # hash each prompt only once: a long one blocks the event loop
+                # Hash each prompt only once, because a long one blocks the event loop.
+                choices = list(group)
                 self._counts.count_admitted(choices[0].prompt_ids, choices[0].media, len(choices))
             for generation in generations:
                 self.metrics.count_admitted(generation)
