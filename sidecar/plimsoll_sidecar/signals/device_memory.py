@@ -15,6 +15,7 @@ import math
 import os
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -278,7 +279,7 @@ def node_url(port: str | None) -> str | None:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class Exporter:
+class Exporter(ABC):
     """A metrics exporter at ``url``, which has no path.
 
     If its page cannot be read, all devices are unknown, and ``error`` says why. ``pod`` is the pod
@@ -365,9 +366,9 @@ class Exporter:
         return self._pod is None or self._pod.is_same(owner)
 
     @staticmethod
+    @abstractmethod
     def device_name(labels: dict[str, str]) -> str:
         """Return the device that the labels name, as a name for ``memory``."""
-        raise NotImplementedError
 
 
 class Dcgm(Exporter):
