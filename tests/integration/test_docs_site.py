@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import re
-import shutil
 import subprocess
 import threading
 import urllib.request
@@ -25,7 +24,7 @@ import yaml
 from dashboards import alerts
 from docs.tools import site
 from plimsoll_operator.render.monitoring import RUNBOOKS
-from tests.axe import violations
+from tests.browser import chromium, violations
 
 ROOT = Path(__file__).parents[2]
 THEME = ("aria-dialog-name", "landmark-unique", "scrollable-region-focusable")
@@ -88,19 +87,13 @@ def test_each_page_and_each_link_on_it_is_served(address: str) -> None:
 @pytest.mark.parametrize("width", [390, 1280])
 def test_axe_finds_nothing(address: str, scheme: Literal["light", "dark"], width: int) -> None:
     """On one page of each kind: the first, a long one, a generated one, tables, pictures."""
-    if (binary := shutil.which("chromium")) is None:
-        pytest.skip("chromium is missing: apt-get install chromium")
-    from playwright.sync_api import sync_playwright  # slow, in every worker that collects tests
-
-    with sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=binary, args=["--no-sandbox"])
+    with chromium() as browser:
         context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
         page = context.new_page()
         found = {}
         for name in ("", "quickstart/", "operations/", "metrics/", "support/", "tour/"):
             page.goto(address + name)
             found[name] = violations(page, THEME)
-        browser.close()
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
 
 

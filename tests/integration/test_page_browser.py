@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +10,7 @@ import pytest
 
 from plimsoll_sidecar.page import render_page as render
 from plimsoll_sidecar.record.server import AllowedHosts, StateServer
-from tests.axe import violations
+from tests.browser import chromium, violations
 from tests.unit.test_supervisor_page import history, state
 
 if TYPE_CHECKING:
@@ -33,17 +31,8 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    binary = shutil.which("chromium")
-    if binary is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("chromium is missing: apt-get install chromium", pytrace=False)
-        pytest.skip("chromium is missing: apt-get install chromium")
-    from playwright.sync_api import sync_playwright  # slow, in every worker that collects tests
-
-    with sync_playwright() as play:
-        running = play.chromium.launch(executable_path=binary, args=["--no-sandbox"])
+    with chromium() as running:
         yield running
-        running.close()
 
 
 def opened(browser: Browser, url: str, scheme: str = "light", width: int = 1000) -> Page:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import urllib.error
 import urllib.request
@@ -14,7 +13,7 @@ import pytest
 import yaml
 
 from plimsoll_operator.config import parse
-from tests.axe import violations
+from tests.browser import chromium, violations
 from tests.cluster.operator.test_fleet_safety import leaking
 from tests.lab.helm import CHART
 from tests.lab.kube import Kube
@@ -31,17 +30,8 @@ SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    binary = shutil.which("chromium")
-    if binary is None:
-        if os.environ.get("CI") == "true":
-            pytest.fail("chromium is missing: apt-get install chromium", pytrace=False)
-        pytest.skip("chromium is missing: apt-get install chromium")
-    from playwright.sync_api import sync_playwright  # slow, in every worker that collects tests
-
-    with sync_playwright() as play:
-        running = play.chromium.launch(executable_path=binary, args=["--no-sandbox"])
+    with chromium() as running:
         yield running
-        running.close()
 
 
 def read(operator: Any, host: str = "127.0.0.1") -> str:
