@@ -216,7 +216,7 @@ def vulnerabilities(version: str, when: datetime) -> None:
 
 
 def write(version: str, downloads: str, builder: str, images: Sequence[str]) -> list[Path]:
-    """Write ``dist/`` anew and return its files. Raises :class:`Unreleasable`.
+    """Recreate ``dist/`` and return its files. Raises :class:`Unreleasable`.
 
     ``images`` are names in the builder's store, each for an archive.
     """

@@ -53,7 +53,7 @@ TOKEN_TIMEOUT_S = 30.0
 ADMIN_CONNECTIONS = 64
 ADMIN_BODIES_BYTES = 1 << 20
 OTHER_FILES = 256
-"""File descriptors reserved for everything but clients' connections."""
+"""File descriptors that are not available to client connections."""
 # After shutdown every request is answered; this is for slow clients.
 HTTP_CLOSE_TIMEOUT_S = 2
 BACKLOG = 2048

@@ -1,4 +1,4 @@
-"""Demand that nobody has met before, with a leak beside it and without.
+"""Load patterns that no other family has, with and without a leak.
 
 A queue fills for minutes and drains, prompts get longer by bursts with idle gaps between them, and
 memory takes a step while the engine starts. What requests need is given back or kept.

@@ -90,7 +90,7 @@ def test_a_leak_of_a_running_vllm_is_explained(desk: Served) -> None:
     assert "plimsoll watch --recover -- COMMAND" in story
     record("`plimsoll watch PID`: first figures", first_s, "from the start of the command")
     told = f"64 MiB budget, 4 MiB/s; {ended_s:.0f} s from the start of the command to its end"
-    record("`plimsoll watch PID`: a leak is told", told_s, told)
+    record("`plimsoll watch PID`: a leak is reported", told_s, told)
 
 
 def test_a_leaking_vllm_of_its_own_is_restarted(desk: Served) -> None:

@@ -171,7 +171,7 @@ def create_app(engine: AsyncEngine, token: str, bodies: BodyReader) -> ASGIApp:
 
 
 def _add_error_handlers(api: FastAPI, engine: AsyncEngine) -> None:
-    """Return the protocol's error body for every failure."""
+    """Answer every error with the error body of the admin protocol."""
 
     @api.exception_handler(AdminError)
     async def admin_error(request: Request, error: AdminError) -> Response:

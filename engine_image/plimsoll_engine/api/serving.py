@@ -360,7 +360,7 @@ def _add_probes(api: FastAPI, engine: AsyncEngine) -> None:
 
 
 def _add_error_handlers(api: FastAPI) -> None:
-    """Return OpenAI's error object for every failure."""
+    """Answer every error with an error object as in OpenAI's API."""
 
     @api.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:

@@ -1,4 +1,4 @@
-"""Demand that nobody has met before, with a leak beside it and without."""
+"""Load patterns that no other family has, with and without a leak."""
 
 from __future__ import annotations
 
