@@ -48,6 +48,8 @@ SOURCE = FOLDER / f"{PEER.name}-source"
 PACKAGES = ("pytest", "pytest-asyncio", "pytest-timeout", "tblib")
 ROOT = Path(__file__).resolve().parents[2]
 SUITE_TIMEOUT_S = 7200
+TINY_CONTEXT, SMOLLM2_CONTEXT = 8192, 2048
+"""Tokens. SmolLM2 writes some 20 a second on two cores, and a text without a limit fills these."""
 TEST_TIMEOUT_S = 180
 """A test that fails may leave a task behind that its own loop then waits for."""
 
@@ -76,6 +78,7 @@ def run(source: Path, chosen: list[str], smollm2: bool) -> dict[str, dict[str, s
             "checkpoint": str(checkpoint),
             "adapter": str(adapter),
             "outcomes": str(outcomes),
+            "context": SMOLLM2_CONTEXT if smollm2 else TINY_CONTEXT,
         }
         environment = os.environ | PEER.environment | {
             "PLIMSOLL_ENTRYPOINTS": json.dumps(setting),

@@ -26,10 +26,6 @@ import pytest
 
 START_S = 300.0
 STOP_S = 60.0
-CONTEXT = 8192
-"""Tokens: as many as the checkpoint has positions."""
-BLOCKS = CONTEXT // 16 + 8
-"""Room for one text of that length: SmolLM2's default on the CPU has less."""
 MAX_LORAS = "32"
 """vLLM does not bound how many adapters are registered, and its tests unload none."""
 WITH_VALUE = {
@@ -51,17 +47,19 @@ IGNORED_WITH_VALUE = {
     "--tokenizer-mode", "--config-format", "--show-hidden-metrics-for-version",
     "--attention-backend", "--limit-mm-per-prompt", "--load-format", "--reasoning-parser",
     "--max-model-len", "--structured-outputs-config.backend", "--max-logprobs", "--port",
+    "--ignore-patterns",
 }  # fmt: skip
 """Flags for what changes nothing for the tests, or where a test that needs it shows it."""
 IGNORED = {
     "--enforce-eager", "--enable-auto-tool-choice", "--trust-remote-code", "--no-async-scheduling",
-    "--enable-prompt-tokens-details", "--no-enable-prefix-caching", "--enable-chunked-prefill",
+    "--enable-prompt-tokens-details", "--no-enable-prefix-caching", "--enable-prefix-caching",
+    "--enable-chunked-prefill",
 }  # fmt: skip
 
 
 class Setting(NamedTuple):
     """Paths: our Python and its modules, vLLM's source, the checkpoint, an adapter for it, and the
-    outcomes."""
+    outcomes. ``context`` is the longest text in tokens."""
 
     python: str
     modules: str
@@ -69,6 +67,7 @@ class Setting(NamedTuple):
     checkpoint: str
     adapter: str
     outcomes: str
+    context: int
 
 
 SETTING = Setting(**json.loads(os.environ["PLIMSOLL_ENTRYPOINTS"]))
@@ -76,7 +75,9 @@ SETTING = Setting(**json.loads(os.environ["PLIMSOLL_ENTRYPOINTS"]))
 
 def flags(given: list[str]) -> list[str]:
     """Return our engine's flags for vLLM's; skips the test for one that we have not."""
-    found = ["--max-model-len", str(CONTEXT), "--num-blocks", str(BLOCKS)]
+    # Room for one text of that length: SmolLM2's default on the CPU has less.
+    blocks = SETTING.context // 16 + 8
+    found = ["--max-model-len", str(SETTING.context), "--num-blocks", str(blocks)]
     rest = [part for one in given for part in _parts(one)]
     while rest:
         flag = rest.pop(0)
