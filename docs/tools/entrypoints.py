@@ -1,4 +1,4 @@
-"""The tables of ``docs/engine.md`` that runs made."""
+"""The tables of the engine's pages that runs made."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).resolve().parents[1]
-PAGE = DOCS / "engine.md"
 RESULTS = DOCS.parent / "research" / "bench" / "results"
 BLOCK = re.compile(r"(<!-- ([a-z-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def page() -> str:
-    """Return the page with its lists as the results are now."""
+def page(name: str) -> str:
+    """Return a page of ``docs/`` with its lists as the results are now."""
 
     def block(found: re.Match[str]) -> str:
         result = json.loads((RESULTS / f"{found[2]}.json").read_text())
         return f"{found[1]}{_LISTS[found[2]](result)}\n{found[3]}"
 
-    return BLOCK.sub(block, PAGE.read_text())
+    return BLOCK.sub(block, (DOCS / name).read_text())
 
 
 def clients(result: dict[str, Any]) -> str:

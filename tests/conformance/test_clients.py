@@ -1,4 +1,4 @@
-"""Published client libraries ask the engine with SmolLM2. What ran is a table in docs/engine.md.
+"""Published client libraries ask the engine with SmolLM2: a table of docs/engine-api.md.
 
 Tests ``plimsoll_engine/api``.
 """

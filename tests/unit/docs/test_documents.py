@@ -93,22 +93,6 @@ def test_no_upgrade_of_the_chart_loses_the_new_defaults() -> None:
             assert re.search(r"--reset-then-reuse-values|--install", command), f"{path}: {command}"
 
 
-def test_reasons_that_the_operations_page_explains_exist() -> None:
-    """The kubelet's and the scheduler's own words apart."""
-    page = (blocks.ROOT / "docs" / "operations.md").read_text()
-    section = page.partition("### If a service is not Ready")[2].partition("\n## ")[0]
-    named = set(
-        re.findall(r"`([A-Z][A-Za-z]+)`", "".join(re.findall(r"(?m)^\| ([^|]*)\|", section)))
-    )
-    code = "".join(
-        path.read_text() for path in (blocks.ROOT / "operator" / "plimsoll_operator").rglob("*.py")
-    )
-    theirs = {"Unschedulable", "CrashLoopBackOff", "OOMKilled"}
-    built = {"HeldForLeak", "RolledBackForLeak"}
-    assert len(named) > 12
-    assert {name for name in named - theirs - built if f'"{name}"' not in code} == set()
-
-
 PROGRAMS = ("cli", "operator", "sidecar", "crds", "charts", "dashboards")
 
 

@@ -1,4 +1,4 @@
-"""The tables of docs/engine.md that runs made: vLLM's tests, and chat templates.
+"""The tables of the engine's pages that runs made: vLLM's tests, and chat templates.
 
 Tests ``docs/tools/entrypoints.py``.
 """

@@ -185,7 +185,7 @@ def test_memory_that_runs_out_is_the_bodys_own_error(
     assert outcome.code == "body_too_complex"
 
 
-PAGE = Path(__file__).parents[4] / "docs" / "engine.md"
+PAGE = Path(__file__).parents[4] / "docs" / "engine-api.md"
 FUNCTION = {"name": "tide", "parameters": {"type": "object", "properties": {}}}
 ROW = re.compile(r"^\| `({?\".*)` \| [^|]+ \| (used|taken|warning|400) \|$", re.MULTILINE)
 
