@@ -5,7 +5,7 @@
 Each process of ``leaklab`` (the plain engine with each of its healthy mechanisms, and two of
 our engines on the CPU, one nearly idle and one with bursts of streams) runs beside its own
 supervisor in mode ``Recover``. Writes what the supervisors opened, confirmed and did to
-``leaklab-hours.json``, and the memory that they saw, thinned out, to ``leaklab-noise.json``: noise
+``leaklab-hours.json``, and the memory that they saw, thinned out, to ``leaklab/noise.json``: noise
 of real processes for whoever generates series.
 """
 
@@ -25,10 +25,11 @@ from typing import Any
 import httpx
 import msgspec
 
-from bench.result import RESULTS, publish
+from bench.result import publish
 from leaklab import replicas
 from leaklab.mechanisms import HEALTHY
 from leaklab.play import disruptions
+from leaklab.recorded import RECORDINGS
 from leaklab.replicas import Policy
 from plimsoll_api.state import View
 from plimsoll_cli.local import model, runner
@@ -175,7 +176,7 @@ def main() -> None:
         watched = asyncio.run(observe(arguments.minutes, Path(folder)))
         told = [one.told() for one in watched]
     text = json.dumps(noise(watched), separators=(",", ":"))
-    (RESULTS / "leaklab-noise.json").write_text(text + "\n")
+    RECORDINGS.write_text(text + "\n")
     seconds = sum(one.seconds for one in watched)
     figures = {
         "processes_count": len(watched),

@@ -14,7 +14,7 @@ from leaklab.cases import Case
 from leaklab.series import HOUR, MIB, Curve, Series, steady
 from leaklab.splits import Split
 
-RECORDINGS = Path(__file__).resolve().parents[1] / "bench" / "results" / "leaklab-noise.json"
+RECORDINGS = Path(__file__).with_name("noise.json")
 ROW_S = 5.0
 STARTS, LENGTH = 300.0, 4 * HOUR
 FAMILY = "leak named recorded"

@@ -1,4 +1,4 @@
-"""The engine's pages name files of the engine, and some from the top folder; each exists."""
+"""docs/engine.md, docs/engine-api.md and those of docs/design/ name files; each exists."""
 
 from __future__ import annotations
 
