@@ -4,6 +4,10 @@ It is memory-bound: it reads the whole matrix for a few operations an element. E
 prefetches the first part of its matrix before it waits for the previous kernel, so that memory is
 never idle between kernels. Hopper's tensor memory accelerator (TMA) reads the rest. The matrix must
 have 16-bit elements.
+
+If a product has fewer tiles than the GPU has multiprocessors, several programs share a tile. Each
+sums over a part of the inputs, and the last to arrive adds these sums in the order of the parts.
+The result is therefore the same in every run.
 """
 
 from __future__ import annotations
@@ -25,49 +29,65 @@ from plimsoll_engine.kernels.sizes import FEW_ROWS, cdiv, few_padded
 
 LINE = 8
 """Number of 16-bit elements in the 16 bytes that TMA reads at least."""
-AHEAD = 1024
-"""Bytes of each row of the matrix that a program prefetches."""
 WARPS = 4
+PROGRAMS = 64
+"""Number of programs that a product has at least: fewer do not keep an H100's memory busy."""
+COUNTERS = 128
+"""Maximum number of tiles of a product whose tiles are shared by programs."""
+LONG = 4096
+"""Number of inputs of a program from which two programs share its work."""
 
 
 class Tile(NamedTuple):
-    """Tile of one program: ``size`` columns of the result, from ``depth`` inputs at a time.
+    """Tile of ``parts`` programs: ``size`` columns of the result, from ``depth`` inputs at a time.
 
-    ``stages`` tiles of inputs are loaded ahead.
+    ``stages`` tiles of inputs are loaded ahead. A program prefetches ``ahead`` bytes of each row of
+    its part of the matrix.
     """
 
     size: int
     depth: int
     stages: int
+    parts: int = 1
+    ahead: int = 1024
 
 
-def tile_for(size: int, silu: bool, padded: int) -> Tile:
-    """Return the tile for a product of ``size`` columns.
+def tile_for(size: int, columns: int, silu: bool, padded: int) -> Tile:
+    """Return the tile for a product of ``size`` columns from ``columns`` inputs.
 
-    Measured on an H100 in the layers of a 0.6B and an 8B model. Small products need many programs.
-    If a multiprocessor runs only one or two programs, these must read far ahead.
+    Measured on an H200 and an H100 in the layers of a 0.6B and an 8B model
+    (``bench/few_rows.py``). If a multiprocessor runs only one program, it must read far ahead.
     """
     if silu:
-        return Tile(64, 128, 4)
-    if size < 2048:
-        return Tile(16, 256, 6)
-    if size > 4096:
-        return Tile(64, 256, 3)
-    return Tile(64, 256, 5) if padded < FEW_ROWS else Tile(64, 128, 7)
+        return Tile(64, 128, 5, ahead=512)
+    if size < 2048 and padded == FEW_ROWS:
+        return Tile(16, 256, 6, parts=2)
+    parts = max(1, PROGRAMS // cdiv(size, 64))
+    if columns // parts >= LONG and size <= 64 * PROGRAMS:
+        parts *= 2
+    return Tile(64, 256, 4, parts)
+
+
+def new_arrivals(device: torch.device) -> torch.Tensor:
+    """Return the arrival counters of a product's tiles, which every product leaves at 0."""
+    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _few_rows(
-    x, weight, matrix, bias, out, rows, size, COLUMNS: tl.constexpr, BIAS: tl.constexpr,
-    SILU: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
-    DEPTH: tl.constexpr, AHEAD: tl.constexpr, OVERLAP: tl.constexpr = False,
+    x, weight, matrix, bias, out, sums, arrivals, rows, size, COLUMNS: tl.constexpr,
+    BIAS: tl.constexpr, SILU: tl.constexpr, ADD: tl.constexpr, ROWS: tl.constexpr,
+    SIZE: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr, LENGTH: tl.constexpr,
+    AHEAD: tl.constexpr, OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     allow_next_kernel(OVERLAP)
     first = tl.program_id(0) * SIZE
     column = first + tl.arange(0, SIZE)
     inside = column < size
+    part = tl.program_id(1)
+    begin = part * LENGTH
     if OVERLAP:
-        mine = matrix + tl.minimum(column, size - 1).to(tl.int64) * COLUMNS
+        mine = matrix + tl.minimum(column, size - 1).to(tl.int64) * COLUMNS + begin
         prefetch(mine, AHEAD)
         if SILU:
             prefetch(mine + size.to(tl.int64) * COLUMNS, AHEAD)
@@ -77,7 +97,7 @@ def _few_rows(
     SHAPE: tl.constexpr = (SIZE, ROWS) if TURNED else (ROWS, SIZE)
     total = tl.zeros(SHAPE, tl.float32)
     second = tl.zeros(SHAPE, tl.float32)
-    for start in tl.range(0, COLUMNS, DEPTH):
+    for start in tl.range(begin, tl.minimum(begin + LENGTH, COLUMNS), DEPTH):
         given = x.load([0, start])
         own = weight.load([first, start])
         if SILU:
@@ -91,6 +111,21 @@ def _few_rows(
             if SILU:
                 second = tl.dot(given, tl.trans(up), second)
     result = tl.trans(total) if TURNED else total
+    row = tl.arange(0, ROWS)[:, None]
+    there = (row < rows) & inside[None, :]
+    at = row.to(tl.int64) * size + column[None, :]
+    if PARTS > 1:
+        of_part = ROWS * size.to(tl.int64)
+        tl.store(sums + part * of_part + at, result, mask=there)
+        tl.debug_barrier()
+        if tl.atomic_add(arrivals + tl.program_id(0), 1, sem="acq_rel") < PARTS - 1:
+            return
+        tl.store(arrivals + tl.program_id(0), 0)
+        # From the L2 cache: other multiprocessors have written these sums.
+        result = tl.load(sums + at, mask=there, other=0.0, cache_modifier=".cg")
+        for other in tl.static_range(1, PARTS):
+            more = sums + other * of_part + at
+            result += tl.load(more, mask=there, other=0.0, cache_modifier=".cg")
     if BIAS:
         result += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[None, :]
     if SILU:
@@ -98,12 +133,9 @@ def _few_rows(
         if BIAS:
             gated += tl.load(bias + size + column, mask=inside, other=0.0).to(tl.float32)[None, :]
         result = result / (1.0 + tl.exp(-result)) * gated
-    row = tl.arange(0, ROWS)[:, None]
-    at = out + row.to(tl.int64) * size + column[None, :]
-    there = (row < rows) & inside[None, :]
     if ADD:
-        result += tl.load(at, mask=there, other=0.0).to(tl.float32)
-    tl.store(at, result.to(out.dtype.element_ty), mask=there)
+        result += tl.load(out + at, mask=there, other=0.0).to(tl.float32)
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=there)
 
 
 def fits(weight: torch.Tensor) -> bool:
@@ -115,28 +147,34 @@ def fits(weight: torch.Tensor) -> bool:
 def few_rows(
     x: torch.Tensor,
     weight: torch.Tensor,
+    arrivals: torch.Tensor,
     bias: torch.Tensor | None = None,
     silu: bool = False,
     into: torch.Tensor | None = None,
-    tile: Tile | None = None,
 ) -> torch.Tensor:
     """Return ``x`` [rows, columns] times ``weight`` [size, columns] as [rows, size].
 
     ``rows`` is at most ``FEW_ROWS``. With ``silu`` the first half of the product's columns gates
     the second; the result is [rows, size / 2]. If ``into`` is given, the result is added to it in
-    place. Sums are in float32. Memory-bound by ``weight``.
+    place. Sums are in float32. Memory-bound by ``weight``. Products with the same ``arrivals``, of
+    :func:`new_arrivals`, must not run at the same time.
     """
     rows, columns = x.shape
     size = weight.shape[0] // 2 if silu else weight.shape[0]
     out = x.new_empty(rows, size) if into is None else into
     padded = few_padded(rows)
-    tile = tile or tile_for(size, silu, padded)
-    _few_rows[(cdiv(size, tile.size),)](
+    tile = tile_for(size, columns, silu, padded)
+    assert tile.parts == 1 or (not silu and cdiv(size, tile.size) <= COUNTERS)
+    length = cdiv(cdiv(columns, tile.depth), tile.parts) * tile.depth
+    parts = cdiv(columns, length)
+    sums = x.new_empty(parts * padded * size, dtype=torch.float32) if parts > 1 else out
+    ahead = min(tile.ahead, (columns - (parts - 1) * length) * x.element_size())
+    _few_rows[(cdiv(size, tile.size), parts)](
         TensorDescriptor(x, [rows, columns], [columns, 1], [padded, tile.depth]),
         TensorDescriptor(weight, list(weight.shape), [columns, 1], [tile.size, tile.depth]),
-        weight, x if bias is None else bias, out, rows, size, COLUMNS=columns,
+        weight, x if bias is None else bias, out, sums, arrivals, rows, size, COLUMNS=columns,
         BIAS=bias is not None, SILU=silu, ADD=into is not None, ROWS=padded, SIZE=tile.size,
-        DEPTH=tile.depth, AHEAD=min(AHEAD, columns * x.element_size()), num_warps=WARPS,
+        DEPTH=tile.depth, PARTS=parts, LENGTH=length, AHEAD=ahead, num_warps=WARPS,
         num_stages=tile.stages, **overlap(x.device),
     )  # fmt: skip
     return out

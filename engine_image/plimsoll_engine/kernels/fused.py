@@ -67,6 +67,8 @@ class FusedOps:
 
     def __init__(self) -> None:
         self._equal = EqualPrompts()
+        self._arrivals: torch.Tensor | None = None
+        """Counters of :mod:`plimsoll_engine.kernels.few_rows`, from the first product on."""
 
     def max_project_rows(self, weight: Weight) -> int:
         """Implement :meth:`Ops.max_project_rows`: one row, or a few if ``weight`` allows it."""
@@ -211,7 +213,9 @@ class FusedOps:
         assert isinstance(weight, torch.Tensor)
         if norm is not None:
             x = self.rms_norm(x, norm, eps)
-        return few_rows.few_rows(x, weight, bias, silu, into)
+        if self._arrivals is None:
+            self._arrivals = few_rows.new_arrivals(x.device)
+        return few_rows.few_rows(x, weight, self._arrivals, bias, silu, into)
 
     def experts(
         self,

@@ -439,4 +439,5 @@ class Decoder:
         """Release every tensor."""
         self._tensors = {}
         self._layers = []
+        self._ops = ops_for(torch.device("meta"))
         self._inverse = self._inverse.to("meta")  # it may be on the device as well

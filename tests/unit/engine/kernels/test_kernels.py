@@ -302,7 +302,7 @@ def test_projection_of_few_rows(
     rows: int, size: int, columns: int, norm: int, silu: int, add: int, bias: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Tiles of each kind, whole and not."""
+    """Tiles of each kind, whole and not, of one program and of several."""
     x, weight = draw(rows, columns, dtype=NARROW), draw(size, columns, dtype=NARROW)
     shift = draw(size, dtype=NARROW) if bias else None
     scale = draw(columns, dtype=NARROW) if norm else None
@@ -316,9 +316,25 @@ def test_projection_of_few_rows(
 
     exact = project(REFERENCE, torch.float64)
     rounding = error(project(REFERENCE, NARROW), exact)
-    for tile in (few_rows.Tile(32, 64, 3), few_rows.Tile(64, 128, 2)):
+    tiles = [few_rows.Tile(32, 64, 3), few_rows.Tile(64, 128, 2)]
+    if not silu:
+        tiles += [few_rows.Tile(16, 64, 3, parts=2), few_rows.Tile(64, 64, 2, parts=3)]
+    for tile in tiles:
         monkeypatch.setattr(few_rows, "tile_for", lambda *_, tile=tile: tile)
-        assert error(project(FUSED, NARROW), exact) < max(1e-3, 2 * rounding)
+        for _ in range(2):  # a product leaves its arrival counters at 0
+            assert error(project(FUSED, NARROW), exact) < max(1e-3, 2 * rounding)
+
+
+@pytest.mark.parametrize("columns", [64, 1024, 2048, 14_336, 28_672])
+def test_programs_of_a_product_of_few_rows(columns: int) -> None:
+    """Each has inputs, and a counter if it shares a tile."""
+    for size in (64, 512, 1024, 2047, 2048, 2560, 4096, 4160, 128_256):
+        for padded in (16, 32):
+            tile = few_rows.tile_for(size, columns, False, padded)
+            if tile.parts > 1:
+                assert -(-size // tile.size) <= few_rows.COUNTERS
+                assert size <= 4096
+            assert few_rows.tile_for(size, columns, True, padded).parts == 1
 
 
 def test_which_products_have_kernels_for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
