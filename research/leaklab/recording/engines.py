@@ -36,6 +36,10 @@ WARMUP_S = 60.0
 FOLDER_ENV, WAITS_ENV = "PLIMSOLL_INJECTOR_DIR", "PLIMSOLL_INJECTOR_WAITS"
 """The same as in ``inside/plimsoll_injector.py``, which imports nothing of ours."""
 HERE = Path(__file__).parent
+MODULES = (
+    "__init__.py", "mechanisms.py", "service_leaks.py", "engine_leaks.py", "bounded_growth.py",
+)  # fmt: skip
+"""Of the lab, those that the injector imports."""
 ENTRY_POINTS = """\
 [vllm.general_plugins]
 plimsoll_injector = plimsoll_injector:load
@@ -73,7 +77,7 @@ def install(folder: Path) -> None:
     install_probe(folder)
     shutil.copyfile(HERE / "inside" / "plimsoll_injector.py", folder / "plimsoll_injector.py")
     (folder / "leaklab").mkdir(exist_ok=True)
-    for name in ("__init__.py", "mechanisms.py", "service_leaks.py", "engine_leaks.py"):
+    for name in MODULES:
         shutil.copyfile(HERE.parent / name, folder / "leaklab" / name)
     info = folder / "plimsoll_injector-1.dist-info"
     info.mkdir(exist_ok=True)

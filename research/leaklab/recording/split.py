@@ -6,8 +6,8 @@ of the leaks, ordered by their SHA-256, are seen and held out in turn, and so ar
 healthy runs. A mechanism is in the same part on each engine.
 
 The held-out part has been read again and again since. Of the mechanisms that came later,
-:data:`LATER_LEAKS` and :data:`LATER_HEALTHY`, a lot draws a third, before the first recording of
-any; the others are seen. The drawn part is judged once.
+:data:`LOTS`, a lot draws a third, before the first recording of any; the others are seen. What the
+newest lot drew is judged once. Once there is a newer one, it may be read like all held-out ones.
 """
 
 from __future__ import annotations
@@ -84,28 +84,46 @@ PARTS = {
     "few_grammars": SEEN,
     "long_answers": HELD_OUT,
 }
-LATER_LEAKS = (
-    "abandoned_results", "autograd_history", "device_workspaces", "finalizers", "grown_mapping",
-    "helper_heap", "label_sets", "memory_bios", "memory_database", "registered_buffers",
-    "sysv_segments", "tasks_left", "thread_stacks", "user_vectors", "written_snapshots",
-)  # fmt: skip
-LATER_HEALTHY = (
-    "backlogs", "deep_queue", "device_cache", "device_high_water", "documents", "doubling_table",
-    "even_cache", "high_water", "idle_restart", "large_cache", "late_adapters", "late_choices",
-    "late_grammars", "late_logprobs", "naps", "night", "night_jobs", "prompt_cache", "quiet",
-    "stepped_prompts", "two_restarts",
-)  # fmt: skip
-LOT = 20261126
-"""The seed of the lot."""
+LOTS = {
+    20261126: (
+        (
+            "abandoned_results", "autograd_history", "device_workspaces", "finalizers",
+            "grown_mapping", "helper_heap", "label_sets", "memory_bios", "memory_database",
+            "registered_buffers", "sysv_segments", "tasks_left", "thread_stacks", "user_vectors",
+            "written_snapshots",
+        ),
+        (
+            "backlogs", "deep_queue", "device_cache", "device_high_water", "documents",
+            "doubling_table", "even_cache", "high_water", "idle_restart", "large_cache",
+            "late_adapters", "late_choices", "late_grammars", "late_logprobs", "naps", "night",
+            "night_jobs", "prompt_cache", "quiet", "stepped_prompts", "two_restarts",
+        ),
+    ),
+    20261127: (
+        (
+            "captured_tensors", "code_pages", "guarded_stacks", "kept_tracebacks", "kv_copies",
+            "parsed_documents", "pinned_outputs", "registered_callbacks", "shared_arenas",
+            "token_records", "transcripts", "unflushed_files",
+        ),
+        (
+            "answer_cache", "arena_spread", "audit_ring", "compile_cache", "feature_tour",
+            "flushed_log", "known_users", "lazy_models", "pinned_pool", "resized_dict",
+            "shape_workspaces", "weight_reload",
+        ),
+    ),
+}  # fmt: skip
+"""The mechanisms of each lot, leaks and healthy ones, by the seed that drew a third of both."""
 
 
-def _lot(names: Iterable[str]) -> dict[str, str]:
+def _lot(seed: int, names: Iterable[str]) -> dict[str, str]:
     every = sorted(names)
-    drawn = random.Random(LOT).sample(every, len(every) // 3)
-    return {name: DRAWN if name in drawn else SEEN for name in every}
+    drawn = random.Random(seed).sample(every, len(every) // 3)
+    part = DRAWN if seed == max(LOTS) else HELD_OUT
+    return {name: part if name in drawn else SEEN for name in every}
 
 
-PARTS |= _lot(LATER_LEAKS) | _lot(LATER_HEALTHY)
+for _seed, (_leaks, _healthy) in LOTS.items():
+    PARTS |= _lot(_seed, _leaks) | _lot(_seed, _healthy)
 
 
 def part(mechanism: str) -> str:

@@ -214,4 +214,65 @@ RUNS = (
     Run("vllm-79", VLLM, "device_cache", LIGHT, Injection(None), device=True),
     Run("vllm-80", VLLM, "device_high_water", MIXED, Injection(None), device=True),
     Run("vllm-81", VLLM, "quiet", (Phase(60.0, 0.4, "mixed"),)),
+    # ---- what is kept for each request, token, abort or second, and caches that end
+    Run("vllm-91", VLLM, "token_records", LIGHT, Injection(OBJECTS, "tokens", 8 * KIB)),
+    Run(
+        "vllm-92", VLLM, "registered_callbacks", LIGHT,
+        Injection(OBJECTS, "requests", 256 * KIB, frontend=True),
+    ),
+    Run(
+        "vllm-93", VLLM, "kept_tracebacks", (Phase(60.0, 4.0, "leaving"),),
+        Injection(IN_USE, "aborts", 320 * KIB, frontend=True),
+    ),
+    Run("vllm-94", VLLM, "unflushed_files", MIXED, Injection(IN_USE, "requests", 288 * KIB)),
+    Run(
+        "vllm-95", VLLM, "parsed_documents", (Phase(60.0, 3.0, "streaming"),),
+        Injection(OBJECTS, "requests", 224 * KIB, frontend=True),
+    ),
+    Run(
+        "vllm-96", VLLM, "guarded_stacks", WAVES_OF_THREE,
+        Injection(OTHER, "requests", 320 * KIB, frontend=True),
+    ),
+    Run("vllm-97", VLLM, "code_pages", NAPS, Injection(OTHER, "seconds", 640 * KIB)),
+    Run(
+        "vllm-98", VLLM, "shared_arenas", (Phase(60.0, 4.0, "leaving"),),
+        Injection(SHARED, "aborts", 384 * KIB, frontend=True),
+    ),
+    Run("vllm-99", VLLM, "transcripts", MIXED, Injection(IN_USE, "tokens", 14 * KIB)),
+    Run(
+        "vllm-100", VLLM, "captured_tensors", BURSTS, device=True,
+        cause=Injection(TENSORS, "requests", 192 * KIB, 2 * MIB),
+    ),
+    Run(
+        "vllm-101", VLLM, "kv_copies", (Phase(60.0, 4.0, "leaving"),), device=True,
+        cause=Injection(TENSORS, "aborts", 352 * KIB, 2 * MIB),
+    ),
+    Run(
+        "vllm-102", VLLM, "pinned_outputs", LIGHT, device=True,
+        cause=Injection(SHARED, "tokens", 7 * KIB),
+    ),
+    Run(
+        "vllm-103", VLLM, "answer_cache", LIGHT,
+        Injection(None, "requests", 320 * KIB, frontend=True),
+    ),
+    Run(
+        "vllm-104", VLLM, "known_users", LIGHT,
+        Injection(None, "requests", 2 * MIB, frontend=True),
+    ),
+    Run("vllm-105", VLLM, "audit_ring", LIGHT, Injection(None, "tokens", 8 * KIB)),
+    Run("vllm-106", VLLM, "flushed_log", MIXED, Injection(None, frontend=True)),
+    Run("vllm-107", VLLM, "compile_cache", MIXED, Injection(None)),
+    Run("vllm-108", VLLM, "resized_dict", LIGHT, Injection(None, frontend=True)),
+    Run("vllm-109", VLLM, "lazy_models", LIGHT, Injection(None)),
+    Run("vllm-110", VLLM, "arena_spread", WAVES_OF_THREE, Injection(None)),
+    Run("vllm-111", VLLM, "weight_reload", NAPS, Injection(None)),
+    Run("vllm-112", VLLM, "pinned_pool", LIGHT, Injection(None), device=True),
+    Run("vllm-113", VLLM, "shape_workspaces", MIXED, Injection(None), device=True),
+    Run(
+        "vllm-114", VLLM, "feature_tour",
+        tuple(
+            Phase(70.0, 2.0, shape)
+            for shape in ("answers", "logprobs", "few_grammars", "several", "streaming")
+        ),
+    ),
 )  # fmt: skip

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from leaklab import engine_leaks, mechanisms, service_leaks
+from leaklab import bounded_growth, engine_leaks, mechanisms, service_leaks
 
 MIB = 1 << 20
 PIECES = 64
@@ -29,6 +29,7 @@ for _ in range(pieces):
     take(1 << 20)
 print(resident() - before)
 """
+SHARED = ("memory_files", "sysv_segments", "shared_arenas")
 WITHIN = 0.15
 """Of the bytes that are counted: a table has its room, an arena its headers."""
 
@@ -37,7 +38,7 @@ WITHIN = 0.15
     "name", [*service_leaks.LEAKS, *sorted(engine_leaks.LEAKS.keys() - {"helper_heap"})]
 )
 def test_a_process_grows_by_what_it_was_told_to_take(name: str) -> None:
-    field = "RssShmem" if name in ("memory_files", "sysv_segments") else "RssAnon"
+    field = "RssShmem" if name in SHARED else "RssAnon"
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, name, field, str(PIECES)],
         capture_output=True, text=True, check=True, timeout=120,
@@ -48,4 +49,7 @@ def test_a_process_grows_by_what_it_was_told_to_take(name: str) -> None:
 def test_the_names_are_not_those_of_other_mechanisms() -> None:
     assert service_leaks.LEAKS.keys().isdisjoint(mechanisms.LEAKS | mechanisms.HEALTHY)
     earlier = service_leaks.LEAKS | mechanisms.LEAKS | mechanisms.HEALTHY
-    assert (engine_leaks.LEAKS | engine_leaks.HEALTHY).keys().isdisjoint(earlier)
+    assert engine_leaks.LEAKS.keys().isdisjoint(earlier)
+    earlier |= engine_leaks.LEAKS
+    assert bounded_growth.HEALTHY.keys().isdisjoint(earlier | bounded_growth.BOUNDED)
+    assert bounded_growth.BOUNDED.keys().isdisjoint(earlier)

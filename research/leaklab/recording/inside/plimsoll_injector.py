@@ -2,8 +2,9 @@
 
 Both engines load their plugins in every process. Each waits for ``inject.json`` in the folder that
 ``PLIMSOLL_INJECTOR_DIR`` names; the process that the plan means carries it out, and appends what it
-has taken so far to ``injected.jsonl`` once a second. Standard library only, with three modules of
-``leaklab`` beside it (mechanisms, service_leaks, engine_leaks), and the torch of the engine.
+has taken so far to ``injected.jsonl`` once a second. Standard library only, with four modules of
+``leaklab`` beside it (mechanisms, service_leaks, engine_leaks, bounded_growth), and the torch of
+the engine.
 
 With ``PLIMSOLL_INJECTOR_WAITS`` set, vLLM's processes sleep while they wait for each other.
 """
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from leaklab import engine_leaks, mechanisms, service_leaks
+from leaklab import bounded_growth, engine_leaks, mechanisms, service_leaks
 
 FOLDER_ENV, WAITS_ENV = "PLIMSOLL_INJECTOR_DIR", "PLIMSOLL_INJECTOR_WAITS"
 QUEUES = "vllm.distributed.device_communicators.shm_broadcast"
@@ -34,6 +35,8 @@ STEP_S = 20.0
 SLICE = 4096
 CACHED_PIECE, CACHED_PIECES, CACHED_S = 4 << 20, 40, 100.0
 WORK_S = 12.0
+PINNED_SIZES, PINNED_S = 5, 8.0
+SHAPES, SHAPE_S = 24, 5.0
 
 Take = Callable[[int], None]
 Tick = Callable[[float], None]
@@ -285,6 +288,66 @@ def device_workspaces() -> Take:
     return take
 
 
+def captured_tensors() -> Take:
+    """Callbacks that wait for an event that never comes, with the tensors that they would read."""
+    waiting: list[Callable[[], Any]] = []
+
+    def take(size: int) -> None:
+        tensor = _torch().ones(size, dtype=_torch().uint8, device="cuda")
+        waiting.append(lambda: tensor[0])
+
+    return take
+
+
+def kv_copies() -> Take:
+    """Copies of the keys and values of requests that might have come back."""
+    kept: list[Any] = []
+
+    def take(size: int) -> None:
+        kept.append(_torch().ones(size // 2, dtype=_torch().bfloat16, device="cuda").clone())
+
+    return take
+
+
+def pinned_outputs() -> Take:
+    """Outputs that were copied into pinned memory of the host, and are kept there."""
+    kept: list[Any] = []
+
+    def take(size: int) -> None:
+        made = _torch().ones(size, dtype=_torch().uint8, device="cuda")
+        kept.append(_torch().empty(size, dtype=_torch().uint8, pin_memory=True))
+        kept[-1].copy_(made, non_blocking=True)
+
+    return take
+
+
+def pinned_pool() -> Tick:
+    """Pinned buffers of twice the size each time one is too small; there are few sizes."""
+    kept: list[Any] = []
+
+    def tick(t: float) -> None:
+        if len(kept) < PINNED_SIZES and t >= PINNED_S * 2 ** len(kept):
+            size = CACHED_PIECE << len(kept)
+            kept.append(_torch().ones(size, dtype=_torch().uint8).pin_memory())
+
+    return tick
+
+
+def shape_workspaces() -> Tick:
+    """Workspaces of the shapes that were met last: the oldest goes where there are enough."""
+    kept: list[Any] = []
+    turn = 0
+
+    def tick(t: float) -> None:
+        nonlocal turn
+        if t >= turn * SHAPE_S:
+            turn += 1
+            kept.append(_torch().ones(CACHED_PIECE, dtype=_torch().uint8, device="cuda"))
+            del kept[:-SHAPES]
+
+    return tick
+
+
 def device_cache() -> Tick:
     """An undeclared cache on the device that fills within 100 s."""
     kept: list[Any] = []
@@ -316,17 +379,21 @@ def _torch() -> Any:
 
 ON_DEVICE = (
     retained_tensors, retained_slices, pinned_buffers, autograd_history, registered_buffers,
-    device_workspaces,
+    device_workspaces, captured_tensors, kv_copies, pinned_outputs,
 )  # fmt: skip
 HEALTHY = (
     mechanisms.HEALTHY
-    | engine_leaks.HEALTHY
-    | {tick.__name__: tick for tick in (device_cache, device_high_water)}
+    | bounded_growth.HEALTHY
+    | {
+        tick.__name__: tick
+        for tick in (device_cache, device_high_water, pinned_pool, shape_workspaces)
+    }
 )
 TAKES: dict[str, Callable[[], Take]] = (
     mechanisms.LEAKS
     | service_leaks.LEAKS
     | engine_leaks.LEAKS
+    | bounded_growth.BOUNDED
     | {take.__name__: take for take in ON_DEVICE}
 )
 DRIVERS = {

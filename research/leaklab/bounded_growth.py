@@ -1,0 +1,252 @@
+"""Memory of engines that grows and only looks like a leak: it ends by itself, or goes back.
+
+Standard library only, like ``mechanisms.py``. Most of it is moved by the clock; the entries of
+:data:`BOUNDED` are told what to take, as leaks are, and stop at their bound. Sizes in bytes, times
+in seconds.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import queue
+import random
+import tempfile
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+from leaklab.mechanisms import LARGE, MIB, PAGE, Take, Tick, libc, touch, touched
+
+USER, LINE = 512, 200
+"""Bytes of what is known of a user, and of a line of a log."""
+
+
+# ---- moved by the clock
+
+
+def _fill(size: Callable[[float], float]) -> Tick:
+    """Hold as many bytes of the C heap as ``size`` says at a time."""
+    held = 0
+
+    def tick(t: float) -> None:
+        nonlocal held
+        while held + LARGE <= size(t):
+            touched(LARGE)
+            held += LARGE
+
+    return tick
+
+
+def prompt_cache(bound: int = 170 * MIB, fills_s: float = 50.0) -> Tick:
+    """An undeclared cache on the C heap that fills ever more slowly, because it misses less."""
+    return _fill(lambda t: bound * -math.expm1(-t / fills_s))
+
+
+def large_cache() -> Tick:
+    """The same, larger than the budget."""
+    return prompt_cache(300 * MIB, 40.0)
+
+
+def even_cache(bound: int = 110 * MIB, fills_s: float = 100.0) -> Tick:
+    """A cache that fills evenly and then stops at once."""
+    return _fill(lambda t: bound * min(1.0, t / fills_s))
+
+
+def doubling_table(first: int = 8 * MIB, most: int = 128 * MIB, period_s: float = 18.0) -> Tick:
+    """A table that doubles when it is full, each time after twice as long."""
+    table = bytearray(b"\1") * first
+
+    def tick(t: float) -> None:
+        nonlocal table
+        if len(table) < most and t > period_s * len(table) / first:
+            table = bytearray(b"\1") * (2 * len(table))
+
+    return tick
+
+
+def high_water(most: int = 96 * MIB, period_s: float = 25.0) -> Tick:
+    """Work of rising size whose memory the allocator keeps: a crumb holds the top of the heap."""
+    turn = 0
+
+    def tick(t: float) -> None:
+        nonlocal turn
+        if t < turn * period_s:
+            return
+        turn += 1
+        blocks = [touched(LARGE) for _ in range(min(most, turn * 12 * MIB) // LARGE)]
+        touched(LARGE + PAGE)
+        for block in blocks:
+            libc.free(block)
+
+    return tick
+
+
+def night_jobs(height: int = 90 * MIB, period_s: float = 140.0, lasts_s: float = 60.0) -> Tick:
+    """Work that holds memory, ever more of it, until it ends."""
+    held: list[bytearray] = []
+
+    def tick(t: float) -> None:
+        since = t % period_s
+        if since > lasts_s:
+            held.clear()
+        while since <= lasts_s and len(held) * MIB < height * since / lasts_s:
+            held.append(bytearray(b"\1") * MIB)
+
+    return tick
+
+
+def compile_cache(code: int = 14 * MIB, first_s: float = 4.0, most: int = 6) -> Tick:
+    """Code that is compiled when a shape is first met, after ever longer times."""
+    compiled: list[mmap.mmap] = []
+
+    def tick(t: float) -> None:
+        if len(compiled) < most and t >= first_s * 2 ** len(compiled):
+            work = [touched(LARGE) for _ in range(code // LARGE)]
+            compiled.append(mmap.mmap(-1, code, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+            touch(compiled[-1])
+            for block in work:
+                libc.free(block)
+
+    return tick
+
+
+def resized_dict(entries: int = 800_000, fills_s: float = 110.0) -> Tick:
+    """A dictionary of numbers that fills evenly, and doubles its table now and then."""
+    table: dict[int, float] = {}
+
+    def tick(t: float) -> None:
+        for number in range(len(table), int(entries * min(1.0, t / fills_s))):
+            table[1000 + number] = 0.1 * number
+
+    return tick
+
+
+def lazy_models(lasts_s: float = 4.0) -> Tick:
+    """Two models that are loaded when somebody first asks for what they do."""
+    held: list[bytearray] = []
+
+    def loaded(t: float, at: float, size: int) -> float:
+        return size * min(1.0, max(0.0, (t - at) / lasts_s))
+
+    def tick(t: float) -> None:
+        while len(held) * MIB < loaded(t, 40.0, 64 * MIB) + loaded(t, 150.0, 48 * MIB):
+            held.append(bytearray(b"\1") * MIB)
+
+    return tick
+
+
+def arena_spread(work: int = 10 * MIB, period_s: float = 20.0, most: int = 8) -> Tick:
+    """Threads of a pool that start one after the other. The arena of each keeps what its first
+    work took: a crumb holds the top."""
+    orders: list[queue.SimpleQueue[int]] = []
+    turn = 0
+
+    def run(mine: queue.SimpleQueue[int]) -> None:
+        while size := mine.get():
+            blocks = [touched(LARGE) for _ in range(size // LARGE)]
+            touched(24)
+            for block in blocks:
+                libc.free(block)
+
+    def tick(t: float) -> None:
+        nonlocal turn
+        if t < turn * period_s:
+            return
+        turn += 1
+        if len(orders) < most:
+            orders.append(queue.SimpleQueue())
+            threading.Thread(target=run, args=orders[-1:], daemon=True).start()
+        orders[turn % len(orders)].put(work)
+
+    return tick
+
+
+def weight_reload(size: int = 56 * MIB, period_s: float = 80.0, lasts_s: float = 15.0) -> Tick:
+    """A small model that is read anew now and then, beside the one that serves until then."""
+    serving: list[bytearray] = []
+    reading: list[bytearray] = []
+
+    def tick(t: float) -> None:
+        nonlocal serving, reading
+        since = t % period_s
+        while since <= lasts_s and len(reading) * MIB < size * since / lasts_s:
+            reading.append(bytearray(b"\1") * MIB)
+        if since > lasts_s and reading:
+            serving, reading = reading, []
+
+    return tick
+
+
+def flushed_log(per_s: int = MIB, period_s: float = 45.0) -> Tick:
+    """A log that is gathered in memory and written out now and then."""
+    gathered, written, since = bytearray(), 0.0, 0.0
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+
+    def tick(t: float) -> None:
+        nonlocal gathered, written, since
+        gathered.extend(b"I" * max(0, int((t - written) * per_s)))
+        written = t
+        if t - since >= period_s:
+            since = t
+            file.seek(0)
+            file.write(gathered)
+            gathered = bytearray()
+
+    return tick
+
+
+# ---- told what to take
+
+
+def answer_cache(bound: int = 72 * MIB) -> Take:
+    """Answers to the newest requests: the oldest goes where there is no room."""
+    answers: OrderedDict[int, bytearray] = OrderedDict()
+    number = 0
+
+    def take(size: int) -> None:
+        nonlocal number
+        for _ in range(max(1, size // LARGE)):
+            number += 1
+            answers[number] = bytearray(b"\1") * LARGE
+            if len(answers) * LARGE > bound:
+                answers.popitem(last=False)
+
+    return take
+
+
+def known_users(every: int = 280 * MIB // USER) -> Take:
+    """What is known of each of so many users. Who comes is any of them, so that new ones get rare.
+    All together are more than the budget of a recording."""
+    known: dict[int, bytes] = {}
+    who = random.Random(1)
+
+    def take(size: int) -> None:
+        for _ in range(size // USER):
+            user = who.randrange(every)
+            if user not in known:
+                known[user] = bytes(USER - 128)
+
+    return take
+
+
+def audit_ring(bound: int = 80 * MIB) -> Take:
+    """The newest lines of a log, in a ring that fills evenly and then turns."""
+    lines: deque[bytes] = deque(maxlen=bound // (LINE + 56))
+
+    def take(size: int) -> None:
+        lines.extend(b"I" * LINE for _ in range(size // (LINE + 56)))
+
+    return take
+
+
+HEALTHY: dict[str, Callable[..., Tick]] = {
+    function.__name__: function
+    for function in (
+        prompt_cache, large_cache, even_cache, doubling_table, high_water, night_jobs,
+        compile_cache, resized_dict, lazy_models, arena_spread, weight_reload, flushed_log,
+    )
+}  # fmt: skip
+BOUNDED: dict[str, Callable[..., Take]] = {
+    function.__name__: function for function in (answer_cache, known_users, audit_ring)
+}

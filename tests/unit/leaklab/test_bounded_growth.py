@@ -1,0 +1,75 @@
+"""Each kind of growth that ends, in a process of its own: how high it comes, and where it ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from leaklab import bounded_growth
+
+MIB = 1 << 20
+PROGRAM = """
+import json, sys, time
+from pathlib import Path
+from leaklab import bounded_growth
+name, seconds = sys.argv[1], int(sys.argv[2])
+def resident():
+    text = Path("/proc/self/status").read_text()
+    return 1024 * int(text.split("RssAnon:")[1].split()[0])
+if name in bounded_growth.BOUNDED:
+    take = bounded_growth.BOUNDED[name]()
+    tick = lambda t: take(1 << 20)
+else:
+    tick = bounded_growth.HEALTHY[name]()
+before, sizes = resident(), []
+for second in range(seconds):
+    tick(float(second))
+    if name == "arena_spread":
+        time.sleep(0.01)
+    sizes.append(resident() - before)
+print(json.dumps(sizes))
+"""
+SECONDS, LAST_S = 480, 160
+GOES_BACK = {"night_jobs": 90, "weight_reload": 112, "flushed_log": 45}
+"""What does not stay: the most of it, in MiB."""
+STAYS = {
+    "prompt_cache": 170, "large_cache": 300, "even_cache": 110, "doubling_table": 128,
+    "high_water": 96, "compile_cache": 84, "resized_dict": 100, "lazy_models": 112,
+    "arena_spread": 80, "answer_cache": 72, "known_users": 230, "audit_ring": 80,
+}  # fmt: skip
+"""What is held at the end, in MiB. A table that doubles holds the old one beside the new one."""
+
+
+def sizes(name: str) -> list[int]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, name, str(SECONDS)],
+        capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    found: list[int] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_it_grows_to_its_bound_and_stays_there(name: str) -> None:
+    found = sizes(name)
+    assert found[-1] == pytest.approx(STAYS[name] * MIB, rel=0.15)
+    assert max(found) <= 1.7 * found[-1]
+    if name != "known_users":
+        assert max(found[-LAST_S:]) - min(found[-LAST_S:]) <= 4 * MIB
+
+
+@pytest.mark.parametrize("name", GOES_BACK)
+def test_it_goes_back_each_time(name: str) -> None:
+    found = sizes(name)
+    assert max(found) == pytest.approx(GOES_BACK[name] * MIB, rel=0.15)
+    last = found[-LAST_S:]
+    assert max(last) - min(last) >= 0.4 * max(found)
+    assert max(last) <= 1.05 * max(found[:-LAST_S])
+
+
+def test_every_kind_has_its_bound_here() -> None:
+    every = bounded_growth.HEALTHY.keys() | bounded_growth.BOUNDED.keys()
+    assert every == GOES_BACK.keys() | STAYS.keys()
