@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from docs.tools.blocks import blocks
 from tests.lab import __main__ as by_hand
 from tests.lab import binaries
 from tests.lab.helm import CHART, RELEASE, Helm
@@ -54,9 +58,13 @@ def test_the_chart_and_the_examples_work_as_they_are(
             return False
 
     eventually(answered, "a chat completion through the Service")
+    story = first_incident(kube, "quickstart.md", "plimsoll bench")
+    assert "worker" in story
     system = replace(kube, namespace=by_hand.SYSTEM)
     release = Helm(binaries.helm(max(binaries.HELM)), system)
     adopt(kube, release)
+    story = first_incident(kube, "adopt.md", "kubectl exec")
+    assert "HostGrowth" in story
     assert "Succeeded" in release("test", RELEASE, "--timeout=1m")
     (operator,) = system.list("pods", "app.kubernetes.io/component=operator")
     assert operator["spec"]["containers"][0]["image"].startswith("localhost/plimsoll-operator")
@@ -83,3 +91,30 @@ def adopt(kube: Kube, release: Helm, chart: Path = CHART) -> None:
         "the status counts them",
         60,
     )
+
+
+def first_incident(kube: Kube, page: str, word: str) -> str:
+    """Run a page's block with a word; return what ``plimsoll incidents`` and ``explain`` say."""
+    (block,) = [one.text for one in blocks(ROOT / "docs" / page, "sh")
+                if one.run == "tests/node/test_lab_by_hand.py" and word in one.text]  # fmt: skip
+    cause, _, told = block.partition("plimsoll incidents\n")
+    before = {one["metadata"]["name"] for one in kube.list("leakincidents")}
+    shell(kube, cause)
+
+    def opened() -> set[str]:
+        return {one["metadata"]["name"] for one in kube.list("leakincidents")} - before
+
+    (name, *_) = sorted(eventually(opened, "an incident", 120))
+    return shell(kube, "plimsoll incidents\n" + told.replace("INCIDENT", name))
+
+
+def shell(kube: Kube, script: str) -> str:
+    """Run commands as a person does, and return what they printed."""
+    folders = (Path(sys.executable).parent, Path(kube.kubectl[0]).parent)
+    path = os.pathsep.join([*map(str, folders), os.environ["PATH"]])
+    done = subprocess.run(
+        ["bash", "-eo", "pipefail", "-c", script], cwd=ROOT, capture_output=True, text=True,
+        env=os.environ | {"KUBECONFIG": str(kube.kubeconfig), "PATH": path}, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{script}: {done.stdout}{done.stderr}"
+    return done.stdout
