@@ -7,7 +7,7 @@ The governor turns that into incidents with a life cycle; it never asks the dete
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -99,6 +99,17 @@ class SlowGrowth(msgspec.Struct, omit_defaults=True):
     limit_earliest_s: float | None = None
     limit_latest_s: float | None = None
     no_time: str | None = None
+
+
+def suspicion_texts(suspicions: Iterable[Suspicion]) -> list[str]:
+    """Describe suspicions, with their confidence, for people."""
+    texts = []
+    for one in suspicions:
+        where = f" of {one.segment.value}" if one.segment else ""
+        who = f" in {one.process}" if one.process else ""
+        why = f"; {one.unconfirmed}" if one.unconfirmed else ""
+        texts.append(f"{one.kind.value}{where}{who}, confidence {one.confidence:.0%}{why}")
+    return texts
 
 
 def slow_leak_texts(slow: Mapping[str, SlowGrowth]) -> list[str]:

@@ -28,10 +28,13 @@ def unix_seconds(text: str) -> float:
     return moment.timestamp()
 
 
-def clock_time(at: float | None) -> str:
-    """Return Unix seconds as ``HH:MM:SS`` in local time; ``--:--:--`` if out of range or None."""
+def clock_time(at: float | None, form: str = "%H:%M:%S") -> str:
+    """Return Unix seconds in local time, as ``strftime`` writes ``form``; ``--:--:--`` if unknown.
+
+    A time out of range is unknown, too.
+    """
     try:
-        return time.strftime("%H:%M:%S", time.localtime(at)) if at is not None else NO_TIME
+        return time.strftime(form, time.localtime(at)) if at is not None else NO_TIME
     except (ValueError, OverflowError, OSError):
         return NO_TIME
 

@@ -16,6 +16,7 @@ from plimsoll_api.assessment import (
     BudgetState,
     Segment,
     slow_leak_texts,
+    suspicion_texts,
 )
 from plimsoll_api.decoding import decode
 from plimsoll_api.incident_record import IncidentRecord
@@ -29,6 +30,7 @@ from plimsoll_api.units import format_bytes, format_span
 from plimsoll_sidecar.history import Band, HistoryPoint, growth_chart, segment_chart
 
 RELOAD_S = 5
+DATE = "%Y-%m-%d %H:%M:%S"
 NO_STATE = b"{}"
 """Content of ``/state`` before the first sample."""
 STYLE = """
@@ -39,7 +41,10 @@ STYLE = """
 body{background:var(--bg);color:var(--fg);font:15px/1.5 system-ui,sans-serif;margin:1.5rem auto;
 max-width:60rem;padding:0 1rem}
 a{color:var(--here)}h1{font-size:1.4rem;margin:0}h2{font-size:1.1rem;margin:1.6rem 0 .4rem}
-header p{color:var(--dim);margin:.2rem 0}.bad{color:var(--bad);font-weight:600}
+header p{color:var(--dim);margin:.2rem 0}header .bad,.bad{color:var(--bad);font-weight:600}
+header .good{color:var(--good)}dl{display:flex;flex-wrap:wrap;gap:.6rem 2rem;margin:.8rem 0 0}
+dl div{min-width:6rem}dt{color:var(--dim);font-size:.85rem}
+dd{margin:0;font-size:1.3rem;font-variant-numeric:tabular-nums}
 table{border-collapse:collapse;width:100%}caption{text-align:left;color:var(--dim);font-size:.85rem}
 th,td{padding:.2rem .7rem .2rem 0;text-align:left;border-bottom:1px solid var(--line);
 font-weight:400}
@@ -99,10 +104,16 @@ def render_page(state: bytes, points: Sequence[HistoryPoint], live: bool = False
 def _body(known: View, points: Sequence[HistoryPoint]) -> str:
     mode, seen = known.mode, known.assessment
     memory = decode(bytes(known.budgets), MemoryPolicy)
-    state = known.engine_state or "does not answer"
     shown = [*known.open, *(one for one in known.recent if one.ended)]
     rows = (("host", memory.host, seen.host), ("device", memory.device, seen.device))
     troubled = [text for text in (known.journal_error, known.config_error) if text]
+    troubled += [
+        f"{name}: {one.reason}. {one.message}"
+        for name, one in sorted(known.signals.items())
+        if not one.ok
+    ]
+    if known.out_of_service:
+        troubled.append(f"Out of service: {', '.join(sorted(known.out_of_service))}.")
     if known.set_aside:
         troubled.append(
             "Parts of the journal were damaged. They are kept in the state directory, in"
@@ -113,11 +124,11 @@ def _body(known: View, points: Sequence[HistoryPoint]) -> str:
         troubled.append("The restart budget is spent. Find the cause, then run plimsoll resume.")
     troubles = "".join(f"<p class=bad role=alert>{escape(text)}</p>" for text in troubled)
     return (
-        f"<header><h1>{escape(known.service)}</h1><p>Engine {escape(state)}, epoch"
-        f" <code>{escape(known.epoch or 'unknown')}</code>, mode {mode}, restarts left"
-        f" {known.restarts_left}</p>{troubles}</header><main>"
+        f"<header><h1>{escape(known.service)}</h1><p>As of {clock_time(known.time, DATE)},"
+        f" mode {mode}, epoch <code>{escape(known.epoch or 'unknown')}</code></p>"
+        f"{_summary(known)}{troubles}</header><main>"
         f"<section tabindex=0 aria-labelledby=b><h2 id=b>Budgets</h2>{budgets(rows, seen.warm)}"
-        f"{slow_leaks(seen)}</section>"
+        f"{suspicions(seen)}</section>"
         f"<section tabindex=0 aria-labelledby=m><h2 id=m>Memory</h2>{_charts(memory, points)}"
         f"{segment_table(seen)}</section>"
         f"<section tabindex=0 aria-labelledby=r><h2 id=r>Remediation ladder</h2>"
@@ -126,6 +137,29 @@ def _body(known: View, points: Sequence[HistoryPoint]) -> str:
         f"</section><section tabindex=0 aria-labelledby=l><h2 id=l>Ledger</h2>"
         f"{ledger(known.ledger)}</section></main>"
     )
+
+
+def _summary(known: View) -> str:
+    """Return the figures that say how the replica is."""
+    state = known.engine_state or "does not answer"
+    shown = [
+        ("Engine", {"serving": "good", None: "bad"}.get(known.engine_state, ""), state),
+        ("Open incidents", "bad" if known.open else "", str(len(known.open))),
+        (
+            "Restarts left",
+            "bad" if known.restart_budget_exhausted else "",
+            str(known.restarts_left),
+        ),
+    ]
+    sizes_of = known.assessment.segments
+    for name, segments in (("Host memory", HOST_SEGMENTS), ("Device memory", DEVICE_SEGMENTS)):
+        if sizes := [sizes_of[one] for one in segments if one in sizes_of]:
+            shown.append((name, "", format_bytes(sum(sizes))))
+    made = (
+        f"<div><dt>{name}</dt><dd class='{kind}'>{escape(text)}</dd></div>"
+        for name, kind, text in shown
+    )
+    return f"<dl>{''.join(made)}</dl>"
 
 
 def _charts(memory: MemoryPolicy, points: Sequence[HistoryPoint]) -> str:
@@ -181,9 +215,11 @@ def budgets(rows: Iterable[tuple[str, MemoryBudget | None, BudgetState | None]],
     return _table("Leak budgets", head, made)
 
 
-def slow_leaks(seen: Assessment) -> str:
-    """Return a line for each memory that has a slow leak."""
-    return "".join(f"<p>Slow leak: {escape(text)}.</p>" for text in slow_leak_texts(seen.slow))
+def suspicions(seen: Assessment) -> str:
+    """Return a line for each suspicion, and for each memory that has a slow leak."""
+    texts = [f"Suspected: {text}" for text in suspicion_texts(seen.suspicions)]
+    texts += [f"Slow leak: {text}" for text in slow_leak_texts(seen.slow)]
+    return "".join(f"<p>{escape(text)}.</p>" for text in texts)
 
 
 def ladder(rungs: Sequence[Action], mode: str, incidents: Sequence[IncidentRecord]) -> str:
@@ -216,6 +252,7 @@ def incident_list(found: Sequence[IncidentRecord]) -> str:
 
 
 def _incident(story: Story) -> str:
+    opened = clock_time(story.opened_at, DATE)
     back = "" if story.returned_bytes is None else f", {_size(story.returned_bytes)} came back"
     steps = [
         f"<tr><td>{clock_time(step.at)}</td><td>{escape(step.name)}</td><td>{step.outcome}</td>"
@@ -227,7 +264,7 @@ def _incident(story: Story) -> str:
     evidence = "".join(f"<li>{escape(text)}</li>" for text in story.seen.evidence)
     return (
         f"<details{'' if story.ended else ' open'}><summary><span class='p p-{story.phase}'>"
-        f"{escape(story.state)}</span> {clock_time(story.opened_at)} {escape(story.headline)}{back}"
+        f"{escape(story.state)}</span> {opened} {escape(story.headline)}{back}"
         f"</summary><p><code>{escape(story.name)}</code></p><ul>{evidence}</ul>"
         f"{_table('Steps', head, steps) if steps else ''}</details>"
     )

@@ -20,10 +20,11 @@ from plimsoll_api.assessment import (
     BudgetState,
     Segment,
     SlowGrowth,
+    Suspicion,
 )
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
-from plimsoll_api.state import View
+from plimsoll_api.state import Signal, View
 from plimsoll_api.supervision import Action
 from plimsoll_sidecar.govern.incident import Incident
 from plimsoll_sidecar.history import Band, History, growth_chart, segment_chart
@@ -193,3 +194,40 @@ def test_damaged_parts_of_the_journal_are_shown_with_what_to_do() -> None:
     assert "0001-incidents-&lt;x&gt;.json" in text
     assert "delete the files" in text
     assert "set-aside" not in render_page(state(), []).decode()
+
+
+def test_the_head_says_how_the_replica_is() -> None:
+    suspicion = Suspicion(
+        kind=IncidentKind.HOST_GROWTH,
+        segment=Segment.SHARED,
+        confidence=0.8,
+        consumed_ratio=0.4,
+        process="EngineCore",
+        unconfirmed="it may be <garbage>",
+    )
+    unseen = Signal(ok=False, reason="MetricsMissing", message="Turn the <page> on.")
+    text = render_page(
+        state(
+            assessment=msgspec.structs.replace(seen(1.0), suspicions=[suspicion]),
+            signals={"engine": Signal(), "metrics": unseen},
+            out_of_service={"manual": 0.0},
+            engine_state=None,
+        ),
+        [],
+    ).decode()
+    head, _, body = text.partition("<main>")
+    for part in (
+        "As of 1970-01-0",
+        "<dd class='bad'>does not answer</dd>",
+        "<dt>Open incidents</dt><dd class='bad'>1</dd>",
+        "<dt>Host memory</dt><dd class=''>6.0 MiB</dd>",
+        "metrics: MetricsMissing. Turn the &lt;page&gt; on.",
+        "Out of service: manual.",
+    ):
+        assert part in head
+    assert "Device memory" not in head
+    assert "engine: " not in head
+    told = (
+        "Suspected: HostGrowth of shared in EngineCore, confidence 80%; it may be &lt;garbage&gt;."
+    )
+    assert told in body

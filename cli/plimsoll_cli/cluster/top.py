@@ -105,7 +105,7 @@ def frame(
     open_ = sum(row.incidents for row in rows)
     services = sum(row.kind == SERVICE_KIND for row in rows)
     counted = f"{services} services, {len(rows) - services} policies"
-    text = f"{counted}, {open_} open incidents, {time.strftime('%H:%M:%S')}"
+    text = f"{counted}, {open_} open incidents, {time.strftime('%H:%M:%S')}, Ctrl-C ends this"
     head = Text(text, no_wrap=True, overflow="ellipsis")
     note = Text(error_text, style="bold red")
     if not rows:

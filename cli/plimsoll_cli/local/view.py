@@ -17,6 +17,7 @@ from plimsoll_api.assessment import (
     BudgetState,
     Segment,
     slow_leak_texts,
+    suspicion_texts,
 )
 from plimsoll_api.incident_story import story_of_record
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
@@ -70,7 +71,10 @@ def render(screen: Screen, width: int, plain: bool = False) -> RenderableType:
         parts.append(_budgets(screen.memory, view.assessment, width, plain))
         parts.extend(_slow_leaks(view.assessment))
         parts.append(_segments(screen, view.assessment, width, plain))
-        parts.extend(_suspicions(view.assessment))
+        parts.extend(
+            Text(f"suspected: {text}", style="yellow")
+            for text in suspicion_texts(view.assessment.suspicions)
+        )
         parts.extend(_load(screen, view))
     if screen.traffic is not None:
         parts.append(_traffic(screen.traffic))
@@ -176,18 +180,6 @@ def _segments(screen: Screen, assessment: Assessment, width: int, plain: bool) -
             format_bytes(size),
         )
     return table
-
-
-def _suspicions(assessment: Assessment) -> list[Text]:
-    """Return a line for each suspicion, with its confidence."""
-    lines = []
-    for one in assessment.suspicions:
-        where = f" of {one.segment.value}" if one.segment else ""
-        who = f" in {one.process}" if one.process else ""
-        why = f"; {one.unconfirmed}" if one.unconfirmed else ""
-        text = f"suspected: {one.kind.value}{where}{who}, confidence {one.confidence:.0%}{why}"
-        lines.append(Text(text, style="yellow"))
-    return lines
 
 
 def _load(screen: Screen, view: View) -> list[Text]:
