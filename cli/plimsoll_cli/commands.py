@@ -151,6 +151,27 @@ def doctor(
         raise typer.Exit(1)
 
 
+def verdict(
+    revision: Annotated[str, typer.Argument(help="Revision: a hash in status.verdicts.")],
+    wait: Annotated[
+        float,
+        typer.Option(
+            parser=options.duration, metavar="TIME", help="Maximum time to wait for a Yes or No."
+        ),
+    ] = "0s",  # type: ignore[assignment]
+    kubeconfig: options.Kubeconfig = None,
+    context: options.Context = None,
+    namespace: options.Namespace = None,
+    all_namespaces: options.AllNamespaces = False,
+    output: options.Form = Output.TABLE,
+) -> None:
+    """Tell whether a revision leaks. The exit status is 0 for No, 1 for Yes, 3 for Unknown."""
+    from plimsoll_cli.cluster import verdict as judging
+
+    cluster = options.connect(kubeconfig, context, namespace, all_namespaces)
+    raise typer.Exit(judging.run(cluster, revision, wait, output))
+
+
 TargetName = Annotated[
     str,
     typer.Argument(
@@ -254,7 +275,7 @@ def _run_action(
 
 def register(app: typer.Typer) -> None:
     """Add these commands to the program."""
-    for command in (top, incidents, explain, doctor):
+    for command in (top, incidents, explain, doctor, verdict):
         app.command()(command)
     for action, (text, options_of_action) in ACTIONS.items():
         app.command(action, help=text)(_command(action, options_of_action))

@@ -28,6 +28,49 @@ class ConditionType(StrEnum):
     MEMORY_NEAR_LIMIT = "MemoryNearLimit"
     ENGINE_OBSERVED = "EngineObserved"
     OBJECTS_COMPLETE = "ObjectsComplete"
+    LEAK_FREE = "LeakFree"
+
+
+MAX_CONDITIONS = 32
+"""Maximum number of conditions in a status."""
+
+
+class Leaks(StrEnum):
+    """The answer to the question whether a revision leaks."""
+
+    YES = "Yes"
+    NO = "No"
+    UNKNOWN = "Unknown"
+
+
+class RevisionVerdict(ResourceModel):
+    """Whether a revision leaks, for canary tools and people."""
+
+    revision: Annotated[str, StringConstraints(max_length=63)] = Field(
+        description="Hash of the revision."
+    )
+    leaks: Leaks = Field(
+        description="`Yes` if most of its replicas have the same confirmed leak. `No` if most of "
+        "them were observed under load and stay within their leak budgets. Otherwise `Unknown`."
+    )
+    message: Annotated[str, StringConstraints(max_length=1024)] = Field(
+        description="Evidence for the answer, or what is missing."
+    )
+    minutes_left: int | None = Field(
+        default=None,
+        description="Minutes of further observation that a `No` takes if nothing changes, rounded "
+        "up to a multiple of 5. Absent if more time alone decides nothing.",
+    )
+
+
+class Verdicts(ResourceModel):
+    """The verdicts on the revisions of a service or workload."""
+
+    verdicts: Annotated[list[RevisionVerdict], Field(max_length=4)] | None = Field(
+        default=None,
+        description="Whether its revisions leak, the newest first. Only revisions that have pods, "
+        "at most 4.",
+    )
 
 
 class Condition(ResourceModel):
@@ -151,7 +194,7 @@ class SuspectRevision(ResourceModel):
     )
 
 
-class InferenceServiceStatus(ResourceModel):
+class InferenceServiceStatus(Verdicts):
     """The observed state."""
 
     observed_generation: int | None = Field(
@@ -172,7 +215,7 @@ class InferenceServiceStatus(ResourceModel):
         default=None, description="Label selector of the pods, for the scale subresource."
     )
     url: str | None = Field(default=None, description="URL of the OpenAI API inside the cluster.")
-    conditions: Annotated[list[Condition], Field(max_length=16)] | None = Field(
+    conditions: Annotated[list[Condition], Field(max_length=MAX_CONDITIONS)] | None = Field(
         default=None,
         description="Conditions of the service, one for each type.",
         json_schema_extra={

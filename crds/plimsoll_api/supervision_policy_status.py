@@ -8,10 +8,12 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from plimsoll_api.inferenceservice_status import (
+    MAX_CONDITIONS,
     Condition,
     MemoryStatus,
     Recommendation,
     SuspectRevision,
+    Verdicts,
 )
 from plimsoll_api.schema import ResourceModel
 
@@ -33,6 +35,7 @@ class PolicyCondition(StrEnum):
     MEMORY_NEAR_LIMIT = "MemoryNearLimit"
     ENGINE_OBSERVED = "EngineObserved"
     INJECTION_STOPPED = "InjectionStopped"
+    LEAK_FREE = "LeakFree"
 
 
 class RefusedPod(ResourceModel):
@@ -44,7 +47,7 @@ class RefusedPod(ResourceModel):
     )
 
 
-class PolicyWorkload(ResourceModel):
+class PolicyWorkload(Verdicts):
     """One workload that owns selected pods."""
 
     api_group: Annotated[str, StringConstraints(max_length=253)] | None = Field(
@@ -209,11 +212,11 @@ class SupervisionPolicyStatus(ResourceModel):
             "then those that have used most of a growth budget. At most 16.",
         )
     )
-    conditions: Annotated[list[Condition], Field(max_length=16)] | None = Field(
+    conditions: Annotated[list[Condition], Field(max_length=MAX_CONDITIONS)] | None = Field(
         default=None,
         description="Conditions of the policy, one for each type: `Ready`, `Reconciling`, "
         "`Stalled`, `Conflicting`, `SuspectRevision`, `SlowLeak`, `MemoryNearLimit`, "
-        "`EngineObserved` and `InjectionStopped`.",
+        "`EngineObserved`, `InjectionStopped` and `LeakFree`.",
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["type"],

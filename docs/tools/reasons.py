@@ -24,7 +24,7 @@ _WORD = re.compile(r"[A-Z][a-z]+[A-Za-z]*|API[A-Za-z]+|OOM[A-Za-z]+|No[A-Z][A-Za
 FINE = frozenset(
     {
         "AllObjectsCreated", "AllSignals", "AsExpected", "BelowLimit", "ContainersReady",
-        "NoConflict", "NoCrashLoop", "NoOOMKill", "NoSlowLeak", "NoSuspect", "PodsStart",
+        "NoConflict", "NoCrashLoop", "NoLeak", "NoOOMKill", "NoSlowLeak", "NoSuspect", "PodsStart",
         "ReplicasReady", "RolledBackOnRequest", "RolloutComplete", "ScaledToZero", "Supervised",
         "WithinBudget",
     }
@@ -161,6 +161,11 @@ WHAT: dict[str, tuple[str, str]] = {
         "Change the spec.",
     ),
     "RollingOut": ("A rollout is under way.", "Wait."),
+    "ObservationIncomplete": (
+        "`LeakFree` is not decided yet. The message says what is missing.",
+        "Wait for the `minutesLeft` in `status`, under load. See"
+        " [other controllers](integrations.md#verdict-on-a-revision).",
+    ),
     "SameLeakInMostReplicas": (
         "Most replicas of one revision have the same leak, and the others do not.",
         "Follow the runbook of `PlimsollSuspectRevision`.",

@@ -103,7 +103,13 @@ async def run(config: Config, stop: asyncio.Event) -> None:
     background = Background()
     age, suspects = (
         health.canary_age_s,
-        (controller.suspects, policies.suspects, policies.pods, policies.stopped),
+        (
+            controller.suspects,
+            policies.suspects,
+            policies.pods,
+            policies.stopped,
+            (controller.verdicts, policies.verdicts),
+        ),
     )
     failures = background.failures
     parts = OperatorCollector(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from plimsoll_api.inferenceservice_status import Leaks
 from plimsoll_operator.controllers.circuit_breaker import CircuitBreaker
 from plimsoll_operator.fleet.selected_pods import State
-from plimsoll_operator.kinds import POLICY, Key
+from plimsoll_operator.kinds import POLICY, Key, Object
 from plimsoll_operator.runtime.cache import Store
 from plimsoll_operator.runtime.client import Api, ApiError
 from plimsoll_operator.runtime.queue import WorkQueue
@@ -123,6 +124,7 @@ class OperatorCollector(Collector):
         suspect_workloads: Mapping[Key, Collection[str]],
         policy_pods: Mapping[Key, Mapping[State, int]],
         stopped: Mapping[Key, bool],
+        verdicts: Sequence[Mapping[Key, Sequence[tuple[str, Object]]]],
         canary_age_s: Callable[[], float],
         voting: Api | None,
         failures: Mapping[str, int],
@@ -133,7 +135,7 @@ class OperatorCollector(Collector):
         self._watches, self._scraper = watches, scraper
         self._suspects, self._canary_age_s = suspects, canary_age_s
         self._suspect_workloads, self._policy_pods = suspect_workloads, policy_pods
-        self._stopped = stopped
+        self._stopped, self._verdicts = stopped, verdicts
 
     def collect(self) -> Iterable[Metric]:
         """Yield all metrics with their present values."""
@@ -176,6 +178,7 @@ class OperatorCollector(Collector):
             for workload in sorted(workloads):
                 found.add_metric(("", f"{key.namespace}/{key.name}", workload), 1.0)
         yield found
+        yield from self._revisions()
         selected = GaugeMetricFamily(
             f"{METRIC_PREFIX}policy_pods",
             "Pods that a SupervisionPolicy selects, by state: `Supervised`, `Waiting` until they"
@@ -238,6 +241,33 @@ class OperatorCollector(Collector):
         for (verb, kind), count in sorted(self._api.writes.items()):
             writes.add_metric((verb, kind), count)
         yield writes
+
+    def _revisions(self) -> Iterable[Metric]:
+        """Yield the verdicts on revisions, with the time until a verdict where it is known."""
+        labels = ("inferenceservice", "supervisionpolicy", "workload", "revision")
+        verdict = GaugeMetricFamily(
+            f"{METRIC_PREFIX}revision_verdict",
+            "1 for the answer to whether a revision leaks, `Yes`, `No` or `Unknown`; 0 for the"
+            " others.",
+            labels=(*labels, "leaks"),
+        )
+        left = GaugeMetricFamily(
+            f"{METRIC_PREFIX}revision_verdict_wait_seconds",
+            "Time for which a revision must still be observed. Absent if time alone decides"
+            " nothing.",
+            labels=labels,
+        )
+        for key, found in sorted(item for part in self._verdicts for item in part.items()):
+            name, policy = f"{key.namespace}/{key.name}", key.kind == POLICY.kind
+            owner = ("", name) if policy else (name, "")
+            for workload, one in found:
+                values = (*owner, workload, one["revision"])
+                for answer in Leaks:
+                    verdict.add_metric((*values, answer.value), float(one["leaks"] == answer))
+                if "minutesLeft" in one:
+                    left.add_metric(values, one["minutesLeft"] * 60.0)
+        yield verdict
+        yield left
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -31,6 +31,19 @@ LWS = Path(__file__).parent / "lws"
 LWS_MODULE = "sigs.k8s.io/lws"
 PERSES = "github.com/perses/perses@v0.50.3"
 """The newest release whose source has the schemas of plugins: later ones need their archives."""
+ARGO_ROLLOUTS = "github.com/argoproj/argo-rollouts@v1.9.0"
+FLAGGER = "github.com/fluxcd/flagger@v1.41.0"
+GATEWAY = "sigs.k8s.io/gateway-api@v1.5.0"
+INFERENCE = "sigs.k8s.io/gateway-api-inference-extension@v1.3.0"
+KEDA = "github.com/kedacore/keda/v2@v2.21.0"
+DEFINITIONS = {
+    ARGO_ROLLOUTS: "manifests/crds/*-crd.yaml",
+    FLAGGER: "artifacts/flagger/crd.yaml",
+    GATEWAY: "config/crd/standard/gateway.networking.k8s.io_*routes.yaml",
+    INFERENCE: "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml",
+    KEDA: "config/crd/bases/keda.sh_scaledobjects.yaml",
+}
+"""Releases of other controllers, each with the files of its resource definitions."""
 HELM = {3: "helm.sh/helm/v3/cmd/helm@v3.21.4", 4: "helm.sh/helm/v4/cmd/helm@v4.3.1"}
 
 
@@ -102,6 +115,15 @@ def helm(major: int) -> str:
             if done.returncode:
                 raise MissingError(f"go install {HELM[major]}: {done.stderr[-1000:]}")
     return str(target)
+
+
+def module(version: str) -> Path:
+    """The source of a Go module, PATH@VERSION. MissingError where it cannot be downloaded."""
+    go = shutil.which("go")
+    if go is None:
+        raise MissingError(f"no {version}: install Go")
+    arguments = ("mod", "download", "-json", version)
+    return Path(json.loads(_go(go, Path("/"), *arguments, failure=MissingError))["Dir"])
 
 
 def leader_worker_set() -> tuple[Path, Path]:

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.pods import pod_events, reconcile_pods
-from plimsoll_operator.controllers.reconciler import Reconciler, now
+from plimsoll_operator.controllers.reconciler import Reconciler, earliest_s, now
 from plimsoll_operator.controllers.writes import ClaimModes
 from plimsoll_operator.fleet.figures import replicas_of_service
 from plimsoll_operator.fleet.learned import HOUR_S
 from plimsoll_operator.fleet.pods import PodView
+from plimsoll_operator.fleet.verdict import needs_time
 from plimsoll_operator.kinds import BY_KIND, OPTIONAL, SERVICE, Key, Object, Ref, ref
 from plimsoll_operator.plans.service import Failure, Plan, claims_of, parse, reconcile
 from plimsoll_operator.render.compare import missing_fields
@@ -62,10 +63,13 @@ class InferenceServiceController(Reconciler[_Observation]):
         self._served, self._claims = served, ClaimModes(api, time.monotonic)
         self.suspects: set[Key] = set()
         """Services whose current revision leaks in most replicas."""
+        self.verdicts: dict[Key, list[tuple[str, Object]]] = {}
+        """Verdicts on the revisions of each service, with an empty name of a workload."""
 
     def forget(self, key: Key) -> None:
         """Forget a service that is gone."""
         self.suspects.discard(key)
+        self.verdicts.pop(key, None)
 
     async def apply_spec(
         self, key: Key, item: Object, observed: _Observation, requeue_s: list[float | None]
@@ -138,7 +142,9 @@ class InferenceServiceController(Reconciler[_Observation]):
             self._scraper.latest(key),
         )
         (self.suspects.add if "suspectRevision" in wanted else self.suspects.discard)(key)
-        return wanted, next_s
+        judged = wanted.get("verdicts") or []
+        self.verdicts[key] = [("", one) for one in judged]
+        return wanted, earliest_s(next_s, clocks.publish if needs_time(judged) else None)
 
     def notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
         """Return the Events for a rollout or a revision that completed."""

@@ -38,6 +38,11 @@ def now() -> str:
     return rfc3339(time.time())
 
 
+def earliest_s(*due_s: float | None) -> float | None:
+    """Return the least of the delays that are set; None if none is."""
+    return min((one for one in due_s if one is not None), default=None)
+
+
 class Reconciler(ABC, Generic[Observation]):
     """Reconciler of the objects of one kind; idempotent.
 
@@ -94,8 +99,8 @@ class Reconciler(ABC, Generic[Observation]):
         before = item.get("status")
         if wanted != before and await write_status(self._api, self._store, self.KIND, item, wanted):
             await self._recorder.write(item, self.notices(before or {}, wanted))
-        if due := [one for one in (*requeue_s, next_s) if one is not None]:
-            self._later(key, min(due))
+        if (due_s := earliest_s(*requeue_s, next_s)) is not None:
+            self._later(key, due_s)
         if error:
             raise error
 

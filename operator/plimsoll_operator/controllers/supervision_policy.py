@@ -12,7 +12,7 @@ from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.config import Config
 from plimsoll_operator.controllers.pods import pod_events, reconcile_pods
-from plimsoll_operator.controllers.reconciler import Reconciler, now
+from plimsoll_operator.controllers.reconciler import Reconciler, earliest_s, now
 from plimsoll_operator.controllers.refused_creations import RefusedCreations
 from plimsoll_operator.controllers.rolling_restart import RollingRestarts
 from plimsoll_operator.controllers.selected_pods import PolicyPods
@@ -21,6 +21,7 @@ from plimsoll_operator.fleet.learned import HOUR_S
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.refused_creations import RefusedCreation
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State, next_stuck_s
+from plimsoll_operator.fleet.verdict import needs_time
 from plimsoll_operator.fleet.workloads import workload_statuses
 from plimsoll_operator.injection.policy import injected_images
 from plimsoll_operator.kinds import POLICY, Key, Object, Ref, read
@@ -85,6 +86,8 @@ class PolicyController(Reconciler[_Observation]):
         self._refused = RefusedCreations(api, images, add, clock)
         self.suspects: dict[Key, tuple[str, ...]] = {}
         """Workloads with a revision that leaks in most replicas."""
+        self.verdicts: dict[Key, list[tuple[str, Object]]] = {}
+        """Verdicts on the revisions of each policy's workloads, each with the workload's name."""
         self.pods: dict[Key, dict[State, int]] = {}
         """Number of pods of each policy by state, without terminating ones."""
         self.stopped: dict[Key, bool] = {}
@@ -99,7 +102,7 @@ class PolicyController(Reconciler[_Observation]):
         """Forget a policy that is gone."""
         self._restarts.forget(key)
         self._refused.forget(key)
-        for kept in (self.suspects, self.pods, self.stopped):
+        for kept in (self.suspects, self.pods, self.stopped, self.verdicts):
             kept.pop(key, None)
 
     async def apply_spec(
@@ -181,7 +184,11 @@ class PolicyController(Reconciler[_Observation]):
         self.stopped[key] = "stopped" in (wanted.get("injection") or {})
         shown = workload_statuses(wanted)
         self.suspects[key] = tuple(name for name in shown if "suspectRevision" in shown[name])
-        return wanted, next_s
+        self.verdicts[key] = judged = [
+            (name, one) for name in shown for one in shown[name].get("verdicts") or ()
+        ]
+        again_s = clocks.publish if needs_time(one for _, one in judged) else None
+        return wanted, earliest_s(next_s, again_s)
 
     def notices(self, before: Object, wanted: Object) -> Iterable[Notice]:
         """Return the Events for suspect revisions and for pods that do not start."""

@@ -14,10 +14,11 @@ its end.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from plimsoll_api.incidents import ENDED
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.operation import OnLeak, RunRevision
 from plimsoll_api.workloads import WorkloadRef
@@ -68,30 +69,59 @@ def replica_pods(pods: Iterable[PodView]) -> list[ReplicaPod]:
     return [ReplicaPod(pod.name, pod.revision, pod.name) for pod in pods]
 
 
-def find_suspect(revision: str, pods: list[ReplicaPod], incidents: list[Object]) -> Suspect | None:
-    """Return the earliest leak that most replicas of ``revision`` have; None if there is none."""
-    present = {pod.pod: pod for pod in pods}
-    of_sets = {_replica_set_name(pod.pod): pod.revision for pod in pods if pod.in_replica_set}
+def find_suspect(
+    revision: str, pods: list[ReplicaPod], incidents: Sequence[Object], least: int = MIN_LEAKING
+) -> Suspect | None:
+    """Return the earliest leak that most replicas of ``revision`` have; None if there is none.
+
+    ``least`` is the minimum number of leaking replicas.
+    """
     replicas = len({pod.replica for pod in pods if pod.revision == revision})
     first: dict[str, dict[str, str]] = defaultdict(dict)
-    for incident in incidents:
-        spec = incident["spec"]
-        if spec["kind"] not in LEAKS or not _is_confirmed(incident):
-            continue
-        pod = present.get(spec["pod"])
-        if pod is not None and incident["metadata"].get("creationTimestamp", "") < pod.created:
-            continue  # an earlier pod of this name, with an unknown revision
-        if (pod.revision if pod else of_sets.get(_replica_set_name(spec["pod"]))) != revision:
-            continue
-        seen, replica = first[_leak(incident)], pod.replica if pod else spec["pod"]
-        seen[replica] = min(seen.get(replica, spec["openedAt"]), spec["openedAt"])
-    needed = max(MIN_LEAKING, replicas // 2 + 1)
+    for incident, replica in _leaks_of(revision, pods, incidents):
+        if _is_confirmed(incident):
+            seen, opened = first[_leak(incident)], incident["spec"]["openedAt"]
+            seen[replica] = min(seen.get(replica, opened), opened)
+    needed = max(least, replicas // 2 + 1)
     found = [
         Suspect(revision, leak, sorted(begun.values())[needed - 1], len(begun), replicas)
         for leak, begun in first.items()
         if len(begun) >= needed
     ]
     return min(found, key=lambda one: (one.since, one.leak), default=None)
+
+
+def suspected_pods(revision: str, pods: list[ReplicaPod], incidents: Sequence[Object]) -> list[str]:
+    """Return the pods of ``revision`` with a leak that is confirmed or still suspected."""
+    return sorted(
+        {
+            str(incident["spec"]["pod"])
+            for incident, _ in _leaks_of(revision, pods, incidents)
+            if _is_confirmed(incident) or (incident.get("status") or {}).get("phase") not in ENDED
+        }
+    )
+
+
+def _leaks_of(
+    revision: str, pods: list[ReplicaPod], incidents: Sequence[Object]
+) -> Iterator[tuple[Object, str]]:
+    """Yield the incidents of leaks in pods of ``revision``, each with the replica's name."""
+    present = {pod.pod: pod for pod in pods}
+    of_sets = {_replica_set_name(pod.pod): pod.revision for pod in pods if pod.in_replica_set}
+    for incident in incidents:
+        spec = incident["spec"]
+        if spec["kind"] not in LEAKS:
+            continue
+        pod = present.get(spec["pod"])
+        if pod is not None and incident["metadata"].get("creationTimestamp", "") < pod.created:
+            continue  # an earlier pod of this name, with an unknown revision
+        if (pod.revision if pod else of_sets.get(_replica_set_name(spec["pod"]))) == revision:
+            yield incident, pod.replica if pod else spec["pod"]
+
+
+def same_leak(leak: str, leaking: int, replicas: int, revision: str, since: str) -> str:
+    """Explain why a revision is suspect."""
+    return f"{leak} in {leaking} of {replicas} replicas of revision {revision} since {since}"
 
 
 def suspect_status(
@@ -154,6 +184,12 @@ def _replica_set_name(pod: str) -> str:
     return pod.rpartition("-")[0]
 
 
+def workload_evidence(workload: Workload) -> list[tuple[str, ReplicaPod]]:
+    """Return the pods of a workload that are not leaving, with the times of their creation."""
+    there = [one for one in workload.pods if one.state is not State.LEAVING]
+    return [(one.created, _evidence(one)) for one in there]
+
+
 def find_suspects(
     workloads: Sequence[Workload], incidents: Sequence[Object], before: Mapping[str, Object]
 ) -> dict[WorkloadRef, Object]:
@@ -162,16 +198,15 @@ def find_suspects(
     ``before`` is the last status of each workload, by KIND/NAME: evidence expires, but a revision
     stays suspect as long as it has pods. Pods without a controller have no revision.
     """
-    of_present, of_gone = _group_incidents(workloads, incidents)
+    owned = incidents_of_workloads(workloads, incidents)
     found: dict[WorkloadRef, Object] = {}
     for workload in workloads:
         if workload.ref is None:
             continue
-        known = before.get(str(workload.ref)) or {}
-        own = [*of_present.get(workload.ref, ()), *_incidents_of_replica_sets(workload, of_gone)]
+        known, own = before.get(str(workload.ref)) or {}, owned.get(workload.ref, [])
         if not own and "suspectRevision" not in known:
             continue
-        pods = [_evidence(one) for one in workload.pods if one.state is not State.LEAVING]
+        pods = [one for _, one in workload_evidence(workload)]
         revisions = sorted({one.revision for one in pods} - {""})
         suspected = [suspect for name in revisions if (suspect := find_suspect(name, pods, own))]
         first = min(suspected, key=lambda suspect: suspect.since, default=None)
@@ -182,20 +217,22 @@ def find_suspects(
     return found
 
 
-def _group_incidents(
+def incidents_of_workloads(
     workloads: Sequence[Workload], incidents: Sequence[Object]
-) -> tuple[dict[WorkloadRef | None, list[Object]], dict[str, list[Object]]]:
-    """Return the incidents by workload, and those of deleted pods by the pod's name."""
+) -> dict[WorkloadRef | None, list[Object]]:
+    """Return the incidents of each workload, also those of its deleted pods if that is known."""
     owners = {pod.name: one.ref for one in workloads for pod in one.pods}
-    present: dict[WorkloadRef | None, list[Object]] = {}
+    found: dict[WorkloadRef | None, list[Object]] = defaultdict(list)
     gone: dict[str, list[Object]] = {}
     for incident in incidents:
         pod = incident["spec"]["pod"]
         if pod in owners:
-            present.setdefault(owners[pod], []).append(incident)
+            found[owners[pod]].append(incident)
         else:
             gone.setdefault(pod, []).append(incident)
-    return present, gone
+    for workload in workloads:
+        found[workload.ref] += _incidents_of_replica_sets(workload, gone)
+    return found
 
 
 def _incidents_of_replica_sets(

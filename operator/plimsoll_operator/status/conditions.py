@@ -16,6 +16,7 @@
 ``MemoryNearLimit``          a replica is near its memory limit; nothing acts on it
 ``EngineObserved``           every supervisor sees its engine, its memory and its metrics
 ``ObjectsComplete``          every enabled object exists with all requested fields
+``LeakFree``                 the newest revision does not leak; Unknown until that is decided
 ===========================  ==================================================================
 """
 
@@ -28,11 +29,12 @@ from dataclasses import dataclass
 from plimsoll_api.assessment import slow_leak_text
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.inferenceservice_status import ConditionType as Type
+from plimsoll_api.inferenceservice_status import Leaks
 from plimsoll_api.memory_policy import NEAR_LIMIT_RATIO
 from plimsoll_api.supervision_policy_status import PolicyCondition
 from plimsoll_operator.fleet.figures import Figures, SlowLeak, pods_missing_signals, pods_near_limit
 from plimsoll_operator.fleet.pods import Cause, Events, PodView, not_ready
-from plimsoll_operator.fleet.revisions import RolloutDecision, Suspect
+from plimsoll_operator.fleet.revisions import RolloutDecision, Suspect, same_leak
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.service import Failure
 from plimsoll_operator.render import names
@@ -237,11 +239,6 @@ def suspicion_conditions(suspect: Suspect | None, decision: RolloutDecision) -> 
     return found
 
 
-def same_leak(leak: str, leaking: int, replicas: int, revision: str, since: str) -> str:
-    """Explain why a revision is suspect."""
-    return f"{leak} in {leaking} of {replicas} replicas of revision {revision} since {since}"
-
-
 def last_good_conditions(decision: RolloutDecision, complete: bool) -> list[Verdict]:
     """Return ``Progressing`` for ``rollout.revision: LastGood``, which is not a failure.
 
@@ -348,6 +345,24 @@ def figure_conditions(
         near_limit(types.MEMORY_NEAR_LIMIT, figures, already),
         engine_observed(types.ENGINE_OBSERVED, figures),
     ]
+
+
+def leak_free(type_: Type | PolicyCondition, newest: Sequence[tuple[str, Object]]) -> Verdict:
+    """Return ``LeakFree`` from the newest revisions, each a name with its verdict."""
+    if not newest:
+        return Verdict(type_, None, "NoReplicas", "there are no pods of a known revision")
+    leaks = {one["leaks"] for _, one in newest}
+    worst = next(one for one in (Leaks.YES, Leaks.UNKNOWN, Leaks.NO) if one in leaks)
+    text = "; ".join(
+        f"{name}{one['revision']}: {one['message']}"
+        for name, one in newest
+        if one["leaks"] == worst
+    )[:MAX_MESSAGE]
+    if worst is Leaks.YES:
+        return Verdict(type_, False, SAME_LEAK, text)
+    if worst is Leaks.UNKNOWN:
+        return Verdict(type_, None, "ObservationIncomplete", text)
+    return Verdict(type_, True, "NoLeak", text)
 
 
 def _left_s(slow: SlowLeak) -> float:

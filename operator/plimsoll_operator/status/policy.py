@@ -18,8 +18,14 @@ from plimsoll_api.supervision_policy_status import (
 from plimsoll_api.workloads import WorkloadRef
 from plimsoll_operator.fleet.figures import Figures, blind_pods, drained_pods, percent
 from plimsoll_operator.fleet.pods import Cause, Events, printable_line
-from plimsoll_operator.fleet.revisions import find_suspects
+from plimsoll_operator.fleet.revisions import (
+    find_suspects,
+    incidents_of_workloads,
+    same_leak,
+    workload_evidence,
+)
 from plimsoll_operator.fleet.selected_pods import SelectedPod, State
+from plimsoll_operator.fleet.verdict import verdicts as revision_verdicts
 from plimsoll_operator.fleet.workloads import Workload, group_pods, workload_statuses
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.injection import RETRY, stop_cause
@@ -32,7 +38,7 @@ from plimsoll_operator.status.conditions import (
     SAME_LEAK,
     Verdict,
     figure_conditions,
-    same_leak,
+    leak_free,
 )
 from plimsoll_operator.status.recommendation import recommendation
 from plimsoll_operator.status.service import figure_fields, merge_conditions
@@ -89,6 +95,11 @@ def status(
             wait_reasons or {},
             blind,
             recommend,
+            lambda workload, own, last: (
+                last.get("verdicts") or []
+                if memory is None
+                else revision_verdicts(workload_evidence(workload), own, latest, memory, last)
+            ),
         )
     troubles = _blocked_pods(pods or (), events, now)
     if injection is not None and pods is not None:
@@ -98,13 +109,18 @@ def status(
     verdicts += _progress(failure)
     if pods is not None:
         verdicts += [_conflicting(pods), _suspicion(after["workloads"])]
+        verdicts.append(leak_free(PolicyCondition.LEAK_FREE, _newest(after["workloads"])))
         if injection is not None:
             verdicts.append(_injection(injection, pods))
     elif not before.get("conditions"):
         text = "an invalid spec selects no pod"
         verdicts += [
             Verdict(kind, None, "InvalidSpec", text)
-            for kind in (PolicyCondition.CONFLICTING, PolicyCondition.SUSPECT_REVISION)
+            for kind in (
+                PolicyCondition.CONFLICTING,
+                PolicyCondition.SUSPECT_REVISION,
+                PolicyCondition.LEAK_FREE,
+            )
         ]
     if figures is not None or "conditions" not in before:
         verdicts += figure_conditions(figures or {}, before, PolicyCondition)
@@ -152,12 +168,14 @@ def _workloads(
     wait_reasons: Mapping[WorkloadRef | None, str],
     blind: Mapping[str, str],
     recommend: Callable[[Workload, Object | None], Object | None],
+    judge: Callable[[Workload, Sequence[Object], Object], list[Object]],
 ) -> Object:
     """Return ``workloads``; if there are too many for a status, those that matter most."""
     there = [one for one in pods if one.state is not State.LEAVING]
     known = workload_statuses(before)
     workloads = group_pods(there)
     suspected = find_suspects(group_pods(pods), incidents, known)
+    owned = incidents_of_workloads(workloads, incidents)
     made = []
     for one in workloads:
         shown: Object = _workload_fields(one.ref) | {
@@ -175,6 +193,8 @@ def _workloads(
         shown |= {} if used is None else {"consumedPercent": used}
         said = recommend(one, earlier.get("recommendation"))
         shown |= {} if said is None else {"recommendation": said}
+        if one.ref is not None and (judged := judge(one, owned.get(one.ref, ()), earlier)):
+            shown["verdicts"] = judged
         text = wait_reasons.get(one.ref, "")
         shown |= {"message": printable_line(text, MAX_REASON)} if text else {}
         if one.ref in suspected:
@@ -247,6 +267,15 @@ def _suspicion(workloads: Sequence[Object]) -> Verdict:
     if not parts:
         return Verdict(kind, False, NO_SUSPECT)
     return Verdict(kind, True, SAME_LEAK, "; ".join(parts)[:MAX_MESSAGE])
+
+
+def _newest(workloads: Sequence[Object]) -> list[tuple[str, Object]]:
+    """Return the verdict on the newest revision of each workload."""
+    return [
+        (f"{one['kind']}/{one['name']} ", one["verdicts"][0])
+        for one in workloads
+        if one.get("verdicts")
+    ]
 
 
 def _ready(

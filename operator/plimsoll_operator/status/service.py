@@ -13,7 +13,8 @@ from plimsoll_api.names import POD_HASH, SERVICE_LABEL
 from plimsoll_api.units import parse_bytes
 from plimsoll_operator.fleet.figures import Figures, count_drained, drained_pods, memory_status
 from plimsoll_operator.fleet.pods import Events, PodView
-from plimsoll_operator.fleet.revisions import next_revisions, suspect_status
+from plimsoll_operator.fleet.revisions import next_revisions, replica_pods, suspect_status
+from plimsoll_operator.fleet.verdict import verdicts as revision_verdicts
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.plans.service import Failure, Plan
 from plimsoll_operator.render.deployment import pod_hash
@@ -73,6 +74,13 @@ def status(
         # Set to Unknown from the beginning: adding the condition later would cost a write.
         verdicts += conditions.budget_conditions(figures or {})
         verdicts += conditions.figure_conditions(figures or {}, before, ConditionType)
+    judged = before.get("verdicts") or []
+    if service is not None:
+        found = [(pod.created, one) for pod, one in zip(pods, replica_pods(pods), strict=True)]
+        judged = revision_verdicts(found, incidents, latest, service.spec.memory, before)
+    verdicts.append(
+        conditions.leak_free(ConditionType.LEAK_FREE, [("", one) for one in judged[:1]])
+    )
     verdicts.append(conditions.reconciling(verdicts))
     seen = (deployment or {}).get("status") or {}
     after: Object = {
@@ -86,6 +94,7 @@ def status(
         "conditions": merge_conditions(before, verdicts, generation, now),
         **_incidents(incidents),
     }
+    after |= {"verdicts": judged} if judged else {}
     after |= _revisions(before, deployment, verdicts, plan, service)
     if service is not None:
         after["url"] = url(service)

@@ -83,7 +83,7 @@ def test_every_command_has_help_and_every_flag_a_meaning() -> None:
     listed = CliRunner().invoke(app, ["--help"]).stdout
     for command in (
         "run", "watch", "demo", "record", "replay", "tune", "top", "incidents", "explain", "doctor",
-        "trim", "drain", "restart", "resume", "inject", "init", "bench", "version",
+        "verdict", "trim", "drain", "restart", "resume", "inject", "init", "bench", "version",
     ):  # fmt: skip
         assert f"\n  {command} " in listed
         assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0

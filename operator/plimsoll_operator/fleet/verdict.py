@@ -1,0 +1,159 @@
+"""The verdict on a revision: does it leak? This is the only place that decides it. Pure.
+
+- **Yes** if more than half of its replicas have the same confirmed leak.
+- **No** if more than half of its replicas answered enough requests for long enough, and at their
+  present pace would stay within their leak budgets for a whole window. A No stays until something
+  speaks against it: the restart of a replica does not make its revision unknown again.
+- **Unknown** otherwise, with the time that is still needed, if more time can decide it.
+
+A canary often has one replica. Its leak is a Yes here, while a rollout is only held for a leak that
+at least two replicas have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from plimsoll_api.inferenceservice_status import Leaks
+from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_operator.fleet.figures import Figures
+from plimsoll_operator.fleet.revisions import ReplicaPod, find_suspect, same_leak, suspected_pods
+from plimsoll_operator.kinds import Object
+
+OBSERVED_S = 1800.0
+"""Least time in seconds for which a replica is observed; a choice. Half of the recorded leaks of
+real engines were confirmed within 130 seconds (``docs/detection.md``)."""
+REQUESTS = 100
+"""Least number of requests in that time; a choice. A replica without traffic proves nothing."""
+STEP_MIN = 5
+"""Step of the minutes in a status, so that it is not written every minute."""
+MAX_REVISIONS = 4
+"""Maximum number of revisions of a service or workload that have a verdict."""
+MAX_LEFT_S = 30 * 86_400.0
+UNKNOWN = Figures()
+
+
+def verdicts(
+    pods: Sequence[tuple[str, ReplicaPod]],
+    incidents: Sequence[Object],
+    figures: Mapping[str, Figures],
+    memory: MemoryPolicy,
+    before: Object,
+) -> list[Object]:
+    """Return ``verdicts`` of the revisions that have pods, the newest revision first.
+
+    ``pods`` have the times of their creation. ``before`` is the last status of the service or
+    workload, whose ``suspectRevision`` outlives the incidents.
+    """
+    newest: dict[str, str] = {}
+    for created, pod in pods:
+        if pod.revision:
+            newest[pod.revision] = max(newest.get(pod.revision, ""), created)
+    last = {one["revision"]: one["leaks"] for one in before.get("verdicts") or ()}
+    suspect = (before.get("suspectRevision") or {}).get("revision")
+    found = []
+    for revision in sorted(newest, key=lambda one: (newest[one], one), reverse=True):
+        own = [pod for _, pod in pods]
+        verdict = (
+            _leak(revision, own, incidents, suspect)
+            or _doubt(revision, own, incidents, figures, memory)
+            or _clean(revision, own, figures, memory, last.get(revision) == Leaks.NO)
+        )
+        found.append({"revision": revision} | verdict)
+    return found[:MAX_REVISIONS]
+
+
+def needs_time(found: Iterable[Object]) -> bool:
+    """Report whether time alone may change a verdict."""
+    return any("minutesLeft" in one for one in found)
+
+
+def _leak(
+    revision: str, pods: list[ReplicaPod], incidents: Sequence[Object], suspect: str | None
+) -> Object | None:
+    if found := find_suspect(revision, pods, incidents, least=1):
+        text = same_leak(found.leak, found.leaking, found.replicas, revision, found.since)
+        return {"leaks": Leaks.YES.value, "message": text}
+    if revision == suspect:
+        return {"leaks": Leaks.YES.value, "message": "its leaking replicas no longer exist"}
+    return None
+
+
+def _doubt(
+    revision: str,
+    pods: list[ReplicaPod],
+    incidents: Sequence[Object],
+    figures: Mapping[str, Figures],
+    memory: MemoryPolicy,
+) -> Object | None:
+    """Return the verdict Unknown if something speaks for a leak, or no budget limits growth."""
+    if not _budgets(memory):
+        text = "no budget limits growth: set memory.host or memory.device"
+        return {"leaks": Leaks.UNKNOWN.value, "message": text}
+    own = [one.pod for one in pods if one.revision == revision]
+    seen = {one: figures.get(one, UNKNOWN) for one in own}
+    reasons = {
+        "a leak is suspected or was confirmed in": suspected_pods(revision, pods, incidents),
+        "the leak budget is spent in": [
+            pod
+            for pod, one in seen.items()
+            if any((getattr(one, kind) or 0.0) >= 1.0 for kind, _ in _budgets(memory))
+        ],
+        "memory keeps growing slowly in": [pod for pod, one in seen.items() if one.slow],
+    }
+    for text, some in reasons.items():
+        if some:
+            names = ", ".join(sorted(some)[:MAX_REVISIONS])
+            return {"leaks": Leaks.UNKNOWN.value, "message": f"{text} {names}"}
+    return None
+
+
+def _clean(
+    revision: str,
+    pods: list[ReplicaPod],
+    figures: Mapping[str, Figures],
+    memory: MemoryPolicy,
+    was_clean: bool,
+) -> Object:
+    """Return the verdict No, or what is missing for it."""
+    replicas: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    for one in pods:
+        if one.revision == revision:
+            for kind, budget in _budgets(memory):
+                left = _left(one.pod, kind, budget, figures.get(one.pod, UNKNOWN))
+                replicas[one.replica].append(left)
+    lefts = sorted(max(one) for one in replicas.values())
+    left_s, reason = lefts[len(replicas) // 2]
+    if was_clean or left_s <= 0.0:
+        text = "most replicas stay within their leak budgets at their present pace"
+        return {"leaks": Leaks.NO.value, "message": text}
+    found: Object = {"leaks": Leaks.UNKNOWN.value, "message": reason}
+    if left_s > MAX_LEFT_S:
+        return found
+    return found | {"minutesLeft": math.ceil(left_s / 60 / STEP_MIN) * STEP_MIN}
+
+
+def _budgets(memory: MemoryPolicy) -> list[tuple[str, MemoryBudget]]:
+    both = (("host", memory.host), ("device", memory.device))
+    return [(kind, budget) for kind, budget in both if budget is not None]
+
+
+def _left(pod: str, kind: str, budget: MemoryBudget, figures: Figures) -> tuple[float, str]:
+    """Return the seconds until the pod's memory is proven clean at its present pace, and why.
+
+    At the pace of ``share`` of the budget in ``age_s``, the window spends ``share * window / age``.
+    """
+    share, growth = getattr(figures, kind), getattr(figures, f"{kind}_growth")
+    if share is None or growth is None:
+        return OBSERVED_S, f"the growth of {pod}'s {kind} memory is not known yet"
+    if growth.requests == 0:
+        return math.inf, f"{pod} has answered no requests since its warm-up"
+    asked_s = growth.age_s * REQUESTS / growth.requests
+    needed = max(
+        (OBSERVED_S, f"{pod} must be observed for longer"),
+        (share * budget.window_s, f"{pod} would spend its leak budget at its present pace"),
+        (asked_s if growth.requests < REQUESTS else 0.0, f"{pod} must answer more requests"),
+    )
+    return needed[0] - growth.age_s, needed[1]
