@@ -165,7 +165,7 @@ def verdict(
     all_namespaces: options.AllNamespaces = False,
     output: options.Form = Output.TABLE,
 ) -> None:
-    """Tell whether a revision leaks. The exit status is 0 for No, 1 for Yes, 3 for Unknown."""
+    """Show whether a revision leaks. The exit status is 0 for No, 1 for Yes, 3 for Unknown."""
     from plimsoll_cli.cluster import verdict as judging
 
     cluster = options.connect(kubeconfig, context, namespace, all_namespaces)

@@ -143,7 +143,8 @@ def _budgets(memory: MemoryPolicy) -> list[tuple[str, MemoryBudget]]:
 def _left(pod: str, kind: str, budget: MemoryBudget, figures: Figures) -> tuple[float, str]:
     """Return the seconds until the pod's memory is proven clean at its present pace, and why.
 
-    At the pace of ``share`` of the budget in ``age_s``, the window spends ``share * window / age``.
+    A pace that spends ``share`` of the budget since the warm-up spends less than the whole budget
+    in a window only if the warm-up was more than ``share * window`` ago.
     """
     share, growth = getattr(figures, kind), getattr(figures, f"{kind}_growth")
     if share is None or growth is None:
