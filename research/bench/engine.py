@@ -2,10 +2,14 @@
 
     python -m bench.engine --shape 06b --workload mixed256
     python -m bench.engine --shape all --workload all --name engine-h200
+    python -m bench.engine --shape 8b --workload all --name engine-h200 --vllm /tmp/8b
 
 Greedy, fixed output lengths, random token ids below 10,000, random weights. A set is: all requests
 submitted at once until the last has finished. One JSON line a set; figures are medians. Figures of
 earlier runs that this one does not measure stay in the result file.
+
+With ``--vllm`` the same requests go to vLLM's offline engine, which must be importable, with a
+checkpoint of the shape that bench/checkpoint.py made.
 
 The outputs of some requests are compared with the eager torch reference. Nothing is reported when a
 token's logit there is further below the best than twice what bfloat16 itself moves logits by.
@@ -306,28 +310,60 @@ def main() -> None:
     parser.add_argument("--shape", default="06b", choices=[*SHAPES, "all"])
     parser.add_argument("--workload", default="mixed256", choices=[*WORKLOADS, "all"])
     add_measuring(parser, "engine")
+    parser.add_argument("--vllm", type=Path, help="measure vLLM with this checkpoint of --shape")
     arguments = parser.parse_args()
     shapes = ["06b", "8b"] if arguments.shape == "all" else [arguments.shape]
-    names = WORKLOADS if arguments.workload == "all" else (arguments.workload,)
+    names = list(WORKLOADS if arguments.workload == "all" else (arguments.workload,))
     figures, samples = earlier(arguments.out / f"{arguments.name}.json")
     for shape in shapes:
-        bench = Bench(shape, torch.device(arguments.device), arguments.seed, arguments.budget)
         label = shape.replace("-", "_")
-        figures[f"first_graphs_{label}_s"] = bench.first_capture_s
-        figures[f"all_graphs_{label}_s"] = bench.capture_s
-        for name in names:
-            if (shape, name) == ("8b", "prefix256"):
-                continue  # no figure of a peer to compare with
-            found = measure(bench, shape, name, arguments)
-            rates = [line["tok_s"] for line in found["sets"]]
-            figures[f"{name}_{label}_tok_s"] = statistics.median(rates)
-            samples[f"{name}_{label}"] = found
-        bench.close()
-        del bench
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        # No figure of prefix256 in the 8B shape: no goal is set for it.
+        own = [name for name in names if (shape, name) != ("8b", "prefix256")]
+        if arguments.vllm:
+            found = measured_by_vllm(arguments, own)
+        else:
+            found = measured(arguments, shape, own, figures)
+        by = "_vllm" if arguments.vllm else ""
+        for name, sets in found.items():
+            rates = [line["tok_s"] for line in sets["sets"]]
+            figures[f"{name}_{label}{by}_tok_s"] = statistics.median(rates)
+            samples[f"{name}_{label}{by}"] = sets
     if arguments.scale == 1.0:
-        publish(arguments.name, figures, samples, folder=arguments.out)
+        publish(arguments.name, with_ratios(figures), samples, folder=arguments.out)
+
+
+def measured(
+    arguments: argparse.Namespace, shape: str, names: list[str], figures: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the sets of each workload, and add the times of graph capture to ``figures``."""
+    bench = Bench(shape, torch.device(arguments.device), arguments.seed, arguments.budget)
+    label = shape.replace("-", "_")
+    figures[f"first_graphs_{label}_s"] = bench.first_capture_s
+    figures[f"all_graphs_{label}_s"] = bench.capture_s
+    found = {name: measure(bench, shape, name, arguments) for name in names}
+    bench.close()
+    del bench
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return found
+
+
+def measured_by_vllm(arguments: argparse.Namespace, names: list[str]) -> dict[str, Any]:
+    """Return the sets of each workload by vLLM."""
+    from bench.tensor_parallel import vllms  # it imports this module
+
+    flags = argparse.Namespace(**(vars(arguments) | {"workload": names}))
+    return vllms(arguments.vllm, 1, "auto", flags)
+
+
+def with_ratios(figures: dict[str, Any]) -> dict[str, Any]:
+    """Return ``figures`` with the ratios to vLLM's throughput that they allow."""
+    ratios = {
+        key.replace("_vllm_tok_s", "_over_vllm_ratio"): figures[key.replace("_vllm", "")] / rate
+        for key, rate in figures.items()
+        if key.endswith("_vllm_tok_s") and key.replace("_vllm", "") in figures
+    }
+    return figures | ratios
 
 
 if __name__ == "__main__":
