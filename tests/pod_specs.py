@@ -155,6 +155,8 @@ def pods(draw: st.DrawFn) -> Object:
                     "plimsoll.dev/policy": st.sampled_from(("fuzz", "other")),
                     "leaderworkerset.sigs.k8s.io/worker-index": st.sampled_from(("0", "1")),
                     "leaderworkerset.sigs.k8s.io/group-index": st.sampled_from(("0", "x" * 63)),
+                    "llm-d.ai/role": st.sampled_from(("prefill", "both", "encode")),
+                    "plimsoll.dev/role": st.sampled_from(("Decode", "x")),
                 },
             )
         )
@@ -201,10 +203,13 @@ def policy(name: str = "fuzz", **spec: Any) -> SupervisionPolicy:
     )
 
 
+OWN_LABELS = ("plimsoll.dev/policy", "plimsoll.dev/role")
+
+
 def without_supervisor(pod: Object) -> Object:
     """``pod`` without anything that a supervisor brings, and without empty lists."""
     meta, spec = dict(pod["metadata"]), dict(pod["spec"])
-    meta["labels"] = {k: v for k, v in meta["labels"].items() if k != "plimsoll.dev/policy"}
+    meta["labels"] = {k: v for k, v in meta["labels"].items() if k not in OWN_LABELS}
     notes = meta.pop("annotations", None) or {}
     own = ("plimsoll.dev/not-supervised", "plimsoll.dev/injected-images", "plimsoll.dev/engine")
     notes = {k: v for k, v in notes.items() if k not in own}

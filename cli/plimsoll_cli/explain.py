@@ -134,7 +134,8 @@ def lines(incident: IncidentView, width: int, plain: bool = False) -> Iterator[T
     spec, story = incident.spec, incident.story
     yield Text.assemble((incident.name, "bold"), "  ", state_text(story))
     yield Text(f"{story.kind}: {WHAT.get(spec.kind, 'something went wrong')}.")
-    yield Text(f"{_owner(incident)}, pod {spec.pod}, epoch {spec.epoch}.")
+    role = f" ({spec.target.role})" if spec.target is not None else ""
+    yield Text(f"{_owner(incident)}, pod {spec.pod}{role}, epoch {spec.epoch}.")
     lasted = ""
     if story.ended_at is not None:
         span = format_span(story.ended_at - story.opened_at)

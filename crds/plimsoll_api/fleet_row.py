@@ -18,7 +18,8 @@ class FleetRow:
     ``drained`` counts the pods that a person took out of service.
 
     ``ready`` and ``replicas`` count a service's ready pods and the pods that it should have. For a
-    policy, they count the pods that it supervises and the pods that it selects.
+    policy, they count the pods that it supervises and the pods that it selects. ``roles`` are those
+    of a policy's pods in disaggregated or multi-node serving.
     """
 
     kind: str
@@ -35,6 +36,7 @@ class FleetRow:
     state: str
     url: str
     drained: int | None = None
+    roles: str = ""
 
     @property
     def key(self) -> str:
@@ -94,6 +96,9 @@ def row_of_policy(item: Object) -> FleetRow:
         state=_drained(status) or _state_of_policy(status.get("conditions") or []),
         url="",
         drained=status.get("drained"),
+        roles=", ".join(
+            sorted({role for one in status.get("workloads") or () for role in one.get("roles", ())})
+        ),
     )
 
 

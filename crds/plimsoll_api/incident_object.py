@@ -19,6 +19,7 @@ from plimsoll_api.leakincident import (
     IncidentAttribution,
     IncidentCondition,
     IncidentStep,
+    IncidentTarget,
     IncidentTrigger,
     IncidentWorkload,
     LeakIncidentSpec,
@@ -68,6 +69,7 @@ def spec_of(
         kind=incident.kind,
         policy_ref=PolicyReference(service.name) if service.kind == POLICY_KIND else None,
         pod_group=group.index if group else None,
+        target=IncidentTarget(service.role) if service.role else None,
     )
 
 

@@ -18,6 +18,7 @@ import msgspec
 from plimsoll_api.cel import Rule, rule
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.manifest import written
+from plimsoll_api.roles import PodRole
 
 MAX_OF_POD = 20
 """Maximum number of incidents of a pod: their names end in a number below this."""
@@ -63,6 +64,18 @@ class PolicyReference(msgspec.Struct, rename="camel"):
     name: Annotated[_Name, written("Name of the SupervisionPolicy.")]
 
 
+class IncidentTarget(msgspec.Struct, rename="camel"):
+    """Part of the pod among the pods that serve together."""
+
+    role: Annotated[
+        PodRole,
+        written(
+            "Role of the pod in disaggregated or multi-node serving, from the labels of its "
+            "controller or the arguments of its engine."
+        ),
+    ]
+
+
 class LeakIncidentSpec(msgspec.Struct, rename="camel", omit_defaults=True):
     """The identity of an incident; it never changes."""
 
@@ -100,6 +113,13 @@ class LeakIncidentSpec(msgspec.Struct, rename="camel", omit_defaults=True):
         written(
             "Multi-node group that the pod belongs to, for example the index of a group of a "
             "LeaderWorkerSet. The incident concerns the whole group, and so does a restart."
+        ),
+    ] = None
+    target: Annotated[
+        IncidentTarget | None,
+        written(
+            "Role of the pod. Absent if the pod serves whole requests by itself.",
+            schema=ATOMIC_MAP,
         ),
     ] = None
 

@@ -21,6 +21,10 @@ REFUSED = f"{API_GROUP}/not-supervised"
 """Annotation of a selected pod without a supervisor: why the SupervisionPolicy does not supervise
 it."""
 
+ROLE_LABEL = f"{API_GROUP}/role"
+"""Label of a supervised pod: its role in disaggregated or multi-node serving. If the pod template
+sets it, it takes precedence."""
+
 REVISION_LABEL = f"{API_GROUP}/revision"
 """Label on pods: the hash of the spec that their template was first rendered for."""
 

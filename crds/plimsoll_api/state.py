@@ -10,6 +10,7 @@ import msgspec
 from plimsoll_api.admin import LedgerEntry
 from plimsoll_api.assessment import Assessment
 from plimsoll_api.incident_record import IncidentRecord
+from plimsoll_api.roles import PodRole
 from plimsoll_api.supervision import Action
 
 
@@ -48,7 +49,8 @@ class View(msgspec.Struct, kw_only=True):
     journal, in the folder ``set-aside`` of the state directory. ``out_of_service`` has each reason
     for which the supervisor keeps the pod unready (``names.UNREADY_REASONS``), with the time at
     which it ends by itself. ``signals`` has the signals of the newest sample: ``engine``,
-    ``metrics``, ``host``, ``device``, ``shared_memory``.
+    ``metrics``, ``host``, ``device``, ``shared_memory``. ``role`` is the pod's part in
+    disaggregated or multi-node serving.
     """
 
     time: float
@@ -69,3 +71,4 @@ class View(msgspec.Struct, kw_only=True):
     set_aside: list[str] = []
     out_of_service: dict[str, float] = {}
     signals: dict[str, Signal] = {}
+    role: PodRole | None = None

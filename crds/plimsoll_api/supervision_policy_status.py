@@ -15,6 +15,7 @@ from plimsoll_api.inferenceservice_status import (
     SuspectRevision,
     Verdicts,
 )
+from plimsoll_api.roles import PodRole
 from plimsoll_api.schema import ResourceModel
 
 MAX_REFUSED_PODS = 16
@@ -83,6 +84,12 @@ class PolicyWorkload(Verdicts):
     engine: Annotated[str, StringConstraints(max_length=MAX_REASON)] | None = Field(
         default=None,
         description="What was taken for the engine of its pods, and by what evidence.",
+    )
+    roles: list[PodRole] | None = Field(
+        default=None,
+        description="Roles of its pods in disaggregated or multi-node serving. Absent if none has "
+        "one.",
+        max_length=len(PodRole),
     )
     recommendation: Recommendation | None = Field(
         default=None,

@@ -17,6 +17,7 @@ from plimsoll_api.engines import EngineType
 from plimsoll_api.manifest import PositiveBytes, PositiveSeconds
 from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.names import SERVICE_KIND
+from plimsoll_api.roles import PodRole
 from plimsoll_api.supervision import Action, Mode, Supervision
 from plimsoll_api.workloads import WorkloadRef, slot_names
 
@@ -56,7 +57,8 @@ class ServiceRef(msgspec.Struct, frozen=True):
     """The InferenceService or SupervisionPolicy that a replica belongs to, by ``kind``.
 
     ``uid`` is empty in local mode. ``workload`` owns a policy's pod, and ``group`` is the pod's
-    place in a multi-node group of that workload.
+    place in a multi-node group of that workload. ``role`` is the pod's part in disaggregated or
+    multi-node serving; None if it has none.
     """
 
     name: str
@@ -65,6 +67,7 @@ class ServiceRef(msgspec.Struct, frozen=True):
     kind: str = SERVICE_KIND
     workload: WorkloadRef | None = None
     group: GroupMember | None = None
+    role: PodRole | None = None
 
     @property
     def is_worker(self) -> bool:
@@ -117,6 +120,7 @@ class PodEngine(msgspec.Struct, frozen=True, omit_defaults=True):
     memory_limit_bytes: PositiveBytes | None = None
     shared_device: bool = False
     restarts: bool = True
+    role: PodRole | None = None
 
 
 class SupervisorConfig(msgspec.Struct, frozen=True):
@@ -153,7 +157,7 @@ def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
         useless |= {Action.WORKER_RESTART, Action.ENGINE_RESTART}
     ladder = tuple(one for one in config.supervision.ladder if one not in useless)
     supervision = replace(config.supervision, ladder=ladder)
-    service = replace(config.service, workload=pod.workload, group=pod.group)
+    service = replace(config.service, workload=pod.workload, group=pod.group, role=pod.role)
     slots = slot_names(config.service.name, pod.workload, len(config.slots))
     if service.is_worker:
         supervision, slots = replace(supervision, mode=Mode.OBSERVE), ()

@@ -104,6 +104,7 @@ def render_page(state: bytes, points: Sequence[HistoryPoint], live: bool = False
 def _body(known: View, points: Sequence[HistoryPoint]) -> str:
     mode, seen = known.mode, known.assessment
     memory = decode(bytes(known.budgets), MemoryPolicy)
+    role = f", role {escape(known.role)}" if known.role is not None else ""
     shown = [*known.open, *(one for one in known.recent if one.ended)]
     rows = (("host", memory.host, seen.host), ("device", memory.device, seen.device))
     troubled = [text for text in (known.journal_error, known.config_error) if text]
@@ -125,7 +126,7 @@ def _body(known: View, points: Sequence[HistoryPoint]) -> str:
     troubles = "".join(f"<p class=bad role=alert>{escape(text)}</p>" for text in troubled)
     return (
         f"<header><h1>{escape(known.service)}</h1><p>As of {clock_time(known.time, DATE)},"
-        f" mode {mode}, epoch <code>{escape(known.epoch or 'unknown')}</code></p>"
+        f" mode {mode}{role}, epoch <code>{escape(known.epoch or 'unknown')}</code></p>"
         f"{_summary(known)}{troubles}</header><main>"
         f"<section tabindex=0 aria-labelledby=b><h2 id=b>Budgets</h2>{budgets(rows, seen.warm)}"
         f"{suspicions(seen)}</section>"

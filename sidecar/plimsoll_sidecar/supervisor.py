@@ -98,6 +98,7 @@ class Supervisor:
         self._signal_log = SignalLog()
         self.display = Display(metrics)
         metrics.show_budgets(self._governor.memory)
+        metrics.show_role(self.service)
 
     @property
     def service(self) -> ServiceRef:

@@ -77,6 +77,7 @@ class Display:
             ledger=seen.status.ledger if seen.status is not None else [],
             out_of_service={reason: seen.now + s for reason, s in seen.out_of_service.items()},
             signals=seen.signals,
+            role=current.service.role,
         )
         self.state = msgspec.json.encode(view)
 

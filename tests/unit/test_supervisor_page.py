@@ -24,6 +24,7 @@ from plimsoll_api.assessment import (
 )
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.roles import PodRole
 from plimsoll_api.state import Signal, View
 from plimsoll_api.supervision import Action
 from plimsoll_sidecar.govern.incident import Incident
@@ -166,6 +167,8 @@ def test_what_comes_from_outside_is_escaped() -> None:
     assert "http-equiv" not in text
     assert 'http-equiv="refresh"' in render_page(state(), [], live=True).decode()
     assert "<script" not in text, "no script at all"
+    assert ", role" not in text
+    assert ", role Prefill, epoch" in render_page(state(role=PodRole.PREFILL), []).decode()
 
 
 def test_before_the_first_sample_the_page_says_so() -> None:

@@ -121,7 +121,7 @@ def columns(wide: bool, width: int, trend: bool = True) -> list[str]:
     names = ["NAME", "KIND", "PODS", "HOST%", "DEVICE%", "RESTARTS", "INCIDENTS", "STATE"]
     if width >= MIN_CHART_WIDTH:
         names[3:3] = ["BUDGET", "TREND"] if trend else ["BUDGET"]
-    return [*names, "MODE", "WORST", "URL"] if wide else names
+    return [*names, "MODE", "ROLES", "WORST", "URL"] if wide else names
 
 
 def cells(
@@ -143,7 +143,7 @@ def cells(
         incidents,
         Text(row.state, style=STATES.get(row.state, "yellow")),
     ]
-    return [*made, row.mode, row.worst, row.url] if wide else made
+    return [*made, row.mode, row.roles, row.worst, row.url] if wide else made
 
 
 def _read(cluster: Cluster) -> list[FleetRow]:

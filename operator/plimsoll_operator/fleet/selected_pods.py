@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from plimsoll_api.names import POLICY_LABEL, REFUSED, SERVICE_LABEL
+from plimsoll_api.roles import PodRole, role_of
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
 from plimsoll_api.units import parse_bytes
@@ -67,6 +68,7 @@ class SelectedPod:
     3339, because a StatefulSet reuses names. ``engine`` describes the container that admission took
     for its engine. ``view`` is set while a container of a supervised pod is not ready.
     ``memory_request`` is the largest request of a container in bytes, which is its engine's.
+    ``role`` is its part in disaggregated or multi-node serving.
     """
 
     name: str
@@ -83,6 +85,7 @@ class SelectedPod:
     node: str = ""
     engine: str = ""
     memory_request: int | None = None
+    role: PodRole | None = None
 
 
 def summarize(
@@ -129,6 +132,7 @@ def summarize(
             str((meta.get("annotations") or {}).get(ENGINE_ANNOTATION, "")), MAX_REASON
         ),
         memory_request=_memory_request(spec),
+        role=role_of(labels),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from plimsoll_api.roles import PodRole
 from plimsoll_api.supervisor_config import (
     CONFIG_FILE,
     POD_ENGINE_ENV,
@@ -39,9 +40,18 @@ class Injected:
     others: tuple[Object, ...] = ()
 
 
-def config_map(name: str, namespace: object, engine: EngineContainer, options: Options) -> Object:
-    """Build the ConfigMap of the workload ``name``; ``namespace`` is None if none is set."""
-    config = _config(name, str(namespace or "default"), engine, options)
+def config_map(
+    name: str,
+    namespace: object,
+    engine: EngineContainer,
+    options: Options,
+    role: PodRole | None = None,
+) -> Object:
+    """Build the ConfigMap of the workload ``name``; ``namespace`` is None if none is set.
+
+    ``role`` is that of its pods.
+    """
+    config = _config(name, str(namespace or "default"), engine, options, role)
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -81,13 +91,13 @@ def pod_engine(found: PodEngine) -> Object:
 
 
 def _config(
-    name: str, namespace: str, engine: EngineContainer, options: Options
+    name: str, namespace: str, engine: EngineContainer, options: Options, role: PodRole | None
 ) -> SupervisorConfig:
     memory, host = options.memory, options.memory.host
     if host is not None:
         host = replace(host, limit_bytes=host.limit_bytes or memory_limit(engine) or None)
     return SupervisorConfig(
-        service=ServiceRef(name=name, namespace=namespace),
+        service=ServiceRef(name=name, namespace=namespace, role=role),
         engine=endpoint(engine, name),
         memory=replace(
             memory, host=host, shared_device=memory.shared_device or engine.shares_device

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from plimsoll_api.names import SERVICE_LABEL
+from plimsoll_api.roles import role_of
 from plimsoll_operator.injection import kserve_llm
 from plimsoll_operator.injection.checks import (
     check_engine,
@@ -83,7 +84,8 @@ def inject_document(document: Object, options: Options) -> Injected:
             at=places_in(pod.spec, engine),
         )
         pod.labels[SERVICE_LABEL] = name[:MAX_LABEL].rstrip("-.")
-        made = config_map(name, namespace, engine, options)
+        role = role_of({**pod.inherited, **pod.labels}, engine.words)
+        made = config_map(name, namespace, engine, options, role)
         notes += notes_of(at, pod.spec, engine, options)
     if made is None:
         return Injected(document, None, tuple(notes))

@@ -54,7 +54,8 @@ class EngineContainer:
     process with capabilities may inspect it. ``shm`` is its mount at /dev/shm; None if it uses the
     pod's own. ``shares_device`` says whether others may use its devices. ``no_restart_reason`` says
     why the kubelet does not restart it; empty if it does. ``evidence`` says how the engine and its
-    port were found, and ``notes`` what the supervisor will not see.
+    port were found, and ``notes`` what the supervisor will not see. ``words`` are all words of the
+    commands that it runs.
     """
 
     container: str
@@ -71,6 +72,7 @@ class EngineContainer:
     no_restart_reason: str = ""
     evidence: str = ""
     notes: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
     @property
     def limit(self) -> str | None:
@@ -229,6 +231,9 @@ def find_engine(
         no_restart_reason="" if native else _ends(pod),
         evidence=", ".join(filter(None, [evidence, f"port {number} {by}"])),
         notes=found.notes,
+        words=tuple(
+            command_line.expand(word, variables) for words in chosen.line.commands for word in words
+        ),
     )
 
 

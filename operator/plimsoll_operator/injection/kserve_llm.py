@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from plimsoll_api.names import SERVICE_LABEL
+from plimsoll_api.roles import PodRole
 from plimsoll_api.supervision_policy import SelectedType
 from plimsoll_api.supervisor_config import PodEngine
 from plimsoll_operator.injection.checks import (
@@ -67,6 +68,7 @@ class _Workload:
     spec: Object
     at: str
     port: int
+    role: PodRole
 
 
 def is_service(document: Object) -> bool:
@@ -134,9 +136,12 @@ def _workloads(spec: Object, where: str) -> list[_Workload]:
     """Return the parts of the service that have their own pods: two if it has ``prefill``."""
     at = f"{where}: spec"
     if spec.get("prefill") is None:
-        return [_Workload(spec, at, PORT)]
+        return [_Workload(spec, at, PORT, PodRole.BOTH)]
     prefill = _object(spec, "prefill", at)
-    return [_Workload(spec, at, DECODE_PORT), _Workload(prefill, f"{at}.prefill", PORT)]
+    return [
+        _Workload(spec, at, DECODE_PORT, PodRole.DECODE),
+        _Workload(prefill, f"{at}.prefill", PORT, PodRole.PREFILL),
+    ]
 
 
 def _supervise(
@@ -169,6 +174,7 @@ def _supervise(
         engine=endpoint(engine),
         memory_limit_bytes=memory_limit(engine) or None,
         shared_device=engine.shares_device,
+        role=workload.role,
     )
     # The configuration contains only additions, but its port names must differ from the service's,
     # and the supervisor's resources depend on the engine's.

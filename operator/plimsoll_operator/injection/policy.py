@@ -10,7 +10,15 @@ import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plimsoll_api.names import METRICS_PORT, POLICY_LABEL, PROBE_PORT, REFUSED, policy_object_name
+from plimsoll_api.names import (
+    METRICS_PORT,
+    POLICY_LABEL,
+    PROBE_PORT,
+    REFUSED,
+    ROLE_LABEL,
+    policy_object_name,
+)
+from plimsoll_api.roles import role_of
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
 from plimsoll_api.supervisor_config import POD_ENGINE_ENV, GroupMember, PodEngine
@@ -226,6 +234,7 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
         selector=None,
     )
     group = _group_member(pod, policy.metadata.name)
+    labels = pod["metadata"].get("labels") or {}
     engine = _find_engine(pod, group, options)
     if engine is None:
         raise InjectionError(
@@ -241,7 +250,10 @@ def _inject(pod: Object, policy: SupervisionPolicy, images: Images) -> EngineCon
         memory_limit_bytes=memory_limit(engine) or None,
         shared_device=engine.shares_device,
         restarts=not engine.no_restart_reason,
+        role=role_of(labels, engine.words, None if group is None else group.worker),
     )
+    if found.role is not None:
+        _set_metadata(pod["metadata"], "labels", ROLE_LABEL, found.role.value)
     config_map = policy_object_name(policy.metadata.name)
     add_supervisor(spec, engine, options, config_map, (pod_engine(found),), places)
     return engine

@@ -188,6 +188,8 @@ def _workloads(
         }
         engines = [pod.engine for pod in one.pods if pod.state is State.SUPERVISED and pod.engine]
         shown |= {"engine": engines[-1]} if engines else {}
+        roles = sorted({pod.role for pod in one.pods if pod.role is not None})
+        shown |= {"roles": [role.value for role in roles]} if roles else {}
         earlier = known.get(str(one.ref or "Pod/")) or {}
         used = _consumed(one, figures, earlier)
         shown |= {} if used is None else {"consumedPercent": used}

@@ -30,6 +30,7 @@ from plimsoll_api.memory_policy import MemoryPolicy
 from plimsoll_api.names import UNREADY_REASONS
 from plimsoll_api.state import Signal
 from plimsoll_api.supervision import Action
+from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.trace import OpenFiles
 from plimsoll_sidecar.background import SamplingWatchdog
 from plimsoll_sidecar.govern.command import Event, EventType
@@ -110,6 +111,12 @@ GAUGES: dict[str, tuple[str, ...]] = {
         "Time until the slow leak reaches the memory limit, at its present rate; "
         "absent while there is none, or no limit is known.",
         "kind",
+    ),
+    "pod_info": (
+        "Always 1. The pod's role in disaggregated or multi-node serving, and its group of pods; "
+        "absent if it has no role.",
+        "role",
+        "group",
     ),
     "incidents_open": ("Incidents that have not ended.",),
     "signal_age_seconds": (
@@ -238,6 +245,12 @@ class Metrics:
                 self._counters["remediation_returned_bytes"].labels(action, memory)
         for part in ("row", "file"):
             self._counters["supervisor_journal_damaged"].labels(part)
+
+    def show_role(self, service: ServiceRef) -> None:
+        """Export the role of the pod, if it has one; call once."""
+        if service.role is not None:
+            group = service.group.index if service.group is not None else ""
+            self._gauges["pod_info"].labels(service.role.value, group).set(1)
 
     def show_budgets(self, memory: MemoryPolicy) -> None:
         """Export the leak budgets; call at the start and after a change of the configuration."""

@@ -21,7 +21,10 @@ def workload(name: str, replicas: int, kind: str = "Deployment") -> dict[str, An
     spec = made["spec"]
     labels = {"app": "vllm", "of": name}
     spec |= {"replicas": replicas, "selector": {"matchLabels": labels}}
-    spec["template"]["metadata"]["labels"] = labels | {"plimsoll.dev/policy": "engines"}
+    spec["template"]["metadata"]["labels"] = labels | {
+        "plimsoll.dev/policy": "engines",
+        "llm-d.ai/role": "decode",
+    }
     pod = spec["template"]["spec"]
     engine = pod["containers"][0]
     pod["initContainers"] = [engine | {"name": "supervisor", "restartPolicy": "Always"}]
@@ -66,6 +69,7 @@ def leaking(kubectl: Any, pod: str, of: str, phase: str = "Confirmed", **more: A
     made = incident(f"leak-{pod}", pod, of)
     ref = {"apiGroup": "apps", "kind": "Deployment", "name": of}
     made["spec"] |= {"policyRef": {"name": "engines"}, "workloadRef": ref}
+    made["spec"]["target"] = {"role": "Decode"}
     kubectl.apply(made)
     status = {"phase": phase, "attribution": {"segment": "anonymous"}} | more
     kubectl.patch("leakincident", f"leak-{pod}", {"status": status}, "status")
@@ -103,6 +107,7 @@ def test_each_workload_has_slots_and_its_turn(
     # The slots are written before the status.
     eventually(lambda: status(kubectl).get("workloadCount") == 2, LISTED_S)
     eventually(lambda: of_workload(kubectl, "vllm")["supervised"] == 2, LISTED_S)
+    assert of_workload(kubectl, "vllm")["roles"] == ["Decode"]
 
     # One workload restarts, so the other one waits for its turn: each by its own slots.
     first = pods(kubectl, "vllm")[0]

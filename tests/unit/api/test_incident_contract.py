@@ -12,6 +12,7 @@ from plimsoll_api import incidents, leakincident
 from plimsoll_api.incident_record import IncidentRecord
 from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.names import POLICY_KIND, POLICY_LABEL, SERVICE_LABEL
+from plimsoll_api.roles import PodRole
 from plimsoll_api.supervision import Action
 from plimsoll_api.supervisor_config import ServiceRef
 from plimsoll_api.workloads import WorkloadRef
@@ -43,6 +44,15 @@ def test_an_incident_of_a_policy_names_its_workload() -> None:
     assert made["spec"]["workloadRef"] == ref
     assert made["metadata"]["labels"] == {SERVICE_LABEL: "vllm", POLICY_LABEL: "engines"}
     assert "ownerReferences" not in made["metadata"], "it outlives its policy"
+
+
+def test_an_incident_names_the_role_of_its_pod() -> None:
+    incident = Incident(name="a-1", kind=IncidentKind.STALL, epoch="b:1", opened_at=1e9)
+    service = ServiceRef("engines", "ml", "u", POLICY_KIND, role=PodRole.PREFILL)
+    made = written.object_of(incident, "vllm-0-1", service, "vllm-0", "server")
+    assert made["spec"]["target"] == {"role": "Prefill"}
+    without = written.object_of(incident, "vllm-0-1", ServiceRef("a"), "vllm-0", "server")
+    assert "target" not in without["spec"]
 
 
 def test_an_incident_of_a_service_names_it_with_its_group() -> None:

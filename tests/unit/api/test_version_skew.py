@@ -44,6 +44,7 @@ REQUIRED = {
     "IncidentCondition": "lastTransitionTime reason status type",
     "IncidentRecord": "epoch kind name opened_at",
     "IncidentStep": "outcome step time",
+    "IncidentTarget": "role",
     "IncidentTrigger": "bytesEach confidencePercent counter",
     "IncidentWorkload": "kind name",
     "LeakIncidentSpec": "container epoch id kind openedAt pod workloadRef",

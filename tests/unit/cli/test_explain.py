@@ -192,11 +192,15 @@ def test_an_incident_of_a_policy_names_workload_and_policy() -> None:
 def test_an_incident_of_a_group_names_the_group_and_the_pod_that_leaks() -> None:
     workload = {"kind": "LeaderWorkerSet", "name": "llama"}
     leak = {"segment": "anonymous_other", "bytes": 5 << 30, "pod": "llama-0-1"}
-    spec = {**OF_POLICY["spec"], "workloadRef": workload, "podGroup": "0", "pod": "llama-0"}
+    spec = {
+        **OF_POLICY["spec"], "workloadRef": workload, "podGroup": "0", "pod": "llama-0",
+        "target": {"role": "Decode"},
+    }  # fmt: skip
     status = {**OF_POLICY["status"], "attribution": leak}
     incident = from_object({**OF_POLICY, "spec": spec, "status": status})
     story = text(incident)
-    assert "LeaderWorkerSet ml/llama, group 0 (SupervisionPolicy engines), pod llama-0" in story
+    assert "LeaderWorkerSet ml/llama, group 0 (SupervisionPolicy engines)" in story
+    assert ", pod llama-0 (Decode), epoch" in story
     assert "Grew: 5.0 GiB in anonymous_other in pod llama-0-1" in story
     assert "in pod llama-0-1" in incident.story.headline
 
@@ -288,6 +292,7 @@ POLICY: dict[str, Any] = {
     "status": {
         "selected": 3, "supervised": 2, "openIncidents": 2,
         "memory": {"hostConsumedPercent": 70, "replica": "vllm-0"},
+        "workloads": [{"name": "p", "roles": ["Prefill"]}, {"name": "d", "roles": ["Decode"]}, {}],
         "conditions": [
             {"type": "Ready", "status": "True", "reason": "PartlySupervised"},
             {"type": "Conflicting", "status": "False", "reason": "NoConflict"},
@@ -333,7 +338,7 @@ def test_top_shows_policies_beside_services_of_the_same_name() -> None:
     shown = [str(cell) for cell in cells(policy, None, True, 0, True)]
     assert shown == [
         "ml/qwen", "SupervisionPolicy", "2/3", "70%", "?", "?", "2", "PartlySupervised",
-        "Observe", "vllm-0", "",
+        "Observe", "Decode, Prefill", "vllm-0", "",
     ]  # fmt: skip
     history = History()
     history.add([service, policy])

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from plimsoll_api.engines import EngineType
-from plimsoll_api.names import METRICS_PORT, POLICY_LABEL, PROBE_PORT, REFUSED
+from plimsoll_api.names import METRICS_PORT, POLICY_LABEL, PROBE_PORT, REFUSED, ROLE_LABEL
 from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
 from plimsoll_api.supervisor_config import POD_ENGINE_ENV
@@ -292,9 +292,29 @@ def test_a_pod_of_a_group_knows_its_place(
     place = {"index": "1", "subdomain": "g"}
     assert found["group"] == place | ({"worker": True} if worker else {})
     assert found["engine"]["serves"] is not worker
+    assert found["role"] == ("Worker" if worker else "Leader")
 
 
 RAY_START = "ulimit -n 65536; ray start --address=llm-head-svc:6379 --metrics-export-port=8080"
+
+
+def test_a_pods_role_is_its_supervisors_and_its_label() -> None:
+    config = json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_producer"})
+    by_argument = pod(vllm(args=["--kv-transfer-config", config]))
+    in_script = pod(
+        vllm(command=["sh", "-c", "exec vllm serve m --kv-transfer-config \"$CONFIG\""],
+             env=[{"name": "CONFIG", "value": config}])
+    )  # fmt: skip
+    for one in (by_argument, in_script):
+        made = inject_pod(one, policy(), IMAGES)
+        assert engine_of(made)["role"] == "Prefill"
+        assert made.pod["metadata"]["labels"][ROLE_LABEL] == "Prefill"
+        assert inject_pod(made.pod, policy(), IMAGES).pod == made.pod
+    decode = pod(by_argument["spec"]["containers"][0], labels={"llm-d.ai/role": "decode"})
+    assert engine_of(inject_pod(decode, policy(), IMAGES))["role"] == "Decode"
+    plain = inject_pod(pod(), policy(), IMAGES)
+    assert "role" not in engine_of(plain)
+    assert ROLE_LABEL not in plain.pod["metadata"]["labels"]
 
 
 def of_ray(node: str, *containers: Object) -> Object:

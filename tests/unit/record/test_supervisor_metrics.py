@@ -15,7 +15,9 @@ from plimsoll_api.incidents import IncidentKind, IncidentPhase
 from plimsoll_api.learned import LearnedMemory
 from plimsoll_api.memory_contract import MemoryNeeds
 from plimsoll_api.memory_policy import MemoryBudget, MemoryPolicy
+from plimsoll_api.roles import PodRole
 from plimsoll_api.state import Signal, SignalReason
+from plimsoll_api.supervisor_config import GroupMember, ServiceRef
 from plimsoll_api.trace import Host, OpenFiles, Sample
 from plimsoll_sidecar.govern.command import Event, EventType
 from plimsoll_sidecar.govern.incident import Incident
@@ -251,6 +253,8 @@ def test_the_whole_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collectors, "thread_status", lambda: {"publisher": False, "slot": True})
     metrics = Metrics(lambda: CgroupMemory(current=1 << 30, reclaimable=0, limit=2 << 30, ooms=1))
     metrics.show_budgets(MemoryPolicy(host=MemoryBudget(growth_bytes=64 * MIB, window_s=3600.0)))
+    group = GroupMember("0", worker=False, subdomain="llm")
+    metrics.show_role(ServiceRef("llm", group=group, role=PodRole.PREFILL))
     metrics.observe(assessment(10), ALL, 0.001)
     metrics.show_open_files(OpenFiles(process="worker", open=7, limit=1024))
     metrics.count_events(cured_by_trim())

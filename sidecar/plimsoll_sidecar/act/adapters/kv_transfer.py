@@ -11,10 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import msgspec
-
-from plimsoll_api.decoding import Malformed, decode
 from plimsoll_api.engines import EngineType
+from plimsoll_api.roles import (
+    DISAGGREGATION_MODE,
+    ConnectorOptions,
+    TransferConfig,
+    option_values,
+    transfer_config,
+)
 
 Environment = Callable[[str], str | None]
 """Returns a variable of the engine's environment; None if it is not set or not readable."""
@@ -34,23 +38,6 @@ MAX_LEASE_S = 86_400.0
 MAX_CONNECTORS = 16
 """Maximum number of connectors of a ``MultiConnector`` that are read."""
 
-KV_TRANSFER_CONFIG = "--kv-transfer-config"
-DISAGGREGATION_MODE = "--disaggregation-mode"
-
-
-class _Extra(msgspec.Struct):
-    kv_lease_duration: float | None = None
-    decoder_kv_blocks_ttl: float | None = None
-    connectors: list[_TransferConfig] | None = None
-
-
-class _TransferConfig(msgspec.Struct):
-    """vLLM's ``KVTransferConfig``, as far as it decides how long blocks are held."""
-
-    kv_connector: str = ""
-    kv_role: str | None = None
-    kv_connector_extra_config: _Extra | None = None
-
 
 def read_lease_s(
     kind: EngineType, words: Sequence[str], environment: Environment = lambda name: None
@@ -61,49 +48,26 @@ def read_lease_s(
     read.
     """
     if kind is EngineType.SGLANG:
-        if next(_values(words, DISAGGREGATION_MODE), "null") == "null":
+        if next(option_values(words, DISAGGREGATION_MODE), "null") == "null":
             return None
         return _seconds(environment("SGLANG_DISAGGREGATION_WAITING_TIMEOUT"), SGLANG_S)
     if kind is not EngineType.VLLM:
         return None
-    text = next(_values(words, KV_TRANSFER_CONFIG), None)
-    try:
-        config = _from_keys(words) if text is None else decode(text.encode(), _TransferConfig)
-    except Malformed:
+    config = transfer_config(words)
+    if config is None:
         return None
     leases = [_connector_lease_s(one, environment) for one in _connectors(config)]
     return max((lease for lease in leases if lease is not None), default=None)
 
 
-def _values(words: Sequence[str], flag: str) -> Iterator[str]:
-    """Yield the values of a flag from last to first, because the last takes precedence."""
-    for number in range(len(words) - 1, -1, -1):
-        name, given, value = words[number].partition("=")
-        if name.replace("_", "-") != flag:
-            continue
-        if given:
-            yield value
-        elif number + 1 < len(words):
-            yield words[number + 1]
-
-
-def _from_keys(words: Sequence[str]) -> _TransferConfig:
-    """Return the configuration from arguments such as ``--kv-transfer-config.kv_role``."""
-
-    def value(key: str) -> str | None:
-        return next(_values(words, f"{KV_TRANSFER_CONFIG}.{key.replace('_', '-')}"), None)
-
-    return _TransferConfig(value("kv_connector") or "", value("kv_role"))
-
-
-def _connectors(config: _TransferConfig) -> Iterator[_TransferConfig]:
+def _connectors(config: TransferConfig) -> Iterator[TransferConfig]:
     yield config
     nested = config.kv_connector_extra_config and config.kv_connector_extra_config.connectors
     yield from (nested or [])[:MAX_CONNECTORS]
 
 
-def _connector_lease_s(config: _TransferConfig, environment: Environment) -> float | None:
-    name, extra = config.kv_connector, config.kv_connector_extra_config or _Extra()
+def _connector_lease_s(config: TransferConfig, environment: Environment) -> float | None:
+    name, extra = config.kv_connector, config.kv_connector_extra_config or ConnectorOptions()
     if name.startswith("Nixl"):
         configured = max(extra.kv_lease_duration or 0.0, extra.decoder_kv_blocks_ttl or 0.0)
         timeout_s = _seconds(environment("VLLM_NIXL_ABORT_REQUEST_TIMEOUT"), NIXL_S)
