@@ -10,6 +10,8 @@ import msgspec
 
 from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import (
+    AllowedTools,
+    AllowedToolsChoice,
     BatchChatRequest,
     ChatRequest,
     CompletionRequest,
@@ -22,6 +24,7 @@ from plimsoll_engine.api.protocol import (
 _Body = TypeVar("_Body", bound=msgspec.Struct)
 # Match the field in msgspec's messages. For a map key ("at `key` in `$.map`") it is the map.
 _NAME = re.compile(r"(?:unknown|missing required) field `([^`]+)`")
+_TOOL_TYPE = re.compile(r"(?:tools|tool_choice)\b.*\btype")
 _PLACE = re.compile(r"(?:at|in) `\$\.?([^`]*)`")
 _ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 
@@ -48,7 +51,10 @@ def decode(
         found = [match[1] for one in (_PLACE, _NAME) if (match := one.search(str(error)))]
         if not found:
             raise invalid(f"the body: {error}") from None
-        raise invalid(str(error), ".".join(filter(None, found))) from None
+        place = ".".join(filter(None, found))
+        raise invalid(
+            f"{error}{_ONLY_FUNCTIONS if _TOOL_TYPE.fullmatch(place) else ''}", place
+        ) from None
     except msgspec.DecodeError as error:
         # JavaScript and Python write half of a character as an escape, which is no text.
         whole = _ESCAPE.sub(lambda found: rb"\ufffd" if found[1] else found[0], bytes(body))
@@ -70,6 +76,7 @@ def decode(
 
 
 _FIELDS = dict[str, msgspec.Raw]
+_ONLY_FUNCTIONS = ": only functions can be called; give a custom tool as a function of one string"
 IGNORED_FIELDS = frozenset(
     {
         "client_metadata", "include_obfuscation", "prediction", "prompt_cache_key",
@@ -239,3 +246,15 @@ def _check_tools(request: ChatRequest) -> None:
         raise invalid("tool_choice requires tools", "tool_choice")
     if isinstance(choice, NamedTool) and choice.function.name not in names:
         raise invalid(f"no tool has the name {choice.function.name!r}", "tool_choice")
+    if isinstance(choice, AllowedToolsChoice):
+        _check_allowed(choice.allowed_tools, names)
+
+
+def _check_allowed(choice: AllowedTools, names: list[str]) -> None:
+    field = "tool_choice.allowed_tools.tools"
+    for number, tool in enumerate(choice.tools):
+        if tool.function.name not in names:
+            place = f"{field}[{number}].function.name"
+            raise invalid(f"no tool has the name {tool.function.name!r}", place)
+    if choice.mode == "required" and not choice.tools:
+        raise invalid("mode required needs an allowed tool: name one", field)

@@ -10,6 +10,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from plimsoll_engine.api import forced_calls, tool_families
 from plimsoll_engine.api.errors import invalid
 from plimsoll_engine.api.protocol import (
+    AllowedToolsChoice,
     ChatRequest,
     CompletionRequest,
     NamedTool,
@@ -114,21 +115,32 @@ def _lark(text: str, field: str) -> str:
         raise invalid(f"the grammar is neither Lark nor GBNF: {str(error)[:200]}", field) from None
 
 
+def offered_tools(body: ChatRequest) -> list[Tool]:
+    """Return the tools that the model is told about: the allowed ones, or all unless ``none``."""
+    choice, tools = body.tool_choice, body.tools or []
+    if isinstance(choice, AllowedToolsChoice):
+        allowed = {tool.function.name for tool in choice.allowed_tools.tools}
+        return [tool for tool in tools if tool.function.name in allowed]
+    return [] if choice == "none" else tools
+
+
 def forced_tools(body: ChatRequest) -> list[Tool]:
-    """Return the tools that must be called: all for ``required``, else the named one.
+    """Return the tools that must be called: all offered for ``required``, else the named one.
 
     If there are several, one call suffices.
     """
-    choice, tools = body.tool_choice, body.tools or []
+    choice, tools = body.tool_choice, offered_tools(body)
     if isinstance(choice, NamedTool):
         return [tool for tool in tools if tool.function.name == choice.function.name]
-    return tools if choice == "required" else []
+    mode = choice.allowed_tools.mode if isinstance(choice, AllowedToolsChoice) else choice
+    return tools if mode == "required" else []
 
 
 def _tool_call_grammar(body: ChatRequest, tokenizer: Tokenizer, family: str) -> Grammar | None:
     if not (tools := forced_tools(body)):
         return None
-    several = body.tool_choice == "required" and body.parallel_tool_calls is not False
+    one_function = isinstance(body.tool_choice, NamedTool)
+    several = not one_function and body.parallel_tool_calls is not False
 
     def tag(text: str) -> str:
         number = tokenizer.added_token(text) if text in tool_families.TAGS else None

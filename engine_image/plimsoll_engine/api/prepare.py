@@ -197,7 +197,7 @@ class RequestPreparer:
         )
         if body.documents is not None:
             variables["documents"] = body.documents
-        tools = [] if body.tool_choice == "none" else body.tools or []
+        tools = output_grammar.offered_tools(body)
         if tools and self._writes_tools and not (limits.tool_call_parser or self._family):
             warnings.append(
                 "the chat template's tool call format is unknown, so tool calls are parsed as"

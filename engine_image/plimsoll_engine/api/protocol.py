@@ -189,11 +189,26 @@ class FunctionName(msgspec.Struct, kw_only=True):
     name: str
 
 
-class NamedTool(msgspec.Struct, kw_only=True):
+class NamedTool(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
     """Value of ``tool_choice`` that forces one function."""
 
-    type: Literal["function"]
     function: FunctionName
+
+
+class AllowedTools(msgspec.Struct, kw_only=True):
+    """Functions that may be called, or with ``required`` must be; the other tools are not used."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], msgspec.Meta(max_length=128)]
+
+
+class AllowedToolsChoice(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
+    """Value of ``tool_choice`` that restricts the tools of one request."""
+
+    allowed_tools: AllowedTools
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolsChoice
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -206,7 +221,7 @@ class ChatBody(_Common, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     tools: Tools | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Effort | None = None
     store: bool | None = None

@@ -13,6 +13,8 @@ import msgspec
 from plimsoll_engine.api.decoding import check
 from plimsoll_engine.api.errors import ApiError, invalid
 from plimsoll_engine.api.protocol import (
+    AllowedTools,
+    AllowedToolsChoice,
     ChatRequest,
     Effort,
     Function,
@@ -33,6 +35,7 @@ from plimsoll_engine.api.protocol import (
     Temperature,
     TemplateVariables,
     Tool,
+    ToolChoice,
     TopK,
     TopLogprobs,
     TopP,
@@ -42,6 +45,7 @@ from plimsoll_engine.api.sampling_params import value_or_default
 
 MAX_ITEMS = 4096
 LOGPROBS = "message.output_text.logprobs"
+Tools = Annotated[list[Part], msgspec.Meta(max_length=128)]
 
 
 class FunctionTool(msgspec.Struct, kw_only=True):
@@ -54,11 +58,17 @@ class FunctionTool(msgspec.Struct, kw_only=True):
     strict: bool | None = None
 
 
-class NamedFunction(msgspec.Struct, kw_only=True):
+class NamedFunction(msgspec.Struct, kw_only=True, tag_field="type", tag="function"):
     """Value of ``tool_choice`` that forces one function."""
 
-    type: Literal["function"]
     name: str
+
+
+class AllowedFunctions(msgspec.Struct, kw_only=True, tag_field="type", tag="allowed_tools"):
+    """Value of ``tool_choice`` that restricts the tools of one request."""
+
+    mode: Literal["auto", "required"]
+    tools: Tools
 
 
 class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -99,7 +109,6 @@ Included = Literal[
 ]
 """Only the first value has an effect; the engine never produces the others."""
 Include = Annotated[list[Included], msgspec.Meta(max_length=16)]
-Tools = Annotated[list[Part], msgspec.Meta(max_length=128)]
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -122,7 +131,9 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     tools: Tools | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None = (
+        None
+    )
     parallel_tool_calls: bool | None = None
 
     metadata: Metadata | None = None
@@ -177,7 +188,6 @@ def to_chat(body: ResponsesRequest) -> ChatRequest:
     wants_logprobs = LOGPROBS in (body.include or ())
     if body.top_logprobs is not None and not wants_logprobs:
         raise invalid(f"top_logprobs requires include: [{LOGPROBS!r}]", "top_logprobs")
-    choice = body.tool_choice
     chat = ChatRequest(
         model=body.model or "",
         messages=to_messages(body.instructions, body.input),
@@ -197,11 +207,7 @@ def to_chat(body: ResponsesRequest) -> ChatRequest:
         stream=body.stream,
         response_format=_response_format(body.text),
         tools=[_tool(tool, number) for number, tool in enumerate(body.tools or [])] or None,
-        tool_choice=(
-            NamedTool(type="function", function=FunctionName(name=choice.name))
-            if isinstance(choice, NamedFunction)
-            else choice
-        ),
+        tool_choice=_tool_choice(body),
         parallel_tool_calls=body.parallel_tool_calls,
         user=body.user,
         priority=body.priority,
@@ -241,6 +247,7 @@ FIELD_NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
+    "tool_choice.allowed_tools.tools": "tool_choice.tools",
     "response_format.json_schema.schema": "text.format.schema",
     "response_format.schema": "text.format.schema",
 }
@@ -279,6 +286,11 @@ def drop_hosted_tools(body: ResponsesRequest, skip: bool, warnings: list[str]) -
             code="unsupported_value",
         )
     body.tools = [tool for tool in tools if _is_function(tool)]
+    choice = body.tool_choice
+    if isinstance(choice, AllowedFunctions):
+        choice.tools = [tool for tool in choice.tools if _is_function(tool)]
+        if not choice.tools:
+            body.tool_choice = "none"
     if not body.tools:
         body.tools, body.tool_choice = None, None
     warnings.append(ascii(f"tools of these types are ignored: {', '.join(hosted)}")[1:-1])
@@ -286,6 +298,20 @@ def drop_hosted_tools(body: ResponsesRequest, skip: bool, warnings: list[str]) -
 
 def _is_function(tool: dict[str, Any]) -> bool:
     return tool.get("type") == "function"
+
+
+def _tool_choice(body: ResponsesRequest) -> ToolChoice | None:
+    choice = body.tool_choice
+    if isinstance(choice, NamedFunction):
+        return NamedTool(function=FunctionName(name=choice.name))
+    if not isinstance(choice, AllowedFunctions):
+        return choice
+    allowed = []
+    for number, tool in enumerate(choice.tools):
+        if not (_is_function(tool) and isinstance(tool.get("name"), str)):
+            raise invalid("give the type function and its name", f"tool_choice.tools[{number}]")
+        allowed.append(NamedTool(function=FunctionName(name=tool["name"])))
+    return AllowedToolsChoice(allowed_tools=AllowedTools(mode=choice.mode, tools=allowed))
 
 
 def _tool(given: dict[str, Any], number: int) -> Tool:

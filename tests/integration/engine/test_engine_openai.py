@@ -373,8 +373,14 @@ TOOLS: Any = [
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    "choice", ["required", {"type": "function", "function": {"name": "get_wind"}}]
-)
+    "choice",
+    [
+        "required",
+        {"type": "function", "function": {"name": "get_wind"}},
+        {"type": "allowed_tools", "allowed_tools": {
+            "mode": "required", "tools": [{"type": "function", "function": {"name": "get_wind"}}]}},
+    ],
+)  # fmt: skip
 def test_a_forced_tool_call_is_a_tool_call(engine: Any, choice: Any, stream: bool) -> None:
     asked = {
         **ASK, **NO_BLANKS, "logit_bias": no_blanks(engine), "tools": TOOLS, "tool_choice": choice,

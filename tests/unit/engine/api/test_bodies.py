@@ -46,6 +46,10 @@ def test_an_error_names_the_field_or_the_body(body: bytes, param: str | None) ->
     assert param is not None or str(raised.value).startswith("the body: ")
 
 
+def allowed(mode: str, *tools: object) -> dict[str, object]:
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -53,6 +57,7 @@ def test_an_error_names_the_field_or_the_body(body: bytes, param: str | None) ->
         ({"tools": [{"function": {"name": "f"}}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
         ({"tool_choice": {"type": "function", "function": {}}}, "tool_choice.function.name"),
+        ({"tool_choice": {"function": {"name": "f"}}}, "tool_choice.type"),
         ({"messages": [{"content": "a"}]}, "messages[0].role"),
     ],
 )
@@ -63,6 +68,47 @@ def test_an_error_names_the_whole_path_of_a_missing_field(
     with pytest.raises(ApiError) as raised:
         decode(json.dumps(body).encode(), ChatRequest)
     assert raised.value.param == param
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+CUSTOM = {"type": "custom", "custom": {"name": "shell"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [TOOL, CUSTOM]}, "tools[1].type"),
+        ({"tools": [TOOL], "tool_choice": CUSTOM}, "tool_choice.type"),
+        ({"tools": [TOOL], "tool_choice": allowed("auto", TOOL, CUSTOM)},
+         "tool_choice.allowed_tools.tools[1].type"),
+    ],
+)  # fmt: skip
+def test_a_custom_tool_is_refused_with_a_way_out(fields: dict[str, object], param: str) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}]} | fields
+    with pytest.raises(ApiError, match="give a custom tool as a function of one string") as raised:
+        decode(json.dumps(body).encode(), ChatRequest)
+    assert (raised.value.status, raised.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("mode", "tools", "param"),
+    [
+        ("auto", [TOOL, {"type": "function", "function": {"name": "g"}}],
+         "tool_choice.allowed_tools.tools[1].function.name"),
+        ("required", [], "tool_choice.allowed_tools.tools"),
+        ("none", [TOOL], "tool_choice.allowed_tools.mode"),
+    ],
+)  # fmt: skip
+def test_allowed_tools_that_name_no_tool_are_refused(
+    mode: str, tools: list[object], param: str
+) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "a"}], "tools": [TOOL],
+        "tool_choice": allowed(mode, *tools),
+    }  # fmt: skip
+    with pytest.raises(ApiError) as raised:
+        decode(json.dumps(body).encode(), ChatRequest)
+    assert (raised.value.status, raised.value.param) == (400, param)
 
 
 def test_half_a_character_is_replaced() -> None:

@@ -44,6 +44,11 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> list[Tokenizer]:
     return found
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 @pytest.fixture
 def ask(tokenizers: list[Tokenizer]) -> Callable[..., Grammar | None]:
     def asked(family: str = "hermes", added: bool = False, **fields: Any) -> Grammar | None:
@@ -65,6 +70,7 @@ Ask = Callable[..., Grammar | None]
         {"tools": TOOLS},
         {"tools": TOOLS, "tool_choice": "auto"},
         {"tools": TOOLS, "tool_choice": "none", "parallel_tool_calls": True},
+        {"tools": TOOLS, "tool_choice": allowed("auto", "g")},
     ],
 )
 def test_nothing_is_asked_for(fields: dict[str, Any], ask: Ask) -> None:
@@ -107,15 +113,18 @@ def test_what_is_asked_for(
         ({"tool_choice": "required"}, 'start: call ("\\n" call)*'),
         ({"tool_choice": "required", "parallel_tool_calls": False}, "start: call"),
         ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "start: call"),
+        ({"tool_choice": allowed("required", "f", "g")}, 'start: call ("\\n" call)*'),
+        ({"tool_choice": allowed("required", "g")}, 'start: call ("\\n" call)*'),
+        ({"tool_choice": allowed("required", "g"), "parallel_tool_calls": False}, "start: call"),
     ],
 )
 def test_a_forced_call_is_a_grammar(fields: dict[str, Any], rule: str, ask: Ask) -> None:
     found = ask(tools=TOOLS, **fields)
     assert found is not None
     assert found.text.splitlines()[0].strip() == rule
-    assert ("name" in found.text and '\\"f\\"' in found.text) == (
-        fields["tool_choice"] == "required"
-    )
+    choice = fields["tool_choice"]
+    wants_f = choice == "required" or choice == allowed("required", "f", "g")
+    assert ('\\"f\\"' in found.text) == wants_f
     source = LLMatcher.grammar_from_lark(found.text)
     assert LLMatcher.validate_grammar(source) == ""
 

@@ -9,8 +9,10 @@ import pytest
 
 from plimsoll_engine.api.decoding import decode
 from plimsoll_engine.api.errors import ApiError
+from plimsoll_engine.api.output_grammar import forced_tools
 from plimsoll_engine.api.protocol import ChatRequest, Message
 from plimsoll_engine.api.responses_request import (
+    AllowedFunctions,
     ResponsesRequest,
     drop_hosted_tools,
     echoed_fields,
@@ -27,6 +29,10 @@ def chat(**fields: Any) -> ChatRequest:
     body = decode(raw, ResponsesRequest, strict=True)
     drop_hosted_tools(body, False, [])
     return to_chat(body)
+
+
+def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "allowed_tools", "mode": mode, "tools": list(tools)}
 
 
 def test_items_become_messages() -> None:
@@ -99,6 +105,11 @@ def test_options_become_those_of_a_chat() -> None:
         ({"tools": [TOOL | {"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [TOOL, TOOL]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
+        (
+            {"tools": [TOOL], "tool_choice": allowed("auto", {"type": "mcp"})},
+            "tool_choice.tools[0]",
+        ),
+        ({"tools": [TOOL], "tool_choice": {"type": "custom", "name": "f"}}, "tool_choice.type"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
@@ -135,6 +146,28 @@ def test_tools_that_only_openai_runs_are_left_out_where_that_is_wanted() -> None
     alone = ResponsesRequest(input="hi", tools=[{"type": "web_search"}], tool_choice="auto")
     drop_hosted_tools(alone, True, warnings)
     assert to_chat(alone).tools is None
+
+
+def test_allowed_tools_are_those_of_a_chat_and_repeated() -> None:
+    choice = allowed("required", {"type": "function", "name": "g"})
+    raw = {"input": "hi", "tools": [TOOL, TOOL | {"name": "g"}], "tool_choice": choice}
+    body = decode(json.dumps(raw).encode(), ResponsesRequest, strict=True)
+    assert [tool.function.name for tool in forced_tools(to_chat(body))] == ["g"]
+    assert echoed_fields(body, {})["tool_choice"] == choice
+
+
+def test_hosted_tools_leave_the_allowed_ones_too() -> None:
+    for others, wanted in (([TOOL], [TOOL]), ([], "none")):
+        hosted = {"type": "web_search"}
+        raw = {
+            "input": "hi",
+            "tools": [TOOL, hosted],
+            "tool_choice": allowed("auto", hosted, *others),
+        }
+        body = decode(json.dumps(raw).encode(), ResponsesRequest)
+        drop_hosted_tools(body, True, [])
+        found = body.tool_choice
+        assert (found.tools if isinstance(found, AllowedFunctions) else found) == wanted
 
 
 def test_reasoning_belongs_to_the_answer_or_call_behind_it() -> None:

@@ -116,6 +116,17 @@ def test_reasoning_that_the_resumed_message_has_ended_is_over(preparation: Reque
     assert reasons("a", reasoning_effort="none") == []
 
 
+def test_only_the_allowed_tools_are_offered(preparation: RequestPreparer) -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+    for mode, names in (("auto", ["f"]), ("required", ["g"]), ("auto", [])):
+        allowed = [{"type": "function", "function": {"name": name}} for name in names]
+        choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
+        chat = [{"role": "user", "content": "Ahoy"}]
+        found = preparation.chat(body(messages=chat, tools=tools, tool_choice=choice), CONTEXT)
+        assert list(found.texts) == names
+        assert found.forced == (names if mode == "required" else [])
+
+
 def test_tokens_of_a_chat_have_the_turn_that_is_wanted(preparation: RequestPreparer) -> None:
     def tokens(**fields: Any) -> list[int]:
         chat = [{"role": "user", "content": "Ahoy"}]
