@@ -42,6 +42,9 @@ into 32 MiB. This is address space only: pages are allocated when touched."""
 NICENESS = 10
 """Niceness of trials, so that streams go first."""
 
+ENDED = (
+    "the process that compiles it was ended, probably for lack of memory: send the request again"
+)
 TOO_MUCH = (
     f"it takes more than {CPU_S} s of CPU time or {BYTES >> 20} MiB to compile; make it smaller or"
     " less ambiguous"
@@ -49,7 +52,7 @@ TOO_MUCH = (
 
 
 class TrialFailed(Exception):
-    """No process was available, or it got no CPU time; the grammar may be valid."""
+    """No process was available, it got no CPU time, or it was killed; the grammar may be valid."""
 
 
 class Passed(msgspec.Struct, tag="passed"):
@@ -65,16 +68,21 @@ class GrammarRefused(msgspec.Struct, tag="refused"):
     certain: bool = False
 
 
-class _Begun(msgspec.Struct):
+class _Begun(msgspec.Struct, tag="begun"):
     pid: int
     resident: int
+
+
+class _Died(msgspec.Struct, tag="died"):
+    """The server's report of a process without a verdict: its exit code, or minus the signal."""
+
+    code: int
 
 
 Try = Callable[[Grammar], Passed | GrammarRefused]
 """Compiles a grammar in the trial's process."""
 
-_verdicts = msgspec.msgpack.Decoder(Passed | GrammarRefused)
-_begun = msgspec.msgpack.Decoder(_Begun)
+_messages = msgspec.msgpack.Decoder(_Begun | Passed | GrammarRefused | _Died)
 _grammars = msgspec.msgpack.Decoder(Grammar)
 
 
@@ -110,8 +118,8 @@ class Trial:
                     f"the machine is too busy to compile it within {WALL_S:g} s: send the request"
                     " again"
                 ) from None
-            except OSError:  # the process ended in the middle of a message
-                return GrammarRefused(TOO_MUCH)
+            except OSError as error:  # it ended before it had the whole grammar
+                raise TrialFailed(f"{ENDED}: {error}") from None
             finally:
                 self._end()
 
@@ -119,7 +127,8 @@ class Trial:
         connection.settimeout(WALL_S)
         if not (first := connection.recv(1 << 10)):
             raise TrialFailed("no process is available to compile it: send the request again")
-        begun = _begun.decode(first)
+        if not isinstance(begun := _messages.decode(first), _Begun):
+            raise TrialFailed(ENDED)
         with self._lock:
             # It waits for the grammar, so its PID cannot have been reused.
             self._pidfd = os.pidfd_open(begun.pid)
@@ -129,7 +138,14 @@ class Trial:
         connection.sendall(msgspec.msgpack.encode(grammar))
         connection.shutdown(socket.SHUT_WR)
         answer = connection.recv(1 << 16)
-        return _verdicts.decode(answer) if answer else GrammarRefused(TOO_MUCH)
+        verdict = _messages.decode(answer) if answer else _Died(0)
+        if isinstance(verdict, Passed | GrammarRefused):
+            return verdict
+        # Its limits end it by SIGXCPU, SIGABRT or SIGSEGV. SIGKILL is the kernel's, for lack of
+        # memory, and nothing is told of a process whose server has ended.
+        if isinstance(verdict, _Died) and verdict.code < 0 and verdict.code != -signal.SIGKILL:
+            return GrammarRefused(TOO_MUCH)
+        raise TrialFailed(ENDED)
 
     def _end(self) -> None:
         with self._lock:
@@ -195,33 +211,43 @@ def _serve(control: socket.socket, attempt: Try) -> None:
     """Fork a process for each trial, until the worker closes the connection."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
-    children: dict[int, int] = {}
+    children: dict[int, tuple[int, socket.socket]] = {}
     while True:
         for fd, _ in poll.poll():
             if fd in children:
                 poll.unregister(fd)
                 os.close(fd)
-                os.waitpid(children.pop(fd), 0)
+                child, connection = children.pop(fd)
+                code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                with connection, contextlib.suppress(OSError):
+                    if code:
+                        connection.sendall(msgspec.msgpack.encode(_Died(code)))
                 continue
             data, fds, _, _ = socket.recv_fds(control, 1, 1)
             if not data:
-                for child in children:
+                for pidfd in children:
                     with contextlib.suppress(ProcessLookupError):
-                        signal.pidfd_send_signal(child, signal.SIGKILL)
+                        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 return
-            with socket.socket(fileno=fds[0]) as connection, contextlib.suppress(OSError):
-                server = os.getpid()
+            connection = socket.socket(fileno=fds[0])
+            server = os.getpid()
+            try:
                 pid = os.fork()
-                if pid == 0:
-                    try:
-                        die_with_parent(server)
-                        control.close()
-                        _try(connection, attempt)
-                    finally:
-                        os._exit(1)
-                pidfd = os.pidfd_open(pid)
-                children[pidfd] = pid
-                poll.register(pidfd, select.POLLIN)
+            except OSError:
+                connection.close()
+                continue
+            if pid == 0:
+                try:
+                    die_with_parent(server)
+                    control.close()
+                    for _, other in children.values():
+                        other.close()
+                    _try(connection, attempt)
+                finally:
+                    os._exit(1)
+            pidfd = os.pidfd_open(pid)
+            children[pidfd] = pid, connection
+            poll.register(pidfd, select.POLLIN)
 
 
 def _try(connection: socket.socket, attempt: Try) -> None:
@@ -249,6 +275,7 @@ def _try(connection: socket.socket, attempt: Try) -> None:
             break
     verdict = verdicts[0] if done.is_set() and verdicts else GrammarRefused(TOO_MUCH, certain=True)
     connection.sendall(msgspec.msgpack.encode(verdict))
+    connection.shutdown(socket.SHUT_WR)  # for the server, too: this is the last message
     os._exit(0)
 
 
@@ -257,8 +284,9 @@ def _limit_itself() -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Unlike the check in _try, this also ends code that never returns to Python.
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S + 1, CPU_S + 1))
+    # Unlike the check in _try, this also ends code that never returns to Python. At the hard limit
+    # the signal would be SIGKILL, as for lack of memory.
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S + 1, CPU_S + 2))
     space = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     most = space + STACK_BYTES + 2 * BYTES  # address space exceeds the memory in use
     resource.setrlimit(resource.RLIMIT_AS, (most, most))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 import signal
 import threading
 import time
@@ -342,6 +343,50 @@ def test_a_trial_that_gets_no_time_is_no_fault_of_its_grammar(
         assert isinstance(error, GrammarError)
         assert error.unavailable
         assert "busy" in error.why
+    grammars.close()
+
+
+def _kill(_: Grammar) -> Passed:
+    """As the kernel does if the machine lacks memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return Passed(1)
+
+
+def _kill_server(_: Grammar) -> Passed:
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(20)
+    return Passed(1)
+
+
+@pytest.mark.parametrize("end", [_kill, _kill_server])
+def test_a_trial_that_is_killed_is_no_fault_of_its_grammar(
+    end: Any, vocabulary: Vocabulary
+) -> None:
+    grammars = Grammars(vocabulary, trials=TrialServer.fork(end))
+    grammars.begin("a", Grammar("regex", "a"), [])
+    error = outcomes(grammars, 1)["a"]
+    assert isinstance(error, GrammarError)
+    assert error.unavailable
+    assert "lack of memory" in error.why
+    assert grammars.bytes == Grammars(vocabulary).bytes, "it is not remembered"
+    grammars.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGXCPU, signal.SIGABRT, signal.SIGSEGV])
+def test_a_trial_that_its_limits_end_refuses_its_grammar(
+    number: signal.Signals, vocabulary: Vocabulary
+) -> None:
+    def end(_: Grammar) -> Passed:
+        assert resource.getrlimit(resource.RLIMIT_CPU) == (trial.CPU_S + 1, trial.CPU_S + 2)
+        os.kill(os.getpid(), number)
+        return Passed(1)
+
+    grammars = Grammars(vocabulary, trials=TrialServer.fork(end))
+    grammars.begin("a", Grammar("regex", "a"), [])
+    error = outcomes(grammars, 1)["a"]
+    assert isinstance(error, GrammarError)
+    assert not error.unavailable
+    assert "make it smaller" in error.why
     grammars.close()
 
 
