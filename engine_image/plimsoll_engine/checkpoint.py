@@ -46,6 +46,7 @@ DEFAULTS: dict[str, tuple[float, float]] = {
     "top_k": (-1, 1_000_000),
     "min_p": (0, 1),
     "repetition_penalty": (0.01, 100),
+    "max_new_tokens": (1, 1 << 31),
 }
 """Fields of generation_config.json that are request defaults, with the same bounds as in requests.
 """

@@ -191,16 +191,20 @@ def _check_answer_size(
 
 
 def output_limit(engine: AsyncEngine, ids: list[int], max_tokens: int | None, param: str) -> int:
-    """Return the maximum number of output tokens. Raises ApiError if the prompt is too long."""
+    """Return the maximum number of output tokens. Raises ApiError if the prompt is too long.
+
+    Without ``max_tokens`` it is the checkpoint's ``max_new_tokens``, or the rest of the context.
+    """
     if not ids:
         raise invalid(f"{param} has no tokens", param, "empty_prompt")
     check_ids(engine, ids, param)
+    default = int(engine.tokenizer.checkpoint.defaults.get("max_new_tokens", 1 << 31))
     limit = engine.max_model_len
     if limit is None:
         # The first worker is still loading; it enforces its own context limit.
-        return 1 << 31 if max_tokens is None else max_tokens
+        return default if max_tokens is None else max_tokens
     if len(ids) >= limit:
         raise too_long(f"a prompt of {len(ids)} tokens", limit, param)
     if max_tokens is not None and len(ids) + max_tokens > limit:
         raise too_long(f"{len(ids)} prompt tokens and {max_tokens} output tokens", limit, param)
-    return max_tokens or limit - len(ids)
+    return max_tokens or min(default, limit - len(ids))

@@ -35,6 +35,7 @@ TOOL: dict[str, Any] = {
         },
     },
 }
+MAX_NEW = 20
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "How deep?"}]}
 
 
@@ -52,7 +53,7 @@ def engine(
     shutil.copytree(tiny, folder)
     tokens |= tiny_text.add_tokens(folder, ADDED, SPECIAL)
     tokens["end"] = json.loads((folder / "config.json").read_text())["eos_token_id"]
-    told = {"eos_token_id": [tokens["<|turn|>"]], "top_k": 1}
+    told = {"eos_token_id": [tokens["<|turn|>"]], "top_k": 1, "max_new_tokens": MAX_NEW}
     (folder / "generation_config.json").write_text(json.dumps(told))
     config = json.loads((folder / "tokenizer_config.json").read_text())
     config["eos_token"] = "<|pad|>"
@@ -139,6 +140,16 @@ def test_a_forced_call_with_added_tokens_comes_in_pieces(engine: Engine, choice:
         given = "".join(piece.function.arguments for piece in pieces)
         assert given == call["function"]["arguments"]
         assert len(pieces) > 1
+
+
+def test_a_chat_without_a_limit_has_that_of_the_checkpoint(engine: Engine) -> None:
+    endless = {**CHAT, "ignore_eos": True}
+    for fields, wanted in (({}, MAX_NEW), ({"max_tokens": MAX_NEW + 2}, MAX_NEW + 2)):
+        status, answer = engine.post(
+            "/v1/chat/completions", json.dumps({"model": MODEL, **endless, **fields}).encode()
+        )
+        assert (status, answer["usage"]["completion_tokens"]) == (200, wanted)
+        assert answer["choices"][0]["finish_reason"] == "length"
 
 
 def test_a_forced_call_that_is_cut_says_so(engine: Engine) -> None:

@@ -141,8 +141,8 @@ class Trial:
         verdict = _messages.decode(answer) if answer else _Died(0)
         if isinstance(verdict, Passed | GrammarRefused):
             return verdict
-        # Its limits end it by SIGXCPU, SIGABRT or SIGSEGV. SIGKILL is the kernel's, for lack of
-        # memory, and nothing is told of a process whose server has ended.
+        # Its limits end it by SIGXCPU, SIGABRT or SIGSEGV. The kernel sends SIGKILL if memory is
+        # short. If the server has ended, it reports nothing.
         if isinstance(verdict, _Died) and verdict.code < 0 and verdict.code != -signal.SIGKILL:
             return GrammarRefused(TOO_MUCH)
         raise TrialFailed(ENDED)

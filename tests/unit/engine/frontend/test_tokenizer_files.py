@@ -203,6 +203,10 @@ BROKEN: list[tuple[Callable[[Path], Any], str]] = [
         r"generation_config\.json: field eos_token_id",
     ),
     (
+        lambda f: edit(f, "generation_config.json", max_new_tokens=0),
+        r"generation_config\.json: field max_new_tokens: 0 .* --generation-config vllm",
+    ),
+    (
         lambda f: edit(f, "generation_config.json", temperature=-1),
         r"generation_config\.json: field temperature: -1 .* --generation-config vllm",
     ),
