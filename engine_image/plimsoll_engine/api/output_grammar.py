@@ -116,7 +116,10 @@ def _lark(text: str, field: str) -> str:
 
 
 def offered_tools(body: ChatRequest) -> list[Tool]:
-    """Return the tools that the model is told about: the allowed ones, or all unless ``none``."""
+    """Return the tools of the prompt: the allowed ones if the request names them, else all.
+
+    With ``none`` there are no tools.
+    """
     choice, tools = body.tool_choice, body.tools or []
     if isinstance(choice, AllowedToolsChoice):
         allowed = {tool.function.name for tool in choice.allowed_tools.tools}
