@@ -75,23 +75,26 @@ def write(value: Any, output: Output) -> None:
 def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], width: int | None) -> Table:
     """Return a table like kubectl's, truncated to ``width`` columns; None truncates nothing.
 
-    The last column is truncated first.
+    The last column is truncated first. If that is not enough, it gets at most half of what the
+    others leave, and the first column gets the rest.
     """
     made = Table(box=None, padding=(0, COLUMN_GAP, 0, 0), pad_edge=False, width=None)
     needed = [
         max(cell_len(column), *(cell_len(str(row[index])) for row in rows), 0)
         for index, column in enumerate(columns)
     ]
-    fits = (
-        width is not None
-        and sum(needed[:-1]) + COLUMN_GAP * len(columns) + MIN_LAST_COLUMN <= width
-    )
-    for index, column in enumerate(columns):
+    if width is not None and len(columns) > 1:
+        room = width - sum(needed[1:-1]) - COLUMN_GAP * len(columns)
+        if needed[0] + MIN_LAST_COLUMN > room:
+            needed[0] = max(room - min(needed[-1], room // 2), MIN_LAST_COLUMN)
+        needed[-1] = max(min(needed[-1], room - needed[0]), MIN_LAST_COLUMN)
+    for column, cells in zip(columns, needed, strict=True):
         made.add_column(
             column,
             no_wrap=True,
             overflow="ellipsis" if width else "ignore",
-            min_width=needed[index] if fits and index < len(columns) - 1 else None,
+            min_width=cells if width else None,
+            max_width=cells if width else None,
         )
     for row in rows:
         made.add_row(*row)

@@ -38,9 +38,9 @@ STATES = {
     "Ready": "green", "Supervised": "green", "NoPods": "dim", "Unknown": "dim",
     "RestartBudgetExhausted": "bold red",
 }  # fmt: skip
-MIN_CHART_WIDTH = 90
+MIN_CHART_WIDTH = 110
 """Terminal width from which bars and sparklines are shown."""
-MIN_WIDTH = {"DEVICE%": 50, "INCIDENTS": 56, "PODS": 70, "RESTARTS": 80, "KIND": 110}
+MIN_WIDTH = {"DEVICE%": 50, "INCIDENTS": 56, "PODS": 70, "RESTARTS": 90, "KIND": 140}
 """Terminal width from which each column is shown."""
 
 
@@ -104,8 +104,8 @@ def frame(
     shown = [cells(row, history, wide, out.width, plain(out)) for row in rows]
     open_ = sum(row.incidents for row in rows)
     services = sum(row.kind == SERVICE_KIND for row in rows)
-    counted = f"{services} services, {len(rows) - services} policies"
-    text = f"{counted}, {open_} open incidents, {time.strftime('%H:%M:%S')}, Ctrl-C ends this"
+    counted = f"services {services}, policies {len(rows) - services}, open incidents {open_}"
+    text = f"{counted}, {time.strftime('%H:%M:%S')}, Ctrl-C ends this"
     head = Text(text, no_wrap=True, overflow="ellipsis")
     note = Text(error_text, style="bold red")
     if not rows:

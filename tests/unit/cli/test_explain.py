@@ -286,6 +286,20 @@ def test_top_puts_the_worst_first_and_shows_what_fits() -> None:
     assert narrow[1].split() == ["ml/qwen", "55%", "?", "1", "EngineStarting"]
 
 
+def test_a_long_name_hides_no_figure() -> None:
+    row = row_of(SERVICE | {"metadata": {"name": "embeddings-" * 5, "namespace": "team"}})
+    history = History()
+    history.add([row])
+    for width in (45, 60, 80, 100, 120, 140):
+        out = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+        out.print(frame([row], history, False, out))
+        head, line = out.file.getvalue().splitlines()[2:]  # type: ignore[attr-defined]
+        assert "HOST%" in head
+        assert "55%" in line
+        assert "EngineStarting" in line
+        assert "…" not in head
+
+
 POLICY: dict[str, Any] = {
     "metadata": {"name": "qwen", "namespace": "ml"},
     "spec": {"selector": {"matchLabels": {"app": "vllm"}}},
