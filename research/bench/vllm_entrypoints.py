@@ -48,8 +48,8 @@ SOURCE = FOLDER / f"{PEER.name}-source"
 PACKAGES = ("pytest", "pytest-asyncio", "pytest-timeout", "tblib")
 ROOT = Path(__file__).resolve().parents[2]
 SUITE_TIMEOUT_S = 7200
-TINY_CONTEXT, SMOLLM2_CONTEXT = 8192, 2048
-"""Tokens. SmolLM2 writes some 20 a second on two cores, and a text without a limit fills these."""
+SMOLLM2_TOKENS = 128
+"""Most tokens of a chat that has no limit. SmolLM2 writes some 20 a second on two cores."""
 TEST_TIMEOUT_S = 180
 """A test that fails may leave a task behind that its own loop then waits for."""
 
@@ -67,6 +67,9 @@ def run(source: Path, chosen: list[str], smollm2: bool) -> dict[str, dict[str, s
         checkpoint, adapter = folder / "tiny", folder / "adapter"
         if smollm2:
             shutil.copytree(SMOLLM2, checkpoint)
+            generation = checkpoint / "generation_config.json"
+            limit = {"max_new_tokens": SMOLLM2_TOKENS}
+            generation.write_text(json.dumps(json.loads(generation.read_bytes()) | limit))
         else:
             entrypoints_model.write(checkpoint)
         write_adapter(adapter, checkpoint, gain=0.05)
@@ -78,7 +81,6 @@ def run(source: Path, chosen: list[str], smollm2: bool) -> dict[str, dict[str, s
             "checkpoint": str(checkpoint),
             "adapter": str(adapter),
             "outcomes": str(outcomes),
-            "context": SMOLLM2_CONTEXT if smollm2 else TINY_CONTEXT,
         }
         environment = os.environ | PEER.environment | {
             "PLIMSOLL_ENTRYPOINTS": json.dumps(setting),

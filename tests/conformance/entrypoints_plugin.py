@@ -26,6 +26,10 @@ import pytest
 
 START_S = 300.0
 STOP_S = 60.0
+CONTEXT = 8192
+"""Tokens: as many as the checkpoint has positions."""
+BLOCKS = CONTEXT // 16 + 8
+"""Room for one text of that length: SmolLM2's default on the CPU has less."""
 MAX_LORAS = "32"
 """vLLM does not bound how many adapters are registered, and its tests unload none."""
 WITH_VALUE = {
@@ -59,7 +63,7 @@ IGNORED = {
 
 class Setting(NamedTuple):
     """Paths: our Python and its modules, vLLM's source, the checkpoint, an adapter for it, and the
-    outcomes. ``context`` is the longest text in tokens."""
+    outcomes."""
 
     python: str
     modules: str
@@ -67,7 +71,6 @@ class Setting(NamedTuple):
     checkpoint: str
     adapter: str
     outcomes: str
-    context: int
 
 
 SETTING = Setting(**json.loads(os.environ["PLIMSOLL_ENTRYPOINTS"]))
@@ -75,9 +78,7 @@ SETTING = Setting(**json.loads(os.environ["PLIMSOLL_ENTRYPOINTS"]))
 
 def flags(given: list[str]) -> list[str]:
     """Return our engine's flags for vLLM's; skips the test for one that we have not."""
-    # Room for one text of that length: SmolLM2's default on the CPU has less.
-    blocks = SETTING.context // 16 + 8
-    found = ["--max-model-len", str(SETTING.context), "--num-blocks", str(blocks)]
+    found = ["--max-model-len", str(CONTEXT), "--num-blocks", str(BLOCKS)]
     rest = [part for one in given for part in _parts(one)]
     while rest:
         flag = rest.pop(0)
