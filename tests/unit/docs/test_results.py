@@ -15,7 +15,6 @@ from docs.tools.blocks import ROOT
 
 RESULTS = sorted((ROOT / "research" / "bench" / "results").glob("*.json"))
 OLD = {
-    "abuse": "two hours on a quiet machine",
     "conformance": "some rows need SGLang of then, or a GPU",
     "detection-trade-off": "some hours of two cores",
     "gated-product-h100": "an H100",
