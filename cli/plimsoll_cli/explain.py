@@ -22,6 +22,7 @@ WHAT = {
     "CapacityLoss": "KV blocks or encoder cache space belonged to no request",
     "EngineCrash": "the engine or its worker ended unexpectedly and was restarted",
     "CrashLoop": "a container keeps crashing",
+    "Recycle": "the healthy engine has reached the age at which you want it restarted",
     "ManualAction": "a person ran an action on the replica",
 }
 LABEL_WIDTH, MAX_WIDTH, HEIGHT = 9, 64, 5
@@ -89,6 +90,8 @@ NEXT_BY_KIND = {
     "OutOfMemoryKill": "raise the memory limit of {container}, or find out what grew before:"
     " plimsoll incidents {target}",
     "CrashLoop": "its last log says why: kubectl logs {pod} -c {container} --previous",
+    "Recycle": "nothing: spec.supervision.recycle asks for it. It waits until a slot is free and"
+    " another replica is ready.",
 }
 """Next steps for kinds that no action of the supervisor fixes, in any phase."""
 LOCAL_LOG = "the engine's output says more."

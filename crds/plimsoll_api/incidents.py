@@ -9,7 +9,7 @@ from plimsoll_api.open_enum import OpenEnum
 
 
 class IncidentKind(OpenEnum):
-    """The kind of problem, or ``ManualAction`` for a person's action."""
+    """The kind of problem, ``Recycle`` for a planned restart, or ``ManualAction``."""
 
     HOST_GROWTH = "HostGrowth"
     DEVICE_GROWTH = "DeviceGrowth"
@@ -19,6 +19,7 @@ class IncidentKind(OpenEnum):
     CAPACITY_LOSS = "CapacityLoss"
     ENGINE_CRASH = "EngineCrash"
     CRASH_LOOP = "CrashLoop"
+    RECYCLE = "Recycle"
     MANUAL_ACTION = "ManualAction"
 
 

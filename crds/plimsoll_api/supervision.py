@@ -7,12 +7,12 @@ Sizes are bytes and times are seconds. A manifest writes the same fields as quan
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from plimsoll_api.admin import DrainMode
-from plimsoll_api.cel import rule, validations
+from plimsoll_api.cel import Rule, rule, validations
 from plimsoll_api.maintenance_window import MaintenanceWindow
 from plimsoll_api.manifest import POSITIVE_DURATION, FieldForm, PositiveSeconds, written
 from plimsoll_api.open_enum import OpenEnum
@@ -154,6 +154,54 @@ LADDER = FieldForm(
 )
 
 
+class Recycle(msgspec.Struct, frozen=True):
+    """When a healthy engine is restarted because of its age."""
+
+    max_age_s: Annotated[
+        PositiveSeconds,
+        written(
+            "Time since the engine's last start after which the supervisor restarts it, even if "
+            "nothing is wrong. At least `restartBudget.window`.",
+            name="maxAge",
+            form=POSITIVE_DURATION,
+        ),
+    ]
+    when_idle_for_s: Annotated[
+        PositiveSeconds | None,
+        written(
+            "Time without any request after which an engine of this age may be restarted. If "
+            "unset, the restart drains the running requests.",
+            name="whenIdleFor",
+            form=POSITIVE_DURATION,
+        ),
+    ] = None
+    window: Annotated[
+        MaintenanceWindow | None,
+        written("When such restarts are made. Defaults to `maintenanceWindow`."),
+    ] = None
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        rule(
+            "!has(self.whenIdleFor) || duration(self.whenIdleFor) < duration(self.maxAge)",
+            "recycle.whenIdleFor must be shorter than recycle.maxAge",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        if self.when_idle_for_s is not None and self.when_idle_for_s >= self.max_age_s:
+            raise ValueError("recycle.whenIdleFor must be shorter than recycle.maxAge")
+
+
+_TOO_OFTEN = (
+    "recycle.maxAge must be at least restartBudget.window (1h if unset), so that restarts are left "
+    "for leaks"
+)
+_NO_RESTARTS = "recycle needs restarts: set restartBudget.count above 0, or remove recycle"
+_NO_RUNG = (
+    "recycle needs WorkerRestart, EngineRestart or PodReplace in ladder: add one, or remove recycle"
+)
+
+
 class Supervision(msgspec.Struct, frozen=True):
     """The supervisor's permitted actions on a leak or a stall."""
 
@@ -196,6 +244,14 @@ class Supervision(msgspec.Struct, frozen=True):
             "restart waits."
         ),
     ] = None
+    recycle: Annotated[
+        Recycle | None,
+        written(
+            "Restarts of healthy engines that have reached an age, one after the other, within "
+            "`restartBudget` and `maxUnavailable`. A replica is not taken out of service unless "
+            "another one is ready. If unset, no healthy engine is restarted."
+        ),
+    ] = None
     sweep_shared_memory: Annotated[
         bool,
         written(
@@ -212,3 +268,34 @@ class Supervision(msgspec.Struct, frozen=True):
             "Defaults to `Info`."
         ),
     ] = LogLevel.INFO
+
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        rule(
+            "!has(self.recycle) || duration(self.recycle.maxAge) >= "
+            "(has(self.restartBudget) && has(self.restartBudget.window) ? "
+            "duration(self.restartBudget.window) : duration('1h'))",
+            _TOO_OFTEN,
+            fieldPath=".recycle",
+        ),
+        rule(
+            "!has(self.recycle) || !has(self.restartBudget) || !has(self.restartBudget.count) || "
+            "self.restartBudget.count > 0",
+            _NO_RESTARTS,
+            fieldPath=".recycle",
+        ),
+        rule(
+            "!has(self.recycle) || !has(self.ladder) || self.ladder.exists(a, a != 'Trim')",
+            _NO_RUNG,
+            fieldPath=".recycle",
+        ),
+    )
+
+    def __post_init__(self) -> None:
+        if self.recycle is None:
+            return
+        if self.recycle.max_age_s < self.restart_budget.window_s:
+            raise ValueError(_TOO_OFTEN)
+        if not self.restart_budget.count:
+            raise ValueError(_NO_RESTARTS)
+        if not set(self.ladder) - {Action.TRIM}:
+            raise ValueError(_NO_RUNG)

@@ -156,11 +156,12 @@ def of_pod(config: SupervisorConfig, pod: PodEngine) -> SupervisorConfig:
     if not pod.restarts:  # the end of the engine would end the pod
         useless |= {Action.WORKER_RESTART, Action.ENGINE_RESTART}
     ladder = tuple(one for one in config.supervision.ladder if one not in useless)
-    supervision = replace(config.supervision, ladder=ladder)
+    recycle = config.supervision.recycle if set(ladder) - {Action.TRIM} else None
+    supervision = replace(config.supervision, ladder=ladder, recycle=recycle)
     service = replace(config.service, workload=pod.workload, group=pod.group, role=pod.role)
     slots = slot_names(config.service.name, pod.workload, len(config.slots))
     if service.is_worker:
-        supervision, slots = replace(supervision, mode=Mode.OBSERVE), ()
+        supervision, slots = replace(supervision, mode=Mode.OBSERVE, recycle=None), ()
     return replace(
         config,
         service=service,

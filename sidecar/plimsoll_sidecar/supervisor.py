@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from plimsoll_api.admin import Capability, Role, Status
+from plimsoll_api.admin import Capability, Load, Role, Status
 from plimsoll_api.assessment import Assessment
 from plimsoll_api.names import POLICY_KIND, RESET_FILE
 from plimsoll_api.supervision import Mode
@@ -245,6 +245,7 @@ class Supervisor:
             replaceable=self._publisher is not None,
             abrupt=self.service.kind == POLICY_KIND,
             manually_drained=readiness.MANUAL in out_of_service,
+            idle=None if status is None else _is_idle(status.load),
             processes=_processes(status),
         )
         return Observation(now, assessment, engine, status, out_of_service, signals)
@@ -395,6 +396,13 @@ def _processes(status: Status | None) -> tuple[EngineProcess, ...]:
         return ()
     first = sorted(status.processes, key=lambda one: one.role is not Role.FRONTEND)
     return tuple(EngineProcess(one.label, one.pid) for one in first)
+
+
+def _is_idle(load: Load) -> bool | None:
+    """Report whether the engine has no request; None if that is unknown."""
+    if load.running is None or load.waiting is None:
+        return None
+    return not (load.running or load.waiting or load.inflight)
 
 
 def _detection_settings(config: SupervisorConfig) -> tuple[object, ...]:

@@ -525,11 +525,14 @@ def test_the_last_ready_replica_stays(rig: Rig) -> None:
     created = rig.admin.put(f"{path}/qwen-1", created)
     for one in (first, found):
         assert not one.is_last_ready()
+        assert not one.is_last_ready(planned=True)
         assert one.wait_until_left(5.0)
     created["endpoints"] = created["endpoints"][:1]
     rig.admin.put(f"{path}/qwen-1", created)
     assert not first.is_last_ready()  # the only replica may leave
     assert not found.is_last_ready()
+    for one in (first, found):
+        assert one.is_last_ready(planned=True), "but not to be recycled"
 
 
 def test_a_replica_of_another_workload_does_not_stand_in_for_the_last_one(rig: Rig) -> None:

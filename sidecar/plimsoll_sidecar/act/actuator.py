@@ -258,7 +258,8 @@ class Actuator:
         """Acquire a restart slot. Return why that is not possible, or None if a slot is held."""
 
         def take() -> Refusal | None:
-            if command.leaves and self._endpoints is not None and self._endpoints.is_last_ready():
+            endpoints = self._endpoints
+            if command.leaves and endpoints and endpoints.is_last_ready(command.planned):
                 return Refusal(
                     WaitReason.LAST_READY_REPLICA, "this is the last ready replica of the service"
                 )

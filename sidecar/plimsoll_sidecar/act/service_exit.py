@@ -26,12 +26,13 @@ class ServiceExit:
     It is then unknown which other replicas are ready, and leaving takes a fixed time.
     """
 
-    def is_last_ready(self) -> bool:
+    def is_last_ready(self, planned: bool = False) -> bool:
         """Report whether no other replica is ready, so that a drain would stop the service.
 
-        False if it is unknown, because a restart must remain possible.
+        If it is unknown, False, because a restart must remain possible; for a ``planned`` restart,
+        which can wait, True.
         """
-        return False
+        return planned
 
     def wait_until_left(self, timeout_s: float = LEAVE_TIMEOUT_S) -> bool:
         """Wait until this pod is in no endpoints; return False after ``timeout_s``."""
@@ -75,21 +76,23 @@ class PodServices(ServiceExit):
             pods[one.pod] = pods.get(one.pod, False) or one.ready
         return list(found.values())
 
-    def is_last_ready(self) -> bool:
+    def is_last_ready(self, planned: bool = False) -> bool:
         """Report whether other replicas exist and none is ready, in any Service of the pod.
 
         The pod's workload within a Service is also checked on its own, because other workloads may
         serve another model. The pods of one replica restart together, so they do not replace each
-        other. The only replica of a service may restart, because no other could ever take over.
+        other. The only replica of a service may restart, because no other could ever take over. A
+        ``planned`` restart needs a Service, and another ready replica in each.
         """
         replicas = self._replicas()
         own = next((set(pods) for pods in replicas if self._pod in pods), {self._pod})
         siblings = {name for pods in replicas for name in pods}
-        for pods in self.readiness_by_service():
+        services = self.readiness_by_service()
+        for pods in services:
             of_workload = {name: ok for name, ok in pods.items() if name in siblings}
-            if _no_other_ready(pods, own) or _no_other_ready(of_workload, own):
+            if _no_other_ready(pods, own, planned) or _no_other_ready(of_workload, own):
                 return True
-        return False
+        return planned and not services
 
     def wait_until_left(self, timeout_s: float = LEAVE_TIMEOUT_S) -> bool:
         """Wait until the pod is not ready in any Service; return False on timeout.
@@ -140,7 +143,10 @@ def endpoints_of_pod(
     return PodServices(slices, pod, replicas=replicas, unused=unused)
 
 
-def _no_other_ready(pods: dict[str, bool], own: set[str]) -> bool:
-    """Report whether there are pods other than ``own`` and none of them is ready."""
+def _no_other_ready(pods: dict[str, bool], own: set[str], planned: bool = False) -> bool:
+    """Report whether there are pods other than ``own`` and none of them is ready.
+
+    If ``planned``, there need not be any.
+    """
     others = [ok for name, ok in pods.items() if name not in own]
-    return bool(others) and not any(others)
+    return (planned or bool(others)) and not any(others)

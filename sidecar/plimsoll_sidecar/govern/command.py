@@ -31,7 +31,8 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     ``epoch`` is the fence; ``operation_id`` makes a repetition harmless. ``stalled`` states that
     the engine serves no requests: waiting for other replicas or for a drain gains nothing.
     ``leaves`` states that the slot is for an action that takes the pod out of service, which the
-    last ready replica must not do. ``process`` is the suspected process, as incidents name it.
+    last ready replica must not do. ``planned`` states that nothing is wrong, so that the restart
+    can wait for another ready replica. ``process`` is the suspected process, as incidents name it.
     ``at`` is the time under which a restart for this slot is counted.
     """
 
@@ -41,6 +42,7 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     epoch: str
     stalled: bool = False
     leaves: bool = False
+    planned: bool = False
     process: str | None = None
     mode: DrainMode = DrainMode.FINISH
     deadline_s: float = 0.0
@@ -113,7 +115,8 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     ``epoch`` is None while the engine does not answer. ``capabilities`` are the last known.
     ``replaceable`` states that the pod can be replaced on request, and ``abrupt`` that requests
     then still reach it until it has left its Services. ``manually_drained`` states that a person
-    has taken the pod out of service and not resumed it. ``processes`` are those that the engine
+    has taken the pod out of service and not resumed it. ``idle`` states that it has no request;
+    None if that is unknown. ``processes`` are those that the engine
     reports, the main process first; none if it does not answer.
     """
 
@@ -123,6 +126,7 @@ class EngineView(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     replaceable: bool = False
     abrupt: bool = False
     manually_drained: bool = False
+    idle: bool | None = None
     processes: tuple[EngineProcess, ...] = ()
 
     @property

@@ -87,6 +87,7 @@ class TurnContext:
             leaves=incident.rung in LEAVING
             and not stalled
             and not self.exhausts_before_drain(incident),
+            planned=incident.kind is IncidentKind.RECYCLE,
             process=self._diagnosed(incident) if verb is Verb.DIAGNOSE else None,
             mode=mode,
             deadline_s=min(deadline_s, STALLED_S) if stalled else deadline_s,
@@ -207,6 +208,8 @@ def is_restart_due(context: TurnContext, incident: Incident) -> bool:
     the limit must be near as well. None of this holds for a stall, or for an incident that a
     restart did not cure.
     """
+    if incident.kind is IncidentKind.RECYCLE:
+        return incident.kind in context.suspicions or incident.escalated
     unmeasured = incident.kind is IncidentKind.STALL or incident.kind not in ladder.CURABLE
     if unmeasured or incident.escalated:
         return True

@@ -33,6 +33,7 @@ from plimsoll_sidecar.govern.ladder import wants_standby
 from plimsoll_sidecar.govern.moves import apply_result, follow_new_epoch, release_slot
 from plimsoll_sidecar.govern.notices import LastSeen, ManualAction, crash, manual_action
 from plimsoll_sidecar.govern.phases import advance
+from plimsoll_sidecar.govern.recycle import due_recycle
 from plimsoll_sidecar.govern.restart_budget import ReplicaRestarts, Restart
 from plimsoll_sidecar.govern.state import KEPT_BY_HAND, GovernorState
 
@@ -64,6 +65,7 @@ class Governor:
         self.learning: frozenset[IncidentKind] = frozenset()
         self._seen: LastSeen | None = None
         self._judged_at: float | None = None
+        self._idle_since: float | None = None
 
     def advance(
         self,
@@ -169,9 +171,12 @@ class Governor:
         Crashes and failed starts do not count against the restart budget, which is for leaks.
         """
         epoch, last = context.engine.epoch, self.state.epoch
-        if epoch is None or epoch == last:
+        if epoch is None or (epoch == last and self.state.epoch_at is not None):
             return
-        self.state.epoch, context.turn.changed = epoch, True
+        self.state.epoch_at, context.turn.changed = context.now, True
+        if epoch == last:  # an earlier version wrote this journal
+            return
+        self.state.epoch = epoch
         self.state.starts.start(epoch)
         if last is None:
             return
@@ -242,7 +247,9 @@ class Governor:
         at, before = context.assessment.t, self._judged_at
         counted, self._judged_at = counted_s(0.0 if before is None else at - before), at
         worst: dict[IncidentKind, Suspicion] = {}
-        for suspicion in context.assessment.suspicions:
+        recycle = due_recycle(context, self._idle_s(context))
+        planned = [] if recycle is None else [recycle]
+        for suspicion in [*context.assessment.suspicions, *planned]:
             known = worst.get(suspicion.kind)
             if known is None or _rank(suspicion) > _rank(known):
                 worst[suspicion.kind] = suspicion
@@ -270,6 +277,14 @@ class Governor:
         for kind, suspicion in worst.items():
             if kind not in opened and kind not in self.state.quiet and self.state.epoch:
                 self._open(context, suspicion, self.state.epoch, counted)
+
+    def _idle_s(self, context: TurnContext) -> float:
+        """Return for how many seconds the engine has been known to have no request."""
+        if not context.engine.idle:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = context.now
+        return 0.0 if self._idle_since is None else context.now - self._idle_since
 
     def _open(self, context: TurnContext, suspicion: Suspicion, epoch: str, counted: float) -> None:
         budget = budget_of(suspicion.kind, suspicion.segment, context.assessment)

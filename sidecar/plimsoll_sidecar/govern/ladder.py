@@ -25,9 +25,10 @@ CURABLE = frozenset(
         IncidentKind.DEVICE_GROWTH,
         IncidentKind.STALL,
         IncidentKind.CAPACITY_LOSS,
+        IncidentKind.RECYCLE,
     }
 )
-"""Kinds that an action can cure. The others are reported only."""
+"""Kinds on which the supervisor acts. The others are reported only."""
 
 
 def reason_to_skip(

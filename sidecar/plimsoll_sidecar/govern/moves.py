@@ -85,7 +85,13 @@ def return_to_confirmed(context: TurnContext, incident: Incident, message: str) 
 
 
 def stop_restarting(context: TurnContext, incident: Incident) -> None:
-    """End the incident, and stop all restarts until a person resets the restart budget."""
+    """End the incident, and stop all restarts until a person resets the restart budget.
+
+    A planned restart must not stop those of leaks.
+    """
+    if incident.kind is IncidentKind.RECYCLE:
+        context.end(incident, IncidentPhase.RESOLVED, Reason.CLEARED, "no restart is left for it")
+        return
     context.state.exhausted = True
     context.end(incident, IncidentPhase.UNRESOLVED, Reason.RESTART_BUDGET_EXHAUSTED, EXHAUSTED)
 
@@ -137,6 +143,8 @@ def collect_diagnostics(context: TurnContext, incident: Incident) -> bool:
 
     Return whether they are complete. They cost the engine time, so call this only before a restart.
     """
+    if incident.kind is IncidentKind.RECYCLE:
+        return True
     if incident.diagnosed or context.hold or context.reason_to_observe(incident) is not None:
         return True
     if context.is_free:

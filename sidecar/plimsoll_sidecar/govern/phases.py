@@ -50,6 +50,8 @@ RESTART = {
     Action.ENGINE_RESTART: Verb.RESTART_ENGINE,
 }
 TAKE_SLOT = "TakeSlot"
+UNTRIMMED = (IncidentKind.STALL, IncidentKind.RECYCLE)
+"""Kinds that a trim cannot cure, and that need no second look."""
 
 
 def advance(context: TurnContext, incident: Incident) -> None:
@@ -78,11 +80,12 @@ def on_ended(context: TurnContext, incident: Incident) -> None:
 
 
 def on_open(context: TurnContext, incident: Incident) -> None:
-    """Trim a suspected leak, or confirm a stall."""
+    """Trim a suspected leak, or confirm a stall or a planned restart."""
     if end_if_gone(context, incident) or incident.seen_s < ROUND_S:
         return
-    if incident.kind is IncidentKind.STALL:
-        give_up_trim(context)
+    if incident.kind in UNTRIMMED:
+        if incident.kind is IncidentKind.STALL:
+            give_up_trim(context)
         confirm(context, incident)
         return
     if context.assessment.in_long_step:
@@ -152,7 +155,10 @@ def on_awaiting_slot(context: TurnContext, incident: Incident) -> None:
         return
     elif is_restart_budget_spent(context):
         stop_restarting(context, incident)
-    elif context.now - incident.phase_since > SLOT_WAIT_S:
+    elif (
+        incident.kind is not IncidentKind.RECYCLE  # nothing is wrong, so it may wait on
+        and context.now - incident.phase_since > SLOT_WAIT_S
+    ):
         waits = incident.waits
         context.end(incident, IncidentPhase.UNRESOLVED, Reason.SLOT_TIMEOUT, incident.message)
         incident.waits = waits

@@ -51,11 +51,12 @@ class Cooldown(msgspec.Struct, omit_defaults=True, kw_only=True):
 class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The governor's state, serializable with msgspec.
 
-    ``epoch`` is the last one that the engine reported. ``pending`` is the command in progress,
-    which is sent again with the same operation id after a restart of the supervisor. ``exhausted``
-    is the hard stop of the restart budget. ``quiet`` holds the cooldown of each kind. ``by_hand``
-    are the newest epochs that manual restarts may end, and ``starts`` the memory that the newest
-    starts needed. ``slot_holder`` is the incident that the restart slot is for.
+    ``epoch`` is the last one that the engine reported, first at ``epoch_at``. ``pending`` is the
+    command in progress, which is sent again with the same operation id after a restart of the
+    supervisor. ``exhausted`` is the hard stop of the restart budget. ``quiet`` holds the cooldown
+    of each kind. ``by_hand`` are the newest epochs that manual restarts may end, and ``starts`` the
+    memory that the newest starts needed. ``slot_holder`` is the incident that the restart slot is
+    for.
     """
 
     incidents: list[Incident] = []
@@ -66,6 +67,7 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
     slot_holder: str | None = None
     exhausted: bool = False
     epoch: str | None = None
+    epoch_at: float | None = None
     by_hand: list[str] = []
     starts: Starts = msgspec.field(default_factory=Starts)
 
@@ -86,6 +88,8 @@ class GovernorState(msgspec.Struct, omit_defaults=True, kw_only=True):
             incident.retry_at = min(incident.retry_at, now + SLOT_RETRY_S)
             if incident.warm_at is not None:
                 incident.warm_at = min(incident.warm_at, now)
+        if self.epoch_at is not None:
+            self.epoch_at = min(self.epoch_at, now)
         for quiet in self.quiet.values():
             if quiet.until is not None:
                 quiet.until = min(quiet.until, now + BACK_OFF_MAX_S)
@@ -97,6 +101,8 @@ def shift(state: GovernorState, step_s: float) -> None:
     A clock that was set forward must not give restarts back. Call this while no incident is open.
     Ended incidents keep their times.
     """
+    if state.epoch_at is not None:
+        state.epoch_at = max(0.0, state.epoch_at + step_s)
     for restart in state.restarts:
         restart.at = max(0.0, restart.at + step_s)
     for quiet in state.quiet.values():

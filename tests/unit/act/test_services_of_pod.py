@@ -5,7 +5,7 @@ Tests ``act/service_exit.py``.
 
 from __future__ import annotations
 
-from plimsoll_sidecar.act.service_exit import PodServices
+from plimsoll_sidecar.act.service_exit import PodServices, ServiceExit
 from tests.unit.clients.api_server import ApiServer, endpoint
 
 HEAD = "llm-head"
@@ -18,6 +18,20 @@ def test_a_service_without_clients_says_nothing_of_who_is_left(api: ApiServer) -
     apart = PodServices(api.endpoint_slices, HEAD, unused="group")
     assert apart.readiness_by_service() == [{HEAD: True}]
     assert not apart.is_last_ready()
+
+
+def test_a_planned_restart_needs_another_ready_replica_in_each_service(api: ApiServer) -> None:
+    mine = PodServices(api.endpoint_slices, HEAD)
+    assert not mine.is_last_ready()
+    assert mine.is_last_ready(planned=True), "without a Service, nothing shows another replica"
+    api.add("front", [endpoint(HEAD)])
+    assert not mine.is_last_ready(), "the only replica may restart if it leaks"
+    assert mine.is_last_ready(planned=True)
+    api.add("front", [endpoint(HEAD), endpoint("other")])
+    assert not mine.is_last_ready(planned=True)
+    api.add("back", [endpoint(HEAD), endpoint("other", serving=False)])
+    assert mine.is_last_ready(planned=True)
+    assert ServiceExit().is_last_ready(planned=True), "unknown is not ready"
 
 
 def test_a_wait_reads_the_namespace_once_and_then_the_pods_services_alone(api: ApiServer) -> None:

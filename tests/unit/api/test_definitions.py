@@ -66,6 +66,24 @@ SERVICES: list[tuple[dict[str, Any], str]] = [
     ({"supervision": {"stall": {"timeout": "soon"}}}, "spec.supervision.stall.timeout"),
     ({"supervision": {"stall": {"timeout": "0s"}}}, "the duration must be more than 0"),
     ({"supervision": {"maxUnavailable": 0}}, "spec.supervision.maxUnavailable"),
+    ({"supervision": {"recycle": {}}}, "spec.supervision.recycle.maxAge"),
+    ({"supervision": {"recycle": {"maxAge": "30m"}}}, "at least restartBudget.window"),
+    (
+        {"supervision": {"recycle": {"maxAge": "24h"}, "restartBudget": {"window": "48h"}}},
+        "at least restartBudget.window",
+    ),
+    (
+        {"supervision": {"recycle": {"maxAge": "24h"}, "restartBudget": {"count": 0}}},
+        "set restartBudget.count above 0",
+    ),
+    (
+        {"supervision": {"recycle": {"maxAge": "24h"}, "ladder": ["Trim"]}},
+        "recycle needs WorkerRestart, EngineRestart or PodReplace in ladder",
+    ),
+    (
+        {"supervision": {"recycle": {"maxAge": "2h", "whenIdleFor": "2h"}}},
+        "recycle.whenIdleFor must be shorter than recycle.maxAge",
+    ),
     ({"engine": {"type": "magic"}}, "spec.engine.type"),
     ({"engine": {"port": 8001}}, "engine.port must not be 8001"),
     (
@@ -229,6 +247,15 @@ def test_a_service_of_an_earlier_release_can_be_changed(definitions: Definitions
 def test_what_only_looks_like_it_is_taken(definitions: Definitions, engine: dict[str, Any]) -> None:
     definitions.create(service({"engine": engine}))
     check("m.yaml", service({"engine": engine}))
+
+
+def test_recycling_is_taken_in_services_and_policies(definitions: Definitions) -> None:
+    window = {"start": "02:00", "days": ["Sunday"]}
+    recycle = {"maxAge": "24h", "whenIdleFor": "10m", "window": window}
+    definitions.create(service({"supervision": {"recycle": recycle}}))
+    supervision = {"supervision": {"recycle": {"maxAge": "1h"}}}
+    taken = definitions.create(POLICY | {"spec": POLICY["spec"] | supervision})
+    assert taken["spec"]["supervision"]["recycle"] == {"maxAge": "1h"}
 
 
 @pytest.mark.parametrize("name", ["a" * 51, "1st", "a.b"])

@@ -13,10 +13,11 @@ from plimsoll_api.engines import EngineType
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.label_selector import LabelSelector
 from plimsoll_api.names import policy_object_name
-from plimsoll_api.supervision import Action, Mode, Supervision
+from plimsoll_api.supervision import Action, Mode, Recycle, Supervision
 from plimsoll_api.supervision_policy import SelectedType, SupervisionPolicy
 from plimsoll_api.supervisor_config import (
     EngineEndpoint,
+    GroupMember,
     PodEngine,
     ServiceRef,
     SupervisorConfig,
@@ -190,3 +191,15 @@ def test_an_engine_that_does_not_start_again_is_not_restarted() -> None:
     )
     job = PodEngine(endpoint, WorkloadRef("Job", "j"), restarts=False)
     assert of_pod(config, job).supervision.ladder == (Action.TRIM, Action.POD_REPLACE)
+
+
+def test_a_pod_that_nothing_may_restart_is_not_recycled() -> None:
+    url = "http://127.0.0.1:8000"
+    endpoint = EngineEndpoint(EngineType.VLLM, url, url, "m", container="server")
+    wanted = Supervision(mode=Mode.RECOVER, recycle=Recycle(86_400.0))
+    config = SupervisorConfig(ServiceRef("p", "n"), endpoint, supervision=wanted)
+    job = PodEngine(endpoint, WorkloadRef("Job", "j"), restarts=False)
+    assert of_pod(config, job).supervision.recycle is None
+    worker = PodEngine(endpoint, WorkloadRef("X", "x"), GroupMember("0", worker=True))
+    assert of_pod(config, worker).supervision.recycle is None, "its leader restarts the group"
+    assert of_pod(config, PodEngine(endpoint)).supervision.recycle == wanted.recycle

@@ -57,6 +57,7 @@ REQUIRED = {
     "PodEngine": "engine",
     "PolicyReference": "name",
     "ProcessMemory": "pid role",
+    "Recycle": "max_age_s",
     "RestartRequest": "expected_epoch operation_id",
     "ResumeRequest": "expected_epoch",
     "ServiceRef": "name",

@@ -56,6 +56,7 @@ class World:
         self.replaceable = True
         self.abrupt = False
         self.manually_drained = False
+        self.idle: bool | None = None
         self.rate: float | None = None
         self.exhaustion_s: float | None = None
         self.limit = memory.host.limit_bytes if memory.host else None
@@ -106,6 +107,7 @@ class World:
             replaceable=self.replaceable,
             abrupt=self.abrupt,
             manually_drained=self.manually_drained,
+            idle=self.idle,
         )
         turn = self.governor.advance(assessment, engine, self.now, results, self.hold)
         self.events += turn.events

@@ -13,7 +13,7 @@ from plimsoll_api.assessment import Assessment, BudgetState, Segment, Suspicion
 from plimsoll_api.incidents import IncidentKind
 from plimsoll_api.maintenance_window import MaintenanceWindow
 from plimsoll_api.memory_policy import MemoryPolicy
-from plimsoll_api.supervision import Action, Mode, RestartBudget, Supervision
+from plimsoll_api.supervision import Action, Mode, Recycle, RestartBudget, Supervision
 from plimsoll_sidecar.govern.command import (
     Command,
     EngineView,
@@ -29,9 +29,14 @@ from plimsoll_sidecar.govern.state import GovernorState
 RESTARTS = (Verb.RESTART_WORKER, Verb.RESTART_ENGINE)
 INTERRUPTING = (Verb.DRAIN, *RESTARTS)
 RECORDED = frozenset(
-    {IncidentKind.ENGINE_CRASH, IncidentKind.CRASH_LOOP, IncidentKind.MANUAL_ACTION}
+    {
+        IncidentKind.ENGINE_CRASH,
+        IncidentKind.CRASH_LOOP,
+        IncidentKind.MANUAL_ACTION,
+        IncidentKind.RECYCLE,
+    }
 )
-"""Kinds that are recorded when they are over: no detector suspects them."""
+"""Kinds that no detector suspects: the governor decides on them itself."""
 SUSPECTED = sorted(set(IncidentKind) - RECORDED)
 
 
@@ -56,6 +61,7 @@ class GovernorMachine(RuleBasedStateMachine):
         rungs=st.sets(st.sampled_from(Action)),
         replaceable=st.booleans(),
         window=st.sampled_from([None, MaintenanceWindow(start_s=12_000.0, duration_s=300.0)]),
+        recycle=st.sampled_from([None, Recycle(600.0), Recycle(900.0, when_idle_for_s=20.0)]),
     )
     def start(
         self,
@@ -65,13 +71,18 @@ class GovernorMachine(RuleBasedStateMachine):
         rungs: set[Action],
         replaceable: bool,
         window: MaintenanceWindow | None,
+        recycle: Recycle | None,
     ) -> None:
+        restarts = count and rungs - {Action.TRIM}
         self.policy = Supervision(
             mode=mode,
             restart_budget=RestartBudget(count=count, window_s=500.0),
             ladder=tuple(action for action in Action if action in rungs),
             maintenance_window=window,
+            recycle=recycle if restarts else None,
         )
+        self.idle: bool | None = None
+        self.epoch, self.epoch_at, self.idle_since = 0, self.now, 0.0
         self.replaceable = replaceable
         self.governor = Governor(self.policy, MemoryPolicy(warmup_s=5.0), None, "pod-0")
         self.capabilities = capabilities
@@ -84,11 +95,15 @@ class GovernorMachine(RuleBasedStateMachine):
     def engine(self, answers: bool, warm: bool) -> None:
         self.answers, self.warm = answers, warm
 
+    @rule(idle=st.sampled_from([None, False, True]))
+    def load(self, idle: bool | None) -> None:
+        self.idle = idle
+
     @rule()
     def crash(self) -> None:
         self.number += 1
 
-    @rule(ticks=st.integers(1, 30))
+    @rule(ticks=st.integers(1, 30) | st.just(900))
     def time_passes(self, ticks: int) -> None:
         for _ in range(ticks):
             self.tick()
@@ -136,13 +151,20 @@ class GovernorMachine(RuleBasedStateMachine):
             state=EngineState.SERVING if self.answers else None,
             capabilities=self.capabilities,
             replaceable=self.replaceable,
+            idle=self.idle,
         )
+        if self.answers and self.number != self.epoch:
+            self.epoch, self.epoch_at = self.number, self.now
+        if not self.idle:
+            self.idle_since = self.now
         spent = self.governor.restarts_left(self.now) == 0
         turn = self.governor.advance(assessment, view, self.now, results)
         for event in turn.events:
             if event.type is EventType.OPENED:
                 assert event.incident.name not in self.opened
                 self.opened.add(event.incident.name)
+                if event.incident.kind is IncidentKind.RECYCLE:
+                    self.check_recycle()
             if event.incident.ended:
                 self.ended.add(event.incident.name)
         if turn.command is not None:
@@ -157,6 +179,17 @@ class GovernorMachine(RuleBasedStateMachine):
                 if first:
                     assert not spent, "a restart without budget"
                     self.begun.append((self.now, turn.command.epoch))
+
+    def check_recycle(self) -> None:
+        """A recycle begins only with an old engine that serves, after its time without requests."""
+        wanted = self.policy.recycle
+        assert wanted is not None
+        assert self.answers
+        assert self.now - self.epoch_at >= wanted.max_age_s
+        if wanted.when_idle_for_s is not None:
+            assert self.now - self.idle_since >= wanted.when_idle_for_s
+        if self.policy.maintenance_window is not None:
+            assert not self.policy.maintenance_window.opens_in(self.now)
 
     @invariant()
     def observe_sends_nothing(self) -> None:
@@ -184,6 +217,7 @@ class GovernorMachine(RuleBasedStateMachine):
         if not hasattr(self, "governor"):
             return
         self.suspected, self.growth, self.answers, self.warm = set(), 0, True, True
+        self.governor.policy = msgspec.structs.replace(self.policy, recycle=None)
         for _ in range(400):
             if self.in_flight is not None:
                 self.answer(Outcome.SUCCEEDED, True)

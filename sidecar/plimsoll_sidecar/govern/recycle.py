@@ -1,0 +1,45 @@
+"""Recycling: the planned restart of a healthy engine that has reached an age.
+
+It goes through the phases of an incident, so that slots, budgets and verification apply. An engine
+that becomes busy, or a window that closes, ends the incident before the restart.
+"""
+
+from __future__ import annotations
+
+from plimsoll_api.admin import EngineState
+from plimsoll_api.assessment import Suspicion
+from plimsoll_api.incidents import IncidentKind
+from plimsoll_api.units import format_duration
+from plimsoll_sidecar.govern.context import TurnContext, is_restart_budget_spent
+
+
+def due_recycle(context: TurnContext, idle_s: float) -> Suspicion | None:
+    """Return the reason to recycle the engine now; None if there is none.
+
+    ``idle_s`` is for how many seconds the engine has had no request.
+    """
+    wanted, engine, state = context.policy.recycle, context.engine, context.state
+    if wanted is None or state.epoch_at is None or engine.state is not EngineState.SERVING:
+        return None
+    troubled = any(one.kind is not IncidentKind.RECYCLE for one in state.incidents)
+    if troubled or engine.manually_drained or is_restart_budget_spent(context):
+        return None
+    age_s = context.now - state.epoch_at
+    if age_s < wanted.max_age_s or idle_s < (wanted.when_idle_for_s or 0.0):
+        return None
+    window = wanted.window or context.policy.maintenance_window
+    if window is not None and window.opens_in(context.now):
+        return None
+    evidence = [f"the engine has run for longer than {format_duration(wanted.max_age_s)} (maxAge)"]
+    if wanted.when_idle_for_s is not None:
+        idle = format_duration(wanted.when_idle_for_s)
+        evidence.append(f"it had no request for {idle} (whenIdleFor)")
+    return Suspicion(
+        kind=IncidentKind.RECYCLE,
+        segment=None,
+        confidence=1.0,
+        consumed_ratio=age_s / wanted.max_age_s,
+        over_budget=True,
+        growing=False,
+        evidence=evidence,
+    )
