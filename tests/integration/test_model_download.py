@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ COMMIT = "a" * 40
 FILES = {"config.json": b'{"model_type": "tiny"}', "model.safetensors": b"w" * 300_000}
 
 
-class _Hub(http.server.BaseHTTPRequestHandler):
+class Hub(http.server.BaseHTTPRequestHandler):
     """As much of the hub's protocol as a download needs."""
 
     asked: list[str]
-    cut = False
+    repository = "org/tiny"
+    files = FILES
 
     def do_HEAD(self) -> None:
         self._answer(body=False)
@@ -41,17 +43,18 @@ class _Hub(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        if self.path.startswith("/api/models/org/tiny"):
-            siblings = [{"rfilename": n, "size": len(d)} for n, d in FILES.items()]
+        files = self.files
+        if self.path.startswith(f"/api/models/{self.repository}"):
+            siblings = [{"rfilename": n, "size": len(d)} for n, d in files.items()]
             tree = [
-                {"type": "file", "path": n, "size": len(d), "oid": "0"} for n, d in FILES.items()
+                {"type": "file", "path": n, "size": len(d), "oid": "0"} for n, d in files.items()
             ]
-            what: Any = {"id": "org/tiny", "sha": COMMIT, "siblings": siblings}
+            what: Any = {"id": self.repository, "sha": COMMIT, "siblings": siblings}
             self._send(json.dumps(tree if "/tree/" in self.path else what).encode(), body)
             return
         name = self.path.rpartition("/")[2]
-        if f"/org/tiny/resolve/{COMMIT}/" in self.path and name in FILES:
-            self._send(FILES[name], body, etag=hashlib.sha1(FILES[name]).hexdigest())
+        if f"/{self.repository}/resolve/{COMMIT}/" in self.path and name in files:
+            self._send(files[name], body, etag=hashlib.sha1(files[name]).hexdigest())
             return
         self.send_response(404)
         self.send_header("X-Error-Code", "RepoNotFound")
@@ -78,20 +81,26 @@ class _Hub(http.server.BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def hub() -> Iterator[tuple[str, list[str]]]:
+@contextmanager
+def serving(
+    host: str = "127.0.0.1", repository: str = "org/tiny", files: dict[str, bytes] = FILES
+) -> Iterator[tuple[str, list[str]]]:
     """A hub's address and what was asked of it."""
-
-    class Hub(_Hub):
-        asked: list[str] = []  # noqa: RUF012 - of this server
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    asked: list[str] = []
+    handler = type("Served", (Hub,), {"asked": asked, "repository": repository, "files": files})
+    server = http.server.ThreadingHTTPServer((host, 0), handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", Hub.asked
+    yield f"http://{host}:{server.server_port}", asked
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@pytest.fixture
+def hub() -> Iterator[tuple[str, list[str]]]:
+    with serving() as served:
+        yield served
 
 
 def environment(url: str, home: Path) -> dict[str, str]:

@@ -28,9 +28,10 @@ PARTS = ("operator", "supervisor")
 VALUES = {"images": {"registry": "localhost", "pullPolicy": "Never", "engine": ENGINE}}
 
 
-@pytest.fixture
-def dist(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``dist/`` of a clone, with archives of two images."""
+    tmp_path = tmp_path_factory.mktemp("release")
     try:
         builder = build.builder(tmp_path)
         helm = Path(binaries.helm(max(binaries.HELM)))
