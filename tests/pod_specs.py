@@ -155,6 +155,7 @@ def pods(draw: st.DrawFn) -> Object:
                     "plimsoll.dev/policy": st.sampled_from(("fuzz", "other")),
                     "leaderworkerset.sigs.k8s.io/worker-index": st.sampled_from(("0", "1")),
                     "leaderworkerset.sigs.k8s.io/group-index": st.sampled_from(("0", "x" * 63)),
+                    "leaderworkerset.sigs.k8s.io/group-key": st.sampled_from(("4a", "x" * 63)),
                     "llm-d.ai/role": st.sampled_from(("prefill", "both", "encode")),
                     "plimsoll.dev/role": st.sampled_from(("Decode", "x")),
                 },

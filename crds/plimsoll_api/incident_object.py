@@ -68,7 +68,7 @@ def spec_of(
         opened_at=rfc3339(incident.opened_at),
         kind=incident.kind,
         policy_ref=PolicyReference(service.name) if service.kind == POLICY_KIND else None,
-        pod_group=group.index if group else None,
+        pod_group=group.key if group else None,
         target=IncidentTarget(service.role) if service.role else None,
     )
 

@@ -111,7 +111,7 @@ class LeakIncidentSpec(msgspec.Struct, rename="camel", omit_defaults=True):
     pod_group: Annotated[
         _Name | None,
         written(
-            "Multi-node group that the pod belongs to, for example the index of a group of a "
+            "Multi-node group that the pod belongs to, for example the key of a group of a "
             "LeaderWorkerSet. The incident concerns the whole group, and so does a restart."
         ),
     ] = None

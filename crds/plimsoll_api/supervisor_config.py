@@ -43,12 +43,12 @@ engine."""
 class GroupMember(msgspec.Struct, frozen=True, omit_defaults=True):
     """The place of a pod in a multi-node group, which is one replica of its workload.
 
-    ``index`` names the group within the workload. The leader serves, and restarts the group; a
+    ``key`` names the group within the workload. The leader serves, and restarts the group; a
     ``worker`` serves nothing. ``subdomain`` is the headless Service that lists the group's pods;
     empty if there is none.
     """
 
-    index: Annotated[str, msgspec.Meta(max_length=63)]
+    key: Annotated[str, msgspec.Meta(max_length=63)] = msgspec.field(name="index")
     worker: bool = False
     subdomain: Annotated[str, msgspec.Meta(max_length=63)] = ""
 

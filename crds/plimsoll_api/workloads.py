@@ -22,7 +22,8 @@ CONTROLLER_HASH = "controller-revision-hash"
 ROLLOUT_HASH = "rollouts-pod-template-hash"
 LWS_API, LWS_KIND = "leaderworkerset.x-k8s.io", "LeaderWorkerSet"
 LWS_NAME = "leaderworkerset.sigs.k8s.io/name"
-LWS_GROUP = "leaderworkerset.sigs.k8s.io/group-index"
+LWS_GROUP = "leaderworkerset.sigs.k8s.io/group-key"
+LWS_INDEX = "leaderworkerset.sigs.k8s.io/group-index"
 LWS_WORKER = "leaderworkerset.sigs.k8s.io/worker-index"
 LWS_HASH = "leaderworkerset.sigs.k8s.io/template-revision-hash"
 RAY_API, RAY_KIND = "ray.io", "RayCluster"
@@ -83,15 +84,17 @@ class Membership:
     """The workload, group and revision of a pod.
 
     ``workload`` is None for a pod without a controller, and ``api_group`` is the workload's.
-    ``group`` names the multi-node group that is one replica together with this pod: the index of a
+    ``group`` names the multi-node group that is one replica together with this pod: the key of a
     LeaderWorkerSet's group, or a RayCluster as a whole. It is empty if the pod is a replica by
-    itself. ``revision`` is empty if the workload's kind has none.
+    itself, and ``worker`` says that it does not lead the group. ``revision`` is empty if the
+    workload's kind has none.
     """
 
     workload: WorkloadRef | None = None
     api_group: str = ""
     group: str = ""
     revision: str = ""
+    worker: bool = False
 
     def replica(self, pod: str) -> str:
         """Return the name of the replica that the pod is, or belongs to."""
@@ -119,8 +122,9 @@ def membership(metadata: Mapping[str, Any]) -> Membership:
         return Membership(
             _ref(LWS_API, LWS_KIND, str(labels[LWS_NAME])),
             LWS_API,
-            str(labels.get(LWS_GROUP, "")),
+            lws_group(labels),
             str(labels.get(LWS_HASH, "")),
+            labels.get(LWS_WORKER, "0") != "0",
         )
     if labels.get(RAY_CLUSTER) and kind == RAY_KIND:
         cluster = str(labels[RAY_CLUSTER])
@@ -132,6 +136,14 @@ def membership(metadata: Mapping[str, Any]) -> Membership:
                 made_by = _ref(owner_group, owner_kind, name.removesuffix(f"-{found}"))
                 return Membership(made_by, owner_group, revision=found)
     return Membership(_ref(api_group, kind, name), api_group, revision=revision)
+
+
+def lws_group(labels: Mapping[str, Any]) -> str:
+    """Return the group of a LeaderWorkerSet that a pod belongs to; empty if no label says it.
+
+    The key stays the same where groups have no index, or one that another group takes over.
+    """
+    return str(labels.get(LWS_GROUP) or labels.get(LWS_INDEX) or "")
 
 
 def slot_names(policy: str, workload: WorkloadRef | None, count: int) -> tuple[str, ...]:

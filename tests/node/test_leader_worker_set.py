@@ -7,6 +7,7 @@ while the other group serves.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -203,7 +204,9 @@ def the_incident_is_the_groups(incident: dict[str, Any], outcome: str) -> None:
     spec, found = incident["spec"], incident["status"]
     workload = spec["workloadRef"]
     assert (workload["kind"], workload["name"]) == ("LeaderWorkerSet", NAME)
-    assert (spec["podGroup"], spec["policyRef"]) == ("0", {"name": POLICY})
+    assert re.fullmatch("[0-9a-f]{40}", spec["podGroup"]), "the group's key"
+    assert spec["policyRef"] == {"name": POLICY}
+    assert spec["target"] == {"role": "Leader"}
     assert (spec["kind"], spec["pod"]) == ("HostGrowth", LEADER)
     assert found["attribution"]["pod"] == WORKER
     assert (found["phase"], found["outcome"]) == ("Resolved", outcome)

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Collection, Sequence
 
 from plimsoll_operator.config import CLOCKS, Clocks, Config
+from plimsoll_operator.fleet.group_loops import GroupStarts
 from plimsoll_operator.fleet.incidents import plan_incidents, surplus_incidents
 from plimsoll_operator.fleet.pods import CREATING_S, PodView, next_change_s, seconds_between
 from plimsoll_operator.kinds import INCIDENT, Key, Object
@@ -30,17 +31,18 @@ MAX_PODS = 4
 async def reconcile_pods(
     api: Api, store: Store, key: Key, item: Object, pods: Sequence[PodView],
     incidents: list[Object], now: str, config: Config, kept: Collection[str] = (),
+    groups: Sequence[GroupStarts] = (),
 ) -> float | None:  # fmt: skip
     """Write and delete incidents, and evict pods; return the seconds until the next check.
 
     ``pods`` are all pods of the service or policy, including terminating ones. ``kept`` names the
-    pods that nothing would replace.
+    pods that nothing would replace, and ``groups`` are the multi-node groups.
     """
     incidents = await _prune(api, store, key, incidents, now, config)
     for one in incidents:
         if _owner_gone_at(one):  # the owner exists again
             await _apply_incident(api, store, _mark_patch(one), manager=MARK_MANAGER)
-    found = plan_incidents(item, pods, incidents, now)
+    found = plan_incidents(item, pods, incidents, now, groups)
     for incident in found.new:
         identity = {name: value for name, value in incident.items() if name != "status"}
         store.put(await api.apply(INCIDENT, identity))

@@ -17,6 +17,7 @@ from plimsoll_operator.controllers.refused_creations import RefusedCreations
 from plimsoll_operator.controllers.rolling_restart import RollingRestarts
 from plimsoll_operator.controllers.selected_pods import PolicyPods
 from plimsoll_operator.fleet.figures import replicas_of_policy
+from plimsoll_operator.fleet.group_loops import GroupHistory
 from plimsoll_operator.fleet.learned import HOUR_S
 from plimsoll_operator.fleet.pods import PodView
 from plimsoll_operator.fleet.refused_creations import RefusedCreation
@@ -84,6 +85,7 @@ class PolicyController(Reconciler[_Observation]):
             api, store, images, add, config.request_timeout_s, clocks.policy_pods, clock
         )
         self._refused = RefusedCreations(api, images, add, clock)
+        self._groups = GroupHistory()
         self.suspects: dict[Key, tuple[str, ...]] = {}
         """Workloads with a revision that leaks in most replicas."""
         self.verdicts: dict[Key, list[tuple[str, Object]]] = {}
@@ -102,6 +104,7 @@ class PolicyController(Reconciler[_Observation]):
         """Forget a policy that is gone."""
         self._restarts.forget(key)
         self._refused.forget(key)
+        self._groups.forget(key)
         for kept in (self.suspects, self.pods, self.stopped, self.verdicts):
             kept.pop(key, None)
 
@@ -123,6 +126,7 @@ class PolicyController(Reconciler[_Observation]):
             self._api, self._store, key, item, _views_without_containers(pods),
             self._incidents(key), self._clock(), self._config,
             {one.name for one in pods if one.member.workload is None},
+            self._groups.observe(key, pods, self._clock()),
         )  # fmt: skip
         requeue_s.append(next_check_s)
         observed.wait_reasons = await self._request_restarts(key, item, policy, plan)

@@ -18,11 +18,15 @@ from typing import Any
 
 import msgspec
 
-from plimsoll_api.incident_object import conditions_of
-from plimsoll_api.incidents import ENDED, IncidentPhase
+from plimsoll_api.incident_object import conditions_of, object_of
+from plimsoll_api.incident_record import IncidentRecord
+from plimsoll_api.incidents import ENDED, IncidentKind, IncidentPhase
 from plimsoll_api.leakincident import MAX_CONDITIONS, MAX_TEXTS, MAX_WRITES
-from plimsoll_api.names import API_GROUP, API_VERSION, INCIDENT_KIND
+from plimsoll_api.names import API_GROUP, API_VERSION, INCIDENT_KIND, POLICY_KIND
+from plimsoll_api.supervisor_config import GroupMember, ServiceRef
 from plimsoll_api.times import unix_seconds
+from plimsoll_api.workloads import WorkloadRef
+from plimsoll_operator.fleet.group_loops import WINDOW_S, GroupStarts
 from plimsoll_operator.fleet.pods import Container, PodView
 from plimsoll_operator.kinds import Object
 from plimsoll_operator.render import names
@@ -42,6 +46,8 @@ that one name is free."""
 KEPT_OPEN = 500
 """Maximum number of open incidents per service or policy: one for each replica, with a margin."""
 KEPT_OF_NAMESPACE = 2000
+MAX_GROUP, MAX_POD = 63, 220
+"""Maximum lengths of the names of a group, and of a pod within an incident's name."""
 _SUSPECTED = frozenset({None, IncidentPhase.OPEN, IncidentPhase.TRIMMING})
 
 
@@ -56,13 +62,19 @@ class IncidentChanges:
 
 
 def plan_incidents(
-    service: Object, pods: Sequence[PodView], incidents: list[Object], now: str
+    service: Object,
+    pods: Sequence[PodView],
+    incidents: list[Object],
+    now: str,
+    groups: Sequence[GroupStarts] = (),
 ) -> IncidentChanges:
     """Return incidents that only the operator can open or end, and the pods to evict.
 
     ``pods`` are all pods of the service, including terminating ones. ``now`` is RFC 3339.
+    ``groups`` are the multi-node groups of a policy.
     """
     found = IncidentChanges()
+    _follow_groups(found, service, groups, incidents, now)
     for pod in pods:
         for container in pod.containers:
             if container.name in (names.ENGINE, names.SUPERVISOR):
@@ -71,6 +83,8 @@ def plan_incidents(
     present = {pod.name: pod for pod in pods}
     wanted = set()
     for one in filter(_is_open, incidents):
+        if _is_of_group(one):
+            continue
         pod_name = one["spec"]["pod"]
         if not _has_its_pod(one, present.get(pod_name)):
             _end_orphan(found, one, now)
@@ -140,6 +154,60 @@ def _add_crash_loops(
     elif container.ready:
         for one in open_:
             _end(found, one, "Resolved", "Recovered", "the container is ready", now)
+
+
+def _is_of_group(incident: Object) -> bool:
+    """Report whether the incident is the crash loop of a group, which outlives its pods."""
+    return incident["spec"]["kind"] == "CrashLoop" and bool(incident["spec"].get("podGroup"))
+
+
+def _follow_groups(
+    found: IncidentChanges, policy: Object, groups: Sequence[GroupStarts],
+    incidents: list[Object], now: str,
+) -> None:  # fmt: skip
+    """Open one incident for each group in a crash loop, and end it with the loop."""
+    open_ = {
+        (one["spec"]["workloadRef"]["name"], one["spec"]["podGroup"]): one
+        for one in incidents
+        if _is_open(one) and _is_of_group(one)
+    }
+    for group in groups:
+        ref = group.leader.member.workload
+        assert ref is not None, "a group has a workload"
+        shown = open_.pop((ref.name, group.leader.member.group[:MAX_GROUP]), None)
+        if shown is None and group.is_looping:
+            found.new.append(_group_incident(policy, group, ref, now))
+        elif shown is not None and group.has_recovered:
+            _end(found, shown, "Resolved", "Recovered", "the group is ready again", now)
+        if (shown is not None or group.is_looping) and not group.has_recovered:
+            found.requeue_s = REPORT_GRACE_S
+    for gone in open_.values():
+        age = _seconds(gone["metadata"].get("creationTimestamp") or now, now)
+        if age is None or age >= WINDOW_S:
+            _end(found, gone, "Unresolved", "PodGone", "the group no longer exists", now)
+        else:
+            found.requeue_s = REPORT_GRACE_S  # its leader may be about to be created again
+
+
+def _group_incident(policy: Object, group: GroupStarts, ref: WorkloadRef, now: str) -> Object:
+    meta, leader = policy["metadata"], group.leader
+    member = GroupMember(leader.member.group[:MAX_GROUP])
+    service = ServiceRef(meta["name"], meta["namespace"], "", POLICY_KIND, ref, member, leader.role)
+    text = (
+        f"the group was created again {group.recreations} times within"
+        f" {WINDOW_S / 60:.0f} minutes: read the log of its containers while they run,"
+        f" kubectl logs {leader.name} --all-containers --follow"
+    )
+    opened = _time(now) or 0.0
+    record = IncidentRecord(
+        name=f"{leader.name[:MAX_POD]}-group-{int(opened):x}",
+        kind=IncidentKind.CRASH_LOOP,
+        epoch=f"group:{group.recreations}",
+        opened_at=opened,
+    )
+    status = {"phase": "Confirmed", "confirmedAt": now, "message": text}
+    made = object_of(record, record.name, service, leader.name, names.ENGINE)
+    return made | {"status": _with_conditions(status, now)}
 
 
 def _end_orphan(found: IncidentChanges, incident: Object, now: str) -> None:

@@ -38,11 +38,7 @@ from plimsoll_operator.injection.options import Options
 from plimsoll_operator.injection.pods import KSERVE_API, WORKERS
 from plimsoll_operator.injection.shape import check_types
 from plimsoll_operator.injection.sidecar import add_supervisor
-from plimsoll_operator.injection.unchanged import (
-    group_restart_reason,
-    selector_mismatch,
-    unchanged_note,
-)
+from plimsoll_operator.injection.unchanged import selector_mismatch, unchanged_note
 from plimsoll_operator.render import names
 from plimsoll_operator.render.probe import PATH
 
@@ -153,7 +149,11 @@ def _supervise(
     if (why := selector_mismatch({**generated, **labels}, options)) is not None:
         return why
     if workload.spec.get("worker") is not None and not options.group_restarts:
-        raise InjectionError(f"{workload.at}: {group_restart_reason(options)}")
+        raise InjectionError(
+            f"{workload.at}: KServe sets restartPolicy RecreateGroupOnPodRestart, which recreates"
+            " the whole group whenever a container restarts, the supervisor's included; use"
+            f" {options.fields.group_restarts} if you want that"
+        )
     at = f"{workload.at}.template"
     check_types(_object(workload.spec, "template", workload.at), at)
     pod = _pod(workload)

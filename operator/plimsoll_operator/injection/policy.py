@@ -23,12 +23,12 @@ from plimsoll_api.supervision_policy import SupervisionPolicy
 from plimsoll_api.supervision_policy_status import MAX_REASON
 from plimsoll_api.supervisor_config import POD_ENGINE_ENV, GroupMember, PodEngine
 from plimsoll_api.workloads import (
-    LWS_GROUP,
     LWS_NAME,
     LWS_WORKER,
     RAY_HEAD,
     RAY_NODE,
     RAY_WORKER,
+    lws_group,
     membership,
     ray_service_name,
 )
@@ -66,6 +66,8 @@ restarts the group."""
 ALLOW_HOST_PORTS = "plimsoll.dev/allow-host-ports"
 """Annotation of pods on their node's network: ``true`` accepts that a node runs only one of
 them."""
+PART_OF_LABEL, PART_OF = "app.kubernetes.io/part-of", "llminferenceservice"
+"""Label of the pods of KServe's LLMInferenceServices, whose restart policy cannot be set."""
 LWS_LEADER = "leaderworkerset.sigs.k8s.io/leader-name"
 """Annotation of a LeaderWorkerSet's workers. The label with their index may be missing at
 admission, because the webhook of LeaderWorkerSets may be called after ours."""
@@ -166,13 +168,21 @@ def _check_group(metadata: Object) -> None:
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     if labels.get(RAY_NODE) == RAY_WORKER and not membership(metadata).ray_cluster:
         raise InjectionError(WORKERS)
-    if _in_group(labels) and annotations.get(ALLOW_GROUP_RESTARTS) != "true":
+    if not _in_group(labels) or annotations.get(ALLOW_GROUP_RESTARTS) == "true":
+        return
+    if labels.get(PART_OF_LABEL) == PART_OF:
         raise InjectionError(
-            "a LeaderWorkerSet with restartPolicy RecreateGroupOnPodRestart, the default, recreates"
-            " the whole group whenever a container restarts, the supervisor's included: set the"
-            f" annotation {ALLOW_GROUP_RESTARTS} to true in its pod templates if you want that,"
-            " or if its restartPolicy is None"
+            "KServe sets restartPolicy RecreateGroupOnPodRestart in its LeaderWorkerSets, which"
+            " recreates the whole group whenever a container restarts, the supervisor's included:"
+            f" set the annotation {ALLOW_GROUP_RESTARTS} to true in the LLMInferenceService's"
+            " spec.annotations, and in spec.prefill.annotations, if you want that"
         )
+    raise InjectionError(
+        "a LeaderWorkerSet with restartPolicy RecreateGroupOnPodRestart, the default, recreates"
+        " the whole group whenever a container restarts, the supervisor's included: set the"
+        f" annotation {ALLOW_GROUP_RESTARTS} to true in its pod templates if you want that,"
+        " or if its restartPolicy is None"
+    )
 
 
 def _in_group(labels: Object) -> bool:
@@ -200,14 +210,14 @@ def _group_member(pod: Object, policy: str) -> GroupMember | None:
     cluster, node = membership(meta).ray_cluster, labels.get(RAY_NODE)
     if cluster and node in (RAY_HEAD, RAY_WORKER):
         return GroupMember(
-            index=cluster[:MAX_LABEL],
+            key=cluster[:MAX_LABEL],
             worker=node == RAY_WORKER,
             subdomain=ray_service_name(policy, cluster),
         )
     if not _in_group(labels):
         return None
     return GroupMember(
-        index=str(labels.get(LWS_GROUP, ""))[:MAX_LABEL],
+        key=lws_group(labels)[:MAX_LABEL],
         worker=labels.get(LWS_WORKER, "0") != "0" or LWS_LEADER in annotations,
         subdomain=str(pod["spec"].get("subdomain") or "")[:MAX_LABEL],
     )

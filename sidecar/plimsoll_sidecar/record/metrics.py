@@ -249,7 +249,7 @@ class Metrics:
     def show_role(self, service: ServiceRef) -> None:
         """Export the role of the pod, if it has one; call once."""
         if service.role is not None:
-            group = service.group.index if service.group is not None else ""
+            group = service.group.key if service.group is not None else ""
             self._gauges["pod_info"].labels(service.role.value, group).set(1)
 
     def show_budgets(self, memory: MemoryPolicy) -> None:

@@ -73,6 +73,7 @@ def test_all_pods_of_a_group_are_one_replica_of_their_leader_worker_set() -> Non
     labels = {
         f"{LWS}/name": "big",
         f"{LWS}/group-index": "1",
+        f"{LWS}/group-key": "4a",
         f"{LWS}/template-revision-hash": "5f",
         "controller-revision-hash": "big-1-99",
     }
@@ -80,9 +81,14 @@ def test_all_pods_of_a_group_are_one_replica_of_their_leader_worker_set() -> Non
     found = membership(leader)
     assert found == membership(worker)
     assert found == Membership(
-        WorkloadRef("LeaderWorkerSet", "big"), "leaderworkerset.x-k8s.io", "1", "5f"
+        WorkloadRef("LeaderWorkerSet", "big"), "leaderworkerset.x-k8s.io", "4a", "5f"
     )
-    assert found.replica("big-1") == found.replica("big-1-3") == "group 1"
+    assert found.replica("big-1") == found.replica("big-1-3") == "group 4a"
+    worker["labels"] = labels | {f"{LWS}/worker-index": "3"}
+    assert membership(worker).worker
+    assert membership(worker).replica("big-1-3") == "group 4a"
+    without_key = {key: text for key, text in labels.items() if not key.endswith("group-key")}
+    assert membership(leader | {"labels": without_key}).group == "1", "an older controller"
     assert Membership().replica("alone") == "alone"
 
 

@@ -100,7 +100,7 @@ def test_a_large_service_tells_of_so_many_and_of_the_suspected_first() -> None:
 
 
 def test_a_policy_compares_the_supervised_replicas_of_one_workload() -> None:
-    def of(name: str, workload: str | None, state: State = State.SUPERVISED, **member: str) -> Any:
+    def of(name: str, workload: str | None, state: State = State.SUPERVISED, **member: Any) -> Any:
         ref = WorkloadRef("Deployment", workload) if workload else None
         return SelectedPod(
             name, "default", state, member=Membership(ref, "apps", **({"revision": "1"} | member))

@@ -285,11 +285,12 @@ def test_a_pod_of_a_group_knows_its_place(
     labels: Object, annotations: Object, worker: bool
 ) -> None:
     prefix = "leaderworkerset.sigs.k8s.io"
-    given = pod(labels={f"{prefix}/name": "g", f"{prefix}/group-index": "1"} | labels)
+    group = {f"{prefix}/name": "g", f"{prefix}/group-index": "1", f"{prefix}/group-key": "4a"}
+    given = pod(labels=group | labels)
     given["metadata"]["annotations"] = {ALLOW_GROUP_RESTARTS: "true"} | annotations
     given["spec"]["subdomain"] = "g"
     found = engine_of(inject_pod(given, policy(), IMAGES))
-    place = {"index": "1", "subdomain": "g"}
+    place = {"index": "4a", "subdomain": "g"}
     assert found["group"] == place | ({"worker": True} if worker else {})
     assert found["engine"]["serves"] is not worker
     assert found["role"] == ("Worker" if worker else "Leader")

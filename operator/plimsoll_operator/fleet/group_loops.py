@@ -1,0 +1,93 @@
+"""Multi-node groups that their controller creates again and again.
+
+The pods of a recreated group are new ones: their containers count no restarts, and the kubelet does
+not back off. So a LeaderWorkerSet whose pods fail at each start shows no crash loop. The operator
+counts the leaders that it saw instead, since its own start.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from plimsoll_api.workloads import LWS_KIND
+from plimsoll_operator.fleet.pods import seconds_between
+from plimsoll_operator.fleet.selected_pods import SelectedPod, State
+from plimsoll_operator.kinds import Key
+
+WINDOW_S = 600.0
+"""Time in which recreations count: as long as the kubelet counts the restarts of a container."""
+MIN_RECREATIONS = 4
+"""Recreations that count as a crash loop. A rollout makes one, and a supervisor's restart budget
+allows three an hour by default."""
+SETTLED_S = 120.0
+"""Time for which a leader must have existed, and be ready, to count as recovered."""
+MAX_LEADERS = 32
+"""Newest leaders of a group that are remembered."""
+OURS = (State.SUPERVISED, State.LEAVING)
+
+
+@dataclass(frozen=True)
+class GroupStarts:
+    """The newest starts of a group. ``leader`` is its newest leader.
+
+    ``recreations`` counts those within :data:`WINDOW_S`. ``age_s`` is the leader's age in seconds.
+    """
+
+    leader: SelectedPod
+    recreations: int
+    age_s: float
+
+    @property
+    def has_recovered(self) -> bool:
+        """Whether the group is ready and was not created again for :data:`SETTLED_S`."""
+        ready = self.leader.state is State.SUPERVISED and self.leader.view is None
+        return ready and self.age_s >= SETTLED_S
+
+    @property
+    def is_looping(self) -> bool:
+        """Whether the group was created again too often, and has not recovered."""
+        return self.recreations >= MIN_RECREATIONS and not self.has_recovered
+
+
+class GroupHistory:
+    """The creation times of the leaders of each policy's groups."""
+
+    def __init__(self) -> None:
+        self._created: dict[Key, dict[tuple[str, str], deque[str]]] = {}
+
+    def forget(self, key: Key) -> None:
+        """Forget a policy that is gone."""
+        self._created.pop(key, None)
+
+    def observe(self, key: Key, pods: Iterable[SelectedPod], now: str) -> list[GroupStarts]:
+        """Return the starts of the groups of LeaderWorkerSets among ``pods``.
+
+        ``now`` is RFC 3339. A group without a leader at this moment is remembered for
+        :data:`WINDOW_S`.
+        """
+        groups: dict[tuple[str, str], list[SelectedPod]] = defaultdict(list)
+        for one in pods:
+            ref, name = one.member.workload, one.member.group
+            leads = bool(name) and not one.member.worker and one.state in OURS
+            if leads and ref is not None and ref.kind == LWS_KIND:
+                groups[str(ref), name].append(one)
+        before = self._created.get(key, {})
+        kept = {group: times for group, times in before.items() if _is_recent(times[-1], now)}
+        found = []
+        for group, leaders in groups.items():
+            times = kept[group] = before.get(group, deque(maxlen=MAX_LEADERS))
+            for one in sorted(leaders, key=lambda one: one.created):
+                if one.created and (not times or one.created > times[-1]):
+                    times.append(one.created)
+            newest = max(leaders, key=lambda one: one.created)
+            recent = sum(_is_recent(at, now) for at in times)
+            age_s = seconds_between(newest.created, now) if newest.created else 0.0
+            found.append(GroupStarts(newest, max(0, recent - 1), age_s))
+        self._created[key] = {group: times for group, times in kept.items() if times}
+        return found
+
+
+def _is_recent(created: str, now: str) -> bool:
+    return seconds_between(created, now) < WINDOW_S
