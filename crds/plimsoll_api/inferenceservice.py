@@ -21,6 +21,7 @@ from plimsoll_api.operation import (
     ROLLOUT_RULES,
     Autoscaling,
     Disruption,
+    Gateway,
     NetworkPolicy,
     Observability,
     Rollout,
@@ -66,8 +67,8 @@ class InferenceServiceSpec(ResourceModel):
     )
     autoscaling: Autoscaling | None = Field(
         default=None,
-        description="Settings of a HorizontalPodAutoscaler, which sets the number "
-        "of replicas. If unset, `replicas` sets it.",
+        description="Settings of a HorizontalPodAutoscaler or of a ScaledObject of KEDA, which "
+        "sets the number of replicas. If unset, `replicas` sets it.",
         json_schema_extra=AUTOSCALING_RULES,
     )
     model: ModelSource = Field(description="Model to serve.", json_schema_extra=MODEL_RULES)
@@ -109,6 +110,12 @@ class InferenceServiceSpec(ResourceModel):
     )
     service: ServiceOptions = Field(
         default_factory=ServiceOptions, description="Services in front of the replicas."
+    )
+    gateway: Gateway | None = Field(
+        default=None,
+        description="InferencePool and HTTPRoute for the Gateway API Inference Extension. If the "
+        "cluster lacks either kind, Plimsoll creates neither and sets the condition "
+        "`ObjectsComplete` to False. If unset, there are none.",
     )
     network_policy: NetworkPolicy = Field(
         default_factory=NetworkPolicy,

@@ -31,7 +31,7 @@ class ConditionType(StrEnum):
     LEAK_FREE = "LeakFree"
 
 
-MAX_CONDITIONS = 32
+MAX_STATUS_CONDITIONS = 32
 """Maximum number of conditions in a status."""
 
 
@@ -215,7 +215,7 @@ class InferenceServiceStatus(Verdicts):
         default=None, description="Label selector of the pods, for the scale subresource."
     )
     url: str | None = Field(default=None, description="URL of the OpenAI API inside the cluster.")
-    conditions: Annotated[list[Condition], Field(max_length=MAX_CONDITIONS)] | None = Field(
+    conditions: Annotated[list[Condition], Field(max_length=MAX_STATUS_CONDITIONS)] | None = Field(
         default=None,
         description="Conditions of the service, one for each type.",
         json_schema_extra={

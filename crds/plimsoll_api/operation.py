@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
@@ -81,22 +81,46 @@ class ScaleTarget(ResourceModel):
         return self
 
 
+class TriggerAuthentication(ResourceModel):
+    """The credentials of a trigger."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=253)] = Field(
+        description="Name of the object."
+    )
+    kind: Literal["TriggerAuthentication", "ClusterTriggerAuthentication"] = Field(
+        default="TriggerAuthentication",
+        description="Kind of the object. Defaults to `TriggerAuthentication`.",
+    )
+
+
+class ScaleTrigger(ResourceModel):
+    """A trigger of KEDA, as in a ScaledObject."""
+
+    type: Annotated[str, StringConstraints(min_length=1, max_length=63)] = Field(
+        description="Type of KEDA's scaler, for example `prometheus`."
+    )
+    metadata: Annotated[
+        dict[str, Annotated[str, StringConstraints(max_length=4096)]], Field(max_length=32)
+    ] = Field(description="Settings of the scaler.")
+    authentication_ref: TriggerAuthentication | None = Field(
+        default=None, description="Credentials for the scaler."
+    )
+
+
 class Autoscaling(ResourceModel):
-    """A HorizontalPodAutoscaler for the service.
+    """A HorizontalPodAutoscaler for the service, or a ScaledObject of KEDA."""
 
-    KEDA does not need it: point a ScaledObject at the InferenceService, which has a scale
-    subresource.
-    """
-
-    min_replicas: Annotated[int, Field(ge=1, le=MAX_SERVICE_REPLICAS)] = Field(
-        default=1, description="Minimum number of replicas. Defaults to 1."
+    min_replicas: Annotated[int, Field(ge=0, le=MAX_SERVICE_REPLICAS)] = Field(
+        default=1,
+        description="Minimum number of replicas. 0 requires `triggers`. Defaults to 1.",
     )
     max_replicas: Annotated[int, Field(ge=1, le=MAX_SERVICE_REPLICAS)] = Field(
         description="Maximum number of replicas."
     )
-    target: ScaleTarget = Field(
-        description="Target that the autoscaler maintains. Set exactly one of "
-        "`cpuPercent` and `metric`.",
+    target: ScaleTarget | None = Field(
+        default=None,
+        description="Target that a HorizontalPodAutoscaler maintains. Set exactly one of "
+        "`cpuPercent` and `metric`. Required unless `triggers` is set.",
         json_schema_extra=validations(
             rule(
                 "has(self.cpuPercent) != has(self.metric)",
@@ -104,6 +128,25 @@ class Autoscaling(ResourceModel):
             )
         ),
     )
+
+    triggers: Annotated[list[ScaleTrigger], Field(max_length=8)] = Field(
+        default_factory=list,
+        description="Triggers of KEDA, in place of `target`. The operator creates a ScaledObject. "
+        "If the cluster lacks KEDA, nothing scales, and the condition `ObjectsComplete` is False.",
+    )
+    cooldown: PositiveDuration = Field(
+        default="5m",
+        description="With `triggers`, time without an active trigger after which the service is "
+        "scaled to zero, rounded up to seconds. Defaults to 5m.",
+    )
+
+    @model_validator(mode="after")
+    def _one_controller(self) -> Self:
+        if (self.target is None) == (not self.triggers):
+            raise ValueError(ONE_CONTROLLER)
+        if self.min_replicas == 0 and not self.triggers:
+            raise ValueError(ZERO_NEEDS_TRIGGERS)
+        return self
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -115,12 +158,20 @@ class Autoscaling(ResourceModel):
         return self
 
 
+ONE_CONTROLLER = "autoscaling needs one of target and triggers"
+ZERO_NEEDS_TRIGGERS = "autoscaling.minReplicas 0 requires autoscaling.triggers"
 AUTOSCALING_RULES = validations(
+    rule("has(self.target) != (has(self.triggers) && size(self.triggers) > 0)", ONE_CONTROLLER),
+    rule(
+        "self.minReplicas > 0 || (has(self.triggers) && size(self.triggers) > 0)",
+        ZERO_NEEDS_TRIGGERS,
+        fieldPath=".minReplicas",
+    ),
     rule(
         "self.minReplicas <= self.maxReplicas",
         "autoscaling.minReplicas must not be more than maxReplicas",
         fieldPath=".minReplicas",
-    )
+    ),
 )
 
 
@@ -276,3 +327,70 @@ class ServiceOptions(ResourceModel):
         description="Whether to create a headless Service, named NAME-replicas, "
         "that resolves to the address of each ready replica. Defaults to false.",
     )
+
+
+_HOST = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_DomainName = Annotated[
+    str, StringConstraints(max_length=253, pattern=rf"^{_HOST}(\.{_HOST})*$", min_length=1)
+]
+
+
+class GatewayParent(ResourceModel):
+    """A Gateway that routes requests to the service."""
+
+    name: _DomainName = Field(description="Name of the Gateway.")
+    namespace: Annotated[str, StringConstraints(max_length=63, pattern=rf"^{_HOST}$")] | None = (
+        Field(default=None, description="Namespace of the Gateway. Defaults to the service's.")
+    )
+    section_name: _DomainName | None = Field(
+        default=None, description="Name of the Gateway's listener. If unset, all listeners."
+    )
+
+
+class EndpointPicker(ResourceModel):
+    """The Service of an endpoint picker, which chooses the replica for each request."""
+
+    name: _DomainName = Field(description="Name of the Service, in the service's namespace.")
+    port: Annotated[int, Field(ge=1, le=65535)] = Field(
+        default=9002, description="Port of the Service. Defaults to 9002."
+    )
+    failure_mode: Literal["FailOpen", "FailClose"] = Field(
+        default="FailClose",
+        description="What the gateway does if the picker does not answer: choose any replica "
+        "(`FailOpen`), or refuse the request (`FailClose`). Defaults to `FailClose`.",
+    )
+
+
+class Gateway(ResourceModel):
+    """An InferencePool of the replicas, and an HTTPRoute to it."""
+
+    parent_refs: Annotated[list[GatewayParent], Field(min_length=1, max_length=8)] = Field(
+        description="Gateways that route requests to the service, each name once.",
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["name"],
+        },
+    )
+    hostnames: Annotated[
+        list[
+            Annotated[
+                str,
+                StringConstraints(
+                    min_length=1, max_length=253, pattern=rf"^(\*\.)?{_HOST}(\.{_HOST})*$"
+                ),
+            ]
+        ],
+        Field(max_length=16),
+    ] = Field(
+        default_factory=list,
+        description="Host names of the requests. If empty, those of the Gateway's listeners.",
+    )
+    endpoint_picker: EndpointPicker = Field(
+        description="Endpoint picker of the pool. Plimsoll does not install it."
+    )
+
+    @model_validator(mode="after")
+    def _each_gateway_once(self) -> Self:
+        if len({one.name for one in self.parent_refs}) < len(self.parent_refs):
+            raise ValueError("gateway.parentRefs must name each Gateway once")
+        return self

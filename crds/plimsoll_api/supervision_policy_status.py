@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from plimsoll_api.inferenceservice_status import (
-    MAX_CONDITIONS,
+    MAX_STATUS_CONDITIONS,
     Condition,
     MemoryStatus,
     Recommendation,
@@ -219,7 +219,7 @@ class SupervisionPolicyStatus(ResourceModel):
             "then those that have used most of a growth budget. At most 16.",
         )
     )
-    conditions: Annotated[list[Condition], Field(max_length=MAX_CONDITIONS)] | None = Field(
+    conditions: Annotated[list[Condition], Field(max_length=MAX_STATUS_CONDITIONS)] | None = Field(
         default=None,
         description="Conditions of the policy, one for each type: `Ready`, `Reconciling`, "
         "`Stalled`, `Conflicting`, `SuspectRevision`, `SlowLeak`, `MemoryNearLimit`, "

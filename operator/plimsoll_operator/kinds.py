@@ -54,7 +54,7 @@ class Kind:
     ``selector`` limits lists and watches by label to objects that the operator created, and
     ``fields`` limits them by field. A kind that is not ``watched`` belongs to an API that a cluster
     may lack or get later: each resync checks for it and lists it. A list is read in pages of
-    ``page`` objects.
+    ``page`` objects. Without the kinds in ``also``, no object of this kind is created.
     """
 
     kind: str
@@ -65,6 +65,7 @@ class Kind:
     watched: bool = True
     page: int = 200
     fields: str = ""
+    also: tuple[str, ...] = ()
 
     @property
     def api_version(self) -> str:
@@ -115,9 +116,26 @@ OWNED = (
     Kind("HorizontalPodAutoscaler", "autoscaling", "v2", "horizontalpodautoscalers"),
     Kind("PodMonitor", "monitoring.coreos.com", "v1", "podmonitors", watched=False),
     Kind("PrometheusRule", "monitoring.coreos.com", "v1", "prometheusrules", watched=False),
+    Kind("ScaledObject", "keda.sh", "v1alpha1", "scaledobjects", watched=False),
+    Kind(
+        "InferencePool",
+        "inference.networking.k8s.io",
+        "v1",
+        "inferencepools",
+        watched=False,
+        also=("HTTPRoute",),
+    ),
+    Kind(
+        "HTTPRoute",
+        "gateway.networking.k8s.io",
+        "v1",
+        "httproutes",
+        watched=False,
+        also=("InferencePool",),
+    ),
 )
 """The kinds that the renderer creates. The operator reverts changes to these objects, and deletes
-those that are no longer needed."""
+those that are no longer needed."""  # fmt: skip
 
 OPTIONAL = tuple(kind for kind in OWNED if not kind.watched)
 WATCHED = (SERVICE, POLICY, INCIDENT, POD, *(kind for kind in OWNED if kind.watched))

@@ -119,7 +119,8 @@ class InferenceServiceController(Reconciler[_Observation]):
         return replace(plan, absent=tuple(lacking))
 
     def _available(self, kind: str) -> bool:
-        return BY_KIND[kind].watched or kind in self._served
+        also = BY_KIND[kind].also
+        return BY_KIND[kind].watched or all(one in self._served for one in (kind, *also))
 
     async def status(
         self, key: Key, item: Object, observed: _Observation, failure: Failure | None
@@ -136,7 +137,7 @@ class InferenceServiceController(Reconciler[_Observation]):
             self._scraper.published(key),
             failure,
             now,
-            [kind.kind for kind in OPTIONAL if not self._available(kind.kind)],
+            [kind.kind for kind in OPTIONAL if kind.kind not in self._served],
             observed.plan,
             events,
             self._scraper.latest(key),

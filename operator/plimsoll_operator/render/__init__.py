@@ -20,6 +20,7 @@ from plimsoll_operator.render.names import owned
 from plimsoll_operator.render.objects import (
     autoscaler,
     disruption_budget,
+    gateway_objects,
     headless_service,
     network_policy,
     role,
@@ -57,6 +58,7 @@ def render(
     paused: bool = False,
     beside: Mapping[str, str] = MappingProxyType({}),
     shared: Collection[str] = (),
+    hold_scale_in: bool = False,
 ) -> list[dict[str, Any]]:
     """Return all objects of ``service``, in the order of application.
 
@@ -64,7 +66,7 @@ def render(
     slot Leases that supervisors hold. ``instead`` is another revision that runs in place of the
     spec's, by its hash and template. ``paused`` pauses a rollout. ``beside`` has the files
     beside the supervisors' configuration, by name. ``shared`` names claims that pods on several
-    nodes may mount.
+    nodes may mount. ``hold_scale_in`` keeps an autoscaler from removing replicas.
     """
     template = pinned or pod_template(service, images)
     of, running = instead or (pod_hash(service), template)
@@ -80,7 +82,8 @@ def render(
         *headless_service(service),
         revision(service, template),
         deployment(service, running, of, paused, shared),
-        *autoscaler(service),
+        *autoscaler(service, hold_scale_in),
+        *gateway_objects(service),
         *pod_monitor(service),
         *prometheus_rule(service),
     ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from plimsoll_api.inferenceservice import InferenceService
 from plimsoll_api.names import API_GROUP, INCIDENT_PLURAL, METRICS_PORT, PROBE_PORT
-from plimsoll_api.operation import count
+from plimsoll_api.operation import Autoscaling, count
+from plimsoll_api.units import parse_duration
 from plimsoll_operator.render import names
 
 PORT = 80
@@ -117,11 +119,17 @@ def _ingress_rule(peers: list[dict[str, Any]], *ports: int) -> dict[str, Any]:
     return rule | ({"from": peers} if peers else {})
 
 
-def autoscaler(service: InferenceService) -> list[dict[str, Any]]:
-    """Return the HorizontalPodAutoscaler, if enabled, which then owns the Deployment's replicas."""
+def autoscaler(service: InferenceService, hold: bool = False) -> list[dict[str, Any]]:
+    """Return the autoscaler, if enabled, which then owns the Deployment's replicas.
+
+    With ``hold``, it removes no replicas: a replica with an open incident is to be judged, and not
+    to disappear with the evidence.
+    """
     wanted = service.spec.autoscaling
     if wanted is None:
         return []
+    if wanted.target is None:
+        return [_scaled_object(service, wanted, hold)]
     target = wanted.target
     if target.metric is not None:
         metric: dict[str, Any] = {
@@ -145,8 +153,74 @@ def autoscaler(service: InferenceService) -> list[dict[str, Any]]:
                 "minReplicas": wanted.min_replicas,
                 "maxReplicas": wanted.max_replicas,
                 "metrics": [metric],
+                **({"behavior": {"scaleDown": {"selectPolicy": "Disabled"}}} if hold else {}),
             },
         }
+    ]
+
+
+PAUSED_SCALE_IN = "autoscaling.keda.sh/paused-scale-in"
+
+
+def _scaled_object(service: InferenceService, wanted: Autoscaling, hold: bool) -> dict[str, Any]:
+    name = service.metadata.name
+    triggers = [
+        one.model_dump(by_alias=True, exclude_none=True, mode="json") for one in wanted.triggers
+    ]
+    return {
+        "apiVersion": "keda.sh/v1alpha1",
+        "kind": "ScaledObject",
+        "metadata": {
+            "name": name,
+            "annotations": {PAUSED_SCALE_IN: "true"} if hold else {},
+        },
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": name},
+            "minReplicaCount": wanted.min_replicas,
+            "maxReplicaCount": wanted.max_replicas,
+            "cooldownPeriod": math.ceil(parse_duration(wanted.cooldown)),
+            "triggers": triggers,
+        },
+    }
+
+
+POOL_GROUP = "inference.networking.k8s.io"
+
+
+def gateway_objects(service: InferenceService) -> list[dict[str, Any]]:
+    """Return the InferencePool of the replicas and the HTTPRoute to it, if enabled."""
+    wanted = service.spec.gateway
+    if wanted is None:
+        return []
+    name, picker = service.metadata.name, wanted.endpoint_picker
+    parents = [one.model_dump(by_alias=True, exclude_none=True) for one in wanted.parent_refs]
+    return [
+        {
+            "apiVersion": f"{POOL_GROUP}/v1",
+            "kind": "InferencePool",
+            "metadata": {"name": name},
+            "spec": {
+                "selector": {"matchLabels": names.selector(name)},
+                "targetPorts": [{"number": service.spec.engine.port}],
+                "endpointPickerRef": {
+                    "name": picker.name,
+                    "port": {"number": picker.port},
+                    "failureMode": picker.failure_mode,
+                },
+            },
+        },
+        {
+            "apiVersion": "gateway.networking.k8s.io/v1",
+            "kind": "HTTPRoute",
+            "metadata": {"name": name},
+            "spec": {
+                "parentRefs": parents,
+                **({"hostnames": list(wanted.hostnames)} if wanted.hostnames else {}),
+                "rules": [
+                    {"backendRefs": [{"group": POOL_GROUP, "kind": "InferencePool", "name": name}]}
+                ],
+            },
+        },
     ]
 
 

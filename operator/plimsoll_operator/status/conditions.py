@@ -145,6 +145,10 @@ def _creation_failure(status: Object) -> Cause | None:
     return None
 
 
+PROMETHEUS = "install the Prometheus operator, or disable it in spec.observability"
+GATEWAY = "install the Gateway API with its Inference Extension, or remove spec.gateway"
+
+
 def completeness(
     service: InferenceService, missing: Sequence[str], absent: Sequence[str] = ()
 ) -> list[Verdict]:
@@ -152,11 +156,18 @@ def completeness(
 
     ``absent`` names objects with the fields that they lack after they were applied.
     """
+    wanted = service.spec
     enabled = {
-        "PodMonitor": service.spec.observability.pod_monitor.enabled,
-        "PrometheusRule": service.spec.observability.prometheus_rule.enabled,
+        "PodMonitor": (wanted.observability.pod_monitor.enabled, PROMETHEUS),
+        "PrometheusRule": (wanted.observability.prometheus_rule.enabled, PROMETHEUS),
+        "ScaledObject": (
+            bool(wanted.autoscaling and wanted.autoscaling.triggers),
+            "install KEDA, or set spec.autoscaling.target",
+        ),
+        "InferencePool": (wanted.gateway is not None, GATEWAY),
+        "HTTPRoute": (wanted.gateway is not None, GATEWAY),
     }
-    lacking = [kind for kind in missing if enabled.get(kind)]
+    lacking = {kind: enabled[kind][1] for kind in missing if kind in enabled and enabled[kind][0]}
     if not lacking and absent:
         text = (
             "the cluster did not keep all that was applied, because it does not have a field, its"
@@ -170,8 +181,9 @@ def completeness(
             Type.OBJECTS_COMPLETE,
             False,
             "APINotInstalled",
-            f"the cluster has no {' and no '.join(lacking)}: install the Prometheus operator, or "
-            "disable it in spec.observability; the operator checks again at each resync",
+            f"the cluster has no {' and no '.join(lacking)}:"
+            f" {'; '.join(dict.fromkeys(lacking.values()))}; the operator checks again at each"
+            " resync",
         )
     ]
 

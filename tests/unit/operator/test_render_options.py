@@ -15,10 +15,11 @@ import yaml
 from plimsoll_api.resources import Resources
 from plimsoll_api.supervisor_config import CONFIG_FILE, decode
 from plimsoll_operator.kinds import InvalidSpec
-from plimsoll_operator.plans.service import claims_of, parse
+from plimsoll_operator.plans.service import claims_of, parse, reconcile
 from plimsoll_operator.render import Images, render
 from plimsoll_operator.render.compare import with_replicas
 from plimsoll_operator.render.deployment import pod_hash
+from plimsoll_operator.render.objects import PAUSED_SCALE_IN
 from plimsoll_operator.render.pod import pod_template
 
 ROOT = Path(__file__).parents[3]
@@ -45,6 +46,13 @@ def pod(**spec: Any) -> dict[str, Any]:
 
 
 SCALING = {"minReplicas": 2, "maxReplicas": 6, "target": {"cpuPercent": 80}}
+TRIGGER = {"type": "prometheus", "metadata": {"threshold": "5"}}
+KEDA = {"minReplicas": 0, "maxReplicas": 6, "triggers": [TRIGGER], "cooldown": "90s"}
+GATEWAY = {
+    "parentRefs": [{"name": "inference", "namespace": "gateways", "sectionName": "https"}],
+    "hostnames": ["qwen.example"],
+    "endpointPicker": {"name": "qwen-epp"},
+}
 
 
 @pytest.mark.parametrize(
@@ -54,6 +62,9 @@ SCALING = {"minReplicas": 2, "maxReplicas": 6, "target": {"cpuPercent": 80}}
         ({"observability": {"podMonitor": {"enabled": True}}}, "PodMonitor", "qwen"),
         ({"observability": {"prometheusRule": {"enabled": True}}}, "PrometheusRule", "qwen"),
         ({"service": {"headless": True}}, "Service", "qwen-replicas"),
+        ({"autoscaling": KEDA}, "ScaledObject", "qwen"),
+        ({"gateway": GATEWAY}, "InferencePool", "qwen"),
+        ({"gateway": GATEWAY}, "HTTPRoute", "qwen"),
     ],
 )
 def test_an_object_is_there_when_the_spec_enables_it(
@@ -61,6 +72,63 @@ def test_an_object_is_there_when_the_spec_enables_it(
 ) -> None:
     assert (kind, name) in objects(**spec)
     assert (kind, name) not in objects()
+
+
+def test_requests_of_a_gateway_reach_the_pool_of_the_replicas() -> None:
+    made = objects(gateway=GATEWAY, engine={"port": 8123})
+    pool, route = made["InferencePool", "qwen"]["spec"], made["HTTPRoute", "qwen"]["spec"]
+    pods = made["Deployment", "qwen"]["spec"]["template"]["metadata"]["labels"]
+    assert pool["selector"]["matchLabels"].items() <= pods.items()
+    assert pool["targetPorts"] == [{"number": 8123}]
+    assert pool["endpointPickerRef"] == {
+        "name": "qwen-epp", "port": {"number": 9002}, "failureMode": "FailClose",
+    }  # fmt: skip
+    assert route["parentRefs"] == GATEWAY["parentRefs"]
+    (backend,) = route["rules"][0]["backendRefs"]
+    assert backend["kind"] == "InferencePool"
+    assert pod_hash(parse(manifest(gateway=GATEWAY))) == pod_hash(parse(manifest()))
+
+
+def test_keda_scales_the_deployment_and_no_other_autoscaler_does() -> None:
+    made = objects(autoscaling=KEDA)
+    assert ("HorizontalPodAutoscaler", "qwen") not in made
+    assert "replicas" not in made["Deployment", "qwen"]["spec"]
+    found = made["ScaledObject", "qwen"]["spec"]
+    assert (found["minReplicaCount"], found["maxReplicaCount"]) == (0, 6)
+    assert (found["cooldownPeriod"], found["triggers"]) == (90, [TRIGGER])
+    assert found["scaleTargetRef"]["kind"] == "Deployment"
+
+
+def test_nothing_is_scaled_in_while_a_replica_has_an_open_incident() -> None:
+    for scaling, kind, held in (
+        (SCALING, "HorizontalPodAutoscaler", ("spec", "behavior", "scaleDown", "selectPolicy")),
+        (KEDA, "ScaledObject", ("metadata", "annotations", PAUSED_SCALE_IN)),
+    ):
+        service = parse(manifest(autoscaling=scaling))
+        for phase, expected in (("Verifying", True), ("Resolved", False)):
+            incident = {
+                "metadata": {"name": "i"},
+                "spec": {"kind": "HostGrowth", "pod": "p", "openedAt": ""},
+                "status": {"phase": phase},
+            }
+            plan = reconcile(service, {}, [], [incident], IMAGES)
+            (found,) = (one for one in plan.desired if one["kind"] == kind)
+            for key in held:
+                found = found.get(key) or {}
+            assert bool(found) is expected, (kind, phase)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"minReplicas": 0, "maxReplicas": 2, "target": {"cpuPercent": 80}},
+        {"maxReplicas": 2},
+        SCALING | {"triggers": [TRIGGER]},
+    ],
+)
+def test_scaling_to_zero_needs_a_trigger_and_one_controller(scaling: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSpec, match="autoscaling"):
+        parse(manifest(autoscaling=scaling))
 
 
 def test_a_disruption_budget_is_there_until_it_is_turned_off() -> None:

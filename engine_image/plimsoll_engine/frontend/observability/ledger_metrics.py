@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from plimsoll_api.admin import LedgerEntry
+from plimsoll_api.admin import LedgerEntry, Load
 
 PREFIX = "plimsoll_engine_"
 
@@ -62,3 +62,31 @@ class MemoryMetrics(Collector):
                 bound.add_metric(values, entry.bound)
         yield held
         yield bound
+
+
+class PickerMetrics(Collector):
+    """Collector of what endpoint pickers read, under vLLM's names, which are their defaults.
+
+    The names are those of ``NewOptions`` in ``pkg/epp/server/options.go`` of the Gateway API
+    Inference Extension, v1.3.0.
+    """
+
+    def __init__(
+        self, model: str, load: Callable[[], Load], kv_usage: Callable[[], float | None]
+    ) -> None:
+        self._model, self._load, self._kv_usage = model, load, kv_usage
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the requests and the KV cache usage. Pickers read NaN as a number: none is sent."""
+        load = self._load()
+        for name, text, value in (
+            ("num_requests_running", "Requests in the running batch.", load.running),
+            ("num_requests_waiting", "Requests that wait for the batch.", load.waiting),
+            ("kv_cache_usage_perc", "Share of the KV blocks that requests hold.", self._kv_usage()),
+        ):
+            found = GaugeMetricFamily(
+                f"vllm:{name}", f"{text} For endpoint pickers.", labels=["model_name"]
+            )
+            if value is not None:
+                found.add_metric([self._model], value)
+            yield found

@@ -19,7 +19,11 @@ from prometheus_client import (
 
 from plimsoll_api.admin import EngineState, LedgerEntry, Load
 from plimsoll_engine.frontend.observability.http_metrics import HttpConnections
-from plimsoll_engine.frontend.observability.ledger_metrics import PREFIX, MemoryMetrics
+from plimsoll_engine.frontend.observability.ledger_metrics import (
+    PREFIX,
+    MemoryMetrics,
+    PickerMetrics,
+)
 from plimsoll_engine.frontend.observability.loop_blocks import LoopBlocks
 from plimsoll_engine.frontend.requests.request_log import Generation
 from plimsoll_engine.messages.handover import Outcome
@@ -61,6 +65,7 @@ class Metrics:
         self.loop = LoopBlocks(model, self.registry)
         self.http = HttpConnections(self.registry)
         self.registry.register(MemoryMetrics(model, injections, ledger, kv_usage))
+        self.registry.register(PickerMetrics(model, load, kv_usage))
         self._gauges(model, state, load)
         self._prompt_tokens = self._counter(model, "prompt_tokens", "Prompt tokens received.")
         self._tokens = self._counter(model, "generation_tokens", "Tokens generated.")
