@@ -78,6 +78,8 @@ class Standby:
         self._preparing: asyncio.Task[WorkerHandle] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._memory = StandbyMemory()
+        self._includes_former_worker = False
+        """Whether the next report may count device memory of the former worker."""
 
     @property
     def is_wanted(self) -> bool:
@@ -144,11 +146,18 @@ class Standby:
     def on_epoch_started(self) -> None:
         """Forget the previous epoch's standby memory, and end the lease."""
         self._memory = StandbyMemory()
+        self._includes_former_worker = True
         self.close()
 
     def on_report(self, devices: Sequence[DeviceMemory]) -> None:
-        """Start a standby if one is due, when the serving worker reports its ``devices``."""
-        if self._preparing is None:
+        """Start a standby if one is due, when the serving worker reports its ``devices``.
+
+        A worker's first report is ignored: the driver may not have freed the former worker's
+        memory, from which the standby's would be subtracted.
+        """
+        if self._includes_former_worker:
+            self._includes_former_worker = False
+        elif self._preparing is None:
             due = self._not_before is not None and time.monotonic() >= self._not_before
             if self.is_wanted and due:
                 self._start(devices)

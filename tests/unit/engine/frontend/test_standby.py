@@ -118,6 +118,25 @@ def test_the_ledger_has_what_the_devices_have_less() -> None:
     asyncio.run(run())
 
 
+def test_the_memory_of_the_former_worker_hides_no_standby() -> None:
+    """The driver frees it after the new worker's first report."""
+
+    async def run() -> None:
+        one = standby(Processes())
+        one.on_epoch_started()
+        one.on_report(devices(12 * GIB))
+        await turn()
+        assert one.processes == []
+        one.on_report(devices(10 * GIB))
+        await turn()
+        one.on_report(devices(11 * GIB))
+        assert {entry.owner: entry.bytes for entry in one.ledger()} == {
+            "standby_worker_host": 300 << 20, "standby_worker_device": GIB,
+        }  # fmt: skip
+
+    asyncio.run(run())
+
+
 def test_the_ledger_has_the_processes_of_all_ranks() -> None:
     async def run() -> None:
         one = standby(Processes(ranks=2))
