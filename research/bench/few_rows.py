@@ -163,7 +163,7 @@ def main() -> None:
     for shape in LAYERS:
         for rows in ROWS:
             chain = Chain(shape, SHAPES[shape]().num_hidden_layers, rows)
-            label, best = f"{shape}_{rows}_rows", dict[str, Tile]()
+            label, best = f"step_{shape}_{rows}_rows", dict[str, Tile]()
             first = fastest = chain.seconds({})
             lines = samples[label] = []
             for one in sorted(chain.products, key=lambda one: -one.rows * one.columns):
