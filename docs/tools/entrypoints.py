@@ -77,7 +77,8 @@ def listed(result: dict[str, Any]) -> str:
     """Return the counts of each file, then each reason with its tests."""
     rows, ran = result["samples"]["tests"], result["date"][:10]
     lines = [
-        f"vLLM {result['samples']['vllm']}, {ran}, commit {result['commit'][:7]}:",
+        f"vLLM {result['samples']['vllm']} with the model {result['samples']['model']}, {ran},"
+        f" commit {result['commit'][:7]}:",
         "",
         "| Tests of | Passed | Not applicable | Failed |",
         "|---|--:|--:|--:|",

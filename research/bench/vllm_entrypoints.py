@@ -48,6 +48,7 @@ SOURCE = FOLDER / f"{PEER.name}-source"
 PACKAGES = ("pytest", "pytest-asyncio", "pytest-timeout", "tblib")
 ROOT = Path(__file__).resolve().parents[2]
 SUITE_TIMEOUT_S = 7200
+SMOLLM2_NAME = "SmolLM2-135M-Instruct"
 SMOLLM2_TOKENS = 128
 """Most tokens of a chat that has no limit. SmolLM2 writes some 20 a second on two cores."""
 TEST_TIMEOUT_S = 180
@@ -127,12 +128,12 @@ def left_out() -> list[Row]:
     ]
 
 
-def rows_of(outcomes: dict[str, dict[str, str]]) -> list[Row]:
+def rows_of(outcomes: dict[str, dict[str, str]], smollm2: bool) -> list[Row]:
     """Return what each outcome says about our engine."""
     found = left_out()
     for test, told in outcomes.items():
         name = test.partition("tests/")[2].removeprefix("entrypoints/")
-        found.append(verdict(name, told["outcome"], told["why"]))
+        found.append(verdict(name, told["outcome"], told["why"], smollm2))
     return sorted(found)
 
 
@@ -141,7 +142,8 @@ def judge() -> None:
     file = RESULTS / f"{NAME}.json"
     result = json.loads(file.read_text())
     rows = [Row(**test) for test in result["samples"]["tests"]]
-    rows = [_again(row) for row in rows]
+    smollm2 = result["samples"]["model"] == SMOLLM2_NAME
+    rows = [_again(row, smollm2) for row in rows]
     left = left_out()
     known = {row.test for row in left}
     rows = sorted([*left, *(row for row in rows if row.test not in known)])
@@ -150,10 +152,10 @@ def judge() -> None:
     file.write_text(json.dumps(result, indent=2) + "\n")
 
 
-def _again(row: Row) -> Row:
+def _again(row: Row, smollm2: bool) -> Row:
     """Return the verdict on a test that did not pass; one that was skipped stays what it is."""
     judged = row.verdict in ("failed", "unexplained") or row.why in REASONS
-    return verdict(row.test, "failed", row.why) if judged else row
+    return verdict(row.test, "failed", row.why, smollm2) if judged else row
 
 
 def figures(rows: list[Row]) -> dict[str, int]:
@@ -178,7 +180,8 @@ def main() -> int:
         fetch(SOURCE)
     if not (options.source / "tests" / "entrypoints").is_dir():
         parse.error(f"--source {options.source}: not a checkout of vLLM")
-    rows = rows_of(run(options.source.resolve(), options.file, options.smollm2))
+    outcomes = run(options.source.resolve(), options.file, options.smollm2)
+    rows = rows_of(outcomes, options.smollm2)
     unexplained = [row for row in rows if row.verdict == "unexplained"]
     for row in unexplained:
         print(row)
@@ -187,7 +190,7 @@ def main() -> int:
     if options.quick or options.file:
         return 0
     tests = [row._asdict() for row in rows]
-    model = "SmolLM2-135M-Instruct" if options.smollm2 else "tiny"
+    model = SMOLLM2_NAME if options.smollm2 else "tiny"
     publish(NAME, counts, {"vllm": PEER.version, "model": model, "tests": tests})
     return 1 if unexplained else 0
 

@@ -18,9 +18,9 @@ def test_files_are_counted_and_reasons_have_their_tests() -> None:
     ]
     tests = [row._asdict() for row in rows]
     result = {"date": "2026-11-23T10:00:00Z", "commit": "0123456789", "command": "python -m b",
-              "samples": {"vllm": "1.2.3", "tests": tests}}  # fmt: skip
+              "samples": {"vllm": "1.2.3", "model": "tiny", "tests": tests}}  # fmt: skip
     lines = entrypoints.listed(result).splitlines()
-    assert lines[0].startswith("vLLM 1.2.3, 2026-11-23, commit 0123456")
+    assert lines[0].startswith("vLLM 1.2.3 with the model tiny, 2026-11-23, commit 0")
     assert "| `openai/a` | 1 | 0 | 2 |" in lines
     assert "| `openai/b` | 0 | 1 | 0 |" in lines
     assert "- not built: `test_two`" in lines
